@@ -27,8 +27,8 @@ from pycocotools.coco import COCO
 from torch.backends import cudnn
 
 from lambda_det.detection.confidence import ap_interval
-from lambda_det.detection.data.classes import write_categories
 from lambda_det.detection.data.coco import coco_api, read_coco
+from lambda_det.detection.data.identity import write_identity
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import label_fault, read_pixels
 from lambda_det.detection.data.registration import check_files, is_coco
@@ -104,15 +104,16 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         return self._max_dets_per_image[-1]
 
     def _eval_predictions(self, predictions, img_ids=None):
-        """Detectron2's, which keeps the results with no names for their ids."""
+        """Detectron2's, which keeps the results without a word of the data that they are of."""
         if self.counted_detections != COCO_DETECTIONS:
             self._logger.info(
                 f"AP counts {self.counted_detections} detections an image, in place of COCO's "
                 f"{COCO_DETECTIONS}: one of the images has that many objects."
             )
-        super()._eval_predictions(predictions, img_ids)
         if self._output_dir:
-            write_categories(self._output_dir, self._metadata)
+            file = self._metadata.get("json_file") or ""
+            write_identity(self._output_dir, self._metadata.name, file, self._coco_api)
+        super()._eval_predictions(predictions, img_ids)
 
     def _derive_coco_results(self, coco_eval, iou_type, class_names=None):
         """Detectron2's, where a detector that finds nothing has an AP of 0 and not of NaN.

@@ -56,6 +56,7 @@ _SAMPLES = FixedKeys(
         "dataloader.train.timeout",
     ),
 )
+_TESTS = FixedKeys(("dataloader.test.dataset",))
 _ADVICE = "A lower optimizer.lr, a longer warm-up in lr_multiplier, train.clip_grad or clean labels"
 
 
@@ -93,6 +94,7 @@ def of_lazy(config: DictConfig) -> Parts:
         ddp_options=ddp_options,
         fixed_keys=_FIXED,
         sample_keys=_SAMPLES,
+        test_keys=_TESTS,
         advice=_ADVICE,
     )
 

@@ -66,7 +66,7 @@ class Parts:
         test_sets: the names of what each evaluation of its own runs on; empty for no evaluation.
         training_size: height and width of the largest training batch; None if unknown.
         ddp_options: of :func:`lambda_det.distributed.connection.distribute`.
-        fixed_keys, sample_keys, advice: see :class:`lambda_det.training.task.Task`.
+        fixed_keys, sample_keys, test_keys, advice: see :class:`lambda_det.training.task.Task`.
     """
 
     settings: DetectionSettings
@@ -83,6 +83,7 @@ class Parts:
     detector: Detector
     fixed_keys: FixedKeys
     sample_keys: FixedKeys
+    test_keys: FixedKeys
     advice: str
     train_names: tuple[str, ...]
     test_names: tuple[str, ...]
@@ -142,6 +143,8 @@ _SAMPLES = FixedKeys(
         "DATALOADER.TIMEOUT",
     ),
 )
+_TEST_FILES = FixedKeys(("DATASETS.TEST_IMAGES", "DATASETS.TEST_JSON"))
+_TEST_NAMES = FixedKeys(("DATASETS.TEST",))  # made of the files where there are some
 _ADVICE = (
     "A lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_ITERS, SOLVER.CLIP_GRADIENTS or clean "
     "annotations"
@@ -191,6 +194,7 @@ def of_yaml(cfg: CfgNode) -> Parts:
         training_size=_training_size(cfg),
         fixed_keys=_FIXED,
         sample_keys=_SAMPLES,
+        test_keys=_TEST_FILES if cfg.DATASETS.TEST_JSON else _TEST_NAMES,
         advice=_ADVICE,
     )
 

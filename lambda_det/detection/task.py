@@ -123,6 +123,7 @@ class DetectionTask(Task):
         self.parts = parts = read_parts(self.config)
         self.settings = parts.settings
         self.fixed_keys, self.sample_keys = parts.fixed_keys, parts.sample_keys
+        self.test_keys = parts.test_keys
         self.advice = parts.advice
 
     # ------------------------------------------------------------------------------- configuration

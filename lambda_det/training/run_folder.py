@@ -85,24 +85,32 @@ def refuse_other_run(folder: Path, key: str = "OUTPUT_DIR") -> None:
         )
 
 
-def check_evaluation_folder(settings: Settings, weights: str) -> None:
-    """Refuse to overwrite the results of another run; write nothing.
+def check_evaluation_folder(task: Task, weights: str) -> None:
+    """Refuse to overwrite the results of another run, or of other data; write nothing.
 
     Args:
-        settings: name the folder for the results.
+        task: names the folder for the results, and the data.
         weights: the file to evaluate.
 
     Raises:
-        ConfigError: the folder cannot be written to, or holds a run that ``weights`` is not of.
+        ConfigError: the folder cannot be written to, holds a run that ``weights`` is not of, or
+            holds results of other data.
     """
-    folder = _writable_folder(settings)
+    key, folder = task.settings.key("output_dir"), _writable_folder(task.settings)
     own = "://" not in weights and folder.resolve() in Path(weights).resolve().parents
     if _holds_run(folder) and not own:
-        key = settings.key("output_dir")
         raise ConfigError(
             f"{key} {folder} holds another run, whose results would be overwritten: {weights} is "
             f"not of it; give another {key}."
         )
+    for changed, before, now in changed_keys(task.dump(), folder / "config.yaml"):
+        if changed in task.test_keys:
+            raise ConfigError(
+                f"The results in {key} {folder} are those of {changed} {before!r}, and would be "
+                f"mixed with those of {now!r}: lambda-det evaluate {folder} evaluates on other "
+                f"data in a folder of their own; or give another {key}, with "
+                f"{task.settings.option('weights', weights)}."
+            )
 
 
 def _writable_folder(settings: Settings) -> Path:

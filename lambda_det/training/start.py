@@ -166,7 +166,7 @@ def evaluate(
     """
     settings = task.settings
     path, content = _weights_to_evaluate(task, resume)
-    on_main_process(lambda: check_evaluation_folder(settings, path))
+    on_main_process(lambda: check_evaluation_folder(task, path))
     task.check_weights(content, path)
     model = task.build_model()
     SafeCheckpointer(task.network(model)).load(path, [], content=content)

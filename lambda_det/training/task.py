@@ -31,6 +31,7 @@ class Task(ABC):
         settings: of this run, fitted to the number of processes.
         fixed_keys: what a resumed run must keep.
         sample_keys: what the training images depend on; a resumed run that changes them is warned.
+        test_keys: which data an evaluation is on; in the folder of a run they are those of the run.
         metrics: results that a checkpoint may be the best by, the first there is.
         advice: what usually helps when a loss is not finite.
     """
@@ -38,6 +39,7 @@ class Task(ABC):
     settings: Settings
     fixed_keys: FixedKeys
     sample_keys: FixedKeys
+    test_keys: FixedKeys = FixedKeys(())
     metrics: tuple[str, ...] = ()
     advice: str = "A lower learning rate"
 

@@ -35,7 +35,7 @@ def _check(cfg, *, resume):
 
 
 def _check_evaluation(cfg, weights):
-    check_evaluation_folder(DetectionTask(cfg).settings, weights)
+    check_evaluation_folder(DetectionTask(cfg), weights)
 
 
 @pytest.fixture
@@ -111,6 +111,22 @@ def test_weights_are_evaluated_in_the_folder_of_their_own_run(started, tmp_path,
             _check_evaluation(started, str(other))
     (Path(started.OUTPUT_DIR) / "last_checkpoint").unlink()  # an earlier evaluation, and no run
     _check_evaluation(started, str(tmp_path / "other.pth"))
+
+
+@pytest.mark.parametrize("changed", ["TEST_JSON", "TEST_IMAGES", "TEST"])
+def test_a_run_keeps_the_results_of_its_own_data(started, changed):
+    """With files it is they that count, and not the name that is made of them."""
+    weights = os.path.join(started.OUTPUT_DIR, "model_0000004.pth")
+    if changed != "TEST":
+        started.DATASETS.TEST_JSON, started.DATASETS.TEST_IMAGES = "val.json", "images"
+        save_config(DetectionTask(started))
+        started.DATASETS.TEST = ("val_0123",)
+        _check_evaluation(started, weights)
+    started.INPUT.MIN_SIZE_TEST = 512
+    _check_evaluation(started, weights)
+    started.DATASETS[changed] = ("other",) if changed == "TEST" else "other"
+    with pytest.raises(ConfigError, match=rf"DATASETS.{changed} .*lambda-det evaluate"):
+        _check_evaluation(started, weights)
 
 
 def test_a_saved_configuration_names_the_file_it_is_from(cfg, tmp_path, monkeypatch):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from detectron2.data import DatasetCatalog, MetadataCatalog
-from detectron2.data.catalog import Metadata
 
 from lambda_det.detection.data.coco import file_report
 from lambda_det.detection.data.predictions import Detector, predictions
@@ -24,8 +20,6 @@ __all__ = [
     "file_of",
     "of_checkpoint",
     "refuse_others",
-    "renumbered",
-    "write_categories",
 ]
 
 ENTRY = "dataset"  # of a checkpoint
@@ -47,7 +41,6 @@ _WORDS = {
     "stuff_classes": "semantic classes",
     "keypoint_names": "keypoints",
 }
-_FILE = "categories.json"  # beside the results of an evaluation
 
 
 def describe(datasets: Iterable[str]) -> dict[str, Any]:
@@ -163,55 +156,3 @@ def refuse_others(
         f"({listed(there, 8)}): they differ {order}first in number {number}; give data with the "
         "same in the same order, or start another run with these."
     )
-
-
-def _ids(name: str) -> dict[Any, int] | None:
-    """The places of a data set's own category ids among its classes; None where it has none."""
-    metadata = MetadataCatalog.get(name)
-    ids = metadata.get(_THING_IDS)
-    if ids is None and is_coco(name):
-        report = file_report(metadata.json_file, metadata.image_root)
-        ids = {key: place for place, key in enumerate(report.categories)}
-    return ids
-
-
-# ------------------------------------------------------------------ beside the results of COCO's AP
-def write_categories(folder: str, metadata: Metadata) -> None:
-    """Write which ids of results in COCO's format have which name, beside them."""
-    ids = metadata.get(_THING_IDS)
-    names = metadata.get("thing_classes")
-    if ids and names:
-        content = [{"id": key, "name": names[place]} for key, place in ids.items()]
-        Path(folder, _FILE).write_text(json.dumps(content), "utf-8")
-
-
-def renumbered(
-    entries: list[dict[str, Any]], results: str | Path, dataset: str
-) -> list[dict[str, Any]]:
-    """Results in COCO's format with the ids that a registered data set has for their names now.
-
-    Args:
-        entries: as they were written.
-        results: their file; the names are in one beside it, where it is not of an earlier version.
-        dataset: that was evaluated.
-    """
-    try:
-        written = json.loads(Path(results).with_name(_FILE).read_text("utf-8"))
-        names = {entry["id"]: entry["name"] for entry in written}
-    except (OSError, ValueError, KeyError, TypeError):
-        return entries
-    now, ids = _thing_classes(dataset), _ids(dataset)
-    if now is None or ids is None:
-        return entries
-    ids_of = defaultdict(list)  # several for categories of one name, which are met by their order
-    for key, place in ids.items():
-        ids_of[now[place]].append(key)
-    new = {}
-    for key, name in names.items():
-        new[key] = ids_of[name].pop(0) if ids_of[name] else key
-    if missing := [name for name in names.values() if name not in now]:
-        raise DataError(
-            f"{results} has predictions of {listed(missing, 8)}, which {dataset} does not have now "
-            f"({listed(now, 8)}); evaluate the run again on these data."
-        )
-    return [{**e, "category_id": new.get(e["category_id"], e["category_id"])} for e in entries]

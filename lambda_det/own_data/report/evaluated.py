@@ -14,7 +14,7 @@ from typing import Any
 
 from pycocotools.coco import COCO
 
-from lambda_det.detection.data.classes import renumbered
+from lambda_det.detection.data.identity import entries_of
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.evaluation import ground_truth_of
 from lambda_det.detection.task import DetectionTask, load_any_config
@@ -89,12 +89,13 @@ def evaluate_run(run: Path, dataset: str = "", score: float = 0.5) -> Evaluated:
             "command with --eval-only --resume evaluates the last checkpoint."
         )
     entries = read_predictions(results, dataset)
+    ground_truth = ground_truth_of(dataset)
+    entries = entries_of(entries, results, dataset, ground_truth)
     weights = _FOLDERS[results.relative_to(run).parts[0]]
     kinds = ["bbox"]
     if all("segmentation" in entry for entry in entries):
         kinds.append("segm")
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
-        ground_truth = ground_truth_of(dataset)
         kept = _belonging(entries, ground_truth.cats, ground_truth.imgs, results, dataset)
         evaluated = [evaluate_detections(ground_truth, kept, kind, score) for kind in kinds]
     lost = len(entries) - len(kept)
@@ -102,7 +103,11 @@ def evaluate_run(run: Path, dataset: str = "", score: float = 0.5) -> Evaluated:
 
 
 def read_predictions(path: str | Path, dataset: str) -> list[dict[str, Any]]:
-    """Read a results file in COCO's format, with the ids that a data set has for its classes now.
+    """Read a results file in COCO's format.
+
+    Args:
+        path: of the file.
+        dataset: that it is of, for messages.
 
     Raises:
         DataError: the file is missing or no JSON, or its entries are no predictions of instances.
@@ -121,7 +126,7 @@ def read_predictions(path: str | Path, dataset: str) -> list[dict[str, Any]]:
         )
     if not entries:
         raise DataError(f"{path} holds no predictions: the detector found nothing in {dataset}.")
-    return renumbered(entries, path, dataset)
+    return entries
 
 
 def _belonging(

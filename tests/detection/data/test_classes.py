@@ -6,15 +6,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
-from detectron2.structures import BoxMode
 
 from lambda_det.detection.data import check_detector_data, classes, register_coco_files
 from lambda_det.detection.data.predictions import Detector
-from lambda_det.detection.data.registration import check_files
-from lambda_det.detection.evaluation import TolerantCOCOEvaluator
 from lambda_det.errors import DataError
 from lambda_det.weights.formats import write_torch
-from tests.coco import found
 
 DETECTOR = Detector("GeneralizedRCNN", keys={"test": "DATASETS.TEST"})
 
@@ -41,18 +37,6 @@ def extra() -> Iterator[str]:
     MetadataCatalog.remove("classes_test")
 
 
-def evaluate_truth(name: str, folder) -> dict:
-    """COCO's AP of a model that finds what is there."""
-    evaluator = TolerantCOCOEvaluator(name, tasks=("bbox",), output_dir=str(folder))
-    evaluator.reset()
-    for record in DatasetCatalog.get(name):
-        size = record["height"], record["width"]
-        boxes = [BoxMode.convert(a["bbox"], a["bbox_mode"], 0) for a in record["annotations"]]
-        instances = found(size, boxes, [a["category_id"] for a in record["annotations"]])
-        evaluator.process([record], [{"instances": instances}])
-    return evaluator.evaluate()["bbox"]
-
-
 def test_another_order_is_refused_with_both_lists(both):
     first, second = both
     run = classes.describe([first])
@@ -66,40 +50,6 @@ def test_another_order_is_refused_with_both_lists(both):
         DataError, match=r"swapped\.json.*\(pear, apple\).*set\.json.*\(apple, pear"
     ):
         check_detector_data(DETECTOR, train=[first], test=[second])
-
-
-def test_results_are_read_by_name(both, tmp_path):
-    first, second = both
-    evaluate_truth(first, tmp_path)
-    results = tmp_path / "coco_instances_results.json"
-    entries = json.loads(results.read_text())
-    assert classes.renumbered(entries, results, first) == entries
-    now = classes.renumbered(entries, results, second)
-    assert [e["category_id"] for e in now] == [6 - e["category_id"] for e in entries]
-    (tmp_path / "categories.json").write_text('[{"id": 1, "name": "plum"}]')
-    with pytest.raises(DataError, match=r"results.json.*plum.*swapped.*apple"):
-        classes.renumbered(entries, results, second)
-    (tmp_path / "categories.json").unlink()  # an evaluation of an earlier version
-    assert classes.renumbered(entries, results, second) == entries
-
-
-def test_results_of_classes_of_one_name_are_read_by_their_order(content, write, tmp_path):
-    """Of the ids 1 and 5 the first is the first, whatever ids they have now."""
-    content["categories"][1]["name"] = "apple"
-    first = register_coco_files(*write(content), "train")
-    check_files(first)
-    evaluate_truth(first, tmp_path)
-    results = tmp_path / "coco_instances_results.json"
-    entries = json.loads(results.read_text())
-    assert {entry["category_id"] for entry in entries} == {1, 5}
-    assert classes.renumbered(entries, results, first) == entries
-    for category in content["categories"]:
-        category["id"] += 10
-    for entry in content["annotations"]:
-        entry["category_id"] += 10
-    second = register_coco_files(*write(content, "again"), "test")
-    now = classes.renumbered(entries, results, second)
-    assert [e["category_id"] for e in now] == [10 + e["category_id"] for e in entries]
 
 
 @pytest.mark.parametrize(

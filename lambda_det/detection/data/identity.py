@@ -1,0 +1,100 @@
+"""Which data the results of an evaluation are of: written beside them, and compared once.
+
+An evaluation on other data leaves results of the same name, and numbers by image and class that
+mean something else. So whoever reads results reads :data:`FILE` first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pycocotools.coco import COCO
+
+from lambda_det.errors import DataError, listed, printable, refused
+
+__all__ = ["FILE", "entries_of", "write_identity"]
+
+FILE = "data.json"  # beside the results
+
+
+def write_identity(folder: str | Path, name: str, file: str, ground_truth: COCO) -> None:
+    """Write which data results are of.
+
+    Args:
+        folder: of the results.
+        name: of the registered data set.
+        file: its annotation file; "" where it has none.
+        ground_truth: that the results are compared with.
+    """
+    dataset = ground_truth.dataset
+    content = {
+        "name": name,
+        "file": file,
+        "images": len(dataset["images"]),
+        "digest": digest(ground_truth),
+        "categories": [{"id": c["id"], "name": c["name"]} for c in dataset["categories"]],
+    }
+    Path(folder, FILE).write_text(json.dumps(content, indent=1), "utf-8")
+
+
+def digest(ground_truth: COCO) -> str:
+    """Of the images, the names of the classes, and the objects.
+
+    Neither the places of files nor the ids of the categories matter: a class is known by its place.
+    """
+    dataset = ground_truth.dataset
+    places = {category["id"]: place for place, category in enumerate(dataset["categories"])}
+    content = [
+        [[image["id"], image["height"], image["width"]] for image in dataset["images"]],
+        [category["name"] for category in dataset["categories"]],
+        [
+            [a["image_id"], places[a["category_id"]], a["bbox"], a["area"], a["iscrowd"]]
+            for a in dataset["annotations"]
+        ],
+    ]
+    text = json.dumps(content, default=_plain)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy, or an id of an image of any type."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def entries_of(
+    entries: list[dict[str, Any]], results: Path, name: str, ground_truth: COCO
+) -> list[dict[str, Any]]:
+    """Results with the ids that the categories of their data have now.
+
+    Args:
+        entries: as an evaluation wrote them.
+        results: their file. Where nothing beside it says which data they are of, as after an
+            evaluation by another program, they are taken as they are.
+        name: of the data set whose ground truth they are to be compared with.
+        ground_truth: of it.
+
+    Raises:
+        DataError: they are of other data.
+    """
+    beside = results.with_name(FILE)
+    if not beside.is_file():
+        return entries
+    with refused(DataError, f"{beside} cannot be read", "evaluate again", OSError, ValueError):
+        of = json.loads(beside.read_text("utf-8"))
+    if of["digest"] != digest(ground_truth):
+        categories = [category["name"] for category in ground_truth.dataset["categories"]]
+        raise DataError(
+            f"{results} is of {printable(of['file'] or of['name'])} as it was then: "
+            f"{of['images']} images, classes {listed((c['name'] for c in of['categories']), 8)}. "
+            f"{name} has {len(ground_truth.dataset['images'])} images now, classes "
+            f"{listed(categories, 8)}; evaluate the run again on these data."
+        )
+    now = [category["id"] for category in ground_truth.dataset["categories"]]
+    ids = {then["id"]: number for then, number in zip(of["categories"], now, strict=True)}
+    return [
+        {**entry, "category_id": ids.get(entry["category_id"], entry["category_id"])}
+        for entry in entries
+    ]

@@ -1,0 +1,96 @@
+"""Results are read beside the data that they are of, and no others."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from detectron2.data import DatasetCatalog
+from detectron2.structures import BoxMode
+
+from lambda_det.detection.data import register_coco_files
+from lambda_det.detection.data.identity import FILE, entries_of
+from lambda_det.detection.data.registration import check_files
+from lambda_det.detection.evaluation import TolerantCOCOEvaluator, ground_truth_of
+from lambda_det.errors import DataError
+from tests.coco import found
+
+
+@pytest.fixture
+def results(content, write, tmp_path) -> Path:
+    """The results of an evaluation on :func:`content`."""
+    evaluate_truth(register_coco_files(*write(content), "test"), tmp_path)
+    return tmp_path / "coco_instances_results.json"
+
+
+def evaluate_truth(name: str, folder) -> dict:
+    """COCO's AP of a model that finds what is there."""
+    check_files(name)
+    evaluator = TolerantCOCOEvaluator(name, tasks=("bbox",), output_dir=str(folder))
+    evaluator.reset()
+    for record in DatasetCatalog.get(name):
+        size = record["height"], record["width"]
+        boxes = [BoxMode.convert(a["bbox"], a["bbox_mode"], 0) for a in record["annotations"]]
+        instances = found(size, boxes, [a["category_id"] for a in record["annotations"]])
+        evaluator.process([record], [{"instances": instances}])
+    return evaluator.evaluate()["bbox"]
+
+
+def read(results: Path, content, write) -> list[dict]:
+    name = register_coco_files(*write(content, "now"), "test")
+    return entries_of(json.loads(results.read_text()), results, name, ground_truth_of(name))
+
+
+@pytest.mark.parametrize("names", [("apple", "pear"), ("apple", "apple")], ids=str)
+def test_other_ids_of_categories_are_met_by_their_order(content, write, tmp_path, names):
+    """Also of two categories of one name."""
+    for category, name in zip(content["categories"], names, strict=True):
+        category["name"] = name
+    evaluate_truth(register_coco_files(*write(content), "test"), tmp_path)
+    results = tmp_path / "coco_instances_results.json"
+    before = json.loads(results.read_text())
+    assert {entry["category_id"] for entry in before} == {1, 5}
+    assert read(results, content, write) == before
+    for entry in content["categories"]:
+        entry["id"] += 10
+    for entry in content["annotations"]:
+        entry["category_id"] += 10
+    now = read(results, content, write)
+    assert [e["category_id"] for e in now] == [10 + e["category_id"] for e in before]
+
+
+CHANGES = {
+    "another box": lambda content: content["annotations"][0]["bbox"].__setitem__(0, 5),
+    "an object less": lambda content: content["annotations"].pop(),
+    "an image less": lambda content: content["images"].pop(),
+    "another class": lambda content: content["annotations"][0].update(category_id=5),
+    "other names": lambda content: content["categories"][0].update(name="plum"),
+    "another order": lambda content: content["categories"].reverse(),
+}
+
+
+@pytest.mark.parametrize("row", CHANGES)
+def test_results_of_other_data_are_refused(results, content, write, row):
+    other = copy.deepcopy(content)
+    CHANGES[row](other)
+    if row == "another order":
+        for place, category in enumerate(other["categories"], 1):
+            category["id"] = place
+        for entry in other["annotations"]:
+            entry["category_id"] = 3 - min(entry["category_id"], 2)
+    if row == "an image less":
+        other["annotations"] = [a for a in other["annotations"] if a["image_id"] != 40]
+    with pytest.raises(DataError, match=r"results\.json.*set\.json.*4 images.*evaluate"):
+        read(results, other, write)
+
+
+def test_results_of_another_program_are_taken_as_they_are(results, content, write):
+    results.with_name(FILE).unlink()
+    content["annotations"].pop()
+    assert read(results, content, write) == json.loads(results.read_text())
+
+
+def test_damaged(results, content, write):
+    results.with_name(FILE).write_text("{")
+    with pytest.raises(DataError, match=FILE):
+        read(results, content, write)
