@@ -222,7 +222,7 @@ def forget_unseen(
 
     They are as they were drawn, from N(0, 1). Images of 224 pixels have c5 maps of 7x7 positions,
     those of 1024 pixels 32x32, and a detector's features would hold more noise than what was learnt
-    (docs/results.md has the measurement).
+    (projects/benchmarks/detectors.md has the measurement).
 
     Args:
         state: the tensors of the backbone.

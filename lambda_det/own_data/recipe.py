@@ -255,7 +255,8 @@ def _schedule(cfg: CfgNode, images: int, batch: int) -> list[Derived]:
         ),
         Derived(
             "SOLVER.BASE_LR",
-            # With clipped gradients Detectron2's rate does for 4 images, too (docs/results.md)
+            # With clipped gradients Detectron2's rate is right for 4 images as well
+            # (projects/benchmarks/detectors.md).
             rate * math.sqrt(min(1, batch / _BATCH_ON_CPU) * max(1, batch / _BATCH)),
             f"{rate} for {_BATCH_ON_CPU} to {_BATCH} images, else by their square root",
         ),

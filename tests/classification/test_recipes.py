@@ -1,6 +1,5 @@
 """The recipes hold the paper's figures, and describe trainings that can start; ranges of keys."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -42,13 +41,13 @@ TABLE_20 = {
 }
 
 
-def _load(name, *pairs):
+def load_recipe_by_name(name, *pairs):
     return load_recipe(parser().parse_args(["--config-file", str(CONFIGS / name), *pairs]))
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_recipe_describes_a_model_and_a_schedule(recipe):
-    cfg = _load(recipe, "MODEL.DEVICE", "meta")
+    cfg = load_recipe_by_name(recipe, "MODEL.DEVICE", "meta")
     with torch.device("meta"):
         build_classifier(cfg, 1000)
     assert EpochSchedule(cfg)(cfg.SOLVER.WARMUP_EPOCHS / cfg.SOLVER.EPOCHS) == 1
@@ -59,7 +58,7 @@ def test_recipe_describes_a_model_and_a_schedule(recipe):
 def test_every_row_of_table_20_has_a_recipe_and_no_other_has():
     found = {}
     for path in (CONFIGS / "imagenet").glob("lambda_resnet*_*.yaml"):
-        cfg = _load(path)
+        cfg = load_recipe_by_name(path)
         depth = int(cfg.MODEL.NAME.removeprefix("lambda_resnet"))
         found[depth, cfg.INPUT.SIZE] = (
             cfg.INPUT.RANDAUGMENT.MAGNITUDE,
@@ -76,7 +75,7 @@ def test_every_row_of_table_20_has_a_recipe_and_no_other_has():
 
 @pytest.mark.parametrize("name", ["resnet50", "resnet50_lambda_c2345"])
 def test_90_epochs(name):
-    cfg = _load(f"imagenet/{name}.yaml")
+    cfg = load_recipe_by_name(f"imagenet/{name}.yaml")
     solver = cfg.SOLVER
     assert (solver.EPOCHS, solver.WARMUP_EPOCHS, solver.SCHEDULE) == (90, 5, "cosine")
     assert (solver.OPTIMIZER, solver.MOMENTUM, solver.NESTEROV) == ("sgd", 0.9, False)
@@ -89,12 +88,12 @@ def test_90_epochs(name):
 
 @pytest.mark.parametrize("name", [name for name in SPECS if name.startswith("resnet50")])
 def test_the_90_epochs_recipe_takes_every_form_of_resnet50(name):
-    model_options(_load("imagenet/resnet50.yaml", "MODEL.NAME", name))
+    model_options(load_recipe_by_name("imagenet/resnet50.yaml", "MODEL.NAME", name))
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "mobilenet_v2_lambda"])
 def test_mobilenet(name):
-    cfg = _load(f"imagenet/{name}.yaml")
+    cfg = load_recipe_by_name(f"imagenet/{name}.yaml")
     solver = cfg.SOLVER
     assert name == cfg.MODEL.NAME and cfg.MODEL.DROPOUT == 0.2 and cfg.INPUT.SIZE == 224
     assert (solver.OPTIMIZER, solver.MOMENTUM, solver.EPOCHS) == ("rmsprop", 0.9, 350)
@@ -105,7 +104,7 @@ def test_mobilenet(name):
 
 @pytest.mark.parametrize(("name", "size"), [("resnet50", 23.5), ("resnet50_lambda", 12.8)])
 def test_the_cifar10_reproduction(name, size):
-    cfg = _load(f"cifar10/{name}.yaml", "MODEL.DEVICE", "cpu")
+    cfg = load_recipe_by_name(f"cifar10/{name}.yaml", "MODEL.DEVICE", "cpu")
     solver = cfg.SOLVER
     assert (solver.OPTIMIZER, solver.EPOCHS, solver.IMS_PER_BATCH) == ("adam", 90, 128)
     assert solver.LABEL_SMOOTHING == 0.1
@@ -122,46 +121,6 @@ def test_the_cifar10_reproduction(name, size):
     )
     model = build_classifier(cfg, 10)
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == size
-
-
-def _commands():
-    """(recipe, KEY VALUE pairs) of every training in the tables of docs/paper.md.
-
-    A code span of one word that is no name is another value of the command before it.
-    """
-    page = (CONFIGS.parent / "docs/paper.md").read_text("utf-8")
-    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## )", page, re.M | re.S))
-    for section, names in (("ImageNet, 90 epochs", SPECS), ("ImageNet, 350 epochs", RECIPE_NAMES)):
-        before = ("resnet50", "MODEL.NAME") if names is SPECS else ()
-        for cell in re.findall(r"^\|[^|]*\|([^|]*)\|", sections[section], re.M)[2:]:
-            words = []
-            for span in re.findall("`(.*?)`", cell.replace(" PSEUDO`", "`")):
-                first, *rest = span.split()
-                if first in names:
-                    words = [first, *rest]
-                elif len(words) > 1 and not rest:
-                    words = [*words[:-1], first]
-                else:  # a tool, or a key in a sentence
-                    continue
-                yield (*before, *words)
-
-
-COMMANDS = sorted(set(_commands()))
-
-
-def test_the_page_has_a_command_for_every_trained_network():
-    named = {_load(f"imagenet/{name}.yaml", *pairs).MODEL.NAME for name, *pairs in COMMANDS}
-    # Projects add networks with layers of other kinds
-    own = {n for n, spec in SPECS.items() if not getattr(spec, "kind", "")}
-    assert {n for n in own if SPECS[n].paper.top1 and "lambda_k" not in n} <= named
-    files = {name for name, *_ in COMMANDS} | {"base", "350_epochs", "resnet50_lambda_c2345"}
-    assert {path.stem for path in (CONFIGS / "imagenet").glob("*.yaml")} == files
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_command_of_the_page_describes_a_model(command):
-    name, *pairs = command
-    model_options(_load(f"imagenet/{name}.yaml", *pairs))
 
 
 def test_each_figure_stands_in_one_file():

@@ -296,7 +296,7 @@ def test_global_positions_are_not_exported(kind, words):
 
 @pytest.mark.slow
 def test_detectron2_adds_the_networks_in_every_process(tmp_path):
-    """As docs/paper.md has it: the environment names this module."""
+    """As experiments.md has it: the environment names this module."""
     root = Path(__file__).resolve().parents[3]
     environment = {
         **os.environ,

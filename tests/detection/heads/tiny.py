@@ -171,7 +171,7 @@ MODEL.SEM_SEG_HEAD.ASPP_DILATIONS [2,4,6]
     "c4": Head(
         "mask_rcnn_c4_lambdaresnet50",
         "shapes",
-        # It needs more steps than the other heads (docs/results.md)
+        # It needs more steps than the other heads (projects/benchmarks/detectors.md)
         {"bbox/AP": 1.0, "segm/AP": 1.0},
         (*_BOX_LOSSES, "loss_mask"),
         _WITHOUT_FPN
