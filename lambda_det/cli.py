@@ -6,6 +6,8 @@ import argparse
 import importlib
 import sys
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 from lambda_det.errors import suggest
 
@@ -31,6 +33,15 @@ COMMANDS = {
     "run": ("run:main", "run a training script of Detectron2 with our backbones"),
 }
 
+# By the function that says whether a file of ``lambda-det train`` is its own: the parser that has
+# the flags of such a file. Any other file is a detector's
+PARSERS = (
+    ("detection.lazy:is_lazy_file", "detection.command_line:lazy_parser"),
+    ("classification.config:is_recipe", "classification.command_line:parser"),
+)
+# What adds flags to those of a detector
+FLAGS = ("own_data.prepare:add_flags",)
+
 
 def main(argv: list[str] | None = None) -> int:
     """Do what the words of a command line say, and return the exit status."""
@@ -42,9 +53,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: there is no command {name}{suggest(name, COMMANDS)}", file=sys.stderr)
         return 2
     warnings.filterwarnings("ignore", "torch.meshgrid", UserWarning)  # of Detectron2's anchors
-    module, function = COMMANDS[name][0].split(":")
     try:
-        return getattr(importlib.import_module(f"lambda_det.{module}"), function)(words) or 0
+        return _named(COMMANDS[name][0])(words) or 0
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("detectron2", "fvcore", "iopath"):
             raise
@@ -81,21 +91,13 @@ def train(argv: list[str]) -> int:
 
 def training_parser(argv: list[str]) -> argparse.ArgumentParser:
     """The flags of ``lambda-det train``, which depend on the file that a command line names."""
-    from lambda_det.classification.command_line import parser as classifier_parser
-    from lambda_det.classification.config import is_recipe
-    from lambda_det.detection.command_line import lazy_parser
-    from lambda_det.detection.lazy import is_lazy_file
     from lambda_det.training.command_line import add_config_flag
 
     only_file = argparse.ArgumentParser(add_help=False)
     add_config_flag(only_file)
     file = only_file.parse_known_args(argv)[0].config_file
-    if file and is_lazy_file(file):
-        parser = lazy_parser()
-    elif file and is_recipe(file):
-        parser = classifier_parser()
-    else:
-        parser = detector_parser()
+    parsers = (parser for is_its, parser in PARSERS if file and _named(is_its)(file))
+    parser = _named(next(parsers, "cli:detector_parser"))()
     parser.prog = "lambda-det train"
     if not file:
         parser.description = (
@@ -109,8 +111,17 @@ def training_parser(argv: list[str]) -> argparse.ArgumentParser:
 def detector_parser() -> argparse.ArgumentParser:
     """The flags of a detector's training, those of own data among them."""
     from lambda_det.detection.command_line import parser
-    from lambda_det.own_data.prepare import add_flags
+
+    def add_flags(result: argparse.ArgumentParser) -> None:
+        for name in FLAGS:
+            _named(name)(result)
 
     result = parser(add_flags)
     result.set_defaults(config_file=None)  # where none is named, it follows from machine and data
     return result
+
+
+def _named(name: str) -> Callable[..., Any]:
+    """The function that a row of a table names, which is imported only where it is needed."""
+    module, function = name.split(":")
+    return getattr(importlib.import_module(f"lambda_det.{module}"), function)

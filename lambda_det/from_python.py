@@ -10,10 +10,9 @@ from typing import Any
 from lambda_det.cli import training_parser
 from lambda_det.detection.prediction import Predictor
 from lambda_det.errors import ConfigError, DataError, WeightsError
-from lambda_det.own_data.report.reading import read_metrics
-from lambda_det.own_data.report.run_page import write_report
 from lambda_det.training.checkpoint_files import choose_checkpoint
 from lambda_det.training.command_line import quoted, run
+from lambda_det.training.logged import read_metrics
 
 __all__ = ["Run", "train"]
 
@@ -75,6 +74,8 @@ class Run:
             options: ``dataset``, ``score`` and ``pictures``, see
                 :func:`lambda_det.own_data.report.run_page.build_report`.
         """
+        from lambda_det.own_data.report.run_page import write_report
+
         return write_report(self.folder, output, **options)
 
     def export(

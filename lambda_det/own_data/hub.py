@@ -129,7 +129,8 @@ def write_folder(
         UserError: one sentence on what cannot be. The folder is as it was.
     """
     # Matplotlib takes a second, and `import lambda_det` imports this module
-    from lambda_det.own_data.report.reading import label_of, read_metrics, results_of
+    from lambda_det.own_data.report.reading import label_of, results_of
+    from lambda_det.training.logged import read_metrics
 
     if folder.is_dir() and (strange := {path.name for path in folder.iterdir()} - _OURS):
         raise ConfigError(f"{folder} holds {min(strange)}; give a folder that is empty.")

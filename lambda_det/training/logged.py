@@ -6,9 +6,13 @@ table: they have the names that the model gives them, with "loss" in each.
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
-__all__ = ["is_loss", "is_of_averaged_weights", "is_of_machine"]
+from lambda_det.errors import DataError
+
+__all__ = ["is_loss", "is_of_averaged_weights", "is_of_machine", "read_metrics"]
 
 # Whether another machine measures another value. The others follow from the steps: they are kept
 # over a resume, and compared between runs.
@@ -42,3 +46,28 @@ def is_loss(name: str) -> bool:
 def is_of_averaged_weights(name: str) -> bool:
     """Whether a result of an evaluation is that of averaged weights, such as "bbox_EMA/AP"."""
     return bool(_AVERAGED.search(name))
+
+
+def read_metrics(run: str | Path) -> list[dict[str, float]]:
+    """The records of a run's metrics.json; none where there is no such file.
+
+    A last line that a kill has cut short is left out.
+
+    Raises:
+        DataError: a line before it is no record.
+    """
+    path = Path(run, "metrics.json")
+    if not path.is_file():
+        return []
+    lines = path.read_text("utf-8").splitlines()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            record["iteration"] + 1
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines):
+                break
+            raise DataError(f"Line {number} of {path} is no record of a run.") from error
+        records.append(record)
+    return records

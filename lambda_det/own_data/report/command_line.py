@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from lambda_det.errors import ConfigError, DataError, command_parser, exit_status, refused
 from lambda_det.files import writing_to
 from lambda_det.own_data.report.figures import draw_panel
-from lambda_det.own_data.report.reading import read_metrics
 from lambda_det.own_data.report.run_page import write_report
+from lambda_det.training.logged import read_metrics
 
 __all__ = ["draw_curves", "main"]
 

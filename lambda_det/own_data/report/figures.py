@@ -35,8 +35,8 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, 
     Args:
         axes: to draw in.
         title: one of ``PANELS``.
-        runs: records of :func:`lambda_det.own_data.report.reading.read_metrics` by the beginning
-            of their labels.
+        runs: records of :func:`lambda_det.training.logged.read_metrics` by the beginning of their
+            labels.
     """
     belongs, percent = PANELS[title], "percent" in title
     style: dict[str, Any] = {"marker": "o", "ms": 3} if percent else {}

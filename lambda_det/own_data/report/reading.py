@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ import yaml
 from lambda_det.config import read_plain
 from lambda_det.errors import DataError
 from lambda_det.training.checkpoint_files import choose_checkpoint, last_checkpoint
-from lambda_det.training.logged import is_of_averaged_weights
+from lambda_det.training.logged import is_of_averaged_weights, read_metrics
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.provenance import Origin
 
@@ -23,7 +22,6 @@ __all__ = [
     "Result",
     "RunState",
     "label_of",
-    "read_metrics",
     "read_saved",
     "read_state",
     "results_of",
@@ -34,31 +32,6 @@ _RESULTS = ("/AP", "_top1", "/mIoU", "/PQ")  # how the names of results end that
 _LABEL = re.compile(r"(.*/)?(bbox|segm)(_EMA|_TTA)?/(\w+)")
 _KINDS = {"bbox": "box", "segm": "mask"}
 _WEIGHTS = {"_EMA": ", averaged weights", "_TTA": ", augmented test", None: ""}
-
-
-def read_metrics(run: str | Path) -> list[dict[str, float]]:
-    """The records of a run's metrics.json; none where there is no such file.
-
-    A last line that a kill has cut short is left out.
-
-    Raises:
-        DataError: a line before it is no record.
-    """
-    path = Path(run, "metrics.json")
-    if not path.is_file():
-        return []
-    lines = path.read_text("utf-8").splitlines()
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            record["iteration"] + 1
-        except (ValueError, TypeError, KeyError) as error:
-            if number == len(lines):
-                break
-            raise DataError(f"Line {number} of {path} is no record of a run.") from error
-        records.append(record)
-    return records
 
 
 def read_saved(run: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .fuzz import (
+from tests.detection.data.fuzz import (
     BROKEN_FILES,
     MUTATIONS,
     STRANGE_FILES,

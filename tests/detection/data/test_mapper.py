@@ -14,8 +14,7 @@ from lambda_det.detection.data import TolerantMapper, jitter
 from lambda_det.detection.data.jitter import ResizeScaleAtLeastOnePixel
 from lambda_det.detection.data.truth import decided
 from lambda_det.errors import DataError
-
-from .fuzz import STRANGE_FILES, limits
+from tests.detection.data.fuzz import STRANGE_FILES, limits
 
 WIDTH, HEIGHT = 64, 48
 

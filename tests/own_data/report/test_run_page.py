@@ -19,8 +19,9 @@ from lambda_det.own_data.report.class_results import evaluate_detections
 from lambda_det.own_data.report.command_line import main
 from lambda_det.own_data.report.evaluated import RESULTS
 from lambda_det.own_data.report.page import Page, new_axes, to_svg
-from lambda_det.own_data.report.reading import label_of, read_metrics, read_state
+from lambda_det.own_data.report.reading import label_of, read_state
 from lambda_det.own_data.report.run_page import write_report
+from lambda_det.training.logged import read_metrics
 from lambda_det.training.run_folder import save_config
 from tests.coco import CLASSES, make_ground_truth, noisy_results
 from tests.shapes import make_shapes
