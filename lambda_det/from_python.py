@@ -102,14 +102,14 @@ class Run:
         Raises:
             ConfigError: the file is there, cannot be made, or does not compute what the model does.
         """
-        from lambda_det.export.command_line import describe
+        from lambda_det.export.command_line import report_lines
         from lambda_det.export.session import export_network
         from lambda_det.export.sources import network_to_export, read_images
 
         network = network_to_export(self.folder, proof=proof, **options)
         pictures = read_images(images)
         report = export_network(network, path, sizes=sizes, images=pictures, overwrite=overwrite)
-        print(describe(report))
+        print(report_lines(report))
         if not report.passed:
             raise ConfigError(f"{path} would not compute what the model does; see above.")
         return report.path

@@ -14,7 +14,7 @@ from lambda_det.errors import DataError
 from lambda_det.training.precision import Precision
 from lambda_det.training.task import EMA, RAW
 
-__all__ = ["describe", "evaluate_accuracy"]
+__all__ = ["accuracy_line", "evaluate_accuracy"]
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def _count(scores: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([losses.new_tensor(len(labels)), hits[:, 0].sum(), hits.sum(), losses])
 
 
-def describe(results: Mapping[str, Mapping[str, float]]) -> str:
+def accuracy_line(results: Mapping[str, Mapping[str, float]]) -> str:
     """One line: top-1 and top-5 of each part of the data and each kind of weights."""
     return "; ".join(
         f"{part} {weights} top-1 {values[f'{weights}_top1']:.2f} top-5 "

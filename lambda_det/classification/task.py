@@ -20,15 +20,15 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.classification.config import check_ranges, load_recipe
 from lambda_det.classification.data import (
+    LabelledTrainLoader,
     Sources,
-    TrainLoader,
     build_eval_loader,
     build_sources,
     check_held_out,
     write_list,
 )
 from lambda_det.classification.data.transforms import TestTransform, TrainTransform
-from lambda_det.classification.evaluation import describe, evaluate_accuracy
+from lambda_det.classification.evaluation import accuracy_line, evaluate_accuracy
 from lambda_det.classification.model import (
     STRIDE,
     build_classifier,
@@ -193,8 +193,8 @@ class ClassificationTask(Task):
     def build_scheduler(self, optimizer: Optimizer) -> LRScheduler:
         return LRMultiplier(optimizer, EpochSchedule(self.cfg), self.plan.steps)
 
-    def build_train_loader(self, *, for_statistics: bool = False) -> TrainLoader:
-        return TrainLoader(self.cfg, self.sources.train, batch_size=self.plan.forward)
+    def build_train_loader(self, *, for_statistics: bool = False) -> LabelledTrainLoader:
+        return LabelledTrainLoader(self.cfg, self.sources.train, batch_size=self.plan.forward)
 
     def build_hooks(self) -> list[HookBase]:
         return [_HeldOutList(self)]
@@ -229,7 +229,7 @@ class ClassificationTask(Task):
         return results
 
     def describe(self, results: Results) -> str:
-        return describe(results)
+        return accuracy_line(results)
 
     # --------------------------------------------------------------------- what the run says of it
     def image_names(self, batch: Mapping[str, torch.Tensor]) -> list[str]:

@@ -54,7 +54,7 @@ class SavedRun:
         parts: what the configuration says.
         content: of the file.
         classes: what the file says of the classes, as
-            :func:`lambda_det.detection.data.classes.describe` has it; {} where it says nothing.
+            :func:`lambda_det.detection.data.classes.facts_of` has it; {} where it says nothing.
     """
 
     origin: Origin

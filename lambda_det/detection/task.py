@@ -155,7 +155,7 @@ class DetectionTask(Task):
         self.register_data()
         if train:
             parts = self.parts
-            run = classes.describe(parts.train_names)
+            run = classes.facts_of(parts.train_names)
             names = (*parts.train_names, *parts.test_names)
             classes.check(parts.detector, names, run, ", ".join(parts.train_names))
             self.settings = scale_settings(self.settings, comm.get_world_size())
@@ -210,7 +210,7 @@ class DetectionTask(Task):
     def build_hooks(self) -> list[HookBase]:
         if self.parts.pixels is None:
             return [LossNormalizers()]
-        names = classes.describe(self.parts.train_names).get("thing_classes")
+        names = classes.facts_of(self.parts.train_names).get("thing_classes")
         first = FirstBatch(self.settings.output_dir, self.parts.pixels.format, names)
         return [LossNormalizers(), first]
 
@@ -240,7 +240,7 @@ class DetectionTask(Task):
             **test_size(parts),
             **self._backbone,
         }
-        return {RUN: record, classes.ENTRY: classes.describe(parts.train_names)}
+        return {RUN: record, classes.ENTRY: classes.facts_of(parts.train_names)}
 
     def smaller_batches(self) -> str:
         written = self.parts.settings  # before they were scaled to the processes

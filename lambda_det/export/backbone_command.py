@@ -95,7 +95,7 @@ def export(args: argparse.Namespace) -> int:
     )
     content = in_half(content) if args.half else content
     errors = export_backbone(content, args.output, checkpoint, overwrite=args.overwrite)
-    print(f"checkpoint: {path}\n{describe(content, args.output)}")
+    print(f"checkpoint: {path}\n{content_table(content, args.output)}")
     passed = alike(errors, half=args.half)
     print(f"{'verified' if passed else 'FAILED'}: largest relative error of the features:")
     for name, error in errors.items():
@@ -105,7 +105,7 @@ def export(args: argparse.Namespace) -> int:
     return 0 if passed else 1
 
 
-def describe(content: Mapping[str, Any], path: str) -> str:
+def content_table(content: Mapping[str, Any], path: str) -> str:
     """The content of a backbone file as a table of text."""
     meta, tensors = content["meta"], content["model"].values()
     accuracy = (

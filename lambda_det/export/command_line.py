@@ -9,7 +9,7 @@ from lambda_det.detection.saved_run import add_checkpoint_flags
 from lambda_det.errors import command_parser, exit_status
 from lambda_det.export.formats import FORMATS
 from lambda_det.export.proof import MOST
-from lambda_det.export.session import Report, export_network
+from lambda_det.export.session import ExportReport, export_network
 from lambda_det.export.sources import network_to_export, read_images
 from lambda_det.weights.provenance import Origin
 
@@ -126,11 +126,11 @@ def run(args: argparse.Namespace) -> int:
     )
     about = network.about
     print(f"weights: {Origin(about['weights'], about['step'], about['averaged'])}")
-    print(describe(report))
+    print(report_lines(report))
     return 0 if report.passed else 1
 
 
-def describe(report: Report) -> str:
+def report_lines(report: ExportReport) -> str:
     """The result of each comparison, and the greatest error of each output."""
     lines = [f"written in {report.seconds:.0f} s: {report.size / 1e6:.1f} MB"]
     for made in report.comparisons:

@@ -22,7 +22,7 @@ from lambda_det.export.onnx_file import Runner
 from lambda_det.export.proof import Proof
 from lambda_det.files import refuse_existing, replace_text
 
-__all__ = ["SIZES", "TOLERANCE", "Comparison", "Report", "export_network"]
+__all__ = ["SIZES", "TOLERANCE", "Comparison", "ExportReport", "export_network"]
 
 # Heights and widths: ordinary, odd, smaller than a scope of 23 in the last maps, and lying
 SIZES = ((256, 320), (193, 161), (64, 96), (71, 250))
@@ -56,7 +56,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Report:
+class ExportReport:
     """What became of an export.
 
     Attributes:
@@ -98,7 +98,7 @@ def export_network(
     sizes: Sequence[tuple[int, int]] | None = None,
     images: Sequence[Tensor] = (),
     overwrite: bool = False,
-) -> Report:
+) -> ExportReport:
     """Export a network, and compare the file, read afresh, with the original.
 
     ``output`` is written only if all agree; beside it comes ``output.json`` with what a user of the
@@ -136,8 +136,8 @@ def export_network(
             outputs = list(network.original(*inputs[0]))
             runner = form.read(draft, outputs)
             comparisons = [compare(network, runner, x) for x in inputs]
-        report = Report(output, seconds, draft.stat().st_size, comparisons)
-        about = describe(network, report)
+        report = ExportReport(output, seconds, draft.stat().st_size, comparisons)
+        about = file_facts(network, report)
         if report.passed and form.finish:
             form.finish(draft, about)
         if report.passed and network.prove:
@@ -278,7 +278,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {last}"[:300]
 
 
-def describe(network: Network, report: Report) -> dict:
+def file_facts(network: Network, report: ExportReport) -> dict:
     """What a user of the file has to know, for the JSON file beside it."""
     if network.detector:
         images = (

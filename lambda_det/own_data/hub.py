@@ -78,7 +78,8 @@ def of_hub(source: Any) -> Any:
     """
     if not str(source).startswith("hf://"):
         return source
-    owner, name, file = [*str(source).removeprefix("hf://").strip("/").split("/", 2), "", ""][:3]
+    owner, _, rest = str(source).removeprefix("hf://").strip("/").partition("/")
+    name, _, file = rest.partition("/")
     if file and not file.endswith(".onnx"):
         raise ConfigError(
             f"{source} is refused: a detector of the Hub is hf://OWNER/NAME or a file that ends in "

@@ -78,7 +78,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Fit:
+class LinearFit:
     """What steps of other sizes will take, by two that were taken.
 
     Attributes:
@@ -216,14 +216,14 @@ def load_task(file: str, opts: list[str]) -> tuple[Task, tuple[int, int], list[s
     return ClassificationTask(cfg, sources), (cfg.INPUT.SIZE, cfg.INPUT.SIZE), notes
 
 
-def fit_task(task: Task, size: tuple[int, int]) -> Fit:
+def fit_task(task: Task, size: tuple[int, int]) -> LinearFit:
     """Measure the two steps of a task on its device; ``size`` is that of its images."""
     side = round((size[0] * size[1]) ** 0.5)
     if isinstance(task, ClassificationTask):
-        return Fit(*measure(task, [(2, side), (6, side)]), by_image=False)
+        return LinearFit(*measure(task, [(2, side), (6, side)]), by_image=False)
     small = max(side // 128 * 32, 64)
     large = max(side // 64 * 32, small + 64)
-    return Fit(*measure(task, [(1, small), (1, large)]), by_image=True)
+    return LinearFit(*measure(task, [(1, small), (1, large)]), by_image=True)
 
 
 def make_plan(
@@ -271,7 +271,7 @@ def make_plan(
 
 
 def _plan_lines(
-    settings: Settings, fit: Fit, size: tuple[int, int], limit: int, gpus: int
+    settings: Settings, fit: LinearFit, size: tuple[int, int], limit: int, gpus: int
 ) -> Iterator[str]:
     side = round((size[0] * size[1]) ** 0.5)
     batch = settings.images_per_step

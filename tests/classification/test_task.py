@@ -247,9 +247,11 @@ def test_other_images_are_refused(arguments, pictures, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_seeds_and_the_length_of_the_estimate(arguments, monkeypatch):
     loaders, counts = [], []
-    begin, estimate = loader.TrainLoader.begin, trainer.estimate_statistics
+    begin, estimate = loader.LabelledTrainLoader.begin, trainer.estimate_statistics
     monkeypatch.setattr(
-        loader.TrainLoader, "begin", lambda *words: loaders.append(words[1:]) or begin(*words)
+        loader.LabelledTrainLoader,
+        "begin",
+        lambda *words: loaders.append(words[1:]) or begin(*words),
     )
     monkeypatch.setattr(
         trainer,

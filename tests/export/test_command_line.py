@@ -52,17 +52,17 @@ def test_the_backbone_of_a_run_at_the_default_sizes(run, tmp_path, capsys):
 
 def test_nothing_detected_is_said():
     nothing = session.Comparison((3, 64, 96), {"scores": 0.0}, detections=0)
-    said = tool.describe(session.Report(Path("d.onnx"), 1.0, 9, [nothing]))
+    said = tool.report_lines(session.ExportReport(Path("d.onnx"), 1.0, 9, [nothing]))
     assert "note: nothing was detected" in said and "verified: d.onnx" in said
 
 
 def test_an_ap_that_differs_says_what_would_take_it():
     compared = [session.Comparison((3, 64, 96), {"scores": 0.0}, detections=1)]
     for passed in (False, True):
-        report = session.Report(
+        report = session.ExportReport(
             Path("d.onnx"), 1.0, 9, compared, proof=SimpleNamespace(passed=passed)
         )
-        assert ("--apart" in tool.describe(report)) != passed
+        assert ("--apart" in tool.report_lines(report)) != passed
 
 
 @needs_any_size

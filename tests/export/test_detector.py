@@ -23,7 +23,7 @@ from lambda_det.export import FORMATS, detector_network, export_network
 from lambda_det.export.detections import exportable_detections, not_covered
 from lambda_det.export.exported import ExportedDetector
 from lambda_det.export.networks import Network, fields
-from lambda_det.export.session import Report, compare
+from lambda_det.export.session import ExportReport, compare
 from tests.detection.heads.tiny import CONFIGS, HEADS
 from tests.export.conftest import needs_any_size
 from tests.export.tiny import lambda_detector_config, scramble
@@ -239,7 +239,7 @@ def test_only_what_the_original_cannot_decide_is_left_out(stable, features_diffe
     made = compare(network, lambda *x: outputs, (torch.zeros(1, 8, 8, 3), torch.ones(1, 2)))
     assert made.undecided == made.passed == (not stable and not features_differ)
     # and a file of which nothing could be compared does not pass
-    assert not Report(Path("detector.onnx"), 0.0, 0, [made]).passed
+    assert not ExportReport(Path("detector.onnx"), 0.0, 0, [made]).passed
 
 
 # ------------------------------------------------------------------------------- files

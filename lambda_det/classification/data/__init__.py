@@ -2,7 +2,7 @@
 
 from lambda_det.classification.data.build import Sources, build_sources
 from lambda_det.classification.data.loader import (
-    TrainLoader,
+    LabelledTrainLoader,
     build_eval_loader,
 )
 from lambda_det.classification.data.sources import FolderSource, Source, check_same_classes
@@ -10,9 +10,9 @@ from lambda_det.classification.data.subset import check_held_out, read_list, wri
 
 __all__ = [
     "FolderSource",
+    "LabelledTrainLoader",
     "Source",
     "Sources",
-    "TrainLoader",
     "build_eval_loader",
     "build_sources",
     "check_held_out",

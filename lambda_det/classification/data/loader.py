@@ -62,7 +62,7 @@ class EpochBatches(Sampler):
 Item = tuple[np.ndarray, int, int]
 
 
-class TrainImages(Dataset):
+class LabelledTrainImages(Dataset):
     """Augmented images by (epoch, index), each a function only of seed, epoch and index.
 
     Args:
@@ -97,7 +97,7 @@ class TrainImages(Dataset):
         return self._unreadable.next_readable(index, read)
 
 
-class EvalImages(Dataset):
+class LabelledEvalImages(Dataset):
     """Evaluation images by index.
 
     Args:
@@ -119,7 +119,7 @@ class EvalImages(Dataset):
 Batch = dict[str, torch.Tensor]
 
 
-class TrainLoader:
+class LabelledTrainLoader:
     """Endless augmented batches in the order of :class:`EpochBatches`, begun at any batch.
 
     An image that cannot be read is named in the log, counted, and replaced by the next one.
@@ -146,7 +146,7 @@ class TrainLoader:
         size = len(self._source)
         batches = EpochBatches(size, seed, start, self._batch_size, rank, world_size)
         unreadable = cfg.DATA.MAX_UNREADABLE_IMAGES
-        images = TrainImages(self._source, TrainTransform(cfg), seed, unreadable)
+        images = LabelledTrainImages(self._source, TrainTransform(cfg), seed, unreadable)
         return iter(_build(cfg, images, batches))
 
     def state_dict(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def build_eval_loader(cfg: CfgNode, source: Source, *, batch_size: int) -> Image
         ConfigError: a key of DATALOADER or INPUT has an invalid value.
     """
     share = range(comm.get_rank(), len(source), comm.get_world_size())
-    images = EvalImages(source, TestTransform(cfg))
+    images = LabelledEvalImages(source, TestTransform(cfg))
     return _build(cfg, images, BatchSampler(share, batch_size, drop_last=False))
 
 

@@ -16,7 +16,7 @@ from lambda_det.errors import DataError, UserError, listed
 
 __all__ = [
     "check",
-    "describe",
+    "facts_of",
     "file_of",
     "of_checkpoint",
     "refuse_others",
@@ -43,7 +43,7 @@ _WORDS = {
 }
 
 
-def describe(datasets: Iterable[str]) -> dict[str, Any]:
+def facts_of(datasets: Iterable[str]) -> dict[str, Any]:
     """What registered data sets say of their classes, as plain values.
 
     Returns:
@@ -106,7 +106,7 @@ def check(detector: Detector, datasets: Iterable[str], run: Mapping[str, Any], s
     Args:
         detector: only what it predicts is compared.
         datasets: those that are not registered are left out.
-        run: of :func:`describe`.
+        run: of :func:`facts_of`.
         source: where ``run`` is from, for messages.
 
     Raises:

@@ -24,13 +24,13 @@ from lambda_det.own_data.labels.voc import read_voc
 from lambda_det.own_data.labels.xml import root_name
 from lambda_det.own_data.labels.yolo import is_list_of_names, looks_like_labels, read_yolo
 
-__all__ = ["COCO", "FORMATS", "Format", "format_of", "recognise", "refuse_address"]
+__all__ = ["COCO", "FORMATS", "LabelFormat", "format_of", "recognise", "refuse_address"]
 
 COCO = "COCO"
 Reader = Callable[[Path, Pictures, Findings], Iterator[LabelledPicture]]
 
 
-class Format(NamedTuple):
+class LabelFormat(NamedTuple):
     """A row of the table of formats.
 
     Attributes:
@@ -50,13 +50,13 @@ class Format(NamedTuple):
 
 # The first format of which there are files counts
 FORMATS = {
-    "YOLO": Format((".yaml", ".yml"), ("names:",), read_yolo, "all"),
-    COCO: Format((".json",), ('"images"', '"annotations"'), None, "all"),
-    "CVAT": Format((".xml",), ("<annotations>",), read_cvat, "some"),
-    "Pascal VOC": Format((".xml",), ("<annotation>",), read_voc, "one"),
-    "LabelMe": Format((".json",), ('"shapes"',), read_labelme, "one"),
-    "YOLO with a list of names": Format(("classes.txt", ".names"), (), read_yolo, "all"),
-    "VIA": Format((".json",), ('"_via_settings"', '"*.regions"'), read_via, "some"),
+    "YOLO": LabelFormat((".yaml", ".yml"), ("names:",), read_yolo, "all"),
+    COCO: LabelFormat((".json",), ('"images"', '"annotations"'), None, "all"),
+    "CVAT": LabelFormat((".xml",), ("<annotations>",), read_cvat, "some"),
+    "Pascal VOC": LabelFormat((".xml",), ("<annotation>",), read_voc, "one"),
+    "LabelMe": LabelFormat((".json",), ('"shapes"',), read_labelme, "one"),
+    "YOLO with a list of names": LabelFormat(("classes.txt", ".names"), (), read_yolo, "all"),
+    "VIA": LabelFormat((".json",), ('"_via_settings"', '"*.regions"'), read_via, "some"),
 }
 _OF_SIGN = {sign: name for name, row in FORMATS.items() for sign in row.signs}
 _VIA = "via_region_data.json"  # beside which others are copies

@@ -36,13 +36,13 @@ class Change(NamedTuple):
     evidence: str
 
 
-class Prediction(NamedTuple):
+class JudgedPrediction(NamedTuple):
     """A prediction, and what is wrong with it.
 
     Attributes:
         image, category: ids; of the category, that which it was given.
         score: of the prediction.
-        kind: "right"; "class": a good box of another class; "place": the box lies badly;
+        verdict: "right"; "class": a good box of another class; "place": the box lies badly;
             "twice": the object was found already; "nothing": no object is near; "both": class and
             place are wrong.
         meant: id of the annotation that it means, None for "nothing".
@@ -51,21 +51,21 @@ class Prediction(NamedTuple):
     image: Any
     category: int
     score: float
-    kind: str
+    verdict: str
     meant: int | None
 
 
 def sort_errors(
-    ground_truth: COCO, entries: Sequence[Mapping[str, Any]], kind: str
-) -> tuple[list[Prediction], set[int]]:
-    """The kind of each prediction outside of crowds, and the objects that no prediction means.
+    ground_truth: COCO, entries: Sequence[Mapping[str, Any]], iou_type: str
+) -> tuple[list[JudgedPrediction], set[int]]:
+    """What is wrong with each prediction outside of crowds, and the objects that none means.
 
     Args:
         ground_truth: with ``iscrowd`` in every annotation.
         entries: predictions in COCO's format.
-        kind: "bbox" or "segm".
+        iou_type: "bbox" or "segm".
     """
-    key = {"bbox": "bbox", "segm": "segmentation"}[kind]
+    key = {"bbox": "bbox", "segm": "segmentation"}[iou_type]
     of_image = defaultdict(list)
     for entry in entries:
         of_image[entry["image_id"]].append(entry)
@@ -73,7 +73,7 @@ def sort_errors(
     for image in ground_truth.getImgIds():
         objects = ground_truth.loadAnns(ground_truth.getAnnIds(imgIds=[image]))
         found = sorted(of_image[image], key=lambda entry: -entry["score"])
-        shapes = [o["bbox"] if kind == "bbox" else ground_truth.annToRLE(o) for o in objects]
+        shapes = [o["bbox"] if iou_type == "bbox" else ground_truth.annToRLE(o) for o in objects]
         crowds = np.array([bool(o["iscrowd"]) for o in objects], bool)
         iou = overlaps([entry[key] for entry in found], shapes, crowds.tolist())
         classes = np.array([o["category_id"] for o in objects], int)
@@ -84,19 +84,19 @@ def sort_errors(
         for row, (entry, index) in enumerate(zip(found, chosen, strict=True)):
             if index == IGNORED:
                 continue
-            kind_of, index = ("right", index) if index != FALSE else _wrong(iou[row], same[row])
-            if kind_of in ("right", "class", "place"):
+            verdict, index = ("right", index) if index != FALSE else _wrong(iou[row], same[row])
+            if verdict in ("right", "class", "place"):
                 meant.add(index)
             annotation = None if index is None else objects[index]["id"]
             predictions.append(
-                Prediction(image, entry["category_id"], entry["score"], kind_of, annotation)
+                JudgedPrediction(image, entry["category_id"], entry["score"], verdict, annotation)
             )
         missed |= {o["id"] for i, o in enumerate(objects) if not crowds[i] and i not in meant}
     return predictions, missed
 
 
 def _wrong(iou: np.ndarray, same: np.ndarray) -> tuple[str, int | None]:
-    """The kind of a false prediction, and the index of the object that it means."""
+    """What is wrong with a false prediction, and the index of the object that it means."""
     own, other = np.where(same, iou, 0.0), np.where(same, 0.0, iou)
     if max(iou, default=0.0) < _NEAR:
         return "nothing", None
@@ -109,7 +109,7 @@ def _wrong(iou: np.ndarray, same: np.ndarray) -> tuple[str, int | None]:
     return "both", int(other.argmax())
 
 
-def ap50(predictions: Sequence[Prediction], objects: Mapping[int, int]) -> float:
+def ap50(predictions: Sequence[JudgedPrediction], objects: Mapping[int, int]) -> float:
     """Mean AP at an IoU of 0.5 in percent, as COCO's evaluation computes it.
 
     Args:
@@ -119,7 +119,7 @@ def ap50(predictions: Sequence[Prediction], objects: Mapping[int, int]) -> float
     category = np.array([p.category for p in predictions], int)
     order = np.lexsort(([-p.score for p in predictions], category))
     category = category[order]
-    right = np.array([p.kind == "right" for p in predictions], bool)[order]
+    right = np.array([p.verdict == "right" for p in predictions], bool)[order]
     values = []
     for own, number in objects.items():
         hits = np.cumsum(right[slice(*np.searchsorted(category, (own, own + 1)))])
@@ -131,8 +131,8 @@ def ap50(predictions: Sequence[Prediction], objects: Mapping[int, int]) -> float
 
 
 def repaired(
-    predictions: Sequence[Prediction], wrong: Set[int], classes: Mapping[int, int]
-) -> list[Prediction]:
+    predictions: Sequence[JudgedPrediction], wrong: Set[int], classes: Mapping[int, int]
+) -> list[JudgedPrediction]:
     """The predictions after the repair of some, by their places in the list.
 
     A prediction that means an object of its own becomes right; one whose object is found by
@@ -143,20 +143,20 @@ def repaired(
         wrong: places of those to repair.
         classes: category by the id of the annotation.
     """
-    taken = {p.meant for p in predictions if p.kind == "right"}
+    taken = {p.meant for p in predictions if p.verdict == "right"}
     result = [p for place, p in enumerate(predictions) if place not in wrong]
     for prediction in sorted((predictions[place] for place in wrong), key=lambda p: -p.score):
         meant = prediction.meant
-        if prediction.kind in ("class", "place") and meant not in taken:
+        if prediction.verdict in ("class", "place") and meant not in taken:
             taken.add(meant)
-            result.append(prediction._replace(kind="right", category=classes[meant]))
+            result.append(prediction._replace(verdict="right", category=classes[meant]))
     return result
 
 
 def advise(
     ground_truth: COCO,
     entries: Sequence[Mapping[str, Any]],
-    kind: str,
+    iou_type: str,
     records: Sequence[Mapping[str, float]],
     trained: Mapping[str, int],
     *,
@@ -170,13 +170,13 @@ def advise(
     are left then are others.
 
     Args:
-        ground_truth, entries, kind: as for :func:`sort_errors`.
+        ground_truth, entries, iou_type: as for :func:`sort_errors`.
         records: of the run's metrics.json, for its curves.
         trained: how many objects each class has in training, by its name; empty if unknown.
         scale: sides of the network's input as a share of those of the images.
         is_cascade: whether the detector has several box heads in a row already.
     """
-    predictions, missed = sort_errors(ground_truth, entries, kind)
+    predictions, missed = sort_errors(ground_truth, entries, iou_type)
     annotations = ground_truth.anns
     classes = {i: a["category_id"] for i, a in annotations.items()}
     objects = Counter(a["category_id"] for a in annotations.values() if not a["iscrowd"])
@@ -188,8 +188,8 @@ def advise(
         left = objects - Counter(classes[i] for i in unseen)
         return ap50(repaired(predictions, wrong, classes), left) - now
 
-    def places(kind: str, of: Callable[[Prediction], bool] = lambda p: True) -> set[int]:
-        return {i for i, p in enumerate(predictions) if p.kind == kind and of(p)}
+    def places(verdict: str, of: Callable[[JudgedPrediction], bool] = lambda p: True) -> set[int]:
+        return {i for i, p in enumerate(predictions) if p.verdict == verdict and of(p)}
 
     def training(*categories: int) -> str:
         counts = (
@@ -276,19 +276,19 @@ def advise(
             )
         ]
     changes.sort(key=lambda change: -change.gain)
-    longer, is_young = _longer(records, kind)
+    longer, is_young = _longer(records, iou_type)
     if longer is not None and is_young:
         return [longer, *changes]
     return sorted([*changes, longer], key=lambda change: -change.gain) if longer else changes
 
 
-def _longer(records: Sequence[Mapping[str, float]], kind: str) -> tuple[Change | None, bool]:
+def _longer(records: Sequence[Mapping[str, float]], iou_type: str) -> tuple[Change | None, bool]:
     """A longer training, where AP50 was best at the end, and whether the run is young.
 
     AP50 of a young run still rises by much. Of others the loss of the test set must not rise, which
     it does in young ones: the more boxes find an object, the more of them count in the loss.
     """
-    names = (f"{kind}_EMA/AP50", f"{kind}/AP50")
+    names = (f"{iou_type}_EMA/AP50", f"{iou_type}/AP50")
     name = next((n for n in names if any(n in record for record in records)), "")
     points = [(record["iteration"], record[name]) for record in records if name in record]
     losses = [r["validation/total_loss"] for r in records if "validation/total_loss" in r]

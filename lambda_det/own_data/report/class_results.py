@@ -43,36 +43,38 @@ class ClassResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Detections:
-    """The results of one kind ("bbox" or "segm") by class, and what is taken for what.
+    """The results of boxes or of masks by class, and what is taken for what.
 
     Attributes:
+        iou_type: "bbox" or "segm".
+        classes: the results of each.
         confusion: [classes + 1, classes + 1] counts; rows are true classes, columns
             predicted ones. The last column counts missed objects, the last row false predictions.
     """
 
-    kind: str
+    iou_type: str
     classes: list[ClassResult]
     confusion: np.ndarray
 
 
 def evaluate_detections(
-    ground_truth: COCO, results: Sequence[Mapping[str, Any]], kind: str, score: float
+    ground_truth: COCO, results: Sequence[Mapping[str, Any]], iou_type: str, score: float
 ) -> Detections:
     """Evaluate predictions with COCO's own code.
 
     Args:
         ground_truth: with ``iscrowd`` and ``area`` in every annotation.
-        results: entries of a results file in COCO's format, with the key that ``kind`` needs.
-        kind: "bbox" or "segm".
+        results: entries of a results file in COCO's format, with the key that ``iou_type`` needs.
+        iou_type: "bbox" or "segm".
         score: predictions of a lower score are left out of the confusion matrix.
     """
     # loadRes changes what it is given. It takes the areas of boxes where there are boxes, so those
     # of masks need entries without, as in Detectron2's evaluation.
-    left_out = "bbox" if kind == "segm" else ""
+    left_out = "bbox" if iou_type == "segm" else ""
     predictions = ground_truth.loadRes(
         [{key: value for key, value in entry.items() if key != left_out} for entry in results]
     )
-    evaluation = COCOeval(ground_truth, predictions, kind)
+    evaluation = COCOeval(ground_truth, predictions, iou_type)
     evaluation.params.maxDets[-1] = counted_detections(ground_truth)
     evaluation.evaluate()
     evaluation.accumulate()
@@ -93,8 +95,8 @@ def evaluate_detections(
                 *_best_threshold(evaluation, index, len(objects)),
             )
         )
-    confusion = _confusion(ground_truth, predictions, evaluation.params.catIds, kind, score)
-    return Detections(kind, classes, confusion)
+    confusion = _confusion(ground_truth, predictions, evaluation.params.catIds, iou_type, score)
+    return Detections(iou_type, classes, confusion)
 
 
 def _percent(values: np.ndarray) -> float:
@@ -122,7 +124,7 @@ def _best_threshold(evaluation: COCOeval, index: int, objects: int) -> tuple[flo
 
 
 def _confusion(
-    ground_truth: COCO, predictions: COCO, categories: Sequence[int], kind: str, score: float
+    ground_truth: COCO, predictions: COCO, categories: Sequence[int], iou_type: str, score: float
 ) -> np.ndarray:
     """Count which class each object is taken for; predictions in a crowd are not counted."""
     place = {category: index for index, category in enumerate(categories)}
@@ -133,7 +135,10 @@ def _confusion(
         found = predictions.loadAnns(predictions.getAnnIds(imgIds=[image]))
         found = sorted((p for p in found if p["score"] >= score), key=lambda p: -p["score"])
         shapes = (
-            [entry["bbox"] if kind == "bbox" else ground_truth.annToRLE(entry) for entry in part]
+            [
+                entry["bbox"] if iou_type == "bbox" else ground_truth.annToRLE(entry)
+                for entry in part
+            ]
             for part in (found, objects)
         )
         crowds = [bool(o["iscrowd"]) for o in objects]

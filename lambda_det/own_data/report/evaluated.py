@@ -41,7 +41,7 @@ class Evaluated:
         ground_truth: of the data set.
         entries: the predictions on its images, as of :func:`read_predictions`.
         lost: number of predictions on images that the data set does not have.
-        kinds: the results of boxes and, where there are some, of masks.
+        results: those of boxes and, where there are some, of masks.
     """
 
     task: DetectionTask
@@ -50,7 +50,7 @@ class Evaluated:
     ground_truth: COCO
     entries: list[dict[str, Any]]
     lost: int
-    kinds: list[Detections]
+    results: list[Detections]
 
 
 def evaluate_run(run: Path, dataset: str = "", score: float = 0.5) -> Evaluated:
@@ -92,14 +92,14 @@ def evaluate_run(run: Path, dataset: str = "", score: float = 0.5) -> Evaluated:
     ground_truth = ground_truth_of(dataset)
     entries = entries_of(entries, results, dataset, ground_truth)
     weights = _FOLDERS[results.relative_to(run).parts[0]]
-    kinds = ["bbox"]
+    iou_types = ["bbox"]
     if all("segmentation" in entry for entry in entries):
-        kinds.append("segm")
+        iou_types.append("segm")
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         kept = _belonging(entries, ground_truth.cats, ground_truth.imgs, results, dataset)
-        evaluated = [evaluate_detections(ground_truth, kept, kind, score) for kind in kinds]
+        by_class = [evaluate_detections(ground_truth, kept, one, score) for one in iou_types]
     lost = len(entries) - len(kept)
-    return Evaluated(task, dataset, weights, ground_truth, kept, lost, evaluated)
+    return Evaluated(task, dataset, weights, ground_truth, kept, lost, by_class)
 
 
 def read_predictions(path: str | Path, dataset: str) -> list[dict[str, Any]]:

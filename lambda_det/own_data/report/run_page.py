@@ -118,7 +118,7 @@ def build_report(
     is_cascade = "CascadeROIHeads" in str(config)
     _add_advice(page, evaluated, state.records, is_cascade)
     _add_classes(page, evaluated)
-    _add_confusion(page, evaluated.kinds[0], score)
+    _add_confusion(page, evaluated.results[0], score)
     page.section(
         "The worst images",
         f"Predictions of a score of {score:g} or more at the left, the ground truth at the right.",
@@ -173,11 +173,11 @@ def _add_advice(
             for number, count in report.counts.items():
                 trained[report.categories[number]] += count
     scale = parts.test_scale([(i["height"], i["width"]) for i in ground_truth.imgs.values()])
-    kind = evaluated.kinds[-1].kind
+    iou_type = evaluated.results[-1].iou_type
     changes = advise(
         ground_truth,
         evaluated.entries,
-        kind,
+        iou_type,
         records,
         trained,
         scale=scale,
@@ -192,7 +192,7 @@ def _add_advice(
         "AP50 would rise by this number if all errors of that kind were gone. A change removes "
         "some of them. For a longer training it is the rise in the last third of the steps.",
     )
-    head = ("change", f"AP50 of {'boxes' if kind == 'bbox' else 'masks'}", "what shows it")
+    head = ("change", f"AP50 of {'boxes' if iou_type == 'bbox' else 'masks'}", "what shows it")
     page.table(head, ((c, f"+{gain:.1f}", why) for c, gain, why in rows), text=True)
 
 
@@ -205,8 +205,8 @@ def _add_classes(page: Page, evaluated: Evaluated) -> None:
             f" {evaluated.lost} of the {predictions} predictions are left out: "
             f"{evaluated.dataset} lacks their images."
         )
-    for detections in evaluated.kinds:
-        title = {"bbox": "Boxes", "segm": "Masks"}[detections.kind]
+    for detections in evaluated.results:
+        title = {"bbox": "Boxes", "segm": "Masks"}[detections.iou_type]
         page.section(
             f"{title} by class",
             f"{note} AP in percent over IoU 0.5 to 0.95. The best score is the threshold of the "

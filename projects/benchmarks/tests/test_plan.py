@@ -28,7 +28,7 @@ def _step(images, side, seconds, peak):
 @pytest.mark.parametrize("by_image", [False, True])
 def test_the_fit_goes_through_what_was_measured(by_image):
     small, large = _step(1, 10, 1.2, 1000), _step(1, 20, 1.8, 1600)
-    fit = plan.Fit(small, large, by_image)
+    fit = plan.LinearFit(small, large, by_image)
     for step in (small, large):
         assert fit.seconds(1, step.side) == pytest.approx(step.seconds + step.update)
         assert fit.memory(1, step.side) == step.peak + step.state
@@ -37,14 +37,14 @@ def test_the_fit_goes_through_what_was_measured(by_image):
 
 
 def test_a_fit_of_noise_does_not_fall_with_the_size():
-    fit = plan.Fit(_step(1, 10, 2.0, 9), _step(1, 20, 1.0, 8), by_image=True)
+    fit = plan.LinearFit(_step(1, 10, 2.0, 9), _step(1, 20, 1.0, 8), by_image=True)
     assert fit.seconds(2, 40) == pytest.approx(2 * 2.0 + 0.5) and fit.memory(1, 40) == 109
 
 
 def _fixed_fit(monkeypatch, gigabytes):
     """Half a second and so many GiB for an image of any size."""
     step = plan.Step(1, 64, 0.5, 0.0, peak=int(gigabytes * GIB), state=0)
-    fit = plan.Fit(step, dataclasses.replace(step, side=128), by_image=True)
+    fit = plan.LinearFit(step, dataclasses.replace(step, side=128), by_image=True)
     monkeypatch.setattr(plan, "fit_task", lambda task, size: fit)
 
 
@@ -92,7 +92,7 @@ def test_memory_of_other_sizes(file, opts, sizes, others):
     task, *_ = plan.load_task(file, opts)
     torch.manual_seed(0)
     small, large, *truth = plan.measure(task, [*sizes, *others])
-    fit = plan.Fit(small, large, by_image=file is SHAPES)
+    fit = plan.LinearFit(small, large, by_image=file is SHAPES)
     for step in truth:
         expected = fit.memory(step.images, step.side)
         assert expected == pytest.approx(step.peak + step.state, rel=0.25)

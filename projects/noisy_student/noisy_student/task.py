@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lambda_det.classification.config import get_classification_config, load_recipe
-from lambda_det.classification.data import TrainLoader
+from lambda_det.classification.data import LabelledTrainLoader
 from lambda_det.classification.model import PixelClassifier, build_classifier
 from lambda_det.classification.task import ClassificationTask
 from lambda_det.errors import ConfigError
@@ -86,8 +86,8 @@ class StudentLoader:
 
     def __init__(
         self,
-        labelled: TrainLoader,
-        pseudo: TrainLoader,
+        labelled: LabelledTrainLoader,
+        pseudo: LabelledTrainLoader,
         source: PseudoLabelSource,
         temperature: float,
     ) -> None:
@@ -167,7 +167,7 @@ class StudentTask(ClassificationTask):
 
     def build_train_loader(self, *, for_statistics: bool = False) -> StudentLoader:
         data = self.cfg.DATA
-        pseudo = TrainLoader(
+        pseudo = LabelledTrainLoader(
             self.cfg,
             self.pseudo,
             batch_size=int(self.plan.forward * data.PSEUDO_RATIO),

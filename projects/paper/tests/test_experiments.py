@@ -86,7 +86,9 @@ COMMANDS = sorted(set(_commands()))
 
 
 def test_the_page_has_a_command_for_every_trained_network():
-    named = {load_recipe_by_name(f"imagenet/{name}.yaml", *pairs).MODEL.NAME for name, *pairs in COMMANDS}
+    named = {
+        load_recipe_by_name(f"imagenet/{name}.yaml", *pairs).MODEL.NAME for name, *pairs in COMMANDS
+    }
     # Projects add networks with layers of other kinds
     own = {n for n, spec in SPECS.items() if not getattr(spec, "kind", "")}
     assert {n for n in own if SPECS[n].paper.top1 and "lambda_k" not in n} <= named

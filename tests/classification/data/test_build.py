@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from lambda_det.classification.data import TrainLoader, build_sources
+from lambda_det.classification.data import LabelledTrainLoader, build_sources
 from lambda_det.errors import ConfigError, DataError
 
 
@@ -75,7 +75,7 @@ def test_synthetic_images_go_all_the_way(cfg):
     cfg.DATA.FORMAT = "synthetic"
     sources = build_sources(cfg)
     assert len(sources.train) == 1281167 and len(sources.val) == 50000
-    loader = TrainLoader(cfg, sources.train, batch_size=3)
+    loader = LabelledTrainLoader(cfg, sources.train, batch_size=3)
     for batch in itertools.islice(loader, 2):
         assert batch["images"].shape == (3, 16, 16, 3)
 

@@ -9,7 +9,7 @@ import torch
 
 from lambda_det.classification.data import (
     FolderSource,
-    TrainLoader,
+    LabelledTrainLoader,
     build_eval_loader,
     transforms,
 )
@@ -71,7 +71,7 @@ LABELS = [index % 3 for index in range(11)]
 
 
 def train_loader(cfg, source, *, batch_size=4, begin=0, seed=0):
-    loader = TrainLoader(cfg, source, batch_size=batch_size)
+    loader = LabelledTrainLoader(cfg, source, batch_size=batch_size)
     loader.begin(seed, begin)
     return loader
 

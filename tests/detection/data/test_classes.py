@@ -39,7 +39,7 @@ def extra() -> Iterator[str]:
 
 def test_another_order_is_refused_with_both_lists(both):
     first, second = both
-    run = classes.describe([first])
+    run = classes.facts_of([first])
     assert run["thing_classes"] == ["apple", "pear"]
     classes.check(DETECTOR, [first], run, "model.pth")
     with pytest.raises(
@@ -87,7 +87,7 @@ def test_a_checkpoint_holds_all_that_a_data_set_says(extra):
         keypoint_connection_rules=[("left_eye", "right_eye", (1, 2, 3))],
         evaluator_type="coco",
     )
-    described = classes.describe(["nowhere", extra])
+    described = classes.facts_of(["nowhere", extra])
     file = io.BytesIO()
     write_torch({"model": {}, "dataset": described}, file)
     assert described == {

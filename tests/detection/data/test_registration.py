@@ -4,7 +4,7 @@ import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.detection.data import check_datasets, register_json_datasets
-from lambda_det.detection.data.classes import describe
+from lambda_det.detection.data.classes import facts_of
 from lambda_det.errors import ConfigError, DataError
 
 
@@ -23,7 +23,7 @@ def test_both_files(cfg, content, write):
     assert len(DatasetCatalog.get(train)) == 4
     assert MetadataCatalog.get(test).evaluator_type == "coco"
     assert cfg.MODEL.ROI_HEADS.NUM_CLASSES == cfg.MODEL.RETINANET.NUM_CLASSES == 3
-    assert describe(cfg.DATASETS.TRAIN)["thing_classes"] == [
+    assert facts_of(cfg.DATASETS.TRAIN)["thing_classes"] == [
         "apple",
         "fig",
         "pear",
@@ -98,11 +98,11 @@ def test_missing_and_broken_files(cfg, content, write, tmp_path):
 def test_class_names_of_nothing_known(cfg):
     cfg.DATASETS.TRAIN = ("not_registered",)
     cfg.DATASETS.TEST = ()
-    assert describe((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)) == {}
+    assert facts_of((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)) == {}
     assert "not_registered" not in MetadataCatalog
     cfg.DATASETS.TEST = ("shapes_val",)
     names = (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)
-    assert describe(names)["thing_classes"] == ["circle", "rectangle", "triangle"]
+    assert facts_of(names)["thing_classes"] == ["circle", "rectangle", "triangle"]
 
 
 def _train_on_keypoints(cfg, content, write, names, flip="horizontal"):

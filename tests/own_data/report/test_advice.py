@@ -60,7 +60,7 @@ def test_ap50_is_coco_s(seed):
 
 
 @pytest.mark.parametrize(
-    ("category", "box", "kind", "meant"),
+    ("category", "box", "verdict", "meant"),
     [
         (1, (12, 10, 40, 40), "right", 1),
         (1, (100, 12, 40, 40), "class", 2),
@@ -69,18 +69,18 @@ def test_ap50_is_coco_s(seed):
         (1, (10, 150, 20, 20), "nothing", None),
     ],
 )
-def test_each_kind_of_error_is_told(category, box, kind, meant):
+def test_each_kind_of_error_is_told(category, box, verdict, meant):
     (found,), missed = sort_errors(made_of(OBJECTS), [predicted(category, box)], "bbox")
-    assert (found.kind, found.meant) == (kind, meant)
+    assert (found.verdict, found.meant) == (verdict, meant)
     # One that is meant is not missed, though the prediction is wrong
-    expected = {1, 2, 3} - ({meant} if kind in ("right", "class", "place") else set())
+    expected = {1, 2, 3} - ({meant} if verdict in ("right", "class", "place") else set())
     assert missed == expected
 
 
 def test_the_second_prediction_of_an_object_is_one_too_many():
     entries = [predicted(1, (10, 10, 40, 40), 0.4), predicted(1, (12, 10, 40, 40), 0.7)]
     predictions, _ = sort_errors(made_of(OBJECTS), entries, "bbox")
-    assert [(p.kind, p.score) for p in predictions] == [("right", 0.7), ("twice", 0.4)]
+    assert [(p.verdict, p.score) for p in predictions] == [("right", 0.7), ("twice", 0.4)]
 
 
 def test_masks_are_compared_as_masks():
@@ -91,7 +91,7 @@ def test_masks_are_compared_as_masks():
         for a in truth.anns.values()
     ]
     predictions, missed = sort_errors(truth, polygons, "segm")
-    assert {p.kind for p in predictions} == {"right"} and not missed
+    assert {p.verdict for p in predictions} == {"right"} and not missed
 
 
 def test_a_repair_finds_an_object_once():
@@ -105,7 +105,7 @@ def test_a_repair_finds_an_object_once():
     predictions, missed = sort_errors(truth, entries, "bbox")
     classes = {i: a["category_id"] for i, a in truth.anns.items()}
     after = repaired(predictions, {0, 1, 2, 3}, classes)
-    assert [(p.category, p.meant, p.kind) for p in after] == [(2, 2, "right"), (2, 3, "right")]
+    assert [(p.category, p.meant, p.verdict) for p in after] == [(2, 2, "right"), (2, 3, "right")]
     assert missed == {1}
     assert ap50(after, {2: 2}) == 100
 
