@@ -1,6 +1,6 @@
 """The Mask R-CNN of TensorFlow's TPU repository, as parts of Detectron2.
 
-They are what no key of Detectron2 gives. docs/detection_choices.md has all choices, with the places
+They are what no key of Detectron2 gives. detection_choices.md has all choices, with the places
 where TPU's code makes them. Detectron2 knows the names once this module is imported: it does so in
 every process with ``DETECTRON2_ENV_MODULE=lambda_paper.tpu`` and this folder's parent in
 ``PYTHONPATH``.
