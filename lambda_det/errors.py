@@ -104,7 +104,8 @@ def refused(
     except errors as error:
         is_named = isinstance(error, OSError) and f" {error.filename} " in f" {what} "
         why = error.strerror if is_named else reason(error)
-        raise kind(f"{what} ({why}){'; ' * bool(advice)}{advice}.") from error
+        ending = f"; {advice}" if advice else ""
+        raise kind(f"{what} ({why}){ending}.") from error
 
 
 def reason(error: BaseException) -> str:

@@ -128,14 +128,10 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
         scaled = _scaled(settings, shares)
         scaled = replace(scaled, **{name: getattr(settings, name) for name in typed})
         why = f"{reference} process(es) in the file, here {world_size} x {settings.accumulate}"
-        rows = [
-            (
-                settings.key(name),
-                getattr(settings, name),
-                *(("", "it is typed") if name in typed else (getattr(scaled, name), why)),
-            )
-            for name in SCALED
-        ]
+        rows = []
+        for name in SCALED:
+            after = ("", "it is typed") if name in typed else (getattr(scaled, name), why)
+            rows.append((settings.key(name), getattr(settings, name), *after))
         log_table("The schedule, scaled to the processes", rows)
     images = scaled.images_per_step
     if images is not None and not (images > 0 and images % shares == 0):

@@ -98,7 +98,9 @@ class Replacements:
         }
         reaches = [name for name, given in reaches.items() if given]
         if spec.kind or not any(spec.lambda_blocks.values()):
-            unknown = {*options, *reaches, *["share_positions"] * bool(share_positions)}
+            unknown = {*options, *reaches}
+            if share_positions:
+                unknown.add("share_positions")
             if spec.global_context:  # what spans a whole map is made for images of one size
                 unknown -= {"global_context"}
             if unknown:

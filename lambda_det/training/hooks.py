@@ -72,8 +72,10 @@ class LRScheduler(hooks.LRScheduler):
             own = [names[id(p)] for g in groups if g["initial_lr"] == rate for p in g["params"]]
             whose = commonpath(name.replace(".", "/") for name in own).replace("/", ".")
             # Two rates may be those of parameters below the same module
-            if not whose or f"lr/{whose}" in self._groups:
-                whose += f"{' ' * bool(whose)}{rate:g} at first"
+            if not whose:
+                whose = f"{rate:g} at first"
+            elif f"lr/{whose}" in self._groups:
+                whose = f"{whose} {rate:g} at first"
             self._groups[f"lr/{whose}"] = number
 
     def after_step(self) -> None:

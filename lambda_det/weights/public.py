@@ -119,8 +119,9 @@ class PublicFile:
     def describe(self) -> str:
         """Source, licence and accuracy in one line."""
         top1 = f", top-1 {self.top1:.1f} % at {self.image_size} pixels" if self.top1 else ""
-        words = f"{top1}{', ' * bool(self.figures)}{self.figures}"
-        return f"{self.url} from {self.origin}, licence {self.license or 'not stated'}{words}"
+        figures = f", {self.figures}" if self.figures else ""
+        licence = self.license or "not stated"
+        return f"{self.url} from {self.origin}, licence {licence}{top1}{figures}"
 
 
 def is_public(path: str | Path) -> bool:

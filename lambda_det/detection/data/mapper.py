@@ -232,7 +232,7 @@ class TolerantMapper(DatasetMapper):
         )
         boxes = transforms.apply_box(boxes).clip(0, (size + size)[::-1])
         flips = self.keypoint_hflip_indices
-        unseen = [0.0] * 3 * (0 if flips is None else len(flips))
+        unseen = [] if flips is None else [0.0, 0.0, 0.0] * len(flips)
         result = []
         for annotation, box, mask, parts in zip(annotations, boxes, masks, polygons, strict=True):
             moved: dict[str, Any] = {"bbox": box, "bbox_mode": BoxMode.XYXY_ABS}
