@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from pycocotools.mask import area, frPyObjects, merge
+from pycocotools.mask import area, decode, encode, frPyObjects, merge, toBbox
 
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_json
@@ -479,6 +479,27 @@ def test_the_command_writes_other_formats_and_reads_them_back(kind, shapes, tmp_
     assert len(mask) == {"yolo": 1, "labelme": 2}[kind]
     areas = [area(merge(frPyObjects(polygons, 30, 40))) for polygons in (mask, POLYGONS)]
     assert areas[0] == areas[1] > 30
+
+
+@pytest.mark.parametrize("kind", WRITTEN[1:])
+def test_runs_come_back_as_polygons_of_the_same_pixels(kind, shapes, tmp_path):
+    """Some pixels and a ring; a box of runs comes back as it was."""
+    masks = np.zeros((2, 30, 40), np.uint8, order="F")
+    masks[0, 10:14, 20:24] = 1
+    masks[1, 5:25, 5:25] = 1
+    masks[1, 12:15, 12:20] = 0
+    things = []
+    for number, mask in enumerate(masks, 1):
+        runs = encode(np.asfortranarray(mask))
+        entry = {"id": number, "image_id": 1, "category_id": 7, "area": 1, "iscrowd": 0}
+        things.append({**entry, "bbox": toBbox(runs).tolist(), "segmentation": runs})
+    shapes["annotations"] = things
+    write_labels(shapes, kind, tmp_path / "labels", tmp_path / "pictures")
+    back = read_labels(tmp_path / "labels", tmp_path / "pictures")["annotations"]
+    for one, thing, mask in zip(back, things, masks, strict=True):
+        assert np.allclose(one["bbox"], thing["bbox"], atol=1e-3)
+        drawn = decode(merge(frPyObjects(one["segmentation"], 30, 40)))
+        np.testing.assert_array_equal(drawn, mask)
 
 
 def test_a_picture_on_another_drive_has_its_whole_path(shapes, tmp_path, monkeypatch):

@@ -157,26 +157,32 @@ _WRITERS = {
 def polygons(mask: np.ndarray) -> list[list[float]]:
     """The outlines of a mask [H, W] as polygons x0, y0, x1, y1, ... in COCO's coordinates.
 
-    They run through the centres of the outer pixels. Holes are lost, and parts of one pixel's
-    thickness are left out. Of a mask that would lose most of its area by that, the polygons run
-    near the outer edges of its pixels.
+    They run along the edges of the pixels, so that they have the mask's area and box, and COCO's
+    tools make the same mask of them. There is one for each part of the mask. An outline with holes
+    goes to each hole by a straight line, around it and back by the same line.
     """
-    outlines = _outlines(mask)
-    if 4 * sum(map(cv2.contourArea, outlines)) >= mask.sum():
-        return [(outline.reshape(-1) + 0.5).tolist() for outline in outlines]
     rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
+    if not len(rows):
+        return []
     part = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    finer = _outlines(part.repeat(_FINER, 0).repeat(_FINER, 1))
-    corner = (columns[0], rows[0])
-    return [((o.reshape(-1, 2) + 0.5) / _FINER + corner).ravel().tolist() for o in finer]
-
-
-_FINER = 4  # parts of a pixel's side that thin masks are outlined in
-
-
-def _outlines(mask: np.ndarray) -> list[np.ndarray]:
-    """Contours [N, 1, 2] of the parts of a mask that have an area."""
-    outlines, _ = cv2.findContours(
-        np.ascontiguousarray(mask, np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE
+    contours, (tree,) = cv2.findContours(
+        np.ascontiguousarray(part.repeat(2, 0).repeat(2, 1), np.uint8),
+        cv2.RETR_CCOMP,
+        cv2.CHAIN_APPROX_SIMPLE,
     )
-    return [outline for outline in outlines if cv2.contourArea(outline) > 0]
+    outlines = {}
+    for number, contour in enumerate(contours):
+        # The middles of the outer quarters of pixels, and from there to the nearest corner
+        points = np.round((contour.reshape(-1, 2) + 0.5) / 2) + (columns[0], rows[0])
+        outlines[number] = points[(points != np.roll(points, 1, 0)).any(1)]
+    for number, (_, _, _, parent) in enumerate(tree):
+        if parent >= 0:
+            outlines[parent] = _with_hole(outlines[parent], outlines.pop(number))
+    return [points.ravel().tolist() for points in outlines.values()]
+
+
+def _with_hole(outline: np.ndarray, hole: np.ndarray) -> np.ndarray:
+    """An outline [N, 2] that goes to a hole [M, 2], around it and back."""
+    start = np.square(outline - hole[0]).sum(1).argmin()
+    turn = np.square(hole - outline[start]).sum(1).argmin()
+    return np.concatenate([outline[: start + 1], hole[turn:], hole[: turn + 1], outline[start:]])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pycocotools.mask
 
 from lambda_det.detection.data.label_files import polygons, write_labels
 from lambda_det.detection.prediction.predictor import Prediction
@@ -18,7 +20,8 @@ class Annotations:
     """Collects predictions, and writes them as one file of images, annotations and categories.
 
     Categories have the ids 1, 2, ... in the order of the detector's classes. Each annotation has a
-    box, polygons where the detector has masks, keypoints where it has them, and its score.
+    box, polygons where the detector has masks (run lengths of an empty one), keypoints where it has
+    them, and its score.
 
     Until they are written, they are kept as JSON: as Python's lists, polygons would take several
     times the memory.
@@ -53,7 +56,7 @@ class Annotations:
             }
             if masks is not None:
                 annotation["area"] = int(masks[index].sum())
-                annotation["segmentation"] = polygons(masks[index])
+                annotation["segmentation"] = polygons(masks[index]) or _runs(masks[index])
             if keypoints is not None:
                 # COCO counts from the centre of the first pixel, Detectron2 from its corner
                 points = [[x - 0.5, y - 0.5, 2] for x, y, _ in keypoints[index].tolist()]
@@ -84,6 +87,12 @@ class Annotations:
             return
         with writing_to(path):
             replace_text(path, text)
+
+
+def _runs(mask: np.ndarray) -> dict[str, Any]:
+    """A mask [H, W] as run lengths: COCO's tools fail on an empty one without any polygon."""
+    runs = pycocotools.mask.encode(np.asfortranarray(mask, np.uint8))
+    return {**runs, "counts": runs["counts"].decode()}
 
 
 def _rounded(values: list[float]) -> list[float]:

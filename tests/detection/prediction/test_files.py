@@ -384,6 +384,8 @@ def test_annotations_are_what_was_found(predictor, images, tmp_path):
         assert annotation["category_id"] == found.classes[index] + 1
         assert annotation["score"] == pytest.approx(found.scores[index], abs=1e-5)
         assert annotation["area"] == found.masks[index].sum()
+        # So that its mask AP is the evaluation's
+        np.testing.assert_array_equal(coco.annToMask(annotation), found.masks[index])
 
 
 def _filled(*places):
@@ -395,23 +397,37 @@ def _filled(*places):
 
 _Y, _X = np.mgrid[:100, :140]
 _DISC = (_X - 40) ** 2 + (_Y - 50) ** 2 < 30**2
+_RING = _DISC & ((_X - 45) ** 2 + (_Y - 52) ** 2 > 9**2)
+# Masks, and in how many parts
 MASKS = {
-    # Two parts, and one that is too small for a polygon
-    "disc and square": (_filled(_DISC, (slice(15, 65), slice(90, 130)), (3, 3)), 2, 0.9),
-    "pixel": (_filled((5, 5)), 1, 0.6),
-    "row": (_filled((5, slice(3, 9))), 1, 0.6),
-    "column": (_filled((slice(3, 9), 5)), 1, 0.6),
-    "diagonal": (_filled((np.arange(2, 8), np.arange(2, 8))), None, 0.6),
-    "corner": (_filled(([2, 3, 4, 5, 5, 5], [2, 2, 2, 2, 3, 4])), 1, 0.6),
+    "disc and square": (_filled(_DISC, (slice(15, 65), slice(90, 130)), (3, 3)), 3),
+    "square": (_filled((slice(10, 14), slice(20, 24))), 1),
+    "all": (_filled((slice(None), slice(None))), 1),
+    "pixel": (_filled((5, 5)), 1),
+    "row": (_filled((5, slice(3, 9))), 1),
+    "column": (_filled((slice(3, 9), 5)), 1),
+    "diagonal": (_filled((np.arange(2, 8), np.arange(2, 8))), 1),
+    "corner": (_filled(([2, 3, 4, 5, 5, 5], [2, 2, 2, 2, 3, 4])), 1),
+    "ring with a disc": (_filled(_RING, (slice(50, 54), slice(43, 47))), 2),
+    "sieve": (_filled(_DISC) & ~_filled((slice(None, None, 5), slice(None, None, 7))), 1),
+    "noise": (np.random.default_rng(0).random((100, 140)) < 0.5, None),
 }
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_polygons_cover_their_mask(name):
-    mask, parts, share = MASKS[name]
+def test_polygons_are_their_mask(name):
+    mask, parts = MASKS[name]
     found = polygons(mask)
     drawn = mask_util.decode(mask_util.merge(mask_util.frPyObjects(found, 100, 140))).astype(bool)
-    assert parts in (None, len(found)) and (drawn & mask).sum() / (drawn | mask).sum() > share
+    np.testing.assert_array_equal(drawn, mask)
+    assert parts in (None, len(found))
+    rows, columns = np.nonzero(mask)
+    points = np.concatenate(found).reshape(-1, 2)
+    assert points.min(0).tolist() == [columns.min(), rows.min()]
+    assert points.max(0).tolist() == [columns.max() + 1, rows.max() + 1]
+
+
+def test_no_mask_has_no_polygon():
     assert polygons(np.zeros((5, 5), bool)) == []
 
 
