@@ -164,6 +164,7 @@ def polygons(mask: np.ndarray) -> list[list[float]]:
     rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
     if not len(rows):
         return []
+    corner = np.array([columns[0], rows[0]])
     part = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     contours, (tree,) = cv2.findContours(
         np.ascontiguousarray(part.repeat(2, 0).repeat(2, 1), np.uint8),
@@ -173,7 +174,7 @@ def polygons(mask: np.ndarray) -> list[list[float]]:
     outlines = {}
     for number, contour in enumerate(contours):
         # The middles of the outer quarters of pixels, and from there to the nearest corner
-        points = np.round((contour.reshape(-1, 2) + 0.5) / 2) + (columns[0], rows[0])
+        points = corner + np.round((contour.reshape(-1, 2) + 0.5) / 2)
         outlines[number] = points[(points != np.roll(points, 1, 0)).any(1)]
     for number, (_, _, _, parent) in enumerate(tree):
         if parent >= 0:
