@@ -61,6 +61,7 @@ def test_a_flag_that_is_none_is_refused(keys, started, tmp_path):
     assert not started
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_run(tmp_path):
     with pytest.raises(DataError, match="folder of a run"):
         lambda_det.Run(tmp_path)

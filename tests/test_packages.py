@@ -114,6 +114,7 @@ def files() -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_every_package_that_is_to_be_installed_is_registered():
     names: dict[str, set[str]] = {}
     for file in files():

@@ -72,6 +72,7 @@ def imports(file: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_wheel_holds_every_module_and_config_and_nothing_else(wheel):
     modules = (ROOT / "lambda_det").rglob("*")
     suffixes = (".py", ".cpp", ".h", ".typed", ".pth")
@@ -166,6 +167,7 @@ def test_a_wheel_with_kernels_compiles_nothing(tmp_path, monkeypatch):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow
 def test_everything_imported_is_required(metadata):
     required = {canonicalize_name(Requirement(r).name) for r in metadata.get_all("Requires-Dist")}
     # PyTorch brings Triton where it works; the last one serves where somebody has it

@@ -51,6 +51,7 @@ def test_what_the_user_has_set_stays(monkeypatch, users, loaded, expected):
     assert environment == users | expected
 
 
+@pytest.mark.slow
 def test_it_is_decided_before_pytorch_is_loaded():
     """The package and what it imports first must not import PyTorch before."""
     script = "import lambda_det, os; assert os.environ['GOMP_SPINCOUNT'] == '1000'"

@@ -34,6 +34,7 @@ def finished(pictures, tmp_path_factory):
     return train(tmp_path_factory.mktemp("finished"), pictures, *more)
 
 
+@pytest.mark.slow
 def test_what_a_run_leaves(finished):
     # 18 images are left of 24: 18 * 2 / 8 steps, rounded
     checkpoint = _load(finished / "model_final.pth")
@@ -279,6 +280,7 @@ def test_a_compiled_network_trains_as_one_that_is_not(arguments, tmp_path, monke
     assert differences(*states) == []
 
 
+@pytest.mark.slow
 def test_synthetic_data_need_none(arguments, folder, monkeypatch):
     # As ImageNet has them, they would be evaluated for minutes
     monkeypatch.setattr(

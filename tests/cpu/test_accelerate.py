@@ -95,6 +95,7 @@ def _check_contiguous(module, inputs, output):
     assert output.is_contiguous()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DETECTORS)
 def test_a_model_of_detectron2_computes_the_same_and_gets_back_what_it_was(name, monkeypatch):
     monkeypatch.setitem(winograd._PAYS_FROM, torch.float64, (1, 1))  # small maps, too

@@ -104,6 +104,7 @@ def _compare_errors(inputs, grad):
         assert (a - true).norm() <= 2 * max((b - true).norm() for b in plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0, 0.001, 0.01, 0.1, 0.24, 0.26])
 def test_the_error_of_sparse_gradients_is_at_most_twice_that_of_pytorch(share):
     grad = torch.randn(1, 128, 64, 64) * (torch.rand(1, 1, 64, 64) < share)

@@ -98,6 +98,7 @@ def test_what_the_checks_let_pass_does_not_break_the_evaluation(
     assert results["bbox"]["AP"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_perfect_detector_of_150_objects_has_an_ap_of_100(bare_data, tmp_path, caplog):
     """COCO's AP counts 100 detections; those of a detector that keeps 100 are too few."""
     boxes = [[x, y, x + 1, y + 1] for x in range(2, 17) for y in range(2, 12)]

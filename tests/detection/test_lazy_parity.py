@@ -77,6 +77,7 @@ def _network(model: nn.Module) -> dict[str, Any]:
     return {name: _settings(module, set()) for name, module in model.named_modules()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_network_is_the_same(name):
     models = [on_meta(yaml_task(name).config), on_meta(lazy_task(name).config)]

@@ -72,6 +72,7 @@ def _images(count: int = 2) -> list[dict]:
     return [{"image": torch.rand(3, 64, 80, generator=generator) * 255} for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_the_whole_detector_computes_channels_last_and_the_same():
     cfg = tiny_config()
     cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
@@ -102,6 +103,7 @@ def test_all_processes_of_a_training_have_one_layout(monkeypatch):
     assert not channels_last_pays("cpu", (512, 512))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", [None, "there is no compiler"])
 @pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
 @pytest.mark.parametrize(("smaller_side", "device"), [(64, "cpu"), (512, "cpu"), (512, "cuda")])
@@ -152,6 +154,7 @@ def _lambda_detector() -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.slow
 def test_keypoints_and_scores_of_bfloat16_are_not_rounded():
     torch.manual_seed(0)
     cfg = tiny_config()

@@ -86,6 +86,7 @@ def test_a_head_of_another_project(counting):
         DetectorGraph(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_registered", [True, False])
 def test_its_layers_start_afresh_with_other_classes(counting, tmp_path, is_registered):
     if not is_registered:

@@ -21,6 +21,7 @@ def _reduce_without_rank_1(args) -> None:
     dist.all_reduce(torch.ones(3))
 
 
+@pytest.mark.slow
 def test_lost_connection(forked):
     """Rank 1 ends with status 0, so that the error of gloo in rank 0 is what remains."""
     args = parser().parse_args(["--num-gpus", "2"])

@@ -36,6 +36,7 @@ def _note(args):
     on_main_process(check)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_processes_are_connected_and_agree_on_an_error(tmp_path):
     with pytest.raises(DataError, match=r"^seen by 0$"):
@@ -57,6 +58,7 @@ def _kill_itself():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.posix
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
@@ -79,6 +81,7 @@ def _note_start_method(args):
         file.write(multiprocessing.get_start_method())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_loader_processes_start_as_they_do_in_one_process(tmp_path):
     """And not as the processes do, which here are forked."""
@@ -137,6 +140,7 @@ def command(forked, tmp_path):
     return start
 
 
+@pytest.mark.slow
 @pytest.mark.posix
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_is_passed_on_and_the_end_waited_for(command, tmp_path, number):
@@ -148,6 +152,7 @@ def test_a_signal_is_passed_on_and_the_end_waited_for(command, tmp_path, number)
     assert not any(map(is_alive, members))
 
 
+@pytest.mark.slow
 @pytest.mark.posix
 @pytest.mark.parametrize(("number", "catches"), [(signal.SIGTERM, False), (signal.SIGKILL, True)])
 def test_no_process_outlives_the_command(command, number, catches):

@@ -141,6 +141,7 @@ def small_network():
     return Network(model, model, detector=False)
 
 
+@pytest.mark.slow
 @needs_any_size
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_that_computes_something_else_does_not_get_its_name(damage, tmp_path, monkeypatch):

@@ -87,6 +87,7 @@ def fcos() -> FCOS:
 EXPORTED = ["faster_rcnn", "c4", "dc5", "cascade_mask_rcnn", "retinanet", "fcos"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPORTED)
 def test_the_graph_computes_what_detectron2_does(name):
     """Without recording it, on images that fill parts of a batch."""

@@ -38,6 +38,7 @@ def boxes_of_the_data(cfg, shift: float):
     return run, file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift, passes", [(0.0, True), (0.1, True), (4.0, False)])
 def test_ap_beside_ap(run, shift, passes):
     known = {"thing_classes": ["circle", "rectangle", "triangle"]}

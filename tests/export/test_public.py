@@ -48,6 +48,7 @@ def assert_computes_the_same(backbone, network):
 PIXELS = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
 
 
+@pytest.mark.slow
 def test_detectron2_s_own_checkpointer_loads_it(placed, network):
     backbone = lambda_det.create_backbone("mobilenet_v2", ("res5",))
     DetectionCheckpointer(nn.ModuleDict({"backbone": backbone})).load(URL)
@@ -63,6 +64,7 @@ def test_create_backbone_loads_it(placed, network, caplog):
     assert_computes_the_same(backbone, network)
 
 
+@pytest.mark.slow
 def test_the_conversion_for_detectron2_is_kept(placed):
     PathManager.get_local_path(URL)
     (converted,) = placed.glob("*.pth")
@@ -76,6 +78,7 @@ def test_the_conversion_for_detectron2_is_kept(placed):
     read_backbone(PathManager.get_local_path(URL))
 
 
+@pytest.mark.slow
 def test_the_tool_exports_a_url_and_a_plain_file(placed, network, tmp_path, capsys):
     assert main([URL, str(tmp_path / "a.pth")]) == 0
     out = capsys.readouterr().out
@@ -92,6 +95,7 @@ def test_the_tool_exports_a_url_and_a_plain_file(placed, network, tmp_path, caps
     assert URL in capsys.readouterr().err and not (tmp_path / "c.pth").exists()
 
 
+@pytest.mark.slow
 def test_a_file_of_torchvision_s_is_given_its_name(tmp_path):
     network = make("torchvision", "resnet50")
     torch.save(network.state_dict(), tmp_path / "resnet50.pth")

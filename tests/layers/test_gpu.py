@@ -116,6 +116,7 @@ def test_equals_float64_on_a_gpu(case, name, dtype, layout, monkeypatch):
     check(name, CASES[case], dtype, layout, "cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_checks_without_a_gpu(name, layout):

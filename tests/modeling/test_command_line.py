@@ -6,6 +6,7 @@ import lambda_det
 from lambda_det.modeling.command_line import HEADER, main, rows
 
 
+@pytest.mark.slow
 def test_rows():
     patterns = ["lambda_resnet26", "*net50_lambda_c*", "lambda_resnet26"]
     table = rows(patterns, image_size=64)

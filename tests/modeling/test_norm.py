@@ -182,6 +182,7 @@ def test_freezing_and_precise_batch_norm_reach_it():
     torch.testing.assert_close(frozen(x), norm.eval()(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "left"),
     [

@@ -63,6 +63,7 @@ def test_parameters(name):
     assert millions == pytest.approx(PARAMETERS[name], abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_count_that_is_not_the_printed_one_is_marked():
     """``lambda-det info`` prints both: ours, which is the text's, and the printed one."""
     marked, others = set(), set()

@@ -91,6 +91,7 @@ def push(*words: object) -> int:
     return hub.main([str(word) for word in words])
 
 
+@pytest.mark.slow
 def test_the_folder_has_a_card_and_nothing_of_this_machine(run, tmp_path):
     folder = tmp_path / "folder"
     assert push(run, "me/cells", "--folder", folder, "--license", "cc-by-4.0") == 0
@@ -122,6 +123,7 @@ def test_the_folder_has_a_card_and_nothing_of_this_machine(run, tmp_path):
     assert push(run, "me/cells", "--folder", folder) == 2
 
 
+@pytest.mark.slow
 def test_the_folder_predicts_as_the_run_does(run, tmp_path):
     assert push(run, "me/cells", "--dry-run") == 0
     image = cv2.imread(str(tmp_path / "data" / "a.png"))
@@ -132,6 +134,7 @@ def test_the_folder_predicts_as_the_run_does(run, tmp_path):
     assert np.array_equal(ours.boxes, theirs.boxes) and np.array_equal(ours.scores, theirs.scores)
 
 
+@pytest.mark.slow
 def test_an_exported_detector_goes_with_its_checkpoint_only(run, tmp_path, capsys):
     checkpoint = hashlib.sha256((run / "model_final.pth").read_bytes()).hexdigest()
     (run / "mine.onnx").write_bytes(b"graph")
@@ -169,6 +172,7 @@ def test_names_of_classes_are_only_text():
     assert hub.markdown("red cell, größe 2") == "red cell, größe 2"
 
 
+@pytest.mark.slow
 def test_there_and_back(run, hub_of_the_test, tmp_path, capsys):
     hub_of_the_test["is allowed"] = False
     assert push(run, "me/cells") == 2

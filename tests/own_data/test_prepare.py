@@ -211,6 +211,7 @@ def test_parts_that_are_there(data):
     assert names(file) == {f"test/{n}.png" for n in range(3, 20, 4)}
 
 
+@pytest.mark.slow
 def test_the_network_of_weights_that_are_a_detector_s(data, tmp_path):
     """Without a file; it says which, and fits the rest to the data."""
     words = ["MODEL.RPN.POST_NMS_TOPK_TEST", "55", "SOLVER.MAX_ITER", "7", "SEED", "4"]

@@ -178,6 +178,7 @@ def test_a_detector_keeps_all_objects_of_the_fullest_image(cfg):
     assert [found[key] for key in keys] == [300] * 3
 
 
+@pytest.mark.slow
 def test_all_that_a_recipe_sets_can_be_typed(cfg):
     cfg.RECIPE.MEMORY = [1.0, 1.0]
     records = make_records(88, [(20, 20), (40, 60)] * 600, classes=(0,) * 10 + (1,))

@@ -53,6 +53,7 @@ def _load(in_thread: bool, ready: Callable[[], None]) -> None:
     time.sleep(600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_loader_processes_with_full_pipes_end(in_thread):
     context = multiprocessing.get_context("fork")

@@ -54,6 +54,7 @@ def _objects(root):
         yield _pixels(root / "shapes/train" / image["file_name"]), entries, masks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file", ["shapes/annotations/instances", "shapes_panoptic/annotations/keypoints"]
 )
@@ -70,6 +71,7 @@ def test_layout_and_format(root, file):
         assert len(os.listdir(json_file.parents[1] / split)) == count
 
 
+@pytest.mark.slow
 @both
 def test_same_arguments_same_data_and_an_image_does_not_depend_on_the_number(root, tmp_path, make):
     make(tmp_path / "same", num_train=24, num_val=6, size=SIZE, seed=3)

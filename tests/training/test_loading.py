@@ -90,6 +90,7 @@ def test_a_process_that_dies_ends_the_run_with_the_keys(load):
         list(itertools.islice(loader, 9))
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_ends_the_run_with_the_keys():
     before = children()
     loader = train(doing(lambda: time.sleep(600)), num_workers=1, timeout=1)

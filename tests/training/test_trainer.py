@@ -236,6 +236,7 @@ def test_an_error_waits_for_a_checkpoint_and_is_not_hidden_by_its_error(
     assert bool(last_checkpoint(str(folder))) != full
 
 
+@pytest.mark.slow
 @pytest.mark.posix
 def test_beside_a_run_no_other_is_possible_but_an_evaluation_is(folder):
     Trainer(ToyTask(folder)).train()

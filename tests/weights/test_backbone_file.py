@@ -299,6 +299,7 @@ def _copy(backbone, name, state, **options):
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "norm"),
     [*((name, "BN") for name in NETWORKS), *(("lambda_resnet26", n) for n in NO_BN)],

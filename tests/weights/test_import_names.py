@@ -19,6 +19,7 @@ def slow(*row):
     return pytest.param(*row, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "theirs", "ours", "sizes"),
     [

@@ -518,6 +518,7 @@ def test_weights_for_other_classes_say_so(mobilenet, tmp_path, caplog):
     assert any("w.pth is for 7 classes" in r.getMessage() for r in caplog.records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("theirs", "ours", "pairs", "words"),
     [

@@ -205,6 +205,7 @@ def test_parts_follow_until_nothing_is_left(tmp_path, monkeypatch):
         (tmp_path / "out" / "first_hour.json").unlink()
 
 
+@pytest.mark.slow
 def test_a_training_is_stopped_in_time_and_may_go_on(tmp_path):
     text = """
     import signal, sys, time

@@ -86,6 +86,7 @@ def test_short_work_is_repeated(clock):
     assert len(calls) == 3 + 2 * 5  # a twentieth of a second in each round
 
 
+@pytest.mark.slow
 def test_case_that_fails_has_its_reason():
     def fall(x):
         raise RuntimeError("first line\nsecond line")

@@ -175,6 +175,7 @@ def test_attention(run, monkeypatch, only_own_networks):
     assert "axial self-attention: left out" in out
 
 
+@pytest.mark.slow
 def test_options_of_the_lambda_layers():
     counts = {}
     ours = {n: row for n, row in presets.TABLE_4.items() if row[0] in list_models()}

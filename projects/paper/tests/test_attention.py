@@ -277,6 +277,7 @@ def test_parameters_are_those_of_the_paper(kind, millions):
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["axial", "double"])
 def test_counts_without_repeated_blocks_are_those_of_the_network(kind):
     name = f"resnet50_{kind}_attention"

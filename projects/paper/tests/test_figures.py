@@ -95,6 +95,7 @@ def test_scales():
     assert figures.logarithmic(np.array([0.0, 20.0])).vmin == pytest.approx(0.02)
 
 
+@pytest.mark.slow
 def test_embeddings_stand_in_the_row_of_their_depth(monkeypatch):
     kept = {}
     draw = figures.draw_tiles

@@ -230,6 +230,7 @@ def test_regions_are_read_at_one_point_for_each_output_and_large_ones_from_p6():
         torch.testing.assert_close(found[0], wanted)
 
 
+@pytest.mark.slow
 def test_the_configurations():
     torch.set_default_dtype(torch.float32)
     yaml, lazy = tasks()

@@ -98,6 +98,7 @@ def test_an_image_that_cannot_be_read_is_named(make_folder, change):
     assert source.load(0).shape == (24, 20, 3)
 
 
+@pytest.mark.slow
 def test_a_copy_for_a_spawned_worker_is_small(tmp_path):
     """Its arrays go through shared memory, so that the size does not depend on the images."""
     (tmp_path / "a").mkdir()
@@ -298,6 +299,7 @@ def test_plain_jpegs_need_one_decoder(monkeypatch, missing):
         np.testing.assert_array_equal(decode_image(data, "a.JPEG"), by_pillow(data))
 
 
+@pytest.mark.slow
 def test_what_pillow_makes_of_damaged_jpegs():
     """Cut off, or with bytes changed: refused if Pillow refuses, else the same pixels."""
     rng = np.random.default_rng(0)

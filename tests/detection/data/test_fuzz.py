@@ -33,6 +33,7 @@ def ground_truth(tmp_path_factory) -> GroundTruth:
     return GroundTruth.made(tmp_path_factory.mktemp("fuzz"))
 
 
+@pytest.mark.slow
 def test_mutations_of_a_sound_data_set(ground_truth):
     outcomes = set()
 
@@ -46,6 +47,7 @@ def test_mutations_of_a_sound_data_set(ground_truth):
     assert any("used" in outcome for outcome in outcomes) and len(outcomes) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*BROKEN_FILES, *STRANGE_FILES])
 def test_each_kind_of_broken_image_alone(ground_truth, kind):
     """A missing file is refused at the start; a broken one is skipped in training only."""

@@ -90,6 +90,7 @@ def test_batches_have_the_size_and_cover_the_data(four):
         assert image["image"].shape == (3, 64, 64) and image["instances"].has("gt_masks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "jitter"), [(0, False), (1, True), (3, False)])
 def test_workers_and_the_place_change_nothing(eleven, workers, jitter):
     """Nothing changes: with jitter, or with other augmentations and grouped by orientation."""

@@ -182,6 +182,7 @@ def read(loader, count, first=0):
     return [plain(sample) for batch in itertools.islice(loader, count) for sample in batch]
 
 
+@pytest.mark.slow
 def test_what_is_drawn_follows_from_seed_and_place(cfg, content, write):
     """The number of workers, a resume and an unreadable image change nothing else."""
     cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TRAIN_IMAGES = write(content)

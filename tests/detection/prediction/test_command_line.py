@@ -75,6 +75,7 @@ def test_mistakes_end_in_one_sentence(run, image, tmp_path, capsys, more, words)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_run_by_its_folder_and_annotations_beside_the_pictures(run, image, tmp_path, capsys):
     words = arguments(run, image, tmp_path)
     words += ["--score-threshold", "0", "--json", str(tmp_path / "found.json")]

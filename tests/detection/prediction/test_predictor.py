@@ -173,6 +173,7 @@ def test_what_is_no_image(predictor, picture, tmp_path, monkeypatch, image, name
         predictor(picture, channels="rgb")
 
 
+@pytest.mark.slow
 def test_the_best_and_averaged_weights_come_first(run, predictor, picture, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run[0].parent, folder)

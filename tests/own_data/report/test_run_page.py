@@ -239,6 +239,7 @@ def _page(run) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_report_of_a_run(run):
     text = _page(run)
     assert (text.count("<img"), text.count("<td>100.0</td>") >= 6) == (3, True)
@@ -247,6 +248,7 @@ def test_report_of_a_run(run):
     assert "base.yaml" in text
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_counts_and_an_early_stop_is_said(run):
     (run / "last_checkpoint").write_text("model_final.pth")
     for name, iteration in (("best", 49), ("final", 99)):
@@ -286,6 +288,7 @@ def test_labels_of_results():
     assert label_of("val/raw_top1") == "val/raw_top1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1024, 0])
 def test_a_test_size_of_none_makes_no_object_small(run, size, monkeypatch):
     """And training data that are gone since take nothing of the page."""
@@ -343,6 +346,7 @@ SPOILT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [*CHANGED, *SPOILT])
 def test_what_a_run_lacks_stands_on_its_page(run, row, caplog):
     name, change, named = {**CHANGED, **SPOILT}[row]
