@@ -6,21 +6,21 @@ import functools
 import os
 import statistics
 import urllib.request
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from detectron2.config import CfgNode
 from iopath.common.file_io import get_cache_dir
 
 from lambda_det.config import CONFIGS
 from lambda_det.detection.config_files import get_config
 from lambda_det.errors import ConfigError
+from lambda_det.own_data.input_size import fit_input
 from lambda_det.own_data.machine import Machine
 from lambda_det.own_data.recipe import USABLE
 
-__all__ = ["DEFAULT", "RECIPES", "Chosen", "choose", "sizes_for"]
+__all__ = ["DEFAULT", "RECIPES", "Chosen", "choose"]
 
 DEFAULT = "finetune/base.yaml"  # what all of these are made of
 # The best first: the first whose weights can be had, and of which a GPU holds LEAST_IMAGES by its
@@ -30,7 +30,6 @@ RECIPES = {
     "cpu": ("light_mobilenet_v2", "light_lambdaresnet26"),
 }
 LEAST_IMAGES = 4
-LARGEST_SCALE = 2  # of an image: more pixels than that show nothing new, and take time
 _HOST, _SECONDS = "https://huggingface.co", 3  # of timm's weights; to wait for it
 
 
@@ -50,6 +49,7 @@ class Chosen(NamedTuple):
 
 def choose(
     images: Collection[Mapping[str, Any]],
+    annotations: Iterable[Mapping[str, Any]],
     typed: Mapping[str, str],
     machine: Machine,
     size: int | None = None,
@@ -57,10 +57,11 @@ def choose(
     """The first recipe that fits.
 
     Args:
-        images: with width and height, as in COCO's format.
+        images: with id, width and height, as in COCO's format.
+        annotations: as in COCO's format.
         typed: keys of the command line.
         machine: where the training is to run.
-        size: that is typed; None where it is to follow from the images.
+        size: that is typed; None where it is to follow from images and objects.
 
     Raises:
         ConfigError: other machines or processes may choose another one.
@@ -90,43 +91,17 @@ def choose(
     why = "typed" if "MODEL.DEVICE" in typed else "the best that PyTorch finds here"
     keys = {"MODEL.DEVICE": (machine.device, why)}
     short = statistics.median(min(image["width"], image["height"]) for image in images)
-    largest = LARGEST_SCALE * short
-    if size is None and largest < recipe.INPUT.MIN_SIZE_TEST:
-        why = f"of images enlarged {LARGEST_SCALE} times at most"
-        keys |= {key: (value, why) for key, value in sizes_for(recipe, largest).items()}
+    fitted = fit_input(recipe, images, annotations, typed, size)
+    keys |= fitted.keys
     alone = "" if weights else f"all is learnt from {len(images)} images"
     rows = [
         ("images", str(len(images)), f"the median of their shorter sides is {short:g} pixels"),
         ("recipe", file, "; ".join(reasons)),
         ("start", weights or "random weights", alone),
+        *fitted.rows,
         *((key, str(value), why) for key, (value, why) in keys.items()),
     ]
     return Chosen(file, {key: value for key, (value, _) in keys.items()}, rows)
-
-
-_SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
-
-
-def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
-    """The sizes of images in training and in the test, all changed by one factor.
-
-    Args:
-        cfg: has the sizes now.
-        side: pixels of the shorter side of images in the test.
-
-    Returns:
-        Values by their keys.
-    """
-    factor = side / cfg.INPUT.MIN_SIZE_TEST
-    sizes = {key: cfg.INPUT[key.partition(".")[2]] for key in _SIZES}
-    if cfg.INPUT.LSJ.ENABLED:
-        sizes["INPUT.LSJ.SIZE"] = cfg.INPUT.LSJ.SIZE
-    return {
-        key: tuple(round(factor * one) for one in value)
-        if isinstance(value, tuple | list)
-        else round(factor * value)
-        for key, value in sizes.items()
-    }
 
 
 def _can_be_had(url: str) -> bool:

@@ -32,8 +32,9 @@ from lambda_det.detection.saved_run import SavedRun, open_run
 from lambda_det.errors import ConfigError, DataError, WeightsError, refused
 from lambda_det.files import DRAFT
 from lambda_det.own_data import recipe
-from lambda_det.own_data.choice import DEFAULT, choose, sizes_for
+from lambda_det.own_data.choice import DEFAULT, choose
 from lambda_det.own_data.held_out import Split, hold_out, smallest_share
+from lambda_det.own_data.input_size import sizes_for
 from lambda_det.own_data.labels import COCO, as_coco, recognise, refuse_address
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.machine import Machine
@@ -222,8 +223,8 @@ def _keys_of_file(
             "SOLVER.UNSCALED": [],
             **dict.fromkeys(_KEYS, ""),
         }
-    images = read_lists(data.wholes["train"][0])["images"]
-    chosen = choose(images, typed, machine, args.size)
+    labels = read_lists(data.wholes["train"][0])
+    chosen = choose(labels["images"], labels["annotations"], typed, machine, args.size)
     args.config_file = chosen.file
     rows += chosen.rows
     return chosen.keys

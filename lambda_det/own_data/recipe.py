@@ -35,7 +35,7 @@ IMBALANCE = 10  # times as many images of the largest class as of the smallest
 # An anchor of a level meets the objects of its size only if its side has this number of strides:
 # half a stride off, a square of four strides overlaps an equal one by an IoU of 0.62. A single
 # level has to do for small objects, too: Detectron2's C4 and DC5 begin at two strides.
-_STRIDES_PER_ANCHOR, _STRIDES_ON_ONE_LEVEL = 4, 2
+STRIDES_PER_ANCHOR, _STRIDES_ON_ONE_LEVEL = 4, 2
 _OCTAVE_STEP = 2 ** (1 / 3)  # between anchors of one level at least, as RetinaNet has them
 # Detectron2's own schedule, 3x, lowers the rate at 210k and 250k of 270k steps
 _LR_STEPS = (210 / 270, 250 / 270)
@@ -284,7 +284,7 @@ def _anchors(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
     Several levels get a cluster each, and its steps to the next octave; a single one gets all.
     """
     generator, boxes = cfg.MODEL.ANCHOR_GENERATOR, statistics.boxes
-    strides = _strides(cfg)
+    strides = map_strides(cfg)
     counts = {len(sizes) for sizes in generator.SIZES}
     if len(boxes) < LEAST_BOXES or not strides or len(counts) > 1:
         return []
@@ -299,7 +299,7 @@ def _anchors(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
             # From a size to below its double, as RetinaNet has three
             [least, *(round(least * 2 ** (i / count), 1) for i in range(1, count))]
             for centre, stride in zip(centres, strides, strict=True)
-            for least in [max(round(centre), _STRIDES_PER_ANCHOR * stride)]
+            for least in [max(round(centre), STRIDES_PER_ANCHOR * stride)]
         ]
     else:
         sizes, least = [[]], _STRIDES_ON_ONE_LEVEL * strides[0]
@@ -307,7 +307,9 @@ def _anchors(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
             sizes[0].append(round(max(centre, least)))
             least = sizes[0][-1] * _OCTAVE_STEP
     reason = f"clusters of {len(boxes)} boxes at the size of the input"
-    found = [Derived("MODEL.ANCHOR_GENERATOR.SIZES", sizes, reason)]
+    least = f"{STRIDES_PER_ANCHOR if several else _STRIDES_ON_ONE_LEVEL} strides of a map at least"
+    sides = ", ".join(f"{centre:.0f}" for centre in centres)
+    found = [Derived("MODEL.ANCHOR_GENERATOR.SIZES", sizes, f"{reason}: {sides}; {least}")]
     ratios = _clusters(np.log(boxes[:, 1] / boxes[:, 0]), len(generator.ASPECT_RATIOS[0]))
     if len(ratios) == len(generator.ASPECT_RATIOS[0]):  # else boxes say nothing about the others
         ratios = [[round(ratio, 2) for ratio in ratios]]
@@ -329,7 +331,7 @@ def _has_proposals(cfg: CfgNode) -> bool:
     return ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].anchor_maps.startswith("MODEL.RPN")
 
 
-def _strides(cfg: CfgNode) -> list[int]:
+def map_strides(cfg: CfgNode) -> list[int]:
     """Of the maps with anchors; [] where there are none, or not the usual ones."""
     maps = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].anchor_maps
     by_rpn = _has_proposals(cfg)

@@ -14,6 +14,7 @@ from lambda_det.detection import DetectionTask, load_config
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data import choice
 from lambda_det.own_data.prepare import prepare
+from tests.detection.tiny import on_meta
 
 VOC = """<annotation><filename>{}.png</filename><object><name>{}</name><bndbox><xmin>4</xmin>
 <ymin>6</ymin><xmax>40</xmax><ymax>30</ymax></bndbox></object></annotation>"""
@@ -161,6 +162,25 @@ def test_one_size_changes_all_sizes_by_one_factor(tmp_path):
     args = prepared("--config-file", "mask_rcnn_lambdaresnet50.yaml", "--size", 512)
     inputs = keys(args).INPUT
     assert inputs.LSJ.SIZE == inputs.MIN_SIZE_TEST == inputs.MAX_SIZE_TEST == 512
+
+
+def test_small_objects_get_a_finer_map(data):
+    """In the table, in the configuration, and in the anchors that follow from the data."""
+    box = re.search("<object>.*</object>", VOC.replace("\n", ""))[0]
+    for number in range(20):
+        Image.new("RGB", (200, 200), (number, 9, 9)).save(data / f"{number}.png")
+        small = [box.format("rod").replace("40<", "14<").replace("30<", "16<")] * 4
+        head = f"<annotation><filename>{number}.png</filename>"
+        (data / f"{number}.xml").write_text(head + "".join(small) + "</annotation>")
+    args = prepared("--data", data, "--output", data.parent / "run")
+    assert table(args)["small objects"][0] == "100% below 32 pixels at 384"
+    assert [r["msg"] for r in args.records if "below 16 pixels at 384" in r["msg"]]
+    cfg = keys(args)
+    assert cfg.INPUT.MIN_SIZE_TEST == 384
+    model = on_meta(cfg)
+    assert model.proposal_generator.anchor_generator.strides == [4, 8, 16, 32, 64]
+    assert cfg.MODEL.ANCHOR_GENERATOR.SIZES[:2] == [[18], [35]]  # those of the boxes, doubled
+    assert model.roi_heads.box_pooler.level_poolers[0].spatial_scale == 1 / 4
 
 
 @pytest.mark.parametrize(("kept", "some"), [(range(1, 6), True), (range(1), False)])

@@ -1,0 +1,184 @@
+"""The size of the input and the finest map of a recipe, as the objects and the pictures want them.
+
+An anchor meets an object of its own size only from four strides of its map on (``recipe.py``):
+smaller objects are not resolved by that map. Where they are more than a third, the recipe gets a
+map of half the stride, and then a larger input until they are a tenth. A step takes twice the time
+at most. docs/results.md has what was measured of the rule; its three limits are guesses.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+from detectron2.config import CfgNode
+
+from lambda_det.own_data.recipe import LEAST_BOXES, STRIDES_PER_ANCHOR, map_strides
+
+__all__ = ["FittedInput", "fit_input", "sizes_for"]
+
+LARGEST_SCALE = 2  # of an image: more pixels than that show nothing new, and take time
+MOST_SMALL = 1 / 3  # of the objects, up to which a recipe stays as it is
+FEW_SMALL = 0.1  # of the objects: no larger input for the smallest tenth
+LARGEST_COST = 2.0  # of a step, relative to one of the recipe
+# The time of a step is a constant, and a part that grows with the pixels. Fitted to the recipe with
+# MobileNet-v2 on one core: 0.71 and 0.99 s at 384 and 512 pixels, with the finer map 0.78, 1.19
+# and 1.75 s at 384, 512 and 640.
+_CONSTANT, _OF_PIXELS, _OF_FINER_MAP = 0.3, 0.7, 0.1
+_MULTIPLE = 32  # pixels, the stride of a backbone
+_SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
+_ANCHORS = "MODEL.ANCHOR_GENERATOR.SIZES"
+_MAPS = ("MODEL.FPN.IN_FEATURES", "MODEL.RPN.IN_FEATURES", "MODEL.ROI_HEADS.IN_FEATURES")
+_FINER = {"res3": "res2", "p3": "p2"}
+
+
+class FittedInput(NamedTuple):
+    """What follows from the sizes of pictures and objects.
+
+    Attributes:
+        keys: of the configuration, with their values and the reasons.
+        rows: for the table, before the keys: what, the choice, and why.
+    """
+
+    keys: dict[str, tuple[Any, str]]
+    rows: list[tuple[str, str, str]]
+
+
+def fit_input(
+    cfg: CfgNode,
+    images: Collection[Mapping[str, Any]],
+    annotations: Iterable[Mapping[str, Any]],
+    typed: Collection[str],
+    size: int | None = None,
+) -> FittedInput:
+    """The size of the input, and a finer map for small objects.
+
+    Args:
+        cfg: the recipe.
+        images: with id, width and height, as in COCO's format.
+        annotations: as in COCO's format.
+        typed: keys of the command line. A size or a map among them: objects change neither.
+        size: of the shorter side in the test, in pixels, that is typed; None where it is to follow.
+    """
+    keys: dict[str, tuple[Any, str]] = {}
+    base = cfg.INPUT.MIN_SIZE_TEST
+    largest = LARGEST_SCALE * statistics.median(min(i["width"], i["height"]) for i in images)
+    if size is not None:
+        base = largest = size
+    elif largest < base:
+        base = largest
+        why = f"of images enlarged {LARGEST_SCALE} times at most"
+        keys |= {key: (value, why) for key, value in sizes_for(cfg, base).items()}
+    if {*_SIZES, *_MAPS, _ANCHORS}.intersection(typed):
+        return FittedInput(keys, [])
+    sides = _sides(cfg, images, annotations) * base / cfg.INPUT.MIN_SIZE_TEST
+    strides = map_strides(cfg)
+    if len(sides) < LEAST_BOXES or not strides:
+        return FittedInput(keys, [])
+    least = STRIDES_PER_ANCHOR * min(strides)
+    small = np.mean(sides < least)
+    before = f"{small:.0%} below {least} pixels at {base:g}"
+    why = f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map"
+    if small <= MOST_SMALL:
+        return FittedInput(keys, [("small objects", before, f"{why}; up to a third, it stays")])
+    rows = [("small objects", before, why)]
+    finer = _finer_maps(cfg)
+    if finer:
+        least //= 2
+    if cfg.RECIPE.MEMORY:
+        side, limit = base, "--size N takes more of the GPU's memory than was counted"
+    else:
+        side, limit = _side(sides, base, largest, least, bool(finer))
+    after = np.mean(sides * side / base < least)
+    cost = f"a step takes {_cost(side / base, bool(finer)):.1f} times as long"
+    why = f"{cost}; {limit}" if after > FEW_SMALL else cost
+    rows.append(("", f"{after:.0%} below {least} pixels at {side:g}", why))
+    changes = finer | (sizes_for(cfg, side) if side > base else {})
+    keys |= {key: (value, "for small objects") for key, value in changes.items()}
+    return FittedInput(keys, rows)
+
+
+def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
+    """The sizes of images in training and in the test, all changed by one factor.
+
+    Args:
+        cfg: has the sizes now.
+        side: pixels of the shorter side of images in the test.
+
+    Returns:
+        Values by their keys.
+    """
+    factor = side / cfg.INPUT.MIN_SIZE_TEST
+    sizes = {key: cfg.INPUT[key.partition(".")[2]] for key in _SIZES}
+    if cfg.INPUT.LSJ.ENABLED:
+        sizes["INPUT.LSJ.SIZE"] = cfg.INPUT.LSJ.SIZE
+    return {
+        key: tuple(round(factor * one) for one in value)
+        if isinstance(value, tuple | list)
+        else round(factor * value)
+        for key, value in sizes.items()
+    }
+
+
+def _sides(
+    cfg: CfgNode, images: Iterable[Mapping[str, Any]], annotations: Iterable[Mapping[str, Any]]
+) -> np.ndarray:
+    """Square roots of the areas of all boxes [N], in pixels of an image in the test."""
+    short, longest = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
+    scales = {
+        image["id"]: min(
+            short / min(image["width"], image["height"]),
+            longest / max(image["width"], image["height"]),
+        )
+        for image in images
+    }
+    areas = []
+    for one in annotations:
+        _, _, width, height = one.get("bbox") or (0, 0, 0, 0)
+        if one["image_id"] in scales and not one.get("iscrowd") and min(width, height) > 0:
+            areas.append(scales[one["image_id"]] ** 2 * width * height)
+    return np.sqrt(np.array(areas, float))
+
+
+def _finer_maps(cfg: CfgNode) -> dict[str, Any]:
+    """Keys that put a map of half the stride before the others; {} where there is none."""
+    features = {key: list(attrgetter(key)(cfg)) for key in _MAPS}
+    if not all(names and names[0] in _FINER for names in features.values()):
+        return {}
+    sizes = cfg.MODEL.ANCHOR_GENERATOR.SIZES
+    anchors = [[size // 2 for size in sizes[0]], *sizes]
+    return {key: [_FINER[names[0]], *names] for key, names in features.items()} | {
+        _ANCHORS: anchors
+    }
+
+
+def _side(
+    sides: np.ndarray, base: float, largest: float, least: int, finer: bool
+) -> tuple[float, str]:
+    """The shorter side at which all but the smallest tenth have ``least`` pixels, within limits.
+
+    Args:
+        sides: of the objects, where the shorter side has ``base`` pixels.
+        largest: of the shorter side, that pictures of this size are worth.
+        finer: whether the finer map is used.
+
+    Returns:
+        Pixels of the shorter side, and the limit that may have held them back.
+    """
+    pixels = _OF_PIXELS + (_OF_FINER_MAP if finer else 0)
+    affordable = base * math.sqrt((LARGEST_COST - _CONSTANT) / pixels)
+    wanted = base * least / np.quantile(sides, FEW_SMALL)
+    most = _MULTIPLE * math.floor(min(affordable, largest) / _MULTIPLE)
+    side = max(base, min(_MULTIPLE * math.ceil(wanted / _MULTIPLE), most))
+    if largest < affordable:
+        return side, f"images are enlarged {LARGEST_SCALE} times at most"
+    return side, f"more pixels would take more than {LARGEST_COST:g} times"
+
+
+def _cost(factor: float, finer: bool) -> float:
+    """The time of a step, relative to one of the recipe, at sizes that are larger by a factor."""
+    return _CONSTANT + (_OF_PIXELS + (_OF_FINER_MAP if finer else 0)) * factor**2

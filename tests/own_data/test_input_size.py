@@ -1,0 +1,103 @@
+"""The size of the input and the finest map follow from the sizes of the objects."""
+
+import numpy as np
+import pytest
+
+from lambda_det.detection.config_files import get_config
+from lambda_det.own_data.input_size import fit_input
+from tests.coco import annotation, coco_content
+
+MAPS = ["MODEL.FPN.IN_FEATURES", "MODEL.RPN.IN_FEATURES", "MODEL.ROI_HEADS.IN_FEATURES"]
+
+
+@pytest.fixture
+def cfg():
+    """A recipe without a GPU: 384 pixels, and a finest map of eight pixels."""
+    return get_config("finetune/light_mobilenet_v2.yaml")
+
+
+def labels(sides, size=(640, 640)):
+    """One image with squares of these sides, in the order in which ``fit_input`` takes it."""
+    boxes = [annotation(i, 0, [1, 1, side, side]) for i, side in enumerate(sides)]
+    content = coco_content({0: "a.png"}, boxes, {1: "bolt"}, size)
+    return content["images"], content["annotations"]
+
+
+def values(fitted):
+    return {key: value for key, (value, _) in fitted.keys.items()}
+
+
+@pytest.mark.parametrize("small", [0, 33])
+def test_few_small_objects_change_nothing(cfg, small):
+    # 50 of 640 pixels are 30 of 384, below four strides of eight
+    fitted = fit_input(cfg, *labels([50] * small + [60] * (100 - small)), {})
+    assert not fitted.keys
+    ((_, said, _),) = fitted.rows
+    assert said == f"{small}% below 32 pixels at 384"
+
+
+def test_small_objects_get_a_finer_map_and_then_pixels(cfg):
+    """A tenth may be below four strides of the finer map, of four pixels; not more."""
+    sides = np.linspace(21, 60, 200)
+    fitted = fit_input(cfg, *labels(sides), {})
+    keys = values(fitted)
+    assert [keys[key][0] for key in MAPS] == ["res2", "p2", "p2"]
+    for key in MAPS:
+        section, name = key.split(".")[1:]
+        assert keys[key][1:] == cfg.MODEL[section][name]
+    assert keys["MODEL.ANCHOR_GENERATOR.SIZES"] == [[16], *cfg.MODEL.ANCHOR_GENERATOR.SIZES]
+    side = keys["INPUT.MIN_SIZE_TEST"]
+    assert np.mean(sides * side / 640 < 16) <= 0.1 < np.mean(sides * (side - 32) / 640 < 16)
+    assert keys["INPUT.MIN_SIZE_TRAIN"][-1] == side
+    before, after = (said for _, said, _ in fitted.rows)
+    assert before == f"{np.mean(sides * 384 / 640 < 32):.0%} below 32 pixels at 384"
+    assert after == f"{np.mean(sides * side / 640 < 16):.0%} below 16 pixels at {side}"
+    # The finer map alone is enough where the objects are all of 18 pixels
+    keys = values(fit_input(cfg, *labels([30] * 99), {}))
+    assert keys["MODEL.RPN.IN_FEATURES"][0] == "p2" and "INPUT.MIN_SIZE_TEST" not in keys
+
+
+@pytest.mark.parametrize(
+    # A step of twice the time: 0.3 + 0.8 * 1.458**2, or twice the pixels of the image
+    ("size", "side", "limit"),
+    [((640, 640), 544, "more than 2 times"), ((200, 200), 384, "enlarged 2 times at most")],
+)
+def test_the_input_grows_within_limits(cfg, size, side, limit):
+    fitted = fit_input(cfg, *labels([4] * 99, size), {})
+    assert values(fitted).get("INPUT.MIN_SIZE_TEST", 384) == side
+    said, why = fitted.rows[-1][1:]
+    assert said == f"100% below 16 pixels at {side}" and limit in why
+
+
+def test_small_pictures_count_at_the_size_that_they_get(cfg):
+    """Objects of 20 pixels have 40 in an input of twice the 100 pixels, and 77 in one of 384."""
+    fitted = fit_input(cfg, *labels([20] * 99, (100, 100)), {})
+    assert values(fitted)["INPUT.MIN_SIZE_TEST"] == 200
+    assert fitted.rows[0][1] == "0% below 32 pixels at 200"
+
+
+def test_what_is_typed_is_not_changed(cfg):
+    small = labels([20] * 99)
+    for key in (*MAPS, "MODEL.ANCHOR_GENERATOR.SIZES", "INPUT.MAX_SIZE_TEST"):
+        assert fit_input(cfg, *small, {key}) == ({}, [])
+    keys = values(fit_input(cfg, *small, {"SEED"}, size=640))
+    assert keys.keys() == {*MAPS, "MODEL.ANCHOR_GENERATOR.SIZES"}
+    assert not fit_input(cfg, *small, {}, size=1280).keys  # 40 pixels there
+
+
+def test_a_recipe_whose_memory_was_counted_keeps_its_size():
+    """It has the map of four pixels already; the table says what a larger input would cost."""
+    cfg = get_config("finetune/mask_rcnn_resnetrs50_se.yaml")
+    fitted = fit_input(cfg, *labels([5] * 99), {})
+    assert not fitted.keys and "--size" in fitted.rows[-1][2]
+
+
+def test_objects_that_are_not_trained_on_do_not_count(cfg):
+    images, boxes = labels([5] * 60 + [200] * 60)
+    for entry in boxes[:60]:
+        entry["iscrowd"] = 1
+    boxes[0] = {"id": 0, "image_id": 0, "category_id": 1}  # without a box
+    boxes[1] |= {"iscrowd": 0, "bbox": [1, 1, 0, 5]}
+    assert not fit_input(cfg, images, boxes, {}).keys
+    few = labels([5] * 49)  # too few to say anything
+    assert fit_input(cfg, *few, {}) == ({}, [])
