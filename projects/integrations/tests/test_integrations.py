@@ -1,0 +1,63 @@
+"""The examples of the README, executed in the folder in which docs/own_data.md ran."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_pages import own_data  # noqa: F401
+
+pytestmark = pytest.mark.slow  # trains
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+INTEGRATIONS = {
+    "supervision": "supervision",
+    "fiftyone": "FiftyOne",
+    "sahi": "SAHI",
+    "tidecv": "TIDE",
+}
+
+
+def _run(script: str, folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+
+
+def _has_database() -> bool:
+    check = "import fiftyone; fiftyone.list_datasets()"
+    return subprocess.run([sys.executable, "-c", check], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("module", INTEGRATIONS)
+def test_a_neighbour_takes_the_predictions(module: str, request):
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    if module == "fiftyone" and not _has_database():
+        pytest.skip("FiftyOne has no MongoDB here")
+    (script,) = [
+        text for text in EXAMPLES if f"import {module}" in text or f"from {module}" in text
+    ]
+    folder = request.getfixturevalue("own_data")
+    (folder / f"with_{module}.py").write_text(script, "utf-8")
+    _run(f"with_{module}.py", folder)
+    if module == "supervision":
+        assert (folder / "supervision.png").is_file()
+
+
+def test_each_neighbour_has_its_section():
+    assert re.findall(r"^## (.*)$", PAGE, re.MULTILINE) == list(INTEGRATIONS.values())
+    assert len(EXAMPLES) == len(INTEGRATIONS)
