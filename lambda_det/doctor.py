@@ -235,8 +235,8 @@ def _shared_memory() -> str:
     if size.free < _LEAST_SHARED:
         raise Fault(
             f"{_SHARED_MEMORY} has {size.free / 2**20:.0f} MiB left of "
-            f"{size.total / 2**20:.0f}; the data workers hand over images through it, and die "
-            "with a bus error when it is full."
+            f"{size.total / 2**20:.0f}; processes that load images hand over batches through it, "
+            "and more slowly through pipes when it is full."
         )
     return f"{_gib(size.free)} free"
 
@@ -332,8 +332,9 @@ CHECKS = (
     Check(
         "shared memory",
         _shared_memory,
-        "Give a container more (docker run --shm-size=8g, or --ipc=host), remove what is left "
-        "there, or set DATALOADER.NUM_WORKERS 0.",
+        "Give a container more (docker run --shm-size=8g, or --ipc=host), or remove what is left "
+        "there.",
+        breaks=False,
     ),
     Check("threads", _threads),
 )

@@ -45,7 +45,7 @@ from lambda_det.errors import (
     UserError,
 )
 
-__all__ = ["launch"]
+__all__ = ["MAIN_GUARD", "end_in_import_of_main", "launch"]
 
 Main = Callable[[argparse.Namespace], None]
 
@@ -54,12 +54,26 @@ _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # Whoever starts the processes names the one that it sees end first. One that only noticed the end
 # of another ends these seconds later.
 _AFTER_THE_CAUSE = 2.0
+MAIN_GUARD = (
+    'a script that starts a training needs the line `if __name__ == "__main__":` before it, '
+    "because each process that is not forked runs the script once more"
+)
 # What the agent logs of an end is said by an error of ours
 _LOGGERS = (
     "torch.distributed.elastic.agent.server.api",
     "torch.distributed.elastic.multiprocessing.api",
     "torch.multiprocessing.spawn",
 )
+
+
+def end_in_import_of_main() -> None:
+    """End a process that is only importing the script of the one that started it.
+
+    Python refuses as well, once a process is to be started: until then the data are read again and
+    the folder of the run is written to.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(f"error: {MAIN_GUARD}")
 
 
 def launch(main: Main, args: argparse.Namespace, *, device: str, key: str = "MODEL.DEVICE") -> None:

@@ -195,8 +195,10 @@ def run(args: argparse.Namespace, task: type | None = None) -> None:
     Raises:
         UserError: one sentence to print.
     """
+    from lambda_det.distributed.launch import end_in_import_of_main
     from lambda_det.training import start
 
+    end_in_import_of_main()
     for flag, key in args.keys.items():
         if value := getattr(args, flag):
             args.opts += [key, value] if key.isupper() else [f"{key}={quoted(value)}"]

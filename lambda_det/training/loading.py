@@ -14,11 +14,12 @@ import cv2
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from lambda_det.distributed.parent import end_with_parent
 from lambda_det.distributed.signals import SIGNALS
 from lambda_det.errors import DataError
+from lambda_det.training.handing_over import Packed, Packing
 
 __all__ = ["BatchesAhead", "ImageLoader", "UnreadableImages", "batches_ahead"]
 
@@ -88,6 +89,7 @@ class ImageLoader(DataLoader):
         *,
         num_workers: int = 0,
         timeout: float = 0,
+        collate_fn: Callable[[list[Any]], Any] = default_collate,
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
@@ -96,6 +98,7 @@ class ImageLoader(DataLoader):
             dataset: items by the indices of the sampler.
             num_workers: processes that load images.
             timeout: seconds to wait for a batch of a process; 0: no limit.
+            collate_fn: makes a batch of a list of items.
             generator: of torch's seeds for the processes.
             options: of torch's DataLoader.
         """
@@ -107,8 +110,10 @@ class ImageLoader(DataLoader):
             # with processes would draw more numbers than one without.
             generator=generator or torch.Generator(),
             worker_init_fn=_ProcessStart(),
+            collate_fn=Packing(collate_fn) if num_workers else collate_fn,
             **options,
         )
+        self._tells = True
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches; the processes end with the iterator.
@@ -118,7 +123,8 @@ class ImageLoader(DataLoader):
         """
         batches = super().__iter__()
         try:
-            yield from batches
+            for batch in batches:
+                yield self._unpacked(batch) if isinstance(batch, Packed) else batch
         except DataError as error:  # torch puts the stack trace of a loader process before it
             raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
         finally:
@@ -126,6 +132,16 @@ class ImageLoader(DataLoader):
             # torch fails where a forked process collects what is garbage of its parent
             if self.num_workers:
                 batches._shutdown_workers()
+
+    def _unpacked(self, packed: Packed) -> Any:
+        if packed.problem and self._tells:
+            self._tells = False
+            logger.warning(
+                f"Shared memory has no room for the batches of {self.num_workers} loader "
+                f"processes ({packed.problem}): they go through pipes, which takes a little "
+                "longer. Docker gives a container more by --shm-size=8g or --ipc=host."
+            )
+        return packed.unpack()
 
 
 class _ProcessStart:

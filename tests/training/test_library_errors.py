@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,26 @@ def test_an_error_of_the_system_names_the_file_and_the_last_checkpoint(tmp_path,
         do(errno.ENOSPC, None)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        RuntimeError(
+            "unable to allocate shared memory(shm) for </t>: No space left on device (28)"
+        ),
+    ],
+)
+def test_full_shared_memory_is_named(tmp_path, monkeypatch, error):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**26, 2**26, 0))
+    with pytest.raises(DiskError, match=r"/dev/shm.*0\.0 of 64\.0"), _explained(tmp_path):
+        raise error
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**26, 0, 2**26))
+    with pytest.raises((DiskError, RuntimeError)) as other, _explained(tmp_path):
+        raise error
+    assert "/dev/shm" not in str(other.value)
+
+
 def test_a_mistake_after_an_error_that_was_dealt_with_keeps_its_stack(tmp_path):
     error = ValueError("a mistake")
     with pytest.raises(ValueError, match="a mistake") as caught, _explained(tmp_path):
@@ -69,6 +90,7 @@ def test_a_log_that_cannot_be_written_prints_no_stack_traces(tmp_path, capsys):
 # A run of checkpoints of 1 MB, until one cannot be written; then with what makes room
 _FILL = """
 import sys
+from collections import namedtuple
 from pathlib import Path
 from torch import nn
 from lambda_det.training.checkpointer import SafeCheckpointer

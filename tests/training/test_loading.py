@@ -1,16 +1,24 @@
 """Images that cannot be read; loader processes that are signalled, die, hang or are left behind."""
 
 import itertools
+import logging
+import multiprocessing
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import namedtuple
 
 import cv2
+import numpy as np
 import pytest
 import torch
+from detectron2.structures import Boxes, Instances, PolygonMasks
 
+import lambda_det
 from lambda_det.detection.data import tolerant_test_loader, tolerant_train_loader
 from lambda_det.distributed.signals import catch_signals, received_signal
 from lambda_det.errors import DataError
@@ -91,6 +99,16 @@ def test_a_process_that_dies_ends_the_run_with_the_keys(load):
 
 
 @pytest.mark.slow
+def test_a_script_without_a_main_guard_is_told_so(monkeypatch):
+    """A spawned process imports the script, and would start a training of its own."""
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda: "spawn")
+    with pytest.raises(DataError, match="__main__"), explained(settings(keys=KEYS)):
+        raise RuntimeError("DataLoader worker (pid(s) 1) exited unexpectedly")
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(SystemExit, match='if __name__ == "__main__":'):
+        lambda_det.train("data", output="output")
+
+
 def test_a_process_that_hangs_ends_the_run_with_the_keys():
     before = children()
     loader = train(doing(lambda: time.sleep(600)), num_workers=1, timeout=1)
@@ -174,6 +192,72 @@ def test_settings_of_a_worker():
 
     (batch,) = itertools.islice(train(mapper, num_workers=1), 1)
     assert [image["threads"] for image in batch] == [(1, 1), (1, 1)]
+
+
+def pictures(record):
+    """A picture with objects, as a mapper makes it: two tensors of it share their memory."""
+    image = torch.full((3, 64, 64), record["image_id"] % 256, dtype=torch.uint8)
+    objects = Instances((64, 64))
+    objects.gt_boxes = Boxes(torch.arange(8.0).reshape(2, 4) + record["image_id"])
+    objects.gt_masks = PolygonMasks([[np.arange(6.0)], [np.arange(8.0)]])
+    return {**record, "image": image, "first_row": image[:, 0], "instances": objects}
+
+
+def plain(batches):
+    """Batches as values that can be compared."""
+    return [
+        [
+            (
+                item["image_id"],
+                item["image"].tolist(),
+                item["first_row"].tolist(),
+                item["instances"].gt_boxes.tensor.tolist(),
+                [[polygon.tolist() for polygon in part] for part in item["instances"].gt_masks],
+            )
+            for item in batch
+        ]
+        for batch in batches
+    ]
+
+
+def no_room(monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**26, 2**26, 0))
+
+
+def no_file(monkeypatch):
+    def fail(tensor):
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", fail)
+
+
+def room(monkeypatch):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("shared_memory", "said"),
+    [(no_room, r"0\.0 of 64\.0"), (no_file, "unable to allocate"), (room, "")],
+)
+def test_full_shared_memory(monkeypatch, caplog, shared_memory, said):
+    """torch's loader would wait for the batch until its timeout."""
+    loader = train(pictures, num_workers=0)
+    loader.begin(7, 0)
+    expected = plain(itertools.islice(loader, 6))
+    loader = train(pictures, timeout=30)
+    loader.begin(7, 0)
+    shared_memory(monkeypatch)
+    with caplog.at_level(logging.WARNING):
+        assert plain(itertools.islice(loader, 6)) == expected
+    told = [record.message for record in caplog.records]
+    assert len(told) == bool(said) and all(re.search(said, text) for text in told)
+
+
+def test_a_batch_that_cannot_be_sent_is_an_error():
+    """torch's loader would wait for it until its timeout."""
+    with pytest.raises(Exception, match="pickle"):
+        next(iter(train(lambda record: {"call": lambda: record}, timeout=30)))
 
 
 _LEFT_OPEN = """

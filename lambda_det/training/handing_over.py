@@ -1,0 +1,135 @@
+"""Batches of loader processes: through shared memory, or through a pipe where it has no room.
+
+torch's DataLoader has only the first way. Where ``/dev/shm`` is full, as Docker's 64 MiB soon are,
+the thread of a loader process that sends a batch fails, and the training waits for it until the
+timeout.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data._utils.pin_memory import pin_memory
+
+__all__ = ["Packed", "Packing", "full_shared_memory"]
+
+_FOLDER = "/dev/shm"  # of shared memory on Linux
+# Left for others: semaphores of the next loader's processes, and what NCCL exchanges
+_KEPT_SHARE, _KEPT_BYTES = 1 / 4, 2**28
+_NEXT_TO_NOTHING = 2**16  # bytes; semaphores of loader processes have a page each
+
+
+@dataclass
+class Packed:
+    """A batch on its way from a loader process.
+
+    Attributes:
+        rest: the pickled batch with a number in place of each tensor.
+        tensors: in shared memory; or pickled, where that has no room.
+        problem: why they are not in shared memory; "" where they are.
+    """
+
+    rest: bytes
+    tensors: list[Tensor] | bytes
+    problem: str = ""
+
+    def unpack(self) -> Any:
+        """The batch."""
+        tensors = self.tensors
+        if isinstance(tensors, bytes):
+            tensors = pickle.loads(tensors)
+        return _WithTensors(io.BytesIO(self.rest), tensors).load()
+
+    def pin_memory(self) -> Packed:
+        """The same in pinned memory; the DataLoader calls it where it pins."""
+        if isinstance(self.tensors, bytes):
+            self.tensors = pickle.loads(self.tensors)
+        return Packed(self.rest, pin_memory(self.tensors), self.problem)
+
+
+class Packing:
+    """Makes a batch of a list of items, and packs it; in a loader process."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        """
+        Args:
+            collate: makes a batch.
+        """
+        self._collate = collate
+
+    def __call__(self, items: list[Any]) -> Packed:
+        """
+        Args:
+            items: of the data set.
+
+        Returns:
+            Their batch. Whatever cannot be pickled is an error here, and reaches the main process.
+        """
+        stream = io.BytesIO()
+        pickler = _WithoutTensors(stream)
+        pickler.dump(self._collate(items))
+        tensors = pickler.tensors
+        problem = _problem(sum(tensor.untyped_storage().nbytes() for tensor in tensors))
+        if not problem:
+            try:
+                for tensor in tensors:
+                    tensor.share_memory_()
+            except RuntimeError as error:  # another process took the room, or there is no file left
+                problem = str(error)
+        packed = pickle.dumps(tensors) if problem else tensors
+        return Packed(stream.getvalue(), packed, problem)
+
+
+class _WithoutTensors(pickle.Pickler):
+    """Collects the tensors of what it pickles."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self.tensors: list[Tensor] = []
+
+    def persistent_id(self, part: Any) -> int | None:
+        if type(part) is not Tensor or part.layout != torch.strided or part.is_cuda:
+            return None
+        self.tensors.append(part)
+        return len(self.tensors) - 1
+
+
+class _WithTensors(pickle.Unpickler):
+    """Puts tensors back in their places."""
+
+    def __init__(self, stream: io.BytesIO, tensors: list[Tensor]) -> None:
+        super().__init__(stream)
+        self._tensors = tensors
+
+    def persistent_load(self, number: int) -> Tensor:
+        return self._tensors[number]
+
+
+def _problem(size: int) -> str:
+    """Why so many bytes should not go into shared memory; "" where they may."""
+    if not size or not os.path.isdir(_FOLDER):
+        return ""
+    memory = shutil.disk_usage(_FOLDER)
+    if memory.free - size >= min(_KEPT_SHARE * memory.total, _KEPT_BYTES):
+        return ""
+    return f"a batch has {size / 2**20:.1f} MiB; {_left(memory)}"
+
+
+def full_shared_memory() -> str:
+    """What is left of shared memory, where that is next to nothing; "" where there is some."""
+    if not os.path.isdir(_FOLDER):
+        return ""
+    memory = shutil.disk_usage(_FOLDER)
+    return _left(memory) if memory.free < _NEXT_TO_NOTHING else ""
+
+
+def _left(memory: Any) -> str:
+    return f"{_FOLDER} has {memory.free / 2**20:.1f} of {memory.total / 2**20:.1f} MiB left"
