@@ -42,6 +42,7 @@ __all__ = ["SavedRun", "add_checkpoint_flags", "open_run", "run_of_checkpoint", 
 
 # Keys of the weights that a training starts from; those of a run are in its checkpoints
 _WEIGHTS = ("MODEL.WEIGHTS", "train.init_checkpoint")
+_CONFIGURATIONS = (".yaml", ".yml", ".py")  # the endings of their files
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def open_run(
         opts: changes of the configuration, as a command line has them.
 
     Raises:
-        ConfigError: a value cannot be.
+        ConfigError: a value cannot be, or ``source`` is the file of a configuration.
         WeightsError: there is no such checkpoint, or nothing says which detector it holds.
     """
     if isinstance(source, CfgNode | DictConfig):
@@ -141,6 +142,11 @@ def open_run(
             raise WeightsError(f"{parts.settings.key('weights')} is empty; name a checkpoint.")
         content = read_weights(file)
         return _opened(file, content, config, parts, raw=raw)
+    if Path(source).suffix in _CONFIGURATIONS:
+        raise ConfigError(
+            f"{source} is a configuration, and a detector is asked for: name the folder of a run, "
+            "or one of its checkpoints."
+        )
     file = find_checkpoint(source, checkpoint)
     return run_of_checkpoint(file, read_checkpoint(file), raw=raw, opts=opts)
 

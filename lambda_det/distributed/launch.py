@@ -73,7 +73,9 @@ def end_in_import_of_main() -> None:
     the folder of the run is written to.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        sys.exit(f"error: {MAIN_GUARD}")
+        # A forkserver does not print what sys.exit is given
+        print(f"error: {MAIN_GUARD}", file=sys.stderr, flush=True)
+        sys.exit(2)
 
 
 def launch(main: Main, args: argparse.Namespace, *, device: str, key: str = "MODEL.DEVICE") -> None:

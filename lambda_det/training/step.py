@@ -44,8 +44,8 @@ PAUSE = 100  # steps after a warning about a spike before the next one
 class TrainStep:
     """Computes gradients over several batches, and takes the step if all processes agree to it.
 
-    Detectron2's AMPTrainer insists on CUDA and float16, neither of its trainers accumulates, and
-    both look for NaN only on the first process.
+    Detectron2's AMPTrainer insists on CUDA, neither of its trainers accumulates, and both look for
+    NaN only on the first process.
 
     What the model draws (dropout, stochastic depth, proposals) depends on the seed, the iteration
     and the place of its batch in the step: a resumed run draws what it would have drawn, and one

@@ -523,6 +523,23 @@ def test_labels_stay_in_their_folder_and_apart(shapes, tmp_path):
         write_labels(shapes, "labelme", tmp_path / "labels", tmp_path)
 
 
+def test_labels_of_an_earlier_call_do_not_get_other_classes(shapes, tmp_path):
+    """With --overwrite they would stay under a new data.yaml, whose numbers are of its classes."""
+    labels = tmp_path / "labels"
+    for kind in ("yolo", "labelme"):
+        write_labels(shapes, kind, labels, tmp_path / "pictures")
+        write_labels(shapes, kind, labels, tmp_path / "pictures")
+    before = {file: file.read_bytes() for file in labels.rglob("*")}
+    dropped = shapes["images"].pop()
+    shapes["annotations"] = [
+        one for one in shapes["annotations"] if one["image_id"] != dropped["id"]
+    ]
+    shapes["categories"][0]["name"] = "another"
+    with pytest.raises(DataError, match=rf"data\.yaml.*{Path(dropped['file_name']).stem}\.txt"):
+        write_labels(shapes, "yolo", labels, tmp_path / "pictures")
+    assert {file: file.read_bytes() for file in labels.rglob("*")} == before
+
+
 corners = st.tuples(st.integers(0, 39), st.integers(0, 29), st.integers(1, 9), st.integers(1, 9))
 names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=5)
 

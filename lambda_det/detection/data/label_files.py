@@ -14,7 +14,7 @@ import numpy as np
 import pycocotools.mask
 import yaml
 
-from lambda_det.errors import DataError, refused
+from lambda_det.errors import DataError, listed, refused
 from lambda_det.files import relative_path, replace_text
 
 __all__ = ["WRITTEN", "place_labels", "polygons", "write_labels"]
@@ -51,7 +51,7 @@ def write_labels(
         sources: the files of pictures that are elsewhere, by their names.
 
     Raises:
-        DataError: two pictures have the same name but for its ending, or a file cannot be written.
+        DataError: as :func:`place_labels` does, or a file cannot be written.
     """
     with refused(DataError, f"{target} cannot be written", "", OSError, ValueError):  # bad names
         if kind == "coco":
@@ -68,7 +68,8 @@ def place_labels(names: Iterable[str], kind: str, target: Path) -> dict[str, Pat
     """The file of labels of each picture by its name.
 
     Raises:
-        DataError: two pictures have the same name but for its ending.
+        DataError: two pictures have the same name apart from its ending; or other files of YOLO's
+            labels are in the folder, whose numbers would get the classes of a new data.yaml.
     """
     picture_of: dict[Path, str] = {}
     for given in names:
@@ -81,6 +82,12 @@ def place_labels(names: Iterable[str], kind: str, target: Path) -> dict[str, Pat
                 "pictures other names."
             )
         picture_of[file] = given
+    left = sorted({*target.rglob("*.txt")} - {*picture_of}) if kind == "yolo" else []
+    if left:
+        raise DataError(
+            f"{target} has labels of other pictures, of an earlier call perhaps, to which the new "
+            f"data.yaml does not belong: {listed(left)}; remove them, or give another folder."
+        )
     return {name: file for file, name in picture_of.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -12,6 +13,7 @@ import numpy as np
 from detectron2.config import CfgNode
 from detectron2.data import (
     DatasetFromList,
+    MetadataCatalog,
     build_detection_test_loader,
     build_detection_train_loader,
     get_detection_dataset_dicts,
@@ -19,13 +21,14 @@ from detectron2.data import (
 from detectron2.data.build import trivial_batch_collator
 from detectron2.data.samplers import InferenceSampler, TrainingSampler
 from detectron2.utils import comm
+from detectron2.utils.logger import log_first_n
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.detection.data.mixing import Mixing
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.truth import decided
-from lambda_det.errors import ConfigError, DataError, refused
+from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.training.loading import ImageLoader, UnreadableImages
 from lambda_det.training.randomness import Purpose, seeded
 from lambda_det.training.stream import Key, Stream, is_wide, orientations
@@ -206,7 +209,7 @@ def training_records(cfg: CfgNode) -> list[Record] | Dataset:
         check_files(name)
     keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE * cfg.MODEL.KEYPOINT_ON
     try:
-        return get_detection_dataset_dicts(
+        records = get_detection_dataset_dicts(
             cfg.DATASETS.TRAIN,
             filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
             min_keypoints=keypoints,
@@ -220,6 +223,40 @@ def training_records(cfg: CfgNode) -> list[Record] | Dataset:
             f"{', '.join(cfg.DATASETS.TRAIN)}: no annotation{visible} is left to train on once "
             "those without a usable mask are out; lambda-det check lists what is wrong."
         ) from error
+    _warn(cfg, records)
+    return records
+
+
+def _warn(cfg: CfgNode, records: list[Record] | Dataset) -> None:
+    """Log once which classes cannot be learnt, and what is both trained and evaluated on."""
+
+    def warn(text: str) -> None:
+        log_first_n(logging.WARNING, text, key="message", name=__name__)
+
+    names = MetadataCatalog.get(cfg.DATASETS.TRAIN[0]).get("thing_classes", ())
+    if isinstance(records, list) and any("annotations" in record for record in records):
+        seen = {one["category_id"] for record in records for one in record.get("annotations", ())}
+        unseen = [name for index, name in enumerate(names) if index not in seen]
+        if unseen:
+            warn(
+                f"{len(unseen)} of {len(names)} classes have no object in "
+                f"{', '.join(cfg.DATASETS.TRAIN)} and are not learnt: {listed(unseen)}"
+            )
+    evaluated = {_identity(name) for name in cfg.DATASETS.TEST}
+    if both := [name for name in cfg.DATASETS.TRAIN if _identity(name) in evaluated]:
+        warn(
+            f"{', '.join(both)}: the images that are trained on are evaluated on, too, so the "
+            "figures do not say what the model makes of other images"
+        )
+
+
+def _identity(name: str) -> tuple[str, str]:
+    """What is the same for two names of one data set."""
+    metadata = MetadataCatalog.get(name)
+    file, folder = metadata.get("json_file"), metadata.get("image_root")
+    if not file or not folder:
+        return name, ""
+    return os.path.realpath(file), os.path.realpath(folder)
 
 
 def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:

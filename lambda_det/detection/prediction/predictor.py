@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,8 @@ class Predictor:
         found = predictor("photo.jpg")
         found.boxes, found.scores, found.names, found.masks
 
-    Images may have any size. They are resized as in the detector's evaluation.
+    Images may have any size. They are resized as in the detector's evaluation. A copy, also in
+    another process, opens the same source again.
 
     Attributes:
         origin: the file of the weights, which ones of the file, and after how many steps.
@@ -122,14 +124,26 @@ class Predictor:
             device: such as "cpu" or "cuda"; None for that of the configuration. An exported
                 detector is computed on the CPU.
             precision: "float32" or "bfloat16"; None for that of the configuration.
-            batch_size: images that are computed at once. Smaller ones of a batch are padded, which
-                changes their results a little. A file of a fixed batch takes that one.
+            batch_size: images that are computed at once, if they have one size once they are
+                resized: with padding around it an image has other results. A file of a fixed batch
+                takes that one.
 
         Raises:
             ConfigError: a value cannot be, the device is missing, or the model finds no instances.
             WeightsError: there are no weights, they do not fit the model, or nothing says which
                 detector they are of.
         """
+        self._made_of = (
+            source,
+            {
+                "checkpoint": checkpoint,
+                "raw": raw,
+                "score_threshold": score_threshold,
+                "device": device,
+                "precision": precision,
+                "batch_size": batch_size,
+            },
+        )
         if not 0 <= score_threshold <= 1:
             raise ConfigError(f"The score threshold is {score_threshold}; give one from 0 to 1.")
         if batch_size < 1:
@@ -164,7 +178,7 @@ class Predictor:
         pixels = run.parts.pixels
         self._channels = _order(pixels.format if pixels else "BGR")
         self._augmentations = run.parts.make_test_augmentations()
-        self._detect: Detector = model
+        self._detect: Detector = _by_size(model)
 
     def _open_exported(self, path: Path, device: str | None) -> None:
         keep_memory()
@@ -174,6 +188,11 @@ class Predictor:
         self._channels, self._augmentations = detector.channels, detector.resize
         self._batch_size = max(self._batch_size, detector.batch)
         self._detect = detector
+
+    def __reduce__(self) -> tuple[Callable[..., Predictor], tuple[Any, ...]]:
+        """Source and options, for ``pickle`` and ``copy``: neither weights nor compiled parts."""
+        source, options = self._made_of
+        return partial(Predictor, **options), (source,)
 
     def __call__(
         self, images: Image | Iterable[Image], channels: str = "BGR"
@@ -225,6 +244,21 @@ class Predictor:
         if channels != self._channels:
             image = image[:, :, ::-1]
         return as_input(image, self._augmentations)
+
+
+def _by_size(model: Detector) -> Detector:
+    """The detector, computing together only what has one size, as nothing is padded then."""
+
+    def detect(inputs: list[dict[str, Any]]) -> list[dict[str, Instances]]:
+        groups: dict[torch.Size, list[int]] = {}
+        for place, entry in enumerate(inputs):
+            groups.setdefault(entry["image"].shape, []).append(place)
+        outputs: dict[int, dict[str, Instances]] = {}
+        for places in groups.values():
+            outputs |= zip(places, model([inputs[place] for place in places]), strict=True)
+        return [outputs[place] for place in range(len(inputs))]
+
+    return detect
 
 
 def _is_sequence(images: Any) -> bool:

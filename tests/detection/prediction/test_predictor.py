@@ -1,5 +1,6 @@
 import argparse
 import copy
+import pickle
 import shutil
 from pathlib import Path
 
@@ -151,6 +152,18 @@ def test_several_images_and_batches(run, predictor, picture):
     for found in batch:
         np.testing.assert_allclose(found.boxes, expected[0].boxes, rtol=1e-4, atol=1e-3)
     assert predictor([]) == []
+    # A padded image would have other scores
+    two_sizes = Predictor(run[1], score_threshold=0.0, batch_size=2)([picture, wide])
+    assert all(map(same, two_sizes, expected))
+
+
+def test_a_copy_opens_the_same_again(run, predictor, picture):
+    threshold = float(predictor(picture).scores.max()) - 1e-6
+    made = Predictor(run[1], score_threshold=threshold, batch_size=2)
+    copies = [pickle.loads(pickle.dumps(made)), copy.deepcopy(made)]
+    assert len(pickle.dumps(made)) < 1000
+    for other in copies:
+        assert same(other(picture), made(picture)) and len(other(picture)) == 1
 
 
 @pytest.mark.parametrize(
@@ -201,6 +214,7 @@ def test_the_best_and_averaged_weights_come_first(run, predictor, picture, tmp_p
         ("empty", "last_checkpoint"),
         ("nowhere", "nowhere"),
         ("model_final.pth", r"model_final\.pth"),
+        ("config.yaml", r"config\.yaml is a configuration"),
     ],
 )
 def test_sources_that_cannot_be(tmp_path, source, named):
