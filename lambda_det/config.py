@@ -38,8 +38,9 @@ class LayerKey(NamedTuple):
 
     Attributes:
         default: stands for what the model of that NAME has.
-        unseen: of an option that changes what is computed and that no tensor shows, what layers
-            have by default: weights of layers with another value are refused. None for the others.
+        unseen: the value that layers have by default, of an option that changes what is computed
+            without a trace in any tensor. Weights of layers with another value are refused. None
+            for other options.
     """
 
     default: Any
@@ -62,8 +63,8 @@ LAMBDA_LAYER_KEYS: dict[str, LayerKey] = {
     # Whether there are content and position lambdas (Table 9)
     "CONTENT": LayerKey(True),
     "POSITION": LayerKey(True),
-    # Of the keys, a name of docs/layer.md; of the queries, also a softmax over their depth
-    # (Table 11)
+    # How keys are normalised, by a name of docs/layer.md; and whether queries have a softmax over
+    # their depth (Table 11)
     "KEY_NORM": LayerKey("", unseen="softmax"),
     "QUERY_SOFTMAX": LayerKey(False, unseen=False),
     # Whether queries and values have the network's norm (Table 11)
@@ -130,7 +131,8 @@ def add_lambda_config(cfg: CN) -> None:
     # Training images have the pixels of Detectron2's own mapper, which takes twice the time.
     # Without it some differ by a level of 255; docs/performance.md has the table.
     _C.INPUT.EXACT_PIXELS = False
-    # These follow resizing, crop and flip, in this order. Probability of a mosaic of four images
+    # Mosaic, copy-paste and colours, in this order, come after resizing, crop and flip.
+    # Probability of a mosaic of four images
     _C.INPUT.MOSAIC = 0.0
     # Probability that objects of another image are put on the image; it needs masks
     _C.INPUT.COPY_PASTE = 0.0

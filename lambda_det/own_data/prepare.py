@@ -35,7 +35,7 @@ from lambda_det.own_data import recipe
 from lambda_det.own_data.choice import DEFAULT, choose
 from lambda_det.own_data.held_out import Split, hold_out, smallest_share
 from lambda_det.own_data.input_size import sizes_for
-from lambda_det.own_data.labels import COCO, as_coco, recognise, refuse_address
+from lambda_det.own_data.labels import COCO, FORMATS, as_coco, recognise, refuse_address
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.machine import Machine
 from lambda_det.training.run_folder import refuse_other_run
@@ -57,8 +57,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that :func:`prepare` reads, and let it run before the task of the parser."""
     data = parser.add_argument_group(
         "your own data",
-        "instead of DATASETS.TRAIN and .TEST; labels of COCO, YOLO, Pascal VOC, LabelMe, VIA or "
-        "CVAT",
+        f"instead of DATASETS.TRAIN and .TEST; labels of {', '.join(FORMATS)}",
     )
     data.add_argument(
         "--data",

@@ -1,10 +1,9 @@
 """Labels as annotation tools write them, read into COCO's format.
 
-YOLO (boxes, polygons and rotated boxes), Pascal VOC, LabelMe, VIA and CVAT's XML for images. The
-table of them is in ``formats.py``; each has a module with a function that reads it. The readers are
-ours: labelformat 0.1.17 has none for LabelMe and VIA, needs the class names of Pascal VOC
-beforehand, and reads only the boxes of CVAT. Each object keeps its file and line, which messages
-then name.
+The table of the formats is in ``formats.py``; each has a module with a function that reads it. The
+readers are ours: labelformat 0.1.17 has none for LabelMe and VIA, needs the class names of Pascal
+VOC beforehand, and reads only the boxes of CVAT. Each object keeps its file and line, which
+messages then name.
 """
 
 from lambda_det.own_data.labels.conversion import as_coco, give_all_classes, only, read_labels

@@ -35,11 +35,12 @@ class LabelFormat(NamedTuple):
 
     Attributes:
         endings: of the names of its files, or whole names.
-        signs: what the file has at its top: ``<root>`` of XML, ``"key"`` of JSON, ``key:`` of YAML;
-            one of them is enough. ``"*.key"`` is a key of an entry. The name is enough where there
-            are none.
+        signs: what the file has at its top: ``<root>`` of XML, ``"key"`` of JSON, ``key:`` of YAML.
+            One of them is enough. ``"*.key"`` is a key of an entry. Where a row has no signs, the
+            name of the file is enough.
         read: gives the pictures with their objects; None for COCO's own.
-        pictures: of how many pictures a file is: "all" of a data set, "some" or "one".
+        pictures: how many pictures a file describes: "all" of a data set, "some" or "one". A file
+            of "one" has the name of its picture with another ending.
     """
 
     endings: tuple[str, ...]

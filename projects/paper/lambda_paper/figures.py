@@ -74,15 +74,19 @@ def embeddings(embedding: np.ndarray, title: str, dilation: int = 1) -> np.ndarr
     return to_picture(figure)
 
 
-def content_reach(picture: np.ndarray, keys: Tensor, key_norm: str, title: str) -> np.ndarray:
+def content_reach(picture: np.ndarray, keys: Tensor, title: str) -> np.ndarray:
     """Draw the normalised keys [g, k, u, H, W]: the positions that the content lambda reads.
 
-    A softmax key is a distribution over the H * W positions. Red positions have more than the
-    uniform share 1 / (H * W), blue ones less. The first map is the mean over the keys.
+    Keys that sum to 1, as softmax makes them, are distributions over the H * W positions. Red
+    positions have more than the uniform share 1 / (H * W), blue ones less. The first map is the
+    mean over the keys.
     """
     groups, depth, intra, height, width = keys.shape
-    softmax = key_norm == "softmax"
-    maps = keys.flatten(0, 2) * (height * width if softmax else 1)
+    maps = keys.flatten(0, 2)
+    sums = maps.sum((-2, -1))
+    are_shares = bool((maps >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+    if are_shares:
+        maps = maps * (height * width)
     names = _names({"h": groups, "k": depth, "u": intra})[:_KEYS]
     shown = [maps.mean(0), *maps[:_KEYS]]
     columns = math.ceil(math.sqrt(len(shown)))
@@ -94,7 +98,7 @@ def content_reach(picture: np.ndarray, keys: Tensor, key_norm: str, title: str) 
         max(4.0, 12.0 * aspect * rows / columns + 1.4),
         f"{title}: reach of the content lambda{text}",
     )
-    norm = (around_one if softmax else centred)(torch.stack(shown).numpy())
+    norm = (around_one if are_shares else centred)(torch.stack(shown).numpy())
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in grid[len(shown) :]:
         axes.set_axis_off()
@@ -103,7 +107,7 @@ def content_reach(picture: np.ndarray, keys: Tensor, key_norm: str, title: str) 
     ):
         text = f"{name}: {float(effective_positions(values)):.0f} positions"
         bar = overlay(axes, picture, values.numpy(), norm=norm, cmap="bwr", title=text)
-    label = "share of a position / uniform share" if softmax else f"key ({key_norm} norm)"
+    label = "share of a position / uniform share" if are_shares else "normalised key"
     _bar(figure, bar, list(grid), label)
     return to_picture(figure)
 

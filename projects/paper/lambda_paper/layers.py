@@ -212,7 +212,7 @@ def _draw_part(
     context = Context(layer, *inputs)
     if part == "reach":
         keys = context.keys[0].cpu()
-        return figures.content_reach(picture, keys, layer.content.key_norm, title)
+        return figures.content_reach(picture, keys, title)
     weights = {
         "content": context.content_weights(*place),
         "position": context.position_weights(*place),

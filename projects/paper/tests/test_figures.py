@@ -126,7 +126,7 @@ def test_reach_is_in_multiples_of_the_even_share(monkeypatch):
     keys = torch.full((1, 2, 1, 3, 4), 1 / 12, dtype=torch.float64)
     keys[0, 1] = 0
     keys[0, 1, 0, 2, 3] = 1
-    figures.content_reach(np.zeros((30, 40, 3), np.uint8), keys, "softmax", "")
+    figures.content_reach(np.zeros((30, 40, 3), np.uint8), keys, "")
     (mean, _), (even, first), (single, second) = kept
     assert np.allclose(even, 1) and first == "k 0: 12 positions"
     assert single[2, 3] == 12 and second == "k 1: 1 positions"

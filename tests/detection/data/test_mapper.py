@@ -233,7 +233,7 @@ def test_exif_rotation_is_applied_as_in_detectron2(cfg, record, tmp_path):
 @pytest.fixture
 def rotation(monkeypatch) -> None:
     """One more augmentation by name: a quarter turn, which exchanges height and width."""
-    row = {"rotation": lambda cfg: [T.RandomRotation([90, 90])]}
+    row = {"a quarter turn of the tests": lambda cfg: [T.RandomRotation([90, 90])]}
     monkeypatch.setattr(jitter, "AUGMENTATIONS", row | jitter.AUGMENTATIONS)
 
 
