@@ -122,22 +122,21 @@ setup(
         "safetensors>=0.4",
         # Locks the folder of a run; torch needs it, too.
         "filelock>=3.12",
-        # TensorFlow's RMSProp, and teachers for pseudo-labels.
+        # The table of its published weights, which the recipes start from; TensorFlow's RMSProp.
         "timm>=1.0.12",
         # Downloads published weights; timm needs it, too.
         "huggingface_hub>=0.17",
         # The fixed-size crop of polygons imports it, and no Detectron2 asks for it.
         "shapely>=2.0",
-        # What Detectron2 itself imports.
+        # What Detectron2 itself imports, within its bounds. Its tracker of SORT needs scipy, too.
         "cloudpickle",
         "fvcore>=0.1.5.post20221221,<0.1.6",
         "hydra-core>=1.1",
-        "iopath>=0.1.9",
+        "iopath>=0.1.9,<0.1.10",
         "matplotlib>=3.6",
-        "omegaconf>=2.1",
+        "omegaconf>=2.1,<2.4",
         "packaging",
         "pyyaml>=5.1",
-        "scipy>1.5.1",
         "tabulate",
         "tensorboard",
         "termcolor>=1.1",
@@ -152,6 +151,8 @@ setup(
         "fast": ["simplejpeg>=1.8"],
         "onnx": ["onnx>=1.16", "onnxruntime>=1.17", "onnxscript>=0.3"],
         "docs": [
+            # Nobody keeps MkDocs 1, and mkdocs-material is only mended. Its successor Zensical reads
+            # mkdocs.yml, but does not run our hook yet.
             "mkdocs<2",
             "mkdocs-material>=9.5",
             "mkdocstrings>=0.29",
@@ -162,7 +163,7 @@ setup(
     classifiers=[
         "Development Status :: 4 - Beta",
         "Programming Language :: Python :: 3",
-        *(f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)),
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13, 14)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],

@@ -46,6 +46,7 @@ PAIRS = [
     Pair("3.12", "2.4.1", "0.19.1", "1.26.4"),
     Pair("3.12", "2.8.0", "0.23.0", "2.2.6"),
     Pair("3.13", "2.15.0", "0.29.2", "2.4.6"),
+    Pair("3.14", "2.15.0", "0.29.2", "2.4.6"),
 ]
 HEAD = """\
 # Versions
@@ -83,7 +84,7 @@ def make_environment(pair: Pair, python: str, folder: Path, detectron2: str) -> 
     # detectron2.model_zoo imports pkg_resources, which setuptools 81 does not have
     build = ["setuptools>=70.1,<81", "wheel"]
     subprocess.run([*pip, *pins, *build], check=True)
-    tests = ["pytest>=8", "pytest-xdist", "hypothesis"]
+    tests = ["pytest>=8", "pytest-xdist", "hypothesis", "scipy"]
     subprocess.run([*pip, *pins, *build, *tests, f"{ROOT}[onnx]"], check=True)
     # The tests run in the checkout, whose modules they shall meet
     subprocess.run([*pip[:-2], "uninstall", "--yes", "--quiet", "lambda_det"], check=True)

@@ -42,6 +42,7 @@ _LR_STEPS = (210 / 270, 250 / 270)
 _BATCH = 16  # images of a step in Detectron2's baselines
 _BATCH_ON_CPU = 4  # ours: a step of seconds
 _MOST_EPOCHS = 1_000_000
+_MOST_ROUNDS = 1000  # of k-means, which ends after a few dozen
 USABLE = 0.9  # of a GPU's memory: the count is none of a real run
 # What a recipe may change, and the command line sets literally
 FITTED_KEYS = frozenset(
@@ -354,12 +355,18 @@ def _clusters(logarithms: np.ndarray, count: int) -> list[float]:
 
     k-means from the quantiles, so that the same boxes give the same anchors.
     """
-    centres = np.unique(np.quantile(logarithms, (np.arange(count) + 0.5) / count))
-    if len(centres) > 1:  # scipy takes a single one for a number of clusters
-        from scipy.cluster.vq import kmeans  # half a second that few trainings need
-
-        centres, _ = kmeans(logarithms, centres)
-    return np.exp(np.sort(centres)).tolist()
+    rising = np.sort(logarithms)
+    sums = np.concatenate([[0], np.cumsum(rising)])
+    centres = np.unique(np.quantile(rising, (np.arange(count) + 0.5) / count))
+    for _ in range(_MOST_ROUNDS):
+        # Each cluster is what lies between the middles of neighbouring centres, if there is any
+        ends = np.searchsorted(rising, (centres[1:] + centres[:-1]) / 2)
+        ends = np.unique([0, *ends, len(rising)])
+        moved = np.diff(sums[ends]) / np.diff(ends)
+        if np.array_equal(moved, centres):
+            break
+        centres = moved
+    return np.exp(centres).tolist()
 
 
 def input_scale(cfg: CfgNode) -> Callable[[int, int], float]:

@@ -139,6 +139,20 @@ def test_anchors_meet_the_boxes(cfg, objects, sizes):
     assert not any("ANCHOR" in key for key in derived(cfg, make_records(49, objects[:1])))
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_clusters_are_the_means_of_what_is_nearest_to_them(whole):
+    """As k-means is defined; also where sizes are whole numbers, so that many are equal."""
+    rng = np.random.default_rng(3)
+    for count in range(1, 8):
+        sizes = rng.lognormal(3, 1, 200)
+        logarithms = np.log(sizes.round() + 1 if whole else sizes)
+        centres = np.log(recipe._clusters(logarithms, count))
+        nearest = np.abs(logarithms[:, None] - centres).argmin(1)
+        means = [logarithms[nearest == place].mean() for place in range(len(centres))]
+        assert len(centres) == count and np.allclose(means, centres)
+    assert np.allclose(recipe._clusters(np.log([7.0, 7.0, 7.0]), 3), [7])
+
+
 def test_ratios_are_those_of_the_boxes(cfg):
     found = derived(cfg, make_records(60, [(20, 20), (20, 60), (60, 20)]))
     ratios = found["MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS"][0]
