@@ -151,8 +151,8 @@ setup(
         "fast": ["simplejpeg>=1.8"],
         "onnx": ["onnx>=1.16", "onnxruntime>=1.17", "onnxscript>=0.3"],
         "docs": [
-            # Nobody keeps MkDocs 1, and mkdocs-material is only mended. Its successor Zensical reads
-            # mkdocs.yml, but does not run our hook yet.
+            # Nobody keeps MkDocs 1, and mkdocs-material is only mended. Its successor Zensical
+            # reads mkdocs.yml, but does not run our hook yet.
             "mkdocs<2",
             "mkdocs-material>=9.5",
             "mkdocstrings>=0.29",
