@@ -36,10 +36,10 @@ COCO = torchvision.models.get_weight("MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1")
 OBJECTS = [c for c, name in enumerate(COCO) if name not in ("__background__", "N/A")]
 
 
-def _frozen_rcnn(**options) -> nn.Module:
+def _frozen_rcnn(network: type[nn.Module], **options) -> nn.Module:
     """Version 1 as its published weights are: frozen norms that add nothing to the variance."""
     backbone = _resnet_fpn_extractor(resnet50(norm_layer=FrozenBatchNorm2d), 5)
-    model = detection.MaskRCNN(backbone, options["num_classes"])
+    model = network(backbone, options["num_classes"])
     overwrite_eps(model, 0.0)
     return model
 
@@ -50,7 +50,8 @@ THEIRS = {
     "faster_rcnn_resnet50_coco": partial(
         detection.fasterrcnn_resnet50_fpn_v2, weights_backbone=None
     ),
-    "mask_rcnn_resnet50_coco_v1": _frozen_rcnn,
+    "mask_rcnn_resnet50_coco_v1": partial(_frozen_rcnn, detection.MaskRCNN),
+    "faster_rcnn_resnet50_coco_light": partial(_frozen_rcnn, detection.FasterRCNN),
     "retinanet_resnet50_coco": partial(detection.retinanet_resnet50_fpn_v2, weights_backbone=None),
 }
 
@@ -178,7 +179,9 @@ def _compare_detections(s: SimpleNamespace, expected: list[dict], ours: nn.Modul
 def test_an_rcnn_is_theirs_at_every_stage(recipe, tmp_path, in_float64):
     theirs = make(recipe)
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
-    ours = start(tmp_path / "w.pth", recipe, "MODEL.RPN.POST_NMS_TOPK_TEST", str(PROPOSALS))
+    counts = {"PRE": 1000, "POST": PROPOSALS}  # theirs
+    pairs = [word for key, n in counts.items() for word in (f"MODEL.RPN.{key}_NMS_TOPK_TEST", n)]
+    ours = start(tmp_path / "w.pth", recipe, *map(str, pairs))
     s = _compare_features(theirs, ours)
 
     maps, features = list(s.maps.values()), list(s.features.values())
