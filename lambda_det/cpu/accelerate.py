@@ -35,11 +35,11 @@ def accelerate(
 
     Args:
         model: is changed.
-        on: False takes all of it back but the memory; maps are contiguous then.
+        on: False undoes all of it except the kept memory; maps are contiguous then.
         channels_last: lay out the weights of convolutions so that all maps are channels last; the
             3x3 convolutions of this package need it.
-        mixed_precision: pool boxes in float32 under autocast, where torchvision rounds their
-            corners: in bfloat16 to every fourth whole number between 512 and 1024.
+        mixed_precision: pool boxes in float32 under autocast. torchvision rounds their corners
+            there: in bfloat16 to every fourth whole number between 512 and 1024.
 
     Returns:
         The model.
@@ -70,7 +70,7 @@ def use_channels_last(model: nn.Module, on: bool = True) -> None:
         elif isinstance(head, BaseKeypointRCNNHead):
             left.update(head.modules())
         elif type(head) is MaskRCNNConvUpsampleHead:
-            # Its largest map; a hook on the layer before may have kept it
+            # it is the largest map, and a hook on the layer before may have kept it
             head.deconv_relu.inplace = on and not is_hooked(head.deconv)
     layout = torch.channels_last if on else torch.contiguous_format
     for module in model.modules():

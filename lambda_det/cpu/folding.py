@@ -1,4 +1,4 @@
-"""When a batch norm can be folded into the convolution before it, and what comes out."""
+"""When a batch norm can be folded into the convolution before it, and the result."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody would miss that this module is called."""
+    """Whether a hook would miss the call of this module."""
     own = (getattr(module, f"_{kind}") for kind in _HOOKS)
     of_all = (getattr(nn.modules.module, f"_global_{kind}") for kind in _HOOKS)
     return "forward" in vars(module) or any((*own, *of_all))
 
 
 def is_foldable(norm: nn.Module | None, weight: Tensor) -> bool:
-    """Whether a norm multiplies and adds the same numbers whatever it gets.
+    """Whether a norm multiplies by and adds fixed numbers, whatever its input is.
 
     Args:
         norm: stands behind a convolution, or None.
@@ -53,7 +53,7 @@ def folded(
         norm: is foldable.
         weight: of the convolution.
         bias: of the convolution, or None.
-        computed_in: the dtype of the sums and products, at least; the results have the kernel's.
+        computed_in: the least dtype of the sums and products; the results have the kernel's dtype.
     """
     # PyTorch's fuse_conv_bn_weights makes new parameters, which stop the gradient
     dtype = torch.promote_types(weight.dtype, computed_in)

@@ -1,4 +1,6 @@
-"""ROIAlign in float32 under mixed precision; it and the layer behind it on all of a CPU."""
+"""ROIAlign in float32 under mixed precision; ROIAlign and the layer behind it on all threads of a
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from lambda_det.cpu.folding import is_hooked
 from lambda_det.native import call, longs, missing, new_map, pixels, readable
 
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
-_ROWS = 512  # boxes from which laying out the weights of a linear layer takes less than it saves
+_ROWS = 512  # from this number of boxes on, laying out a linear layer's weights pays
 
 
 def patch_pooling(model: nn.Module, on: bool = True, *, in_float32: bool = False) -> None:
@@ -55,7 +57,8 @@ class _ROIAlign(ROIAlign):
         return _Pooled.apply(x, *self._grid(rois), self.output_size).to(input.dtype)
 
     def _grid(self, rois: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of each box its image [K], and start, size of a bin, and points in a bin [K, 2] (x, y).
+        """The image [K] of each box, its start, the size of a bin, and the points in a bin [K, 2]
+        (x, y).
 
         As torchvision computes them: the number of points jumps with the last digit of a side.
         """
@@ -140,13 +143,13 @@ def convolve_pooled(model: nn.Module, on: bool = True) -> None:
 
 
 def without_mkl() -> bool:
-    """Whether there are vectors that MKL does not use on processors of other makers than Intel."""
+    """Whether the processor has vectors that MKL does not use because Intel did not make it."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 class _ConvolvedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [K, C, h, w] give [K, C']; anything else is taken as by PyTorch's layer."""
+        """Maps [K, C, h, w] give [K, C']; PyTorch's layer computes anything else."""
         # A graph may run on another processor, and on any number of boxes
         graph = torch.jit.is_tracing() or torch.compiler.is_compiling()
         if x.dim() != 4 or (not graph and x.shape[-1] == self.in_features):

@@ -2,8 +2,8 @@
 
 In float32 the errors of the output and of both gradients are at most twice those of PyTorch's own
 convolutions in its less exact layout, if the numbers of a kernel are of one size
-(tests/cpu/test_winograd.py). With a single tap that is not zero they are up to six times those.
-What is not finite reaches whole tiles of outputs. The kernel is native/winograd.cpp. If the
+(tests/cpu/test_winograd.py). With a single tap that is not zero they are up to six times as large.
+A value that is not finite reaches whole tiles of outputs. The kernel is native/winograd.cpp. If the
 gradient of a map is zero at most positions, as after the loss of an RPN, only the products of the
 others are computed. In bfloat16 all other convolutions are PyTorch's, except where the processor
 has it at twice the rate of float32.
@@ -27,29 +27,30 @@ from lambda_det.cpu.pooling import without_mkl
 from lambda_det.native import call, has, lay_out, longs, missing, new_map, pixels, readable
 
 _LEAST = 128  # channels: the error of a sum over fewer would be more than twice PyTorch's
-# Channels, and positions of the maps for each of them, from which the transforms pay. In bfloat16
-# PyTorch's convolution takes half the time.
+# The least number of channels, and of positions for each channel, for which the transforms pay. In
+# bfloat16 PyTorch's convolution takes half the time.
 _PAYS_FROM = {torch.float32: (1, 4), torch.float64: (1, 4), torch.bfloat16: (64, 16)}
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
-_PANELS = 64  # columns of a transformed kernel up to which they are padded to whole panels
+_PANELS = 64  # up to this number, a transformed kernel's columns are padded to whole panels
 _BETWEEN = 32  # numbers between the 36 of them, and of their gradients
-# One of this number of positions at most is not zero in a sparse gradient. Winograd's error reaches
+# In a sparse gradient at most one of this number of positions is not zero. Winograd's error reaches
 # the whole tile of each, where plain sums leave zeros: at a hundredth it would be up to three times
 # as large.
 _SPARSE = 4
 
 
 def use_winograd(model: nn.Module, on: bool = True) -> None:
-    """Let the convolutions in ``model`` take this path wherever it pays, or no more.
+    """Let the convolutions in ``model`` take this path wherever it pays, or undo that.
 
-    Those of stride 1 with 3x3 kernels. Detectron2's own have the norm behind them folded into any
-    kernel as long as it has fixed statistics. Other subclasses stay as they are.
+    It serves convolutions of stride 1 with 3x3 kernels. Those of Detectron2's own class, with
+    kernels of any size, also fold the norm behind them as long as its statistics are fixed. Other
+    subclasses stay as they are.
     """
     other = FAST_CONVOLUTIONS
     if not on:
         other = {fast: plain for plain, fast in other.items()}
     for module in model.modules():
-        # Detectron2's class ignores another padding than by zeros, which PyTorch's has
+        # Detectron2's class ignores the padding mode, and PyTorch's follows it
         if type(module) in other and module.padding_mode == "zeros":
             module.__class__ = other[type(module)]
 
@@ -97,7 +98,9 @@ class _Conv2d(Conv2d):
 
 
 class _PlainConv2d(_Conv2d):
-    """PyTorch's, which calls neither a norm nor an activation, whatever somebody hangs on it."""
+    """PyTorch's convolution. It calls neither a norm nor an activation, even if it has such
+    attributes.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, C', H', W']."""
@@ -106,7 +109,7 @@ class _PlainConv2d(_Conv2d):
         return self._convolved(x, self.weight, self.bias)
 
 
-# The classes of convolutions, and those that they get here
+# The classes of convolutions, each with the class that replaces it here
 FAST_CONVOLUTIONS: dict[type[nn.Conv2d], type[nn.Conv2d]] = {
     Conv2d: _Conv2d,
     nn.Conv2d: _PlainConv2d,
@@ -152,8 +155,8 @@ def winograd_conv2d(
 ) -> Tensor:
     """The convolution of stride 1 and padding 1, F(4x4, 3x3) of Lavin and Gray, section 4.1.
 
-    Sums over fewer than 128 channels are PyTorch's, but for bfloat16, whose error is larger; the
-    gradient of the weight, a sum over positions, is not.
+    Sums over fewer than 128 channels are left to PyTorch, except in bfloat16, whose rounding error
+    is larger; the gradient of the weight, a sum over positions, is computed here.
 
     Args:
         x: [B, C, H, W] in float32, float64 or bfloat16 on the CPU; C is a multiple of 16.
@@ -191,7 +194,7 @@ class _Winograd(torch.autograd.Function):
             dense, sparse = _Dense(grad), _Sparse.of(grad)
 
             def by(factor: Tensor) -> _Sparse | _Dense:
-                """Where the gradient is 0, a NaN of the other factor must count as well."""
+                """Where the gradient is 0, a NaN in the other factor must still reach the result."""
                 return sparse if sparse and factor.sum(dtype=torch.float64).isfinite() else dense
 
             return (
@@ -210,7 +213,7 @@ def _left_to_pytorch(x: Tensor) -> bool:
 
 @functools.cache
 def _twice_the_rate() -> bool:
-    """Whether that is all that bfloat16 has here: it has much more with AMX."""
+    """Whether bfloat16 has only twice the rate of float32 here; with AMX it has much more."""
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # not in older PyTorch
     return has("convolve", torch.bfloat16) and not capabilities.get("amx_tile", True)
 
@@ -256,7 +259,7 @@ class _Sparse:
     def of(cls, grad: Tensor) -> _Sparse | None:
         grad = pixels(grad)
         vectors = grad.flatten(0, 2)
-        # A few numbers tell of most gradients that they are not
+        # A sample of a few numbers shows of most gradients that they are not sparse
         if vectors[::7, :_MULTIPLE].any(-1).float().mean() > 0.5:
             return None
         positions = vectors.any(-1).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""The connection between the processes of a run, the error when it breaks, and work for all."""
+"""The connection between the processes of a run, the error when it breaks, and shared work."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def on_all(work: Callable[[], T]) -> T:
 
 
 def on_main_process(work: Callable[[], T]) -> T | None:
-    """The same on only the main process; the others get None."""
+    """As :func:`on_all`, with ``work`` on the main process only; the others get None."""
     return on_all(work if comm.is_main_process() else lambda: None)
 
 
@@ -135,7 +135,7 @@ def distribute(
     find_unused_parameters: bool = False,
     fp16_compression: bool = False,
 ) -> nn.Module:
-    """The model, taking the mean of the gradients over all processes where there are several.
+    """The model, which averages the gradients over all processes where there are several.
 
     Args:
         model: on its device.
@@ -146,8 +146,8 @@ def distribute(
     if comm.get_world_size() == 1:
         return model
     device_ids = [torch.cuda.current_device()] if torch.device(device).type == "cuda" else None
-    # Synchronised norms have the same running statistics on every process; others' are the first
-    # process's where they are saved, or estimated over all of them before they are used
+    # Synchronised norms have the same running statistics on every process. Other norms save those
+    # of the first process, or they are estimated over all processes before they are used.
     distributed = DistributedDataParallel(
         model,
         device_ids=device_ids,

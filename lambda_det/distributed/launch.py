@@ -51,14 +51,14 @@ Main = Callable[[argparse.Namespace], None]
 
 _START_METHOD = "spawn"
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# Whoever starts the processes names the one that it sees end first. One that only noticed the end
-# of another ends these seconds later.
+# The agent names the process that it sees end first. So a process that only noticed the end of
+# another ends these seconds later.
 _AFTER_THE_CAUSE = 2.0
 MAIN_GUARD = (
     'a script that starts a training needs the line `if __name__ == "__main__":` before it, '
     "because each process that is not forked runs the script once more"
 )
-# What the agent logs of an end is said by an error of ours
+# An error of ours says what the agent logs about an end
 _LOGGERS = (
     "torch.distributed.elastic.agent.server.api",
     "torch.distributed.elastic.multiprocessing.api",
@@ -161,7 +161,7 @@ def _run_agent(main: Main, args: argparse.Namespace, device_type: str) -> None:
         except SignalException as stop:  # the processes were only starting
             stopped_by = stop.sigval
         passed_on = agent.signals
-        del agent, spec  # with their semaphores, which a signal would leave to the system
+        del agent, spec  # which removes their semaphores; a signal would leave them to the system
     if result is None:
         _end_by(stopped_by)
     _raise_what_happened(result, passed_on, args.num_gpus * args.num_machines)
@@ -197,7 +197,7 @@ def _start_tracker() -> None:
 
 @contextmanager
 def _handlers_and_loggers() -> Iterator[None]:
-    """Put back what the agent changes in this process; meanwhile its loggers are silent."""
+    """Restore what the agent changes in this process; its loggers are silent in the meantime."""
     numbers = {getattr(signal, name, None) for name in ("SIGINT", "SIGHUP", "SIGQUIT")} - {None}
     handlers = {number: signal.getsignal(number) for number in {*SIGNALS, *numbers}}
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
@@ -308,8 +308,8 @@ def _join_torchrun(main: Main, args: argparse.Namespace, device: str, key: str) 
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # for the causes that torchrun prints
             get_error_handler().record_exception(error)
         if rank > 0 and not isinstance(error, LostProcessError):
-            # Mostly all processes raise the same error. torchrun ends the others soon after rank 0
-            # has printed it, so only an error that no other process has gets past this line.
+            # In most cases all processes raise the same error. torchrun ends the others soon after
+            # rank 0 has printed it, so only an error of a single process gets past this line.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(10)
         raise

@@ -1,4 +1,6 @@
-"""The memory of a process that computes on the CPU: freed maps are kept for the next ones."""
+"""The memory of a process that computes on the CPU: it is kept when maps are freed, for the next
+maps.
+"""
 
 from __future__ import annotations
 

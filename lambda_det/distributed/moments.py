@@ -11,10 +11,10 @@ __all__ = ["join", "join_processes"]
 
 
 def join(means: Tensor, variances: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, biased variance and count of all values, of which the parts are known.
+    """Mean, biased variance and count of all values, from those of their parts.
 
-    They are joined by count as Chan, Golub and LeVeque (1983) do, so that no difference of large
-    squares is formed anywhere.
+    They are weighted by count as in Chan, Golub and LeVeque (1983), which forms no difference of
+    large squares.
 
     Args:
         means: [parts, C].

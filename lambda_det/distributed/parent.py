@@ -1,4 +1,4 @@
-"""No process outlives the one that started it, however that ends."""
+"""No process outlives the process that started it, however that one ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _POLL = 1.0  # seconds between two looks at the parent
 
 
 def end_with_parent(parent: int, *, by_main_thread: bool = True) -> None:
-    """Have this process killed when its parent ends in whatever way; call it first of all.
+    """Let the system kill this process when its parent ends in any way; call it before anything
+    else.
 
     What was trained since the last checkpoint is lost, as with any kill. To train on would be
     worse: the run that is started in its place writes into the same folder. A loader process would
@@ -24,12 +25,12 @@ def end_with_parent(parent: int, *, by_main_thread: bool = True) -> None:
 
     Args:
         parent: the process that started this one.
-        by_main_thread: whether its main thread did. The kernel takes the end of the thread that
-            started a process for the end of the parent.
+        by_main_thread: whether the parent's main thread started it. The kernel takes the end of the
+            thread that started a process for the end of the parent.
     """
     if sys.platform == "linux" and by_main_thread:
         mp._prctl_pr_set_pdeathsig(signal.SIGKILL)
-    elif sys.platform != "win32":  # where a process keeps the number of a parent that has ended
+    elif sys.platform != "win32":  # there a process keeps the number of a parent that has ended
         threading.Thread(target=_watch, args=(parent,), name="parent", daemon=True).start()
     if sys.platform != "win32" and os.getppid() != parent:  # it ended before the lines above
         os.kill(os.getpid(), signal.SIGKILL)

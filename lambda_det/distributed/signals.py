@@ -39,7 +39,7 @@ class _Interrupt(BaseException):
 
 @dataclass
 class _State:
-    """There is one in a process, as there is one table of signal handlers.
+    """The state of a process; there is one, as there is one table of signal handlers.
 
     Attributes:
         process: the id of the process that catches signals. Loader workers are forked from it and
@@ -111,7 +111,7 @@ def interruptible(work: Callable[[], T]) -> T:
     except Exception as error:
         if not _state.signal:
             raise
-        cause = error  # work has turned the interrupt into an error, or another process has failed
+        cause = error  # work turned the interrupt into an error, or another process failed
     finally:
         _state.is_interruptible = False
     if _state.signal:  # even if work returned: it may have caught the interrupt

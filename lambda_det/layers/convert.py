@@ -85,7 +85,7 @@ def _d_li14(layer: nn.Module) -> _Parts:
     )
 
 
-# By the attributes that a layer has, since copies of the files have other names and places
+# A layer is recognised by its attributes, because copies of the files have other names and places.
 _READERS: tuple[tuple[tuple[str, ...], Callable[[nn.Module], _Parts]], ...] = (
     (("qkv", "norm_q", "norm_v", "conv_lambda", "pos_emb", "dim_qk", "num_heads", "pool"), _timm),
     (("to_q", "to_k", "to_v", "norm_q", "norm_v", "local_contexts", "u", "heads"), _lucidrains),

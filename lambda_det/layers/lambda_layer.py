@@ -177,7 +177,7 @@ class LambdaLayer(nn.Module):
         """The output [b, H, W, h, v] of what :meth:`project` returns."""
         if not self.multi_head:
             return self.output_of_group(queries, keys, values, mask)
-        # Each head has lambdas of its own (Appendix C.3)
+        # each head has its own lambdas (Appendix C.3)
         parts = [cut_heads(x, self.heads) for x in (queries, keys, values)]
         outputs = [
             self.output_of_group(q, k, v, mask, head)  # [b, H, W, 1, v]
@@ -257,16 +257,16 @@ class ContentLambda(nn.Module):
         return y.unflatten(1, queries.shape[1:-2])
 
 
-# Table 11: norms of keys over the positions of a context, which are the dimension ``dim``.
-# ``inside`` is None or bool, False at positions that are no part of the context.
+# The norms of keys in Table 11. ``dim`` is the dimension of the context's positions. ``inside`` is
+# None or bool, False at positions that are no part of the context.
 
 
 def _softmax(keys: Tensor, dim: int, inside: Tensor | None) -> Tensor:
     if inside is not None:
         # The lowest finite number and not -inf: a context without a position must not be NaN
         keys = keys.masked_fill(~inside, torch.finfo(keys.dtype).min)
-    # Over another dimension than the last, several threads of PyTorch write to the same lines of a
-    # cache, which takes 5 to 50 times as long on large maps
+    # Over any dimension except the last, several threads of PyTorch write to the same cache lines,
+    # which takes 5 to 50 times as long on large maps.
     return keys.transpose(dim, -1).softmax(-1).transpose(dim, -1)
 
 
@@ -427,7 +427,8 @@ def normed(norm: nn.Module, x: Tensor) -> Tensor:
     On a CPU PyTorch's batch norm takes three to six times as long for a view as for a dense tensor,
     and returns a map per channel, which slows down what follows.
     """
-    # What a graph asks of a layout would bind its sizes; torch.func knows no memory formats
+    # A question about the layout would bind the sizes of a graph, and torch.func knows no memory
+    # formats.
     eager = not (torch.compiler.is_compiling() or is_transformed())
     if eager and x.device.type == "cpu" and type(norm) is not nn.Identity:
         layout = torch.channels_last if x.stride(1) == 1 else torch.contiguous_format

@@ -75,7 +75,7 @@ def position_output(
 
 
 def spread(embedding: Tensor, dilation: int, dims: int = 2) -> Tensor:
-    """Write a dilated scope out, with zeros between its offsets: [.., d (r - 1) + 1, ..].
+    """Expand a dilated scope by zeros between its offsets: [.., d (r - 1) + 1, ..].
 
     The last ``dims`` dimensions are offsets.
     """

@@ -39,7 +39,7 @@ def check_name(option: str, name: str, names: Collection[str]) -> None:
 def scope_sides(
     scope: Sequence[int] | None, map_size: Sequence[int] | None, dimensions: Sequence[int]
 ) -> Sequence[int]:
-    """The sides of a local scope, or of that which spans a whole map.
+    """The sides of a local scope, or of the scope that spans a whole map.
 
     Args:
         scope: odd sides, or None.
@@ -72,7 +72,7 @@ def make_norm(norm: str | Callable[[int], nn.Module | None], channels: int) -> n
     """The norm of queries or values.
 
     Raises:
-        ConfigError: ``norm`` is the name of none.
+        ConfigError: ``norm`` is not the name of a norm.
     """
     if not isinstance(norm, str):
         return norm(channels) or nn.Identity()
@@ -120,7 +120,7 @@ def check_mask(mask: Tensor, shape: Sequence[int]) -> None:
 
     Another mask with as many positions, such as a transposed one, would be used without an error.
     """
-    # A comparison of sizes would tie a graph to those that it is made with
+    # A comparison of sizes would bind a graph to the sizes that it is made with.
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return
     batch, _, *size = shape

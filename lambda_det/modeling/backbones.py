@@ -18,7 +18,8 @@ from lambda_det.modeling.specs import MobileNetSpec, get_spec
 
 
 def layer_options(section: CfgNode) -> dict[str, Any]:
-    """What ``MODEL.LAMBDA_RESNET`` says of the lambda layers, over what the named model has.
+    """The options of lambda layers in ``MODEL.LAMBDA_RESNET``, which override those of the named
+    model.
 
     Returns:
         Arguments of :func:`create_backbone`, as plain values.
@@ -52,7 +53,7 @@ def _build_network(cfg: CfgNode, dilation: dict[str, int], **overrides: Any) -> 
 
 
 def _refuse_other_convolutions(cfg: CfgNode) -> None:
-    """Of the keys of Detectron2's ResNet, refuse those that ask for what our blocks don't have.
+    """Refuse keys of Detectron2's ResNet that ask for what our blocks do not have.
 
     Its DEPTH, NORM, STEM_OUT_CHANNELS and the like are left over in nearly every file, describe the
     network that ours replaces, and are not looked at.

@@ -61,9 +61,9 @@ def create_backbone(
         name: one of :func:`lambda_det.list_models`.
         out_features: names out of "stem", "res2" to "res5".
         weights: a checkpoint of the backbone, of a classifier or of a detector, that must hold
-            every tensor of the backbone: .pth, .pkl or .safetensors. One that says that it is of
-            another model is refused. Or a URL of published weights, which become weights for the
-            default pixel settings of Detectron2.
+            every tensor of the backbone: .pth, .pkl or .safetensors. A file that records another
+            model is refused. Or a URL of published weights, which become weights for the default
+            pixel settings of Detectron2.
         overrides: arguments of :class:`LambdaResNet` (or :class:`MobileNetV2`) and of its lambda
             layers.
 

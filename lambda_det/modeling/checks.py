@@ -23,7 +23,7 @@ def check_norm(norm: str | Callable[[int], nn.Module]) -> None:
 
 
 def check_probability(name: str, value: float) -> None:
-    """Raise ConfigError where a part could never take part in training."""
+    """Raise ConfigError where a part would never be trained."""
     if not 0 <= value < 1:
         raise ConfigError(
             f"{name} is {value}, but as the probability of leaving a part out it must be at least "

@@ -20,7 +20,7 @@ class Complexity:
     """Counts for one image.
 
     Attributes:
-        params: parameters; shared ones once.
+        params: parameters; shared parameters count once.
         multiply_adds: with the position lambdas as the paper defines them, lambda first.
         multiply_adds_query_first: the same with the query contracted first.
     """
@@ -64,7 +64,7 @@ def measure(
     Args:
         model: takes images [B, 3, H, W].
         image_size: side of the image.
-        repeats: how often parts of the model count, which stand for several; once if not named.
+        repeats: how often a part of the model counts that stands for several; once if not named.
     """
     times = dict.fromkeys(model.modules(), 1)
     for part, number in (repeats or {}).items():
@@ -76,7 +76,7 @@ def measure(
             found = lambda_multiply_adds(module, *output.shape[-2:])
         elif hasattr(module, "multiply_adds"):
             found = [module.multiply_adds(*output.shape[-2:])] * 2
-        else:  # of a convolution or linear layer, each output is a sum over a row of the weight
+        else:  # each output of a convolution or linear layer is a sum over a row of the weight
             found = [output.numel() * module.weight[0].numel()] * 2
         for index, number in enumerate(found):
             counts[index] += number * times[module]
@@ -101,7 +101,8 @@ def measure(
 
 
 def measure_named(name: str, image_size: int) -> Complexity:
-    """The same of the classifier of that name with 1000 classes, in a fraction of the time.
+    """Count the classifier of that name with 1000 classes, in a fraction of the time of
+    :func:`measure`.
 
     Of the equal blocks of a stage only one is built.
 

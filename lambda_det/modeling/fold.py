@@ -22,8 +22,8 @@ from lambda_det.modeling.resnet import Bottleneck
 
 Model = TypeVar("Model", bound=nn.Module)
 
-# The packages whose modules were read: these call a convolution and the norm behind it only as a
-# whole. Other code may call the norm again, or compute with the kernel.
+# The modules of these packages call a convolution and the norm behind it only together; their code
+# was read. Other code may call the norm again, or compute with the kernel.
 _READ_PACKAGES = ("torch", "torchvision", "detectron2", "lambda_det")
 _PLAIN_CONVOLUTIONS = (nn.Conv2d, FAST_CONVOLUTIONS[nn.Conv2d])
 _CONVOLUTIONS_WITH_NORM = (Conv2d, FAST_CONVOLUTIONS[Conv2d])
@@ -38,9 +38,9 @@ def fold_norms(model: Model) -> Model:
 
     A norm stays as it is where the result could differ: its convolution is used in several places,
     or has a kernel that is computed (weight norm, spectral norm, pruning); there is a hook between
-    the two; they differ in dtype or number of channels; or a module of another package than
-    PyTorch, torchvision, Detectron2 and this one contains them, or has a hook of one, whose code
-    could use one without the other.
+    the two; they differ in dtype or number of channels; or a module or a hook of another package
+    than PyTorch, torchvision, Detectron2 and this one is around them, because its code could use
+    one without the other.
     """
     model = _copied(model).eval()
     network = _Network(model)
@@ -69,13 +69,15 @@ def _copied(model: Model) -> Model:
 
 class _FoldedBottleneck(Bottleneck):
     def widen(self, x: Tensor) -> Tensor:
-        """The means of the last map are made of those of its input, a fourth of the channels."""
+        """The means of the last map follow from the means of its input, which has a fourth of the
+        channels.
+        """
         means = F.conv2d(self.se.squeeze(x), self.conv3.weight, self.conv3.bias)
         return self.se(self.conv3(x), means)
 
 
 class _Network:
-    """What has to be known of a whole network before one of its convolutions is changed."""
+    """What must be known about a whole network before one of its convolutions is changed."""
 
     def __init__(self, model: nn.Module) -> None:
         modules = [*model.modules()]
@@ -89,14 +91,15 @@ class _Network:
     def is_changeable(self, conv: nn.Conv2d) -> bool:
         """Whether a convolution may compute something else from now on.
 
-        Another one with the same kernel is no reason against it, since it keeps the kernel.
+        A second convolution that shares the kernel does not prevent it, because that one keeps the
+        kernel.
         """
         is_plain = all(type(x) is nn.Parameter for x in (conv.weight, conv.bias) if x is not None)
         return is_plain and self._places[conv] <= 1 and not self.is_seen_by_others(conv)
 
 
 def _is_read(module: nn.Module) -> bool:
-    """Whether the code that runs when a module is called is that of packages that were read."""
+    """Whether all code that runs when a module is called belongs to packages that were read."""
     codes = (
         type(module),
         inspect.getattr_static(module, "forward"),  # that of the object, if it has one
@@ -121,7 +124,7 @@ def _fold(conv: nn.Conv2d, norm: nn.Module, rows: slice = slice(None)) -> bool:
     weight[rows], bias[rows] = folded(norm, weight[rows], bias[rows], torch.float64)
     if not (weight.isfinite().all() and bias.isfinite().all()):
         return False
-    # Whoever has kept the old ones keeps what they were
+    # Others that hold the old parameters keep their values.
     conv.weight = nn.Parameter(weight, conv.weight.requires_grad)
     conv.bias = nn.Parameter(bias, conv.weight.requires_grad)
     return True
@@ -162,7 +165,9 @@ def _ends_with_convolution(module: nn.Module | None) -> bool:
 
 
 def _squeezes_early(block: Bottleneck, network: _Network) -> bool:
-    """Whether the mean over a block's last map is the last convolution of a mean."""
+    """Whether the mean over a block's last map equals its last convolution of the mean of the
+    input.
+    """
     conv, se = block.conv3, block.se
     if type(se) is not SqueezeExcitation or type(conv) not in _CONVOLUTIONS_WITH_NORM:
         return False

@@ -27,7 +27,9 @@ _OF_STAGES = ("stage_scopes", "global_context", "share_positions")
 
 
 class LightweightLambdaBlock(CNNBlockBase):
-    """An inverted bottleneck of constant width, with a lambda for its depthwise convolution."""
+    """An inverted bottleneck of constant width with a lambda layer in place of the depthwise
+    convolution.
+    """
 
     def __init__(self, channels: int, *, norm: Norm, **lambda_options: Any) -> None:
         super().__init__(channels, channels, 1)

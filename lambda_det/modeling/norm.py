@@ -96,8 +96,8 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
     processes: the output is empty and part of the graph, and where no process has a value, the
     running statistics stay as they are. All processes must run forward and backward together.
 
-    With one process it is ``nn.BatchNorm2d``, and always is an instance of it, so freezing and
-    precise batch norm find it. The state dict is the same.
+    With one process it computes as ``nn.BatchNorm2d``. It is always an instance of that class, so
+    freezing and precise batch norm find it. The state dict is the same.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def convert_sync_norms(model: nn.Module, device: str | torch.device) -> nn.Modul
 
 
 def _convert(module: nn.Module, replaced: tuple[type, ...], done: dict) -> nn.Module:
-    if module in done:  # one norm may sit in several places, and must go on being one
+    if module in done:  # one norm may sit in several places, and must stay a single module
         return done[module]
     done[module] = module
     if isinstance(module, replaced):

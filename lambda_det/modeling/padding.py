@@ -26,7 +26,7 @@ class PaddingMask:
         network: gets hooks. It has to call :meth:`find` before anything else.
 
     Attributes:
-        masks: by stride, where the batch holds image: bool [B, 1, ceil(H / stride), ceil(W /
+        masks: by stride, True at positions of an image: bool [B, 1, ceil(H / stride), ceil(W /
             stride)].
     """
 
@@ -58,11 +58,11 @@ class PaddingMask:
         """Find the padding of a batch [B, C, H, W]."""
         self.masks = {1: image_area(images)}
         for stride in (2, 4, 8, 16, 32):
-            # By an operator that rounds sizes as convolutions do, for the sake of exported graphs
+            # By an operator that rounds sizes as convolutions do, because exported graphs need it.
             self.masks[stride] = F.max_pool2d(self.masks[stride // 2].float(), 1, 2) > 0
 
     def bind(self, block: nn.Module) -> Callable[[Tensor], Tensor]:
-        """The block with the masks of this batch, even if it computes again after another batch."""
+        """The block with the masks of this batch, also if it is computed again after another batch."""
         masks = self.masks
 
         def run(x: Tensor) -> Tensor:
@@ -94,8 +94,8 @@ class PaddingMask:
 
 
 def image_area(images: Tensor) -> Tensor:
-    """Where a padded batch [B, C, H, W] holds image: bool [B, 1, H, W], each a rectangle at the
-    top left.
+    """The positions of images in a padded batch [B, C, H, W]: bool [B, 1, H, W], True in a
+    rectangle at the top left.
 
     Detectron2 pads at the bottom and the right with zeros, after the images were normalised. A
     pixel of an image is not exactly 0 in all channels there unless the pixel mean is a whole

@@ -75,7 +75,7 @@ class SqueezeExcitation(nn.Module):
         initialise(self.expand)
 
     def forward(self, x: Tensor, means: Tensor | None = None) -> Tensor:
-        """Rescale the channels of [B, C, H, W], whose means [B, C, 1, 1] may be known."""
+        """Rescale the channels of [B, C, H, W]; their means [B, C, 1, 1] may be given."""
         means = self.squeeze(x) if means is None else means
         return x * torch.sigmoid(self.expand(self.reduce(means)))
 
@@ -92,7 +92,7 @@ class StagedBackbone(Backbone):
         freeze_at: 1 freezes the stem, 2 the stem and the first stage, and so on.
 
     Raises:
-        ConfigError: there is no such feature, or the probability is none.
+        ConfigError: there is no such feature, or ``dropout`` is not a probability.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class StagedBackbone(Backbone):
         }
 
     def outputs(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Of the maps of all parts those asked for, and the classifier's logits of the last one."""
+        """The maps that were asked for, and the classifier's logits of the last map."""
         if self.num_classes is not None:
             pooled = torch.flatten(self.avgpool([*features.values()][-1]), 1)
             features["linear"] = self.linear(self.dropout(pooled))

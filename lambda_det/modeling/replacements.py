@@ -101,7 +101,7 @@ class Replacements:
             unknown = {*options, *reaches}
             if share_positions:
                 unknown.add("share_positions")
-            if spec.global_context:  # what spans a whole map is made for images of one size
+            if spec.global_context:  # a layer that spans a whole map is made for images of one size
                 unknown -= {"global_context"}
             if unknown:
                 raise ConfigError(

@@ -29,7 +29,8 @@ from lambda_det.modeling.specs import STAGES, ResNetSpec
 
 _ACTIVATIONS: dict[str, Activation] = {"relu": F.relu_, "silu": F.silu}
 
-# By design: kernel, width as a share of the stem's, and stride of each convolution
+# For each name of a design the kernel, the share of the stem's width, and the stride of each
+# convolution
 _STEMS = {
     "rs": ((3, 1 / 2, 2), (3, 1 / 2, 1), (3, 1, 1), (3, 1, 2)),
     "vanilla": ((7, 1, 2),),
@@ -138,7 +139,7 @@ class Bottleneck(CNNBlockBase):
         self.attention = after
         # Every residual branch starts at zero: gamma = 0 in its last norm (Appendix F.2)
         gamma = getattr(self.conv3.norm, "weight", None)
-        if isinstance(gamma, nn.Parameter):  # of a frozen norm it is a buffer
+        if isinstance(gamma, nn.Parameter):  # in a frozen norm it is a buffer
             nn.init.zeros_(gamma)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -166,7 +167,7 @@ class Bottleneck(CNNBlockBase):
 
 
 def _average(stride: int) -> nn.Module:
-    """As many positions as after a strided 3x3 convolution; none beyond the border counts."""
+    """Average to the positions of a strided 3x3 convolution; values beyond the border do not count."""
     return nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
 
 
@@ -283,7 +284,7 @@ class LambdaResNet(StagedBackbone):
         shapes = {"stem": ShapeSpec(channels=stem.out_channels, stride=stem.stride)}
         channels, stride, widest = stem.out_channels, stem.stride, 1
         for index, name in enumerate(STAGES):
-            # What a stage gives up in stride it makes up for in dilation
+            # a stage without its stride is dilated by as much
             own_stride = 2 if index > 0 and dilations[name] == widest else 1
             widest = dilations[name]
             grid = multi_grid if name == "res5" and multi_grid else [1] * spec.blocks[index]
@@ -302,7 +303,7 @@ class LambdaResNet(StagedBackbone):
             parts[name] = nn.Sequential(*blocks)
             shapes[name] = ShapeSpec(channels=channels, stride=stride)
         if out_features is not None and "linear" not in out_features:
-            # Stages that nothing looks at would wait for gradients that never come
+            # stages whose maps nobody uses would wait for gradients that never come
             last = max((i for i, name in enumerate(parts) if name in out_features), default=0)
             parts = dict([*parts.items()][: last + 1])
         super().__init__(

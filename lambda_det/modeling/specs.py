@@ -1,4 +1,4 @@
-"""Every named network as data: what is where, and the paper's figures for it.
+"""Every named network as data, with the paper's figures for it.
 
 The table and figure numbers are those of the conference version (ICLR 2021).
 """
@@ -26,7 +26,7 @@ class PaperFigures:
         flops: floating point operations in billions, two per multiply-add.
         top1: ImageNet top-1 accuracy in percent.
         source: the table.
-        note: said beside the figure where the text gives another one.
+        note: printed beside the figure where the text gives another one.
     """
 
     params: float | None = None
@@ -221,7 +221,7 @@ def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
         ),
     )
 
-    # timm's lambda ResNets, of which it has weights
+    # timm's lambda ResNets; timm publishes weights for them
     timm26 = ResNetSpec(
         (2, 2, 2, 2),
         "timm",
@@ -264,7 +264,7 @@ def get_spec(name: str) -> ResNetSpec | MobileNetSpec:
     """The network of that name.
 
     Raises:
-        ConfigError: if there is none; the near names are given.
+        ConfigError: there is none; the message has similar names.
     """
     if name not in SPECS:
         hint = suggest(name, SPECS)

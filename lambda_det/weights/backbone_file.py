@@ -92,7 +92,7 @@ def fold_normalisation(
         backbone: gives the structure. Its values are not used, so it may be on the meta device.
         state: the tensors of the backbone.
         pixels: the pixel settings of the training, RGB or BGR.
-        target: those of the result. Their mean must be the same.
+        target: the pixel settings of the result, with the same mean.
 
     Returns:
         A new state dict, and ``target``.

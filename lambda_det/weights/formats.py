@@ -46,7 +46,7 @@ _NUMPY_TYPES = "?bBhHiIlLqQefd"
 
 
 def check_address(address: str) -> None:
-    """Refuse what strangers may have written and this PyTorch cannot read safely.
+    """Refuse a file that strangers may have written and that this PyTorch cannot read safely.
 
     Args:
         address: of a file that would be downloaded. Its suffix decides on the format, as in
@@ -83,8 +83,8 @@ def read_torch(path: str | Path) -> Any:
 def check_torch_file(path: str | Path) -> Any:
     """As :func:`read_torch`, but map the tensors from the disk instead of copying them.
 
-    Use it to verify a file. It takes the time of one read and next to no memory. Do not hand the
-    tensors on: one that is longer than its record has what lies behind the record in the file.
+    Use it to verify a file. It takes the time of one read and next to no memory. Do not use the
+    tensors: a tensor that is longer than its record shows the bytes behind the record.
     """
     return _read_torch(path, mmap=True)
 

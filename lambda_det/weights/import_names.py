@@ -14,7 +14,7 @@ from torch import Tensor
 from lambda_det.weights.names import is_counter, tensors_only
 from lambda_det.weights.provenance import PixelSettings
 
-# The pixel settings of all networks of these libraries that are ours, too
+# The pixel settings of all networks of these libraries that are also here
 IMAGENET_PIXELS = PixelSettings("RGB", [123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
 
 # Regular expressions and replacements, one after the other
@@ -119,7 +119,7 @@ _COCO_GAPS = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
 
 
 def _numbered(name: str, first: int) -> Callable[[re.Match], str]:
-    """A name with the number that is 0 there and ``first`` here."""
+    """A rule for a name whose number is 0 there and ``first`` here."""
     return lambda match: f"{name}{int(match[1]) + first}."
 
 
@@ -164,18 +164,18 @@ _RETINANET: _Rules = (
 
 
 def _objects(tensor: Tensor, dim: int = 0) -> Tensor:
-    """The classes of objects, of which the first class is none."""
+    """The classes of objects, without the first class, which is the background."""
     gaps = _COCO_GAPS if tensor.shape[dim] == 91 else ()
     classes = [number for number in range(1, tensor.shape[dim]) if number not in gaps]
     return tensor.index_select(dim, torch.tensor(classes))
 
 
 def _by_size(tensor: Tensor) -> Tensor:
-    """Channels of the anchors, 3 ratios of 3 sizes there, as 3 sizes of 3 ratios: [9, ...]."""
+    """Reorder channels of anchors [9, ...]: 3 ratios of 3 sizes there, 3 sizes of 3 ratios here."""
     return tensor.unflatten(0, (3, 3, -1)).transpose(0, 1).flatten(0, 1)
 
 
-# By the names of ours, what turns their tensors into them
+# The functions that turn their tensors into ours, by our names
 _CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     r"\.position\.embedding$": _embedding,
     r"^roi_heads\.box_predictor\.cls_score": lambda x: torch.cat([_objects(x), x[:1]]),
@@ -200,7 +200,7 @@ def _complete(model: dict[str, Tensor], *, frozen: bool) -> None:
             model[name.replace("weight", "bias")] = tensor.new_zeros(len(tensor))
 
 
-# By family and library: names that together only it has, and the rules for all of them
+# For each family and library the names that only it has together, and the rules for all names
 _NAMINGS: dict[str, tuple[tuple[str, ...], _Rules]] = {
     "a detector of torchvision, as in configs/finetune/mask_rcnn_resnet50_coco.yaml": (
         ("rpn.head.conv.1.0.weight", "roi_heads.box_head.0.0.weight", "backbone.body.bn1.weight"),

@@ -1,4 +1,4 @@
-"""Weights of a file put into a model: which must be there, and what starts afresh."""
+"""Load the weights of a file into a model: which must be there, and what starts afresh."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ from lambda_det.weights.public import is_public, read_public
 
 __all__ = ["CLASS_LAYERS", "LoadReport", "load", "read_weights"]
 
-# Detectron2 is imported in the functions that need it: backbones are loaded without it, too
+# Detectron2 is imported in the functions that need it, because backbones are also loaded without
+# it.
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +74,9 @@ class LoadReport:
 
     Attributes:
         file: its path or URL.
-        weights: which of the file's weights, in words.
+        weights: which weights of the file were loaded, in words.
         wanted: number of tensors of the model, without counters.
-        afresh: names of those that the file does not have.
+        afresh: names of tensors that the file does not have.
         unused: names in the file that the model does not have.
         pixels: settings that the weights need now; None where the file does not record them.
     """
@@ -116,13 +117,13 @@ def load(
     Args:
         model: a detector, a classifier or a backbone.
         file: see :func:`read_weights`.
-        content: of the file, where it was read already.
+        content: of the file, where it was already read.
         complete: the file must hold every tensor of the model and no others. Else it must hold
             every tensor of the backbone, as the start of a training does. Then FPN and heads, and
             layers made for other classes, start afresh where the file does not hold them; any other
             difference in shape is an error.
         averaged: take the averaged weights where the file has them.
-        pixels: what the model makes of images, to compare with what the file says, if anything.
+        pixels: the pixel settings of the model, to compare with those that the file may record.
         name: of the model's network. A file that records another name is refused.
 
     Raises:
@@ -226,7 +227,7 @@ def _named_as_in_model(
     content: Mapping[str, Any],
     path: str | Path,
 ) -> dict[str, Tensor]:
-    """The weights of the file by the names of the model, as far as it has them."""
+    """The weights of the file under the model's names, where the model has them."""
     state = tensors_only(weights, path)
     if content.get("__author__") == "Caffe2" and not any("." in name for name in state):
         from detectron2.checkpoint import c2_model_loading
@@ -236,8 +237,8 @@ def _named_as_in_model(
     state = named_as_in(own, prefix, state, path)
     if not content.get("matching_heuristics"):
         return state
-    # Detectron2's search by the ends of names, for what is not found under its whole name, such
-    # as the res5 of a backbone in the heads of a C4 detector
+    # Detectron2's search by the ends of names is for tensors that are not found under their whole
+    # names, such as the res5 of a backbone in the heads of a C4 detector.
     free = {name: t for name, t in own.items() if name not in state and not is_counter(name)}
     left = {name: state[name] for name in state if name not in own}
     if not (free and left):
@@ -260,7 +261,7 @@ def _named_as_in_model(
 
 
 def _fill_res5_heads(own: Mapping[str, Tensor], state: dict[str, Tensor]) -> None:
-    """Let the C4 layout, whose res5 is in its heads, have that of a backbone or classifier."""
+    """Fill res5 in the heads of the C4 layout from a backbone or classifier."""
     for name in list(state):
         head = f"roi_heads.{bare_name(name)}"
         if head.startswith("roi_heads.res5.") and name not in own and head in own:
@@ -274,7 +275,7 @@ def _fold(
     wanted: PixelSettings,
     pixels: PixelSettings,
 ) -> PixelSettings:
-    """Fold what the weights want of images into ``state``; returns what they want then."""
+    """Fold the difference of pixel settings into ``state``; return the settings that it needs then."""
     if len(prefixes) != 1 or not wanted.can_fold_to(pixels):
         return wanted
     (prefix,) = prefixes
@@ -291,7 +292,7 @@ def _fold(
 
 def _check_complete(model: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> None:
     fit = compare(_own_tensors(model), state)
-    # Tensors too many, too: those of a deeper network are a superset with equal shapes
+    # Surplus tensors count as well: those of a deeper network are a superset with equal shapes.
     fit = replace(fit, unexpected=[n for n in fit.unexpected if n not in _PIXEL_BUFFERS])
     if not fit:
         raise WeightsError(
@@ -307,7 +308,7 @@ def _check_start(
     content: Mapping[str, Any],
     path: str | Path,
 ) -> None:
-    """Refuse what does not hold the whole backbone, or heads of other shapes."""
+    """Refuse a file without the whole backbone, or with heads of other shapes."""
     _fill_res5_heads(model.state_dict(), state)
     if str(_about(content).get("imported")).startswith("a detector"):
         _check_structure(model, state, path, _about(content))
@@ -347,7 +348,7 @@ def _without_classes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _check_structure(
     model: nn.Module, state: Mapping[str, Tensor], path: str | Path, about: Mapping[str, Any]
 ) -> None:
-    """Refuse an imported detector whose parts are others than the model's; masks may lack."""
+    """Refuse an imported detector with other parts than the model; only masks may be missing."""
     tensors = [_without_classes(_own_tensors(model)), _without_classes(state)]
     keys = []
     for part, keys_of_part in _STRUCTURE.items():

@@ -145,13 +145,15 @@ def recorded_network(content: Mapping[str, Any]) -> tuple[str | None, Mapping[st
 
 
 def _recorded(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a file records of its network."""
+    """What a file records about its network."""
     keys = ("meta",) if content.get("__author__") == AUTHOR else ("recipe", RUN)
     return next((content[key] for key in keys if isinstance(content.get(key), Mapping)), {})
 
 
 class Origin(NamedTuple):
-    """Where the weights of a model are from: the file, after how many steps, of which kind."""
+    """The origin of a model's weights: the file, the number of steps, and which weights of the
+    file.
+    """
 
     file: str
     step: int | None
@@ -163,7 +165,7 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, file: str, content: Mapping[str, Any], *, raw: bool = False) -> Origin:
-        """Those of a checkpoint or a backbone file, read already."""
+        """The origin of the weights in ``content``, of a checkpoint or a backbone file."""
         about = content.get("meta")
         about = about if isinstance(about, Mapping) else {}
         iteration = content.get("iteration")

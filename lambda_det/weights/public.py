@@ -16,7 +16,7 @@ from lambda_det.weights.formats import check_address, read_checkpoint
 from lambda_det.weights.import_names import IMAGENET_PIXELS, import_weights
 from lambda_det.weights.provenance import PixelSettings
 
-# Their networks that are ours, too
+# The networks of these libraries that are also here
 _TIMM = {
     **{f"resnetrs{n}": f"resnet_rs{n}_se" for n in (50, 101, 152, 200, 270, 350, 420)},
     "mobilenetv2_100": "mobilenet_v2",
@@ -85,7 +85,7 @@ class PublicFile:
         top1: published top-1 accuracy on ImageNet in percent, None if there is none.
         image_size: side of the images that ``top1`` is for.
         pixels: None if only the tensors show them.
-        figures: other published ones, in words.
+        figures: other published figures, in words.
     """
 
     url: str
@@ -138,8 +138,8 @@ def fetch(url: str) -> PublicFile:
 
     Raises:
         ConfigError: there are no such weights, or their network is not in ``list_models()``.
-        WeightsError: on the Hub is a file of ``torch.save``, and PyTorch is older than 2.10. Those
-            of torchvision are published by the authors of PyTorch.
+        WeightsError: the file on the Hub is one of ``torch.save``, and PyTorch is older than 2.10.
+            Files of torchvision are exempt: the authors of PyTorch publish them.
     """
     scheme = next(scheme for scheme in SCHEMES if url.startswith(scheme))
     return SCHEMES[scheme](url, url.removeprefix(scheme).strip("/"))
@@ -257,7 +257,7 @@ def _on_hub(repository: str, file: str, place: str) -> tuple[str, Path, Callable
         from huggingface_hub.utils import logging
 
         verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()  # each of its many attempts warns; the error says it once
+        logging.set_verbosity_error()  # each of its many attempts warns, and the error says it once
         try:
             return hf_hub_download(repository, file)
         finally:

@@ -139,7 +139,8 @@ def crop_offsets(embedding: Tensor, *size: int) -> Tensor:
 def dilated(
     undilated: Callable[[Tensor, Tensor], Tensor], queries: Tensor, values: Tensor, dilation: int
 ) -> Tensor:
-    """A position output whose offsets are ``dilation`` positions apart, by one without dilation.
+    """The position output with offsets ``dilation`` positions apart, by means of one without
+    dilation.
 
     A query meets the values at every ``dilation``-th row and column from its own. On the grid of
     these positions they are neighbours. So each of the dilation^2 grids, filled up with zeros as

@@ -7,7 +7,7 @@ The same sums in the same order as query_first.py,
 
 As in flash attention, the scores of a tile of queries stay on the chip: neither scores nor lambdas
 reach the GPU's memory, and the backward pass computes the scores again. Nothing is added atomically
-and every sum has a fixed order, so that equal inputs give equal outputs and gradients, bit for bit.
+and every sum has a fixed order, so equal inputs give equal outputs and gradients, to the bit.
 Products accumulate in float32. Scores, and in the backward pass their gradients, are rounded to the
 inputs' dtype before a second product.
 

@@ -3,13 +3,13 @@
 A map row's (x, h) pairs, heads innermost, are its rows: a tile of ``ROWS`` of them may begin and
 end within a query, so any number of heads fills it. One row dy of the scope is taken in blocks of
 R offsets dx, which meet two neighbouring windows of R columns of values, near and far: the score of
-the tile's i-th query at the offset dx belongs to column i + dx. Turning the scores round by i, with
-a gather along the columns, brings them all there: those at columns from i on belong to the near
-window, those before i, which have come round, to the far one.
+the tile's i-th query at the offset dx belongs to column i + dx. A gather along the columns rotates
+the scores by i and so brings all of them to their columns: scores at columns from i on belong to
+the near window, scores at columns before i, which were wrapped around, to the far one.
 
 The embedding comes as [r_y, blocks, K, R]: r_x filled up with zeros to whole blocks, k to K >= 16,
-which is the least inner size of a product. Offsets are int64, for a batch can hold more than 2^31
-numbers.
+which is the least inner size of a product. Offsets are int64, because a batch can hold more than
+2^31 numbers.
 """
 
 import triton

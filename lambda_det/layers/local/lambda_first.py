@@ -39,7 +39,7 @@ def dense_embedding(embedding: Tensor, size: tuple[int, int]) -> Tensor:
     for side, scope in zip(size, embedding.shape[2:], strict=True):
         missing = max(side - 1 - scope // 2, 0)  # offsets beyond the scope, on each side
         pads = [missing, missing, *pads]  # F.pad takes the last dimension first
-        # Made where it is used: a copy from the host would be waited for
+        # It is made on the device, because the host would wait for a copy.
         place = torch.arange(side, device=embedding.device)
         offsets.append(place - place[:, None] + scope // 2 + missing)  # [of a query, of a value]
     rows, columns = offsets

@@ -68,8 +68,8 @@ def chunk_numel(device: torch.device, dtype: torch.dtype) -> int:
 def _chunk_bytes(gpu: int) -> int:
     """A share of what is free on a GPU when this is first asked, as a power of two.
 
-    Sums are in the order of the chunks: the same sizes in all steps of a run, and with a power of
-    two mostly in all runs on such a GPU, give the same bits.
+    Sums follow the order of the chunks, so equal sizes give equal bits: in all steps of a run, and
+    because of the power of two mostly in all runs on such a GPU.
     """
     free, _ = torch.cuda.mem_get_info(gpu)
     free += torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
@@ -144,7 +144,7 @@ class _Scores:
         return self.matrix[:tiles]
 
     def take(self, matrix: Tensor) -> Tensor:
-        """Read the scores' places out of [tiles, (y, x, h), (u, window)]; returns [.., (u, r)]."""
+        """Read the places of the scores from [tiles, (y, x, h), (u, window)]; return [.., (u, r)]."""
         scores = matrix.as_strided((matrix.shape[0], *self._shape), self._stride)
         return scores.reshape(-1, self.embedding.shape[1])
 
@@ -217,7 +217,7 @@ def fill_gradients(
             targets[some].add_(of_window[some])
         of_scores = scores.take(grad_tile @ window.transpose(1, 2))  # [(t, y, x, h), (u, r)]
         of_queries[chunk] = (of_scores @ scores.embedding.t()).view_as(of_queries[chunk])
-        # Tile by tile, for one product over all queries might be summed in 16 bits on a GPU
+        # Tile by tile, because a GPU might sum one product over all queries in 16 bits.
         parts = tiles.transpose(1, 2) @ of_scores.unflatten(0, tiles.shape[:2])
         of_embedding += parts.sum(0, dtype=wide)
     height, width = queries.shape[1:3]
