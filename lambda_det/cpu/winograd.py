@@ -194,7 +194,7 @@ class _Winograd(torch.autograd.Function):
             dense, sparse = _Dense(grad), _Sparse.of(grad)
 
             def by(factor: Tensor) -> _Sparse | _Dense:
-                """Where the gradient is 0, a NaN in the other factor must still reach the result."""
+                """A NaN in the other factor must reach the result where the gradient is 0."""
                 return sparse if sparse and factor.sum(dtype=torch.float64).isfinite() else dense
 
             return (

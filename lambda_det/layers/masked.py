@@ -1,8 +1,7 @@
-"""Lambdas of a part of the context: without padding, or with a context of each query.
+"""Lambdas of a part of the context: without padding, or with a separate context for each query.
 
-A context of each query is that of Appendix C.2 and Figure 6. Each query then has its own content
-lambda, so sums are over pairs of positions, and no implementation of
-:mod:`lambda_det.layers.local` is used.
+The latter is the form of Appendix C.2 and Figure 6. Each query then has its own content lambda, so
+sums are over pairs of positions, and no implementation of :mod:`lambda_det.layers.local` is used.
 """
 
 from __future__ import annotations

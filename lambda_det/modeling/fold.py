@@ -58,9 +58,9 @@ def fold_norms(model: Model) -> Model:
 
 
 def _copied(model: Model) -> Model:
-    """A copy, also of kernels that weight norm or pruning has computed for the last forward pass.
+    """A copy of a network, also after weight norm or pruning computed a kernel.
 
-    They are part of a graph of autograd, which cannot be copied.
+    Such a kernel is part of autograd's graph, which cannot be copied.
     """
     attributes = (x for module in model.modules() for x in vars(module).values())
     computed = [x for x in attributes if isinstance(x, Tensor) and not x.is_leaf]

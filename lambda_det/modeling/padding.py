@@ -62,7 +62,7 @@ class PaddingMask:
             self.masks[stride] = F.max_pool2d(self.masks[stride // 2].float(), 1, 2) > 0
 
     def bind(self, block: nn.Module) -> Callable[[Tensor], Tensor]:
-        """The block with the masks of this batch, also if it is computed again after another batch."""
+        """The block with the masks of this batch, also if it computes again after another batch."""
         masks = self.masks
 
         def run(x: Tensor) -> Tensor:

@@ -167,7 +167,7 @@ class Bottleneck(CNNBlockBase):
 
 
 def _average(stride: int) -> nn.Module:
-    """Average to the positions of a strided 3x3 convolution; values beyond the border do not count."""
+    """Average to the positions of a strided 3x3 convolution; the border's zeros do not count."""
     return nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
 
 

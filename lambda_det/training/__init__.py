@@ -1,1 +1,1 @@
-"""Training that knows no task: start, loop, step, checkpoints, exact resume, precision, log."""
+"""Training for any task: start, loop, step, checkpoints, exact resume, precision, log."""

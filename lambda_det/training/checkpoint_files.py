@@ -1,4 +1,4 @@
-"""The checkpoints in a run folder: which there are, which is the newest, which may go."""
+"""The checkpoints in a run folder: which exist, which is the newest, which may be removed."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def choose_checkpoint(folder: str, which: str = "best") -> str:
 
     Args:
         folder: of the run.
-        which: "best" at the evaluations, which is the last one where there is no model_best.pth,
-            and of a folder of ``lambda-det push`` its weights; "last"; or the number of steps after
-            which it was saved.
+        which: "best" for the best at the evaluations, or the last one where there is no
+            model_best.pth (in a folder of ``lambda-det push``, its weights); "last"; or the number
+            of steps after which it was saved.
 
     Raises:
-        WeightsError: there is none of that step, or ``which`` is something else.
+        WeightsError: there is no checkpoint of that step, or ``which`` is something else.
     """
     if which == "last":
         return last_checkpoint(folder)
@@ -127,10 +127,10 @@ def numbered(folder: str | Path, last: int | None = None) -> list[Path]:
 
 
 def candidates(folder: str) -> list[Path]:
-    """What a run may be continued from, best first: what the pointer names, and those before it.
+    """The checkpoints from which a run may be continued, best first.
 
-    Where the pointer names no file that is there, all of the run are candidates, the last written
-    first.
+    These are the one that the pointer names, and those before it. Where the pointer names no
+    existing file, they are all of the run, the last written first.
     """
     named = last_checkpoint(folder)
     if named and os.path.isfile(named):
@@ -140,7 +140,7 @@ def candidates(folder: str) -> list[Path]:
     found = numbered(folder)[::-1]
     final = Path(folder, _FINAL)
     if final.is_file():
-        # A run that was made longer has numbered ones that are newer
+        # A run that was made longer has numbered checkpoints that are newer.
         newer = [path for path in found if path.stat().st_mtime > final.stat().st_mtime]
         found = [*newer, final, *found[len(newer) :]]
     return found
@@ -149,8 +149,8 @@ def candidates(folder: str) -> list[Path]:
 def read_newest(folder: str) -> Checkpoint | None:
     """Read the newest checkpoint of a run that is whole; None where the run has none.
 
-    That is the one the pointer names, or the newest numbered one before it. Each that is refused is
-    named in a warning.
+    That is the one the pointer names, or the newest numbered one before it. A warning names each
+    checkpoint that is refused.
 
     Raises:
         WeightsError: there are checkpoints, or the pointer says so, and none is whole.
@@ -210,7 +210,7 @@ def point_to(folder: str, name: str) -> None:
 
 
 def remove_drafts(folder: str) -> None:
-    """Remove what a process that was killed while it wrote a checkpoint has left."""
+    """Remove the drafts of a process that was killed while it wrote a checkpoint."""
     for path in (*Path(folder).glob(f"*.pth{DRAFT}"), Path(folder, _POINTER + DRAFT)):
         path.unlink(missing_ok=True)
 
@@ -218,7 +218,7 @@ def remove_drafts(folder: str) -> None:
 def remove_old(folder: str, kept: int, last: int) -> None:
     """Remove the oldest numbered checkpoints up to iteration ``last``, so that ``kept`` stay.
 
-    That which the pointer names stays in any case.
+    The checkpoint that the pointer names stays in any case.
     """
     found = numbered(folder, last)
     named = os.path.basename(last_checkpoint(folder))
@@ -228,7 +228,9 @@ def remove_old(folder: str, kept: int, last: int) -> None:
 
 
 def link_file(path: str | Path, link: str | Path) -> None:
-    """Give a file a second name, in place of what had it; a copy where that cannot be."""
+    """Give a file a second name, and replace what had that name; copy it where links are
+    impossible.
+    """
     draft = Path(f"{link}{DRAFT}")
     draft.unlink(missing_ok=True)
     try:

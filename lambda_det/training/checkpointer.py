@@ -1,4 +1,6 @@
-"""The checkpointer: whole files or none, written beside the training and read without running."""
+"""The checkpointer writes whole files or none, beside the training, and reads them without running
+code.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,9 @@ class SafeCheckpointer(DetectionCheckpointer):
         Args:
             model: to save and load.
             save_dir: the folder of the run.
-            keep: numbered checkpoints that stay, the newest; None for all. Those of earlier
+            keep: how many of the newest numbered checkpoints stay; None for all. Those of earlier
                 processes of the same run count.
-            others: what has a state to save, by name; and ``save_to_disk``, as in Detectron2.
+            others: objects with a state to save, by name; and ``save_to_disk``, as in Detectron2.
         """
         super().__init__(model, save_dir, **others)
         self._keep = keep
@@ -62,15 +64,15 @@ class SafeCheckpointer(DetectionCheckpointer):
         *,
         content: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Load the model, every tensor of which must be there, and states beside it.
+        """Load all tensors of the model, and the states beside it.
 
-        When all is loaded from a checkpoint in the run's own folder, the folder's pointer names
-        it from then on: one that it named before may be damaged.
+        When all is loaded from a checkpoint in the run's own folder, the folder's pointer names it
+        from then on, because another that it named before may be damaged.
 
         Args:
             path: of the file.
             checkpointables: names of the states to load; None for all, [] for only the model.
-            content: of the file, where it was read already.
+            content: of the file, where it was already read.
 
         Returns:
             What else is in the file.
@@ -105,8 +107,8 @@ class SafeCheckpointer(DetectionCheckpointer):
         """Copy model, training state and ``extra``, and have them written to NAME.pth.
 
         A thread writes a draft, reads it back, gives it its name, points last_checkpoint to it and
-        only then removes older ones; see :meth:`wait`. A save that is still being written is waited
-        for. Does nothing without a folder, or on any process but the first.
+        only then removes older ones; see :meth:`wait`. It waits for a save that is still being
+        written. It does nothing without a folder, and on all processes except the first.
 
         Args:
             name: ``model_`` and seven digits of the iteration, or another, such as model_final.
@@ -162,41 +164,42 @@ class SafeCheckpointer(DetectionCheckpointer):
 
 
 class BackgroundWriter:
-    """One thread that does one piece of work after the other; after an error, none of the rest."""
+    """One thread that does one piece of work after the other, and after an error nothing more."""
 
     def __init__(self) -> None:
-        # Its thread is waited for when the process ends, so no work is lost then either
+        # The process waits for this thread at its end, so no work is lost then either.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._last: Future[None] | None = None
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Have ``work`` done after what was submitted before; returns at once."""
+        """Do ``work`` after what was submitted before; return at once."""
         self._last = self._pool.submit(_do_after, self._last, work)
 
     def check(self) -> None:
-        """Raise what the work has raised, if all of it is over; does not wait."""
+        """Raise the error of the work, if all work is done; do not wait."""
         if self._last is not None and self._last.done():
             self.wait()
 
     def wait(self) -> None:
-        """Return when all is done, or raise what it has raised."""
+        """Return when all work is done, or raise its error."""
         if self._last is not None:
-            self._last.exception()  # an interruption here leaves it to the next call
+            self._last.exception()  # an interruption here leaves the error to the next call
             last, self._last = self._last, None
             last.result()
 
 
 def _do_after(before: Future[None] | None, work: Callable[[], object]) -> None:
     if before is not None:
-        before.result()  # it is over, as there is one thread; its error becomes that of this work
+        # it is done, because there is one thread; its error becomes that of this work
+        before.result()
     work()
 
 
 def host_copy(state: Any) -> Any:
     """Copy tensors to host memory, and containers and plain values along with them.
 
-    Tensors that shared a storage share one in the copy, so that a file of it is no larger; the
-    versions of modules, which state dicts carry as an attribute, are kept.
+    Tensors that shared a storage share one in the copy, so its file is no larger; the versions of
+    modules, which state dicts carry as an attribute, are kept.
     """
     return _copied(state, {})
 
@@ -220,7 +223,7 @@ def _copied_tensor(tensor: Tensor, storages: dict[int, Any]) -> Tensor:
     storage = tensor.untyped_storage()
     key = storage._cdata
     if key not in storages:
-        # The original is kept beside the copy, or another could come to lie in its place
+        # The original is kept beside the copy; otherwise another object could get its address.
         storages[key] = storage, storage.clone() if storage.device.type == "cpu" else storage.cpu()
     result = torch.empty(0, dtype=tensor.dtype)
     return result.set_(storages[key][1], tensor.storage_offset(), tensor.shape, tensor.stride())

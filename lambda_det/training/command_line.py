@@ -1,4 +1,4 @@
-"""The flags that all trainings have, and what starts with them."""
+"""The flags that all trainings have, and the start of a training by them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _YAML_NAMES = {
     "cpu": "MODEL.DEVICE cpu",
     "opts": "configuration keys and their values, such as OUTPUT_DIR output/mine",
 }
-# Of every training that a YAML file describes
+# Examples of every training that a YAML file describes
 YAML_EXAMPLES = """
 Find the layer that a loss of NaN comes from, after the run has stopped with one (slower):
   %(prog)s --config-file FILE --resume --debug-numerics OUTPUT_DIR output/mine
@@ -42,7 +42,7 @@ of a scheduler stopped a training, which saved all and goes on with --resume; 13
 """
 
 
-# What other programs call it, and how it is written here
+# Flags of other programs, and how they are written here
 _ELSEWHERE = {
     "--imgsz": "--size",
     "--img-size": "--size",
@@ -65,7 +65,7 @@ _ELSEWHERE = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Suggests a flag, or a key, where one is typed that does not exist."""
+    """Suggests a flag or a key in place of one that does not exist."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
         parsed, unknown = self.parse_known_args(args, namespace)
@@ -162,7 +162,7 @@ def run_parser(
 
 
 def add_config_flag(parser: argparse._ActionsContainer, what: str = "") -> None:
-    """The flag of a configuration file, which may be one of lambda_det's by its name."""
+    """Add the flag of a configuration file, which may also be the name of one of lambda_det's."""
     parser.add_argument(
         *("--config", "--config-file"),
         dest="config_file",
@@ -188,7 +188,7 @@ def run(args: argparse.Namespace, task: type | None = None) -> None:
     """Train or evaluate as a command line says, in as many processes as it says.
 
     Args:
-        args: of :func:`run_parser`. ``prepare`` names a function of them that comes first, and may
+        args: of :func:`run_parser`. ``prepare`` names a function that gets them first, and may
             leave ``records`` to log.
         task: in place of that of the flags.
 
@@ -208,6 +208,6 @@ def run(args: argparse.Namespace, task: type | None = None) -> None:
 
 
 def _named(name: str) -> Any:
-    """What a dotted name says, which is imported only where it is needed."""
+    """The object of a dotted name, whose module is imported only where it is needed."""
     module, _, name = name.rpartition(".")
     return getattr(importlib.import_module(module), name)

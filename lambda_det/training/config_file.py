@@ -1,4 +1,4 @@
-"""Configurations of keys and values, from YAML files and command lines, with clear errors."""
+"""Read configurations of keys and values from YAML files and command lines, with clear errors."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def read_config(
 ) -> None:
     """Read a file, if any, and then KEY VALUE pairs over the defaults in ``cfg``.
 
-    Files are read as plain data, unless Detectron2 has installed them: its RetinaNet computes its
-    anchors. Detectron2 reads any file so that a tag in it can run a program.
+    Files are read as plain data, except those that Detectron2 has installed, because its RetinaNet
+    computes its anchors. Detectron2's own reader lets a tag in any file run a program.
 
     Args:
         cfg: gets the values; not frozen.
         file: of YAML.
         opts: keys and values in turn, as on a command line.
-        add_keys: adds keys to ``cfg`` that the (key, value) pairs given to it need.
-        text: of the configuration, where ``file`` is another file that holds it.
+        add_keys: adds the keys to ``cfg`` that the given (key, value) pairs need.
+        text: of the configuration, where ``file`` is a file of another kind that records it.
 
     Raises:
         ConfigError: the file is missing or not a mapping, or a key or value cannot be.
@@ -75,7 +75,7 @@ def _load_yaml(file: str) -> dict[str, Any]:
         raise ConfigError(
             f"A _BASE_ of {file} cannot be read: {error.filename or error}."
         ) from error
-    except (yaml.YAMLError, ValueError) as error:  # a tag of Python; a date that is none; not UTF-8
+    except (yaml.YAMLError, ValueError) as error:  # a tag of Python; an impossible date; not UTF-8
         raise ConfigError(
             f"{file} or its _BASE_ is not valid YAML of plain values: {reason(error)}"
         ) from error
@@ -123,7 +123,7 @@ def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
     if isinstance(node, CfgNode):
         raise ConfigError(f"{where} sets {key} to {value!r}, but {key} is a section of keys.")
     if isinstance(node, float) and isinstance(value, (int, str)) and not isinstance(value, bool):
-        # yacs refuses whole numbers, also of text, where a fraction stood
+        # yacs refuses whole numbers, also in quotes, for a key with a fraction
         with contextlib.suppress(ValueError):
             value = float(value)
     if isinstance(node, str) and isinstance(value, str):

@@ -1,4 +1,6 @@
-"""Evaluation during training: when, the best checkpoint, when to stop early, and summary.csv."""
+"""Evaluation during training: when it happens, the best checkpoint, early stopping, and
+summary.csv.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ __all__ = ["Evaluation", "append_summary", "cut_summary"]
 
 logger = logging.getLogger(__name__)
 
-_LOSSES = ("loss", "total_loss")  # how the names of losses begin
+_LOSSES = ("loss", "total_loss")  # beginnings of the names of losses
 _STATE = (
     "last_step",
     "best_step",
@@ -50,7 +52,7 @@ class Evaluation(HookBase):
         results: of the last evaluation, the same on all processes.
         last_step, best_step: steps done at the last and at the best evaluation; -1 for none.
         best, best_name: the best value of the metric, and which result it is.
-        best_interval: between which values it may lie by chance of the images; None if unknown.
+        best_interval: the interval in which it may lie by chance of the images; None if unknown.
         without_progress: evaluations since the best one.
     """
 
@@ -75,7 +77,7 @@ class Evaluation(HookBase):
     def before_train(self) -> None:
         trainer = self.trainer
         if comm.is_main_process():
-            # The row of a pending evaluation may be there, though not in a checkpoint
+            # The row of a pending evaluation may be in the file, although it is in no checkpoint.
             cut_summary(self._summary, trainer.start_iter - self._is_pending)
         if self._is_pending:
             logger.info(f"The evaluation after step {trainer.start_iter} is still to come")
@@ -147,7 +149,7 @@ class Evaluation(HookBase):
                     f"{listed(values, 12)}: there is no model_best.pth"
                 )
             return ""
-        # Of losses the lowest is the best
+        # the lowest loss is the best
         is_better = operator.lt if name.rpartition("/")[2].startswith(_LOSSES) else operator.gt
         first = self.best_step < 0 and not math.isnan(values[name])
         if first or is_better(values[name], self.best):  # NaN is not
@@ -170,7 +172,7 @@ class Evaluation(HookBase):
         task = self.trainer.task
         progress = task.progress(step)
         storage = self.trainer.storage
-        # Unknown of steps before a resume, which may have been taken elsewhere
+        # unknown for steps before a resume, which may have been taken elsewhere
         speed = storage.histories().get("images_per_second")
         row = {
             **progress,
@@ -196,7 +198,7 @@ class Evaluation(HookBase):
 
 
 def _floats(results: Mapping[str, Any]) -> Results:
-    """Results of any depth as plain dicts of floats, which a checkpoint can hold."""
+    """Convert results of any depth to plain dicts of floats, which a checkpoint can hold."""
     return {
         str(name): _floats(value) if isinstance(value, Mapping) else float(value)
         for name, value in results.items()
@@ -204,13 +206,13 @@ def _floats(results: Mapping[str, Any]) -> Results:
 
 
 def _interval(name: str, values: Mapping[str, float]) -> tuple[float, float] | None:
-    """Between which values a result may lie by chance of the images, where its task says so."""
+    """The interval in which a result may lie by chance of the images, where its task gives one."""
     low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
     return None if low is None or high is None else (low, high)
 
 
 def _chance(interval: tuple[float, float] | None) -> str:
-    """In words, for the log."""
+    """The interval in words, for the log."""
     if interval is None:
         return ""
     low, high = interval
@@ -218,7 +220,7 @@ def _chance(interval: tuple[float, float] | None) -> str:
 
 
 def _first_metric(values: Mapping[str, float], metrics: tuple[str, ...]) -> str:
-    # Of several data sets, each names its own before: that of the first one counts
+    # With several data sets each name begins with its data set; the result of the first one counts.
     for metric in metrics:
         for name in values:
             if name == metric or name.endswith(f"/{metric}"):
@@ -227,7 +229,7 @@ def _first_metric(values: Mapping[str, float], metrics: tuple[str, ...]) -> str:
 
 
 def append_summary(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a row to a table, with the head where it is the first."""
+    """Add a row to a table, after the head if it is the first row."""
     _write_summary(path, [*_read_summary(path), row])
 
 
@@ -237,7 +239,7 @@ def cut_summary(path: Path, last_step: int) -> None:
 
 
 def _read_summary(path: Path) -> list[Mapping[str, Any]]:
-    """The whole rows."""
+    """Read the complete rows of a table."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -248,7 +250,8 @@ def _write_summary(path: Path, rows: list[Mapping[str, Any]]) -> None:
     if not rows:
         path.unlink(missing_ok=True)
         return
-    head = dict.fromkeys(name for row in rows for name in row)  # a resumed run may have others
+    # a resumed run may have other columns
+    head = dict.fromkeys(name for row in rows for name in row)
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, head, restval="")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""Hooks that go along with every training: records, smoothed values, checkpoints."""
+"""Hooks of every training: records, smoothed values, checkpoints."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ __all__ = [
 
 
 class Checkpoints(HookBase):
-    """Saves as often as the settings say, unless the evaluation saved; register it after that."""
+    """Saves as often as the settings say, unless the evaluation saved; register it after the
+    evaluation.
+    """
 
     def after_step(self) -> None:
         trainer = self.trainer
@@ -51,11 +53,11 @@ class Checkpoints(HookBase):
 
 
 class LRScheduler(hooks.LRScheduler):
-    """Logs "lr", and each rate that differs from it as "lr/" and whose it is.
+    """Logs "lr", and each rate that differs from it as "lr/" with the name of its module.
 
-    Detectron2's, under whose name checkpoints keep its state, logs that of most parameters, which
-    is the backbone's tenth where a recipe has one. Here "lr" is that which the optimiser was made
-    with, if a group has it.
+    Detectron2's hook, under whose name checkpoints keep the state, logs the rate of most
+    parameters. Where a recipe trains the backbone at a tenth of the rate, that is the tenth. Here
+    "lr" is the rate that the optimiser was made with, if a group has it.
     """
 
     def before_train(self) -> None:
@@ -71,7 +73,7 @@ class LRScheduler(hooks.LRScheduler):
         for rate, number in rates.items():
             own = [names[id(p)] for g in groups if g["initial_lr"] == rate for p in g["params"]]
             whose = commonpath(name.replace(".", "/") for name in own).replace("/", ".")
-            # Two rates may be those of parameters below the same module
+            # Two rates may belong to parameters below the same module.
             if not whose:
                 whose = f"{rate:g} at first"
             elif f"lr/{whose}" in self._groups:
@@ -86,7 +88,7 @@ class LRScheduler(hooks.LRScheduler):
 
 
 class Machine(HookBase):
-    """Records images per second of all processes, waiting for data included, and the peak memory.
+    """Records the images per second of all processes, with the time of waiting, and the memory.
 
     The memory is the most that the first process has taken so far, in gigabytes.
     """
@@ -104,7 +106,7 @@ class Machine(HookBase):
 
 
 class Progress(HookBase):
-    """A bar over the steps on the screen, in a notebook too, with the loss of the last one."""
+    """Shows a bar over the steps on the screen or in a notebook, with the loss of the last step."""
 
     def before_train(self) -> None:
         trainer = self.trainer
@@ -123,7 +125,7 @@ class Progress(HookBase):
 
 
 def peak_gigabytes(device: str) -> float:
-    """The most gigabytes (1e9 bytes) taken so far: of the GPU, or on the CPU of the process.
+    """The peak memory so far in gigabytes (1e9 bytes): of the GPU, or on a CPU of the process.
 
     0 for the CPU of Windows, which Python cannot ask for it.
     """
@@ -136,11 +138,10 @@ def peak_gigabytes(device: str) -> float:
 
 
 class RunWriter(HookBase):
-    """Progress on the screen, in metrics.json and by event writers, from where the run begins.
+    """Writes the progress to the screen, to metrics.json and by event writers.
 
-    Detectron2 opens the files when the trainer is made, before a resumed run knows where it
-    begins, so that metrics.json holds iterations twice that were computed twice. Only the first
-    process writes.
+    Detectron2 opens the files when the trainer is made, before a resumed run knows where it begins,
+    so its metrics.json holds repeated iterations twice. Only the first process writes.
     """
 
     def __init__(self) -> None:
@@ -155,7 +156,7 @@ class RunWriter(HookBase):
         written = self._resumed.get("written", trainer.start_iter - 1)
         cut_metrics(settings.output_dir, written + 1)
         self._json = JSONWriter(os.path.join(settings.output_dir, "metrics.json"))
-        self._json._last_write = written  # what is older is in the file already
+        self._json._last_write = written  # the file has what is older
         files = [self._json, *make_writers(settings, written, trainer.task.dump())]
         printer = CommonMetricPrinter(trainer.max_iter)
         self._hook = PeriodicWriter([printer, *files], settings.log_period)
@@ -177,7 +178,7 @@ class RunWriter(HookBase):
             self._hook = None  # its files are closed
 
     def state_dict(self) -> dict[str, Any]:
-        """How far metrics.json is, and whether this step will be written to it."""
+        """How far metrics.json goes, and whether this step will be written to it."""
         if self._json is None:
             return dict(self._resumed)
         step = self.trainer.iter + 1
@@ -190,9 +191,9 @@ class RunWriter(HookBase):
 
 
 class Histories(HookBase):
-    """Keeps the values of the last steps over a resume, which the log is smoothed over.
+    """Keeps the values of the last steps, by which the log is smoothed, over a resume.
 
-    Times, speeds and memory are left out: another machine may compute from here on.
+    Times, speeds and memory are left out, because another machine may continue.
     """
 
     _WINDOW = 20  # steps, as Detectron2's writers take

@@ -1,4 +1,4 @@
-"""Errors of PyTorch and the system in a run, with the file or key, and with what to do."""
+"""Errors of PyTorch and of the system in a run get the file or key, and what to do."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lambda_det.training.settings import Settings
 
 __all__ = ["explained", "writing"]
 
-# What only writing raises, under whatever error of a library
+# Only writing raises these, within any error of a library
 _OF_WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 _OF_A_LOADER = re.compile(r"DataLoader (worker|timed out)")
 
 
 @contextmanager
 def explained(settings: Settings) -> Iterator[None]:
-    """The one place where the errors of others get the keys of a run, its folder and a cure.
+    """The one place where errors of libraries get the keys and the folder of a run, and a cure.
 
     Args:
         settings: of the run.
@@ -63,7 +63,7 @@ def explained(settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Name the checkpoint that cannot be written, or not be read back.
+    """Name the checkpoint that cannot be written or read back.
 
     Raises:
         DiskError: names the file, the cause and the last good checkpoint.
@@ -87,7 +87,7 @@ def _continuation(folder: str) -> str:
 
 
 def _texts(error: BaseException) -> str:
-    """What torch says of a loader process, and of its cause where it says that apart."""
+    """What torch says about a loader process, and about the cause if that is a separate error."""
     texts = [reason(error)]
     if error.__cause__ is not None and _OF_A_LOADER.match(str(error.__cause__)):
         texts.append(reason(error.__cause__))
@@ -95,7 +95,7 @@ def _texts(error: BaseException) -> str:
 
 
 def _os_error(error: BaseException) -> OSError | None:
-    """The error of the system that this is, or that a library has made it of."""
+    """The system's error: this one, or the one that a library turned into it."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
     cause: BaseException | None = error

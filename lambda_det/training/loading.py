@@ -1,4 +1,4 @@
-"""Loading images: in processes, past those that cannot be read, and ahead of the GPU."""
+"""Load images: in processes, past images that cannot be read, and ahead of the GPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class UnreadableImages:
         self._unreadable = torch.zeros(size, dtype=torch.bool).share_memory_()
 
     def next_readable(self, index: int, read: Callable[[int], Item]) -> Item:
-        """Read the image at ``index``, or the next one that can be read, round the end.
+        """Read the image at ``index``, or the next one that can be read; the first follows the
+        last.
 
         Args:
             index: from 0.
@@ -128,8 +129,8 @@ class ImageLoader(DataLoader):
         except DataError as error:  # torch puts the stack trace of a loader process before it
             raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
         finally:
-            # Not when nothing refers to it: the traceback of an error may be kept for long, and
-            # torch fails where a forked process collects what is garbage of its parent
+            # It is not left to the garbage collector: the traceback of an error may be kept for
+            # long, and torch fails where a forked process collects garbage of its parent.
             if self.num_workers:
                 batches._shutdown_workers()
 
@@ -156,7 +157,8 @@ class _ProcessStart:
             os.getppid() if multiprocessing.get_start_method() == "forkserver" else self._parent
         )
         _leave_signals_to(parent)  # first: threads that start later block them as well
-        # By a thread: the kernel would take the end of the thread that iterates for the parent's
+        # By a thread, because the kernel would take the end of the iterating thread for the
+        # parent's
         end_with_parent(parent, by_main_thread=False)
         # One thread for each process: there are as many as cores to use.
         cv2.setNumThreads(0)
@@ -164,9 +166,9 @@ class _ProcessStart:
 
 
 def _leave_signals_to(parent: int) -> None:
-    """Ignore what a scheduler sends to all processes of a job; its parent decides what it means.
+    """Ignore a scheduler's signals to all processes of a job; the parent decides what they mean.
 
-    SIGTERM of the parent, which ends its processes with it, is obeyed.
+    A SIGTERM from the parent, which ends its processes with it, is obeyed.
     """
     if not hasattr(signal, "sigwaitinfo"):  # Windows and macOS
         for number in {signal.SIGINT, *SIGNALS} - {signal.SIGTERM}:
@@ -185,13 +187,13 @@ def _leave_signals_to(parent: int) -> None:
 
 
 class BatchesAhead:
-    """The batches of a loader, each copied to a GPU while that computes the batch before.
+    """The batches of a loader, each copied to a GPU while the GPU computes the batch before.
 
     timm's PrefetchLoader does so only for pairs of images and labels, which it also normalises.
 
     Args:
-        batches: their tensors in lists and dicts are copied, from pinned memory. What else they
-            hold is left to the model, Detectron2's ground truth for example.
+        batches: their tensors in lists and dicts are copied, from pinned memory. The model copies
+            what else they hold, for example Detectron2's ground truth.
         device: a GPU.
     """
 
@@ -219,7 +221,7 @@ class BatchesAhead:
         return batch
 
     def fetch(self) -> None:
-        """Draw a batch and start to copy it. The time for it is while the GPU computes.
+        """Draw a batch and start to copy it; call it while the GPU computes.
 
         An error, or the end of the batches, is raised when that batch is asked for.
         """
@@ -236,5 +238,5 @@ class BatchesAhead:
 
 
 def batches_ahead(batches: Iterator[Any], device: str | torch.device) -> Iterator[Any]:
-    """``batches``, copied ahead where they are computed on a GPU."""
+    """``batches``; copied ahead where the device is a GPU."""
     return BatchesAhead(batches, device) if torch.device(device).type == "cuda" else batches

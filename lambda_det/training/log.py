@@ -19,7 +19,7 @@ __all__ = ["BufferedLog", "log_table"]
 logger = logging.getLogger(__name__)
 
 _LOGGERS = ("fvcore", "detectron2", "lambda_det")
-# Tables and evaluations: what is shown beside a bar of the progress
+# These loggers write tables and evaluations, which are shown beside a bar of the progress.
 _SHOWN = (
     "lambda_det.own_data.prepare",
     "lambda_det.detection.schedule",
@@ -60,7 +60,7 @@ class BufferedLog(logging.handlers.MemoryHandler):
             logger = logging.getLogger(name)
             logger.removeHandler(self)
             before = list(logger.handlers)
-            # Without its cache, by which a second run would go on in the log of the first
+            # without its cache, with which a second run would continue the log of the first
             inspect.unwrap(setup_logger)(distributed_rank=rank, name=name)
             for screen in (h for h in logger.handlers if h not in before):
                 screen.addFilter(self._is_shown)
@@ -86,7 +86,7 @@ class BufferedLog(logging.handlers.MemoryHandler):
 
 
 def log_table(title: str, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Say what the configuration has, what a rule makes of it, and why.
+    """Log what the configuration has, what a rule makes of it, and why.
 
     Args:
         title: of the table.

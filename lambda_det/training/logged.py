@@ -14,8 +14,8 @@ from lambda_det.errors import DataError
 
 __all__ = ["is_loss", "is_of_averaged_weights", "is_of_machine", "read_metrics"]
 
-# Whether another machine measures another value. The others follow from the steps: they are kept
-# over a resume, and compared between runs.
+# True where another machine measures another value. The other values follow from the steps: they
+# are kept over a resume, and compared between runs.
 _OF_MACHINE = {
     "lr": False,
     "grad_norm": False,
@@ -51,7 +51,7 @@ def is_of_averaged_weights(name: str) -> bool:
 def read_metrics(run: str | Path) -> list[dict[str, float]]:
     """The records of a run's metrics.json; none where there is no such file.
 
-    A last line that a kill has cut short is left out.
+    A last line that a kill cut short is left out.
 
     Raises:
         DataError: a line before it is no record.

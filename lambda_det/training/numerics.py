@@ -1,4 +1,4 @@
-"""A watch over numbers, which names the module that made the first NaN."""
+"""The search for the module that made the first NaN."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = ["NonFiniteNumbers", "NumericsDebugger"]
 
-_WRAPPERS = re.compile(r"^(module|_orig_mod)(?=\.|$)")  # what they put before the names
+_WRAPPERS = re.compile(r"^(module|_orig_mod)(?=\.|$)")  # their prefixes of names
 
 
 class NonFiniteNumbers(FloatingPointError):
-    """A module has made NaN or an infinite number; the text says which and of what."""
+    """A module produced NaN or an infinite number; the text names the module and the tensor."""
 
 
 class NumericsDebugger:
-    """Looks at what each module of a model gives and at the gradients that it passes back.
+    """Checks the output of each module of a model, and the gradients that it passes back.
 
-    Outputs are looked at from the inside out, so that the first module found is the innermost one.
-    A gradient is looked at where it leaves a module through its inputs or enters a parameter, and
-    where it comes to a module's output, which tells who has made it.
+    Outputs are checked from the inside out, so the first module found is the innermost one. A
+    gradient is checked where it leaves a module through its inputs or enters a parameter, and where
+    it arrives at a module's output; that shows which module produced it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -48,7 +48,7 @@ class NumericsDebugger:
 
     @contextmanager
     def watching(self, *, gradients: bool = True) -> Iterator[None]:
-        """Look at every forward pass, and with ``gradients`` at every backward pass, in here.
+        """Check every forward pass within the block, and with ``gradients`` every backward pass.
 
         Raises:
             NonFiniteNumbers: at the first module found.
@@ -61,10 +61,10 @@ class NumericsDebugger:
             self._computing.clear()
 
     def _before(self, name: str, is_leaf: bool, module: nn.Module, args: tuple) -> tuple | None:
-        """Look at the inputs, and let their gradients be looked at.
+        """Check the inputs, and register the check of their gradients.
 
-        A view of each input has a gradient of its own, apart from those of other modules that read
-        the same.
+        A view of each input has a separate gradient, without the share of other modules that read
+        the same input.
         """
         if not self._active:
             return None
@@ -78,7 +78,9 @@ class NumericsDebugger:
         return tuple(self._with_hook(arg, what, module) for arg in args)
 
     def _of_input(self, x: Tensor, name: str, module: nn.Module) -> str:
-        """The message on a module's input, which the enclosing module made, or which is data."""
+        """The message about a module's input, which comes from the enclosing module or from the
+        data.
+        """
         if not self._computing:
             return f"The data hold an input of which {_count(x)}"
         outer_name, outer, args = self._computing[-1]
@@ -118,7 +120,9 @@ def _named(name: str, module: nn.Module) -> str:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The floating-point tensors in what a module takes or gives, Detectron2's structures too."""
+    """The floating-point tensors in the input or output of a module, also in Detectron2's
+    structures.
+    """
     for leaf in tree_leaves(value):
         if hasattr(leaf, "get_fields"):  # Instances
             yield from _tensors(leaf.get_fields())
@@ -133,7 +137,7 @@ def _is_finite(x: Tensor) -> bool:
 
 
 def _count(x: Tensor) -> str:
-    """How many numbers are not finite, and of which kind."""
+    """How many numbers are NaN or infinite, in words."""
     nan, infinite = int(x.isnan().sum()), int(x.isinf().sum())
     kinds = {"NaN": nan, "infinite": infinite}
     found = " and ".join(f"{number} {kind}" for kind, number in kinds.items() if number)
@@ -149,7 +153,7 @@ def _state(module: nn.Module) -> str:
 
 
 def _size(tensors: Iterable[Tensor]) -> str:
-    """Whether all numbers are finite, and the largest magnitude of those that are."""
+    """Whether all numbers are finite, and the largest magnitude of the finite ones."""
     held = [x.detach() for x in tensors if x.is_floating_point() and x.numel()]
     bad = sum(int((~x.isfinite()).sum()) for x in held)
     largest = max((x.double().nan_to_num(0, 0, 0).abs().max().item() for x in held), default=0.0)

@@ -33,7 +33,7 @@ class Precision:
 
     @classmethod
     def of(cls, settings: Settings) -> Precision:
-        """What ``device`` and ``amp_dtype`` of the settings say.
+        """The precision that ``device`` and ``amp_dtype`` of the settings describe.
 
         "auto" is bfloat16 where the device has instructions for it, and else float32.
 
@@ -74,7 +74,8 @@ def _has_bfloat16(device: str) -> bool:
     """Whether the processor, or the GPU of this process, has instructions for bfloat16."""
     if device == "cpu":
         if torch.backends.cpu.get_cpu_capability().startswith("AVX"):
-            # oneDNN says yes for AVX-512 alone, and emulates: a step takes three times float32's
+            # oneDNN reports it for AVX-512 alone and emulates it: a step then takes three times as
+            # long as in float32
             return any(getattr(torch.cpu, name, bool)() for name in _X86_BFLOAT16)
         supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
         return supported is not None and supported()
@@ -84,11 +85,11 @@ def _has_bfloat16(device: str) -> bool:
 
 
 class LossScaler(torch.amp.GradScaler):
-    """PyTorch's scaler, told whether the gradients are finite, which counts what it skips.
+    """PyTorch's scaler; it is told whether the gradients are finite, and counts the skipped steps.
 
     Attributes:
         skipped: steps whose gradients left the range of float16.
-        skipped_in_row: of them, those since the last step that was taken.
+        skipped_in_row: skipped steps since the last step that was taken.
     """
 
     def __init__(self, device: str, *, enabled: bool = True) -> None:
@@ -99,7 +100,7 @@ class LossScaler(torch.amp.GradScaler):
         """Take the step or skip it, and set the scale of the next one.
 
         Args:
-            finite: whether the gradients are, which must have been unscaled.
+            finite: whether the gradients are finite; they must have been unscaled.
         """
         if finite:
             self.step(optimizer)

@@ -65,7 +65,7 @@ def seed_all(purpose: Purpose, seed: int, *where: int, device: str = "cpu") -> N
 def seeded(purpose: Purpose, seed: int, *where: int) -> Iterator[None]:
     """:func:`seed_all` inside the block; the generators have their old states after it.
 
-    The CPU's generators only: loaders do not draw on GPUs.
+    Only the CPU's generators are set, because loaders do not draw on GPUs.
     """
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     seed_all(purpose, seed, *where)

@@ -1,4 +1,4 @@
-"""The folder of a run: one run in one folder, and nothing of an older one overwritten."""
+"""The folder of a run: it holds one run, and nothing of an older run is overwritten."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
 
     Args:
         task: gives the folder, and its configuration as it would be saved there.
-        resume: continue what is there; a folder without a run is fine, too.
+        resume: continue the run in the folder; a folder without a run is also accepted.
 
     Returns:
         What has changed in the configuration since the run was started.
@@ -52,7 +52,7 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
         return []
     weights = sorted(folder.glob("*.pth"), key=lambda path: path.stat().st_mtime)
     if weights and not candidates(str(folder)):
-        # Those of a run have names by which they are found even if the pointer is lost
+        # the checkpoints of a run have names by which they are found even if the pointer is lost
         raise ConfigError(
             f"{folder} holds {listed(path.name for path in weights)}, but no last_checkpoint that "
             "names one to continue, and --resume would start over their run: write a name into "
@@ -72,7 +72,7 @@ def refuse_other_run(folder: Path, key: str = "OUTPUT_DIR") -> None:
     """Refuse to begin a run in a folder that holds one.
 
     Args:
-        folder: that may be there.
+        folder: that may exist.
         key: that names it.
 
     Raises:
@@ -93,8 +93,8 @@ def check_evaluation_folder(task: Task, weights: str) -> None:
         weights: the file to evaluate.
 
     Raises:
-        ConfigError: the folder cannot be written to, holds a run that ``weights`` is not of, or
-            holds results of other data.
+        ConfigError: the folder cannot be written to, holds a run to which ``weights`` does not
+            belong, or holds results of other data.
     """
     key, folder = task.settings.key("output_dir"), _writable_folder(task.settings)
     own = "://" not in weights and folder.resolve() in Path(weights).resolve().parents
@@ -157,12 +157,12 @@ def save_config(task: Task, file: str | None = None) -> None:
     """Write the configuration to config.yaml of the run's folder, which must be there.
 
     Args:
-        task: whose.
+        task: the run's.
         file: that the configuration was read from, which the first line names.
     """
     path = Path(task.settings.output_dir, "config.yaml")
     if file and path.exists() and os.path.realpath(path) == os.path.realpath(file):
-        file = config_origin(path.parent)  # --resume with the run's own configuration
+        file = config_origin(path.parent)  # this is --resume with the run's own configuration
     origin = f"{_ORIGIN}{printable(os.path.abspath(file))}\n" if file else ""
     replace_text(path, origin + task.dump())
 
@@ -177,7 +177,7 @@ def config_origin(folder: str | Path) -> str:
 def cut_metrics(folder: str, first_iteration: int) -> None:
     """Drop from metrics.json the iterations that a resumed run computes again.
 
-    A last line that was not written to its end goes, too.
+    An incomplete last line is also dropped.
     """
     path = Path(folder) / "metrics.json"
     if not path.exists():

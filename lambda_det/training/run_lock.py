@@ -20,11 +20,12 @@ __all__ = ["RunLock"]
 logger = logging.getLogger(__name__)
 
 NAME = "run.lock"
-# Loader processes of a run that was killed hold its lock until they are ended, too
+# loader processes of a killed run hold its lock until they end as well
 _SECONDS = 2.0
-# What file systems say that have no locks
+# The errors of file systems without locks
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
-# There, newer versions of filelock would take a file for a lock, and that of a killed run stays
+# There, newer versions of filelock would use a plain file as the lock, which a killed run leaves
+# behind.
 _ONLY_THE_SYSTEM = (
     {"fallback_to_soft": False}
     if "fallback_to_soft" in inspect.signature(FileLock.__init__).parameters
@@ -33,13 +34,13 @@ _ONLY_THE_SYSTEM = (
 
 
 class RunLock:
-    """The right to write to a folder, as a context at whose end it is given up.
+    """The right to write to a folder, as a context that releases it at its end.
 
-    The system gives up the lock of a process that ends in whatever way; the file of one that was
-    killed stays, and locks nothing.
+    The system releases the lock of a process that ends in any way; the file of a killed process
+    stays, and locks nothing.
 
     Args:
-        settings: name the folder, which need not be there.
+        settings: name the folder, which need not exist.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -57,7 +58,7 @@ class RunLock:
             self._lock.release()
 
     def acquire(self) -> None:
-        """Take the folder, if it can be written to and is not taken by this lock already.
+        """Lock the folder, if it can be written to and this object has not locked it yet.
 
         Raises:
             ConfigError: another training has it.
@@ -67,7 +68,8 @@ class RunLock:
         if self._lock.is_locked or not writable:
             return
         owner = ""
-        with contextlib.suppress(OSError):  # it is not there; Windows does not show a locked one
+        # the file does not exist; Windows does not show a locked one
+        with contextlib.suppress(OSError):
             owner = self._file.read_text("utf-8", "replace").strip()
         try:
             self._lock.acquire(timeout=_SECONDS)
@@ -85,5 +87,5 @@ class RunLock:
                 "training there"
             )
             return
-        with contextlib.suppress(PermissionError):  # Windows locks it against this, too
+        with contextlib.suppress(PermissionError):  # Windows locks it against reading as well
             self._file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", "utf-8")

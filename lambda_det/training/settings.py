@@ -1,4 +1,4 @@
-"""What a run is told, in one typed form, whichever way its user wrote it."""
+"""The settings of a run, in one typed form for every kind of configuration."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Clipping:
     Attributes:
         kind: "value", each number of a gradient; "norm", the gradient of each parameter; or
             "full_model" (as DETR and Mask2Former call it), the norm of all gradients together.
-        limit: that gradients are clipped to.
+        limit: to which gradients are clipped.
         norm_type: of the norm that is limited.
     """
 
@@ -97,17 +97,17 @@ class Settings:
         float32_precision: "highest", "high" or "medium", of products and convolutions of float32 on
             a GPU; "" leaves PyTorch's. Below "highest" they may use TF32.
         num_workers: loader processes of each training process.
-        timeout: seconds that a batch of such a process is waited for.
+        timeout: seconds to wait for a batch of such a process.
         checkpoint_period: steps between two checkpoints.
-        checkpoints_kept: number of the newest ones kept; all of a long run would fill the disk.
+        checkpoints_kept: how many of the newest are kept; all of a long run would fill the disk.
         log_period: steps between two lines of the log.
         eval_period: steps between two evaluations, which need not be whole; 0 for one at the end.
         best_metric: the result whose best checkpoint is kept; "" for the task's first.
-        patience: evaluations in a row that may bring nothing better; 0 for any number.
+        patience: evaluations in a row that may bring no better result; 0 for any number.
         event_writers: where the numbers of the log go besides metrics.json, see
             :func:`lambda_det.training.writers.check_writers`.
-        precise_bn_batches: batches of each process that batch norm's statistics are estimated from
-            before an evaluation; 0 keeps the running ones.
+        precise_bn_batches: batches of each process from which batch norm's statistics are estimated
+            before an evaluation; 0 keeps the running statistics.
         keys: the user's key for each of these names.
     """
 
@@ -144,7 +144,7 @@ class Settings:
                 raise ConfigError(f"{self.key(name)} is {value!r}; it must be {words}.")
 
     def of_a_step(self) -> dict[str, Any]:
-        """What a step takes, by the names of settings; a resumed run keeps it."""
+        """The settings that decide which images a step takes, by name; a resumed run keeps them."""
         return {"images_per_step": self.images_per_step}
 
     def key(self, name: str) -> str:
@@ -152,7 +152,7 @@ class Settings:
         return self.keys.get(name, name)
 
     def option(self, name: str, value: Any) -> str:
-        """A setting as the user's command line has it."""
+        """A setting as it is written on the user's command line."""
         return option(self.key(name), value)
 
 
@@ -180,7 +180,7 @@ class FixedKeys:
 
     Attributes:
         names: keys, and sections with all that is in them.
-        but_not: those within ``names`` that may change nevertheless.
+        but_not: keys within ``names`` that may change nevertheless.
     """
 
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The start of a run: all that can be refused first, with nothing written; then folder and work.
+"""The start of a run: first everything is checked, with nothing written; then come folder and work.
 
 The command line gives a configuration, from which a Task is made. The task builds the model. The
 checkpoint is read and verified once, and loaded into it. What cannot work is refused up to here.
@@ -84,7 +84,7 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
         logger.info("Environment:\n" + collect_env_info())
         words = {name: value for name, value in vars(args).items() if name != "records"}
         logger.info(f"Command line: {words}")
-        # Another seed on each process; batches of a step have seeds of their own
+        # a different seed on each process; the batches of a step have their own seeds
         seed_all_rng(None if settings.seed < 0 else settings.seed + comm.get_rank())
         torch.backends.cudnn.benchmark = settings.cudnn_benchmark and not args.eval_only
         if settings.float32_precision:
@@ -127,7 +127,7 @@ def train(
         progress: show a bar over the steps.
 
     Raises:
-        UserError: what cannot work, before anything is written; or as :meth:`Trainer.train` does.
+        UserError: something cannot work, before anything is written; or see :meth:`Trainer.train`.
     """
     folder = task.settings.output_dir
     with RunLock(task.settings) as lock:
@@ -178,7 +178,7 @@ def evaluate(
 
     _open_folder(task, log)
     if comm.is_main_process() and not Path(settings.output_dir, "config.yaml").exists():
-        save_config(task, config_file)  # that of a run is kept
+        save_config(task, config_file)  # the config.yaml of a run is kept
     results = task.evaluate(models, final=True)
     if comm.is_main_process():
         if text := task.describe(results):
@@ -215,7 +215,7 @@ def _check_weights_exist(task: Task) -> None:
 
 
 def _read_newest_on_all(folder: str) -> Checkpoint | None:
-    """The newest whole checkpoint of a run folder, as the first process finds it, on all of them.
+    """The newest whole checkpoint of a run folder, which the first process finds for all.
 
     Each process reads it once.
 

@@ -1,4 +1,6 @@
-"""Weights and statistics to evaluate: the average of the weights, batch norm's estimated afresh."""
+"""Weights and statistics for evaluation: the average of the weights, and new estimates of batch
+norm's statistics.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ class ExponentialAverage:
     """Averages a model's weights step by step: w' <- d w' + (1 - d) w.
 
     After n steps d = min(decay, (1 + n) / (10 + n)), as TensorFlow has it with ``num_updates``.
-    A constant 0.9999 would keep 6 % of the random initial weights at the end of the 28k steps of 90
-    epochs. Running statistics are averaged alike.
+    A constant 0.9999 would keep 6 % of the random initial weights after the 28k steps of 90 epochs.
+    Running statistics are averaged alike.
 
-    PyTorch's ``AveragedModel`` counts in a tensor, so that the ramp would wait for the GPU at each
-    step. timm's ``ModelEmaV3`` updates a parameter that layers share once for each of them, and
-    does not keep the count in its state.
+    PyTorch's ``AveragedModel`` counts in a tensor, so the ramp would wait for the GPU at each step.
+    timm's ``ModelEmaV3`` updates a parameter that layers share once for each of them, and does not
+    keep the count in its state.
 
     Args:
         model: what is trained.
@@ -47,7 +49,7 @@ class ExponentialAverage:
         """Take the weights as they are now into the average."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         averages, values = [], []
-        # Not over the state dict, in which a parameter that layers share stands several times
+        # not over the state dict, which has a shared parameter several times
         for average, value in zip(_tensors(self.average), _tensors(self._model), strict=True):
             if average.is_floating_point():
                 averages.append(average)
@@ -70,7 +72,7 @@ def _tensors(model: nn.Module) -> chain[torch.Tensor]:
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
-    """The batch norms of a model that keep running statistics, frozen ones left out."""
+    """The batch norms of a model that keep running statistics, without frozen ones."""
     norms = (part for part in model.modules() if isinstance(part, _BatchNorm))
     return [norm for norm in norms if norm.track_running_stats]
 
@@ -81,14 +83,14 @@ def estimate_statistics(
 ) -> None:
     """Set the running statistics of all batch norms to mean and variance over ``count`` batches.
 
-    A running average belongs to weights of many steps ago, and an average of weights has none of
-    its own (Wu and Johnson, 2021). The paper's "decay 0.9999" (a momentum of 1e-4 in PyTorch)
-    would lag by 10k steps.
+    A running average belongs to weights of many steps ago, and averaged weights have no running
+    average (Wu and Johnson, 2021). The paper's "decay 0.9999" (a momentum of 1e-4 in PyTorch) would
+    lag by 10k steps.
 
     The models compute as in training, so that a detector's heads see the proposals of training,
     but without dropout and stochastic depth. fvcore's ``update_bn_stats`` is the same for one
-    process. With several it leaves each with statistics of its own, and takes a synchronised norm's
-    variance for that of its own images.
+    process. With several processes it leaves different statistics on each, and mistakes the
+    variance of a synchronised norm for that of the process's own images.
 
     Args:
         models: each sees the same batches; left in evaluation mode.
@@ -131,7 +133,7 @@ def estimate_statistics(
 def _moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean [C], biased variance [C] and count [1] of values [B, C, ...], in float64.
 
-    There may be none, in a detector's head on an image without proposals.
+    There may be no values, in a detector's head on an image without proposals.
     """
     channels = x.shape[1]
     count = torch.full((1,), x.numel() // channels, dtype=torch.float64, device=x.device)

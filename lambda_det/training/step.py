@@ -1,4 +1,4 @@
-"""One optimiser step: accumulation, mixed precision, and the check that it may be taken."""
+"""One optimiser step: accumulation, mixed precision, and the check whether it may be taken."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _IMAGES_NAMED = 8
 _ORDINARILY_SKIPPED = 10  # steps in a row, while loss scaling looks for its scale
 _SPIKE = 10.0  # times the median of the losses before
-_WINDOW = 100  # losses that the median is of
+_WINDOW = 100  # losses from which the median is computed
 _FEWEST = 20  # losses that a median needs
 PAUSE = 100  # steps after a warning about a spike before the next one
 
@@ -48,8 +48,8 @@ class TrainStep:
     NaN only on the first process.
 
     What the model draws (dropout, stochastic depth, proposals) depends on the seed, the iteration
-    and the place of its batch in the step: a resumed run draws what it would have drawn, and one
-    process with several batches draws what several processes with one batch each do.
+    and the place of its batch in the step: a resumed run draws the same as an uninterrupted one,
+    and one process with several batches draws the same as several processes with one batch each.
 
     Attributes:
         seed: of the run, from 0.
@@ -71,9 +71,9 @@ class TrainStep:
         Args:
             model: takes a batch and returns a dict of losses, each a mean over the batch.
             optimizer: of the model's parameters.
-            task: its settings say precision, accumulation and clipping. Losses are averaged over
-                the batches of a step as they are over processes, so the step is that of one large
-                batch as far as a loss is a mean of equal weight over images and the model has no
+            task: its settings have precision, accumulation and clipping. Losses are averaged over
+                the batches of a step as they are over processes, so the step equals that of one
+                large batch if each loss is a mean with equal weights of images and the model has no
                 batch norm. Gradients are clipped without loss scaling, those of all batches and
                 processes together.
             seed: of the run, from 0.
@@ -145,7 +145,9 @@ class TrainStep:
         self._step(grad_norm)
 
     def _without_sync(self, index: int):
-        """The gradients of the processes need to be reduced once a step, not once a batch."""
+        """Leave out the reduction of gradients over processes: it is needed once a step, not once a
+        batch.
+        """
         if isinstance(self.model, DistributedDataParallel) and index + 1 < self.accumulate:
             return self.model.no_sync()
         return nullcontext()
@@ -155,7 +157,7 @@ class TrainStep:
         if self._debugger is None:
             yield
             return
-        # Under loss scaling infinite gradients are ordinary, until no scale helps
+        # with loss scaling infinite gradients are normal as long as a lower scale helps
         scaler = self.grad_scaler
         gradients = not scaler.is_enabled() or scaler.skipped_in_row >= _ORDINARILY_SKIPPED
         with self._debugger.watching(gradients=gradients):
@@ -177,12 +179,13 @@ class TrainStep:
         if not self.grad_scaler.is_enabled():
             finite = finite & grad_norm.isfinite()
         calm = values.sum() <= self._spikes.limit
-        # A signal that asks any process to stop goes along: all stop after the same step
+        # the signal that asks a process to stop is part of the reduction, so all stop after the
+        # same step
         signal = torch.full_like(grad_norm, -received_signal())
         verdict = torch.stack([finite.float(), calm.float(), signal])
         if comm.get_world_size() > 1:
             dist.all_reduce(verdict, dist.ReduceOp.MIN)
-        # Here a step waits for the GPU; with loss scaling it does once more, in the scaler
+        # here a step waits for the GPU, and with loss scaling once more in the scaler
         finite, calm, signal, norm, total = torch.stack(
             [*verdict, grad_norm, values.sum()]
         ).tolist()
@@ -198,7 +201,7 @@ class TrainStep:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _step(self, grad_norm: float) -> None:
-        """Take the step, or have loss scaling skip it."""
+        """Take the step, or let loss scaling skip it."""
         storage, scaler = get_event_storage(), self.grad_scaler
         finite = math.isfinite(grad_norm)
         if finite:
@@ -218,7 +221,7 @@ class TrainStep:
     # ------------------------------------------------------------------------------------ messages
     @contextmanager
     def _user_errors(self, images: list[str]) -> Iterator[None]:
-        """Turn errors of a forward or backward pass into ones that say what to do."""
+        """Turn errors of a forward or backward pass into errors that say what to do."""
         try:
             yield
         except torch.cuda.OutOfMemoryError as error:
@@ -294,7 +297,8 @@ class TrainStep:
 
 
 class LossSpikes:
-    """Steps whose loss stands out from those before, by the total losses of this process.
+    """Finds steps whose loss stands out from the losses before, by the total losses of this
+    process.
 
     Attributes:
         count: steps so far in which the loss of some process stood out.
@@ -307,20 +311,20 @@ class LossSpikes:
 
     @property
     def median(self) -> float:
-        """Of the last losses; infinite while they are too few."""
+        """The median of the last losses; infinite while there are too few."""
         return statistics.median(self._recent) if len(self._recent) >= _FEWEST else math.inf
 
     @property
     def limit(self) -> float:
-        """The largest loss that does not stand out; infinite where nothing can be said."""
+        """The largest loss that does not stand out; infinite while the median is unknown."""
         return _SPIKE * self.median if self.median > 0 else math.inf
 
     def add(self, total: float) -> None:
-        """The loss of a step that was taken."""
+        """Add the loss of a step that was taken."""
         self._recent.append(total)
 
     def count_one(self, iteration: int) -> bool:
-        """Count a step that stands out; returns whether it is time to say so."""
+        """Count a step that stands out; return whether to warn again."""
         self.count += 1
         if iteration < self._quiet_until:
             return False

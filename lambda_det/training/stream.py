@@ -1,4 +1,6 @@
-"""The order of training images: endless, equal for any number of processes, from any place on."""
+"""The order of training images: it is endless, equal for any number of processes, and begins at any
+place.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ class Stream:
     ) -> None:
         """
         Args:
-            sampler: one of Detectron2's, of which the stream of all processes is used; or any
-                iterable of the indices of this process.
+            sampler: one of Detectron2's, whose stream of all processes is used; or any iterable of
+                the indices of this process.
             images: of one batch over all processes.
             is_wide: from an image's index to its orientation; None: no grouping.
             own_seeds: keep the sampler's seeds instead of seeds from the run's.
@@ -67,7 +69,7 @@ class Stream:
 
         Args:
             seed: the run's.
-            first: how many batches of all processes are left out.
+            first: how many batches of all processes to skip.
         """
         rank, size = comm.get_rank(), self._images // comm.get_world_size()
         if self._is_shared:
@@ -159,7 +161,7 @@ def _with_seeds(sampler: Any, order: int | None, subset: int | None) -> Any:
 
 
 def _fast(sampler: Any) -> Any:
-    """A sampler that repeats images, with the same order in a fraction of the time.
+    """A faster form of a sampler that repeats images, with the same order.
 
     Detectron2's takes 0.3 s for an epoch of COCO: half a minute to leave out a hundred epochs.
     """

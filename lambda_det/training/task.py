@@ -1,4 +1,4 @@
-"""What the trainer asks of a task: its parts, its evaluation, and what it says."""
+"""What the trainer needs from a task: its parts, its evaluation, and its messages."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class Task(ABC):
     Attributes:
         settings: of this run, fitted to the number of processes.
         fixed_keys: what a resumed run must keep.
-        sample_keys: what the training images depend on; a resumed run that changes them is warned.
+        sample_keys: what the training images depend on; a resumed run that changes them logs a
+            warning.
         test_keys: which data an evaluation is on; in the folder of a run they are those of the run.
-        metrics: results that a checkpoint may be the best by, the first there is.
+        metrics: results by which a checkpoint may be the best; the first that exists counts.
         advice: what usually helps when a loss is not finite.
     """
 
@@ -90,7 +91,7 @@ class Task(ABC):
         return model
 
     def distribute(self, model: nn.Module) -> nn.Module:
-        """The model in the form that takes the training steps, on all processes together."""
+        """The model as it is trained by all processes together."""
         return distribute(model, self.settings.device)
 
     @property
@@ -108,8 +109,9 @@ class Task(ABC):
     def build_train_loader(self, *, for_statistics: bool = False) -> Iterable:
         """Endless batches to train on, or of the same images for batch norm's statistics.
 
-        Ours have ``begin(seed, batches)``, after which an iterator begins so many batches of all
-        processes later, and a state dict; other projects' may lack them, and begin anew.
+        Loaders of this package have ``begin(seed, batches)``, after which an iterator skips that
+        number of batches of all processes, and a state dict. Loaders of other projects may lack
+        both; they start again.
         """
 
     def build_hooks(self) -> list[HookBase]:
@@ -130,7 +132,7 @@ class Task(ABC):
         """
 
     def check_weights(self, content: Mapping[str, Any], path: str) -> None:  # noqa: B027
-        """Refuse a checkpoint of which only the shapes fit the network; nothing by default."""
+        """Refuse a checkpoint that fits the network only by its shapes; none by default."""
 
     # ---------------------------------------------------------------------------------- evaluation
     @abstractmethod
@@ -154,7 +156,7 @@ class Task(ABC):
 
     # --------------------------------------------------------------------- what the run says of it
     def smaller_batches(self) -> str:
-        """What to type for the same steps with half of the images at once."""
+        """The keys to type for the same steps with half of the images at once."""
         return self.settings.option("accumulate", 2 * self.settings.accumulate)
 
     def image_names(self, batch: Any) -> list[str]:
@@ -171,7 +173,7 @@ class Task(ABC):
         return {}
 
     def progress(self, step: int) -> dict[str, Any]:
-        """How far the run is after a step, in the columns that summary.csv begins with."""
+        """How far the run is after a step, in the first columns of summary.csv."""
         return {}
 
     def describe_schedule(self, start: int) -> str:

@@ -38,7 +38,8 @@ __all__ = ["STATISTICS_SEED", "Trainer"]
 
 logger = logging.getLogger(__name__)
 
-STATISTICS_SEED = 1_000_003  # added to the run's, so that these images are not those of the steps
+# added to the run's seed, so these images differ from those of the steps
+STATISTICS_SEED = 1_000_003
 
 
 class Trainer(TrainerBase):
@@ -84,7 +85,8 @@ class Trainer(TrainerBase):
         # The model comes before the data: a mistake in its configuration is then refused in
         # seconds, while the annotations of a large data set take a minute to read.
         self.model = task.build_model()
-        distributed = task.distribute(self.model)  # from here on all have the first one's weights
+        # from here on all processes have the weights of the first one
+        distributed = task.distribute(self.model)
         self.averaged = self.average = None
         if settings.ema_decay:
             self.averaged = copy.deepcopy(self.model)
@@ -125,7 +127,7 @@ class Trainer(TrainerBase):
             self._statistics_loader = task.build_train_loader(for_statistics=True)
 
     def build_hooks(self) -> list[HookBase]:
-        """What is done around each step, in this order; the task's hooks come last.
+        """The hooks around each step, in this order; the task's hooks come last.
 
         Override it, or ``build_hooks`` of the task, to do more.
         """
@@ -149,7 +151,8 @@ class Trainer(TrainerBase):
             self.iter = self.start_iter = self.iter + 1
             self.saved_as = Path(checkpoint.path).stem
             if self.start_iter < self.max_iter:
-                # The saved rate of the next step is the former schedule's, if there is a new one
+                # if the schedule is new, the saved rate of the next step is that of the former
+                # schedule
                 for group, rate in zip(
                     self.optimizer.param_groups, self.scheduler.get_lr(), strict=True
                 ):
@@ -180,7 +183,7 @@ class Trainer(TrainerBase):
     def _last_saved(self) -> str:
         """The last good checkpoint, for the report of an error; "" where there is none.
 
-        One that is being written is waited for. If it fails, that is only logged.
+        It waits for one that is being written; if that fails, the failure is only logged.
         """
         try:
             self.checkpointer.wait()
@@ -218,15 +221,15 @@ class Trainer(TrainerBase):
     def train(self) -> Results:
         """Run from ``start_iter`` to ``max_iter``, with the hooks.
 
-        Not TrainerBase.train: after an error that would print its stack trace a second time, and
-        run the final evaluation if it happened in the last step.
+        This replaces TrainerBase.train, which would print the stack trace of an error a second
+        time, and run the final evaluation after an error in the last step.
 
         Returns:
             The results of the last evaluation.
 
         Raises:
             NonFiniteLossError: see :class:`TrainStep`.
-            Preempted: a scheduler's signal ended the run; what it did is saved.
+            Preempted: a scheduler's signal ended the run, and all steps are saved.
             UserError: a checkpoint could not be written, or images could not be read.
         """
         if self.start_iter >= self.max_iter:
@@ -267,7 +270,7 @@ class Trainer(TrainerBase):
                     "same command with --resume continues."
                 ) from request
             except BaseException:
-                self._last_saved()  # a good checkpoint is not lost over another's error
+                self._last_saved()  # another error must not cost a good checkpoint
                 self._record()
                 raise
             finally:
@@ -279,7 +282,7 @@ class Trainer(TrainerBase):
         return self.evaluation.results
 
     def run_step(self) -> None:
-        """Take one optimiser step, and the weights after it into the average."""
+        """Take one optimiser step, and add the weights after it to the average."""
         self.step.run(self._batches, self.iter)
         if self.average:
             self.average.update()
@@ -290,7 +293,7 @@ class Trainer(TrainerBase):
         Batch norm's statistics are estimated before, on images that depend only on the run's seed
         and the iteration.
         """
-        # The bare model: in evaluation the processes have unequal numbers of batches
+        # the model without wrappers: in evaluation the processes have unequal numbers of batches
         models = {RAW: self.model} | ({EMA: self.averaged} if self.averaged is not None else {})
         if self._statistics_loader is not None:
             seed = self.seed + STATISTICS_SEED
@@ -315,7 +318,7 @@ class Trainer(TrainerBase):
             )
 
     def _record(self) -> None:
-        """Write the steps before an end to metrics.json, if the disk takes them."""
+        """Write the last steps to metrics.json before the run ends, if the disk has room."""
         for hook in self._hooks:
             if isinstance(hook, RunWriter):
                 with contextlib.suppress(OSError):

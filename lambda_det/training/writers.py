@@ -1,4 +1,4 @@
-"""Where a run's numbers go besides the screen and metrics.json: event writers by their names."""
+"""Event writers by their names: where a run's numbers go besides the screen and metrics.json."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_writers(settings: Settings) -> None:
     The settings name "tensorboard", or the path of a class such as "package.module.Writer".
 
     Raises:
-        ConfigError: a name is none of these.
+        ConfigError: a name is neither.
     """
     for name in settings.event_writers:
         if name != "tensorboard":
@@ -45,7 +45,7 @@ def make_writers(settings: Settings, last_step: int, config: str = "") -> list[E
 
     Args:
         settings: name them; a class is called with the folder.
-        last_step: that was written before a resume; -1 at a start.
+        last_step: the last step that was written before a resume; -1 at a start.
         config: of the run, as YAML.
     """
     folder = settings.output_dir
@@ -58,7 +58,7 @@ def make_writers(settings: Settings, last_step: int, config: str = "") -> list[E
         else:
             writers.append(_class_of(name, settings.key("event_writers"))(folder))
     for writer in writers:
-        writer._last_write = last_step  # what is older was written before
+        writer._last_write = last_step  # what is older has been written
     return writers
 
 

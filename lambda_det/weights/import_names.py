@@ -189,9 +189,9 @@ _CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _complete(model: dict[str, Tensor], *, frozen: bool) -> None:
-    """What their norms do otherwise: frozen ones add nothing to the variance, and ours 1e-5.
+    """Adapt the norms: their frozen norms add nothing to the variance, and ours add 1e-5.
 
-    Detectron2's RetinaNet has a bias before a norm, too.
+    Detectron2's RetinaNet also has a bias before a norm.
     """
     for name, tensor in list(model.items()):
         if frozen and name.endswith("running_var"):

@@ -275,7 +275,7 @@ def _fold(
     wanted: PixelSettings,
     pixels: PixelSettings,
 ) -> PixelSettings:
-    """Fold the difference of pixel settings into ``state``; return the settings that it needs then."""
+    """Fold the difference of pixel settings into ``state``; return those that it needs then."""
     if len(prefixes) != 1 or not wanted.can_fold_to(pixels):
         return wanted
     (prefix,) = prefixes

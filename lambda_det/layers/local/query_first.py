@@ -144,7 +144,7 @@ class _Scores:
         return self.matrix[:tiles]
 
     def take(self, matrix: Tensor) -> Tensor:
-        """Read the places of the scores from [tiles, (y, x, h), (u, window)]; return [.., (u, r)]."""
+        """Read the scores' places from [tiles, (y, x, h), (u, window)]; return [.., (u, r)]."""
         scores = matrix.as_strided((matrix.shape[0], *self._shape), self._stride)
         return scores.reshape(-1, self.embedding.shape[1])
 
