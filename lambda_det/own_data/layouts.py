@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lambda_det.detection.data.picture_folder import PICTURES, walk
+from lambda_det.detection.data.picture_folder import PICTURES, in_any_form, walk
 from lambda_det.errors import DataError, listed
 from lambda_det.files import read_text
 from lambda_det.own_data.drafts import write_draft
@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 
 # Words for the parts; evaluations prefer the part that is listed first
 _WORDS = {
-    "train": ("train", "training"),
-    "val": ("val", "valid", "validation", "dev"),
-    "test": ("test", "testing"),
+    "train": ("train", "training", "trainset", "trn"),
+    "val": ("val", "valid", "validation", "valset", "dev", "eval", "evaluation", "holdout"),
+    "test": ("test", "testing", "testset", "tst"),
 }
 _PART_OF_WORD = {word: part for part, words in _WORDS.items() for word in words}
 
@@ -111,8 +111,11 @@ def find_images(labels: str | Path) -> Path:
 def _named_part(path: Path, root: Path) -> str:
     """The part that a path below a folder is of, by the last of its words that names one; or ""."""
     below = path.relative_to(root) if path.is_relative_to(root) else Path()
-    words = re.findall("[a-z]+", below.as_posix().lower())
+    words = [word.lower() for word in _WORD.findall(below.as_posix())]
     return next((_PART_OF_WORD[word] for word in reversed(words) if word in _PART_OF_WORD), "")
+
+
+_WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of TrainImages, for one, two
 
 
 def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,7 +229,7 @@ def _split(
         parts[part] = part_of(content, chosen)
         findings = content["info"]["findings"] if part == "train" else []  # they are of all parts
         name = _common_folder(labelled.get(part, []), root) or f"{root} ({part})"
-        parts[part]["info"] = {"labels": name, "findings": findings}
+        parts[part]["info"] = {**content["info"], "labels": name, "findings": findings}
     return parts
 
 
@@ -257,20 +260,21 @@ def _lists_of_voc(root: Path) -> dict[str, Path]:
 
 # ------------------------------------------------------------------------------------ of data.yaml
 def _named_by_yolo(file: Path) -> dict[str, Content]:
-    """The labels of the parts that data.yaml names; {} if it names none.
+    """The labels of the parts that data.yaml names, or lists beside it; {} if there are none.
 
     Raises:
         DataError: what it names is not there, or it names parts, but none to train on.
     """
     content = yolo_content(file)
+    if not any(_part_of_key(key) for key in content):
+        content |= _lists_beside(file)
     home = content.get("path")
     homes = [file.parent / home, file.parent] if isinstance(home, str) else [file.parent]
     paths: dict[str, list[Path]] = {}
     folders: dict[str, Path] = {}
     for key, value in content.items():
-        values = value if isinstance(value, list) else [value]
-        values = [text for text in values if isinstance(text, str) and text.strip()]
-        part = _PART_OF_WORD.get(str(key).lower()) if isinstance(key, str) else None
+        part = _part_of_key(key)
+        values = _values(file, key, value, part is not None)
         if part is None:
             _refuse_typing_error(file, key, values, homes)
         elif values and part not in paths:
@@ -292,15 +296,53 @@ def _named_by_yolo(file: Path) -> dict[str, Content]:
     return contents
 
 
+def _part_of_key(key: Any) -> str | None:
+    return _PART_OF_WORD.get(key.lower()) if isinstance(key, str) else None
+
+
+def _values(file: Path, key: Any, value: Any, is_part: bool) -> list[str]:
+    """The texts of a key of data.yaml.
+
+    Raises:
+        DataError: the key names a part, and its value can be no path.
+    """
+    values = value if isinstance(value, list) else [value]
+    if is_part and value and not all(isinstance(text, str) for text in values):
+        raise DataError(
+            f"{file}: the value of {key} is a {type(value).__name__} that is no path; write the "
+            "path of a folder or of a list of pictures there, or several of them."
+        )
+    return [text for text in values if isinstance(text, str) and text.strip()]
+
+
+def _lists_beside(file: Path) -> dict[str, str]:
+    """Lists of pictures that are called like parts, train.txt for one, beside the names."""
+    lists = {}
+    for path in sorted(file.parent.glob("*.txt")):
+        if _part_of_key(path.stem):
+            lines = filter(None, map(str.strip, read_text(path).splitlines()))
+            if Path(next(lines, "")).suffix.lower() in PICTURES:
+                lists[path.stem] = path.name
+    return lists
+
+
 def _refuse_typing_error(file: Path, key: Any, values: list[str], homes: Iterable[Path]) -> None:
     """
     Raises:
-        DataError: a key that is nearly the name of a part names pictures.
+        DataError: a key that is nearly the name of a part names pictures, or what may be a path.
     """
-    if not isinstance(key, str) or not any(_place(text, homes) for text in values):
+    if not isinstance(key, str):
         return
-    if near := difflib.get_close_matches(key.lower(), _PART_OF_WORD, 1, cutoff=0.6):
-        raise DataError(f"{file}: the key {key!r} names no part; did you mean {near[0]}?")
+    if any(_place(text, homes) for text in values):
+        likeness = 0.6
+    elif any("/" in text for text in values):
+        likeness = 0.75
+    else:
+        return
+    if near := difflib.get_close_matches(key.lower(), _PART_OF_WORD, 1, cutoff=likeness):
+        raise DataError(
+            f"{file}: the key {key!r} names no part; did you mean {_PART_OF_WORD[near[0]]}?"
+        )
 
 
 def _places(file: Path, part: str, values: list[str], homes: Iterable[Path]) -> list[Path]:
@@ -349,7 +391,7 @@ def _place(value: str, homes: Iterable[Path], is_elsewhere: bool = False) -> Pat
         word = _named_part(Path(*parts), Path())
         texts += [end.as_posix() for end in ends if _named_part(end, Path()) == word]
     for text, home in itertools.product(texts, homes):
-        path = Path(os.path.abspath(home / text))
+        path = in_any_form(Path(os.path.abspath(home / text)))
         if path.is_dir() or (path.suffix == ".txt" and path.is_file()):
             return path
     return None

@@ -97,6 +97,8 @@ def checked(place, capsys):
 
 
 BOX = (1, 2, 11, 7)
+MANY = [(n % 12, n // 12) for n in range(101)]
+NAMES_OF_ONE_CUP = ["tea cup", "tea_cup", "Tea-Cup", "teacup", "tea\u200bcup", "ｔｅａ ｃｕｐ"]
 UPPER = encoded(picture("lying", (30, 40)), "jpg")
 LYING = Image.Exif()
 LYING[274] = 6  # which makes a picture of 30x40 one of 40x30
@@ -132,6 +134,23 @@ CASES = {
         {"a.json": labelme("a.png", flags={"images": [], "annotations": []}), "a.png": ""},
         (0, ["labels of LabelMe"]),
     ),
+    "data.yaml in one line": (
+        {"data.yaml": "{path: ., names: [cup, key]}", "a.png": "", "a.txt": LINE},
+        (0, ["labels of YOLO", "1 cup"]),
+    ),
+    "a project of VIA without settings, and a picture without regions": (
+        {
+            "a.json": json.dumps(
+                {"_via_img_metadata": {**json.loads(via("a.png")), "b": {"filename": "b.png"}}}
+            ),
+            **{"a.png": "", "b.png": ""},
+        },
+        (0, ["labels of VIA", "1 cup", "2 images"]),
+    ),
+    "Pascal VOC behind blank lines": (
+        {"a.xml": f'\n\n<?xml version="1.0"?>{voc("a.png", BOX)}', "a.png": ""},
+        (0, ["labels of Pascal VOC", "1 cup"]),
+    ),
     # --------------------------------------------------------- sizes that labels state
     "VOC of a picture that was made smaller": (
         {"a.xml": voc("a.png", BOX, size=(80, 60)), "a.png": ""},
@@ -152,6 +171,36 @@ CASES = {
         },
         (1, ["30x40", "40x30"]),
     ),
+    # --------------------------------------------------------- forms of boxes
+    **{
+        f"YOLO in the form {numbers}": (
+            {
+                "data.yaml": YAML,
+                **dict.fromkeys([f"{number}.png" for number in range(5)], ""),
+                **dict.fromkeys([f"{number}.txt" for number in range(5)], f"0 {numbers}\n"),
+            },
+            (1, ["5 box that is written in another form", words, "! over the border"]),
+        )
+        for numbers, words in {
+            ".1 .1 .9 .9": "corners",
+            ".1 .1 .8 .8": "shares of 1 of [x, y, width, height]",
+            "20 15 16 18": "look like [x, y, width, height] or centre and size",
+            "15 12 38 28": "look like corners",
+            "50 50 40 60": "hundredths",
+        }.items()
+    },
+    "VOC with shares of 1": (
+        {"a.xml": voc("a.png", (0.1, 0.2, 0.5, 0.7)), "a.png": ""},
+        (1, ["look like shares of 1", "corners in pixels"]),
+    ),
+    "VOC with width and height in the place of corners": (
+        {"a.xml": voc("a.png", (20, 10, 12, 15), (1, 2, 11, 7)), "a.png": ""},
+        (1, ["look like [x, y, width, height]"]),
+    ),
+    "CVAT with width and height in the place of corners": (
+        {"a.xml": cvat("a.png").replace('xtl="1"', 'xtl="15"'), "a.png": ""},
+        (1, ["look like [x, y, width, height]"]),
+    ),
     "VOC with a size that cannot be, and boxes that can": (
         {"a.xml": voc("a.png", BOX, size=(1, 1)), "a.png": ""},
         (0, ["1 labels whose size is too small"]),
@@ -168,6 +217,14 @@ CASES = {
             **{"images/train/a.png": "", "images/train/b.gif": "x", "images/train/c.avif": "x"},
         },
         (1, ["3 labels without a picture", "b.txt, beside b.gif", "c.avif"]),
+    ),
+    "pictures none of which is read": (
+        {"data.yaml": YAML, "a.gif": "x", "a.txt": LINE},
+        (2, ["no picture", "1 .gif"]),
+    ),
+    "VOC with a picture that is there and not read": (
+        {"a.xml": voc("a.gif", BOX), "a.gif": "x"},
+        (2, ["'a.gif' is of no format that is read"]),
     ),
     "YOLO with labels of other letters": (
         {"data.yaml": YAML, "a.png": "", "a.txt": LINE, "B.png": "", "b.txt": LINE, "B.TXT": LINE},
@@ -216,6 +273,21 @@ CASES = {
         },
         (0, ["1 images"]),
     ),
+    "folders that systems make": (
+        {
+            **{"data.yaml": YAML, "a.png": "", "a.txt": LINE},
+            **{"__MACOSX/a.png": "", "@eaDir/a.png": ""},
+        },
+        (0, ["1 images"]),
+    ),
+    "a folder of macOS in data.yaml": (
+        {
+            "data.yaml": YAML + unicodedata.normalize("NFC", "train: été\n"),
+            unicodedata.normalize("NFD", "été/a.png"): "",
+            unicodedata.normalize("NFD", "été/a.txt"): LINE,
+        },
+        (0, ["1 cup"]),
+    ),
     "Jupyter's copies of labels": (
         {
             **dict.fromkeys(["a.xml", ".ipynb_checkpoints/a.xml"], voc("a.png", BOX)),
@@ -243,6 +315,44 @@ CASES = {
         {"a.xml": cvat("/me/cam1/0.png", "/me/cam2/0.png"), "cam1/0.png": ""},
         (2, ["/me/cam2/0.png and /me/cam1/0.png", "cam1/0.png"]),
     ),
+    "CVAT with the folder of a subset that is not here": (
+        {"a.xml": cvat("default/0.png"), "images/0.png": ""},
+        (0, ["1 cup"]),
+    ),
+    "CVAT with a folder that is not here, and pictures in another one": (
+        {"a.xml": cvat("monday/0.png"), "tuesday/0.png": ""},
+        (2, ["'monday/0.png' is not below"]),
+    ),
+    "a picture twice in a file of CVAT": (
+        {"a.xml": cvat("a.png", "a.png").replace("cup", "key", 1), "a.png": ""},
+        (0, ["1 images", "1 cup", "1 key", "ids 1 and 2: they are merged"]),
+    ),
+    "a picture twice in a file of VIA": (
+        {
+            "a.json": json.dumps({key: json.loads(via("a.png"))["a.png9"] for key in "xy"}),
+            "a.png": "",
+        },
+        (0, ["1 images", "1 cup", "ids 1 and 2: they are merged"]),
+    ),
+    "VIA's export as COCO": (
+        {
+            "images/a.png": "",
+            "a.json": json.dumps(
+                {
+                    "images": [{"id": "1", "file_name": "a.png", "width": 0, "height": 0}],
+                    "annotations": [
+                        {
+                            **{"id": 1, "image_id": "1", "category_id": 1, "iscrowd": 0},
+                            "segmentation": [1, 2, 11, 2, 11, 7, 1, 7],
+                            **{"area": 50, "bbox": [1, 2, 10, 5]},
+                        }
+                    ],
+                    "categories": [{"id": 1, "name": "cup", "supercategory": "kind"}],
+                }
+            ),
+        },
+        (0, ["labels of COCO", "1 cup", "2 entry", "its own is taken"]),
+    ),
     "LabelMe with pictures of another machine": (
         {"labels/a.json": labelme("..\\photos\\a.png"), "images/a.png": ""},
         (0, ["1 picture that is in another folder", "photos"]),
@@ -255,6 +365,40 @@ CASES = {
         (0, ["2 images", "2 cup"]),
     ),
     # --------------------------------------------------------- objects
+    "more than 100 objects": (
+        {
+            **{"data.yaml": YAML, "a.png": ""},
+            "a.txt": "".join(f"0 {x / 12 + 0.04} {y / 9 + 0.06} .04 .04\n" for x, y in MANY),
+        },
+        (0, ["at most 101", "1 picture with more than COCO's 100", "a.png, 40x30: 101"]),
+    ),
+    "one object twice": (
+        {"data.yaml": YAML, "a.png": "", "a.txt": LINE + LINE + LINE.replace("0", "1", 1)},
+        (1, ["1 object that is in its picture twice", "a.txt, line 2"]),
+    ),
+    "an object without a class": (
+        {"a.json": labelme("a.png", shape(label=None)), "a.png": ""},
+        (2, ["a.json: shape 0", "no name"]),
+    ),
+    "two classes of YOLO with one name": (
+        {"data.yaml": "names: [cup, cup]\n", "a.png": "", "a.txt": LINE},
+        (1, ["classes whose names are the same", "0, 1"]),
+    ),
+    "another number of classes than names": (
+        {"data.yaml": YAML + "nc: 3\n", "a.png": "", "a.txt": LINE},
+        (1, ["nc is 3"]),
+    ),
+    "classes that differ by their spelling": (
+        {
+            "a.json": labelme("a.png", *(shape(label=name) for name in NAMES_OF_ONE_CUP)),
+            "a.png": "",
+        },
+        (1, ["1 classes whose names", *NAMES_OF_ONE_CUP[:3]]),
+    ),
+    "classes that numbers tell apart": (
+        {"a.json": labelme("a.png", shape(label="1-0"), shape(label="10")), "a.png": ""},
+        (0, ["! classes whose names"]),
+    ),
     "CVAT's ellipses and cuboids": (
         {
             "a.xml": cvat("a.png").replace(
@@ -274,14 +418,14 @@ CASES = {
             "a.json": labelme(
                 "a.png",
                 shape("mask", mask=base64.b64encode(encoded(Image.new("1", (11, 6)))).decode()),
-                shape("mask", mask=None),
+                shape("mask", ((5, 5), (20, 20)), mask=None),
             ),
             "a.png": "",
         },
         (0, ["2 empty mask", "2 cup"]),
     ),
     "VOC's difficult objects": (
-        {"a.xml": voc("a.png", BOX, BOX, more="<difficult>1</difficult>"), "a.png": ""},
+        {"a.xml": voc("a.png", BOX, (2, 2, 11, 7), more="<difficult>1</difficult>"), "a.png": ""},
         (0, ["2 object marked as difficult", "2 cup"]),
     ),
     "YOLO's classes as numbers with a point": (
@@ -346,6 +490,36 @@ CASES = {
         {"data.yaml": YAML + "train: train\nvla: val\n", "val/a.png": "", "train/b.png": ""},
         (2, ["'vla'", "val?"]),
     ),
+    "a key that is misspelt, with a path that is not there": (
+        {"data.yaml": YAML + "train: train\ntset: images/test\n", "train/b.png": ""},
+        (2, ["'tset'", "test?"]),
+    ),
+    **{
+        f"{value} in the place of a path": (
+            {"data.yaml": YAML + f"train: train\nval: {value}\n", "train/b.png": ""},
+            (2, ["value of val", words]),
+        )
+        for value, words in {"5": "int", "{a: val}": "dict", "[null]": "list"}.items()
+    },
+    "lists of pictures without a file that names them": (
+        {
+            "classes.txt": "cup\n",
+            **{"train.txt": "images/a.png\n", "val.txt": "\nimages/b.png\n"},
+            **{"images/a.png": "", "images/b.png": "", "labels/a.txt": LINE, "labels/b.txt": LINE},
+        },
+        (0, ["(train)", "(val)", "1 images", "! 2 images"]),
+    ),
+    **{
+        f"parts called {train} and {val}": (
+            {
+                f"{part}/{part}.{ending}": text
+                for part in (train, val)
+                for ending, text in (("png", ""), ("xml", voc(f"{part}.png", BOX)))
+            },
+            (0, [f"set/{train}\n", f"set/{val}\n"]),
+        )
+        for train, val in (("trainset", "valset"), ("TrainImages", "TestImages"), ("trn", "eval"))
+    },
     "nothing to train on": (
         {"data.yaml": YAML + "val: val\n", "val/a.png": "", "train/b.png": ""},
         (2, ["names pictures for val", "train"]),
@@ -437,10 +611,26 @@ def renamed(root, copy=None, **more):
 def test_labelme_of_a_renamed_picture_is_of_the_picture_in_it(tmp_path, capsys):
     content = read_labels(renamed(tmp_path, picture("10.jpg")))
     assert [image["file_name"] for image in content["images"]] == ["10.jpg"]
-    assert "imagePath" in checked(tmp_path, capsys)[1]
+    assert "10.json names 16.jpg" in checked(tmp_path, capsys)[1]
     content = read_labels(renamed(tmp_path / "other", picture("16.jpg")))
     assert [image["file_name"] for image in content["images"]] == ["16.jpg"]
     assert not content["info"]["findings"]
+
+
+def test_labelme_whose_pictures_were_exchanged_is_refused(tmp_path, capsys):
+    copy = base64.b64encode(encoded(picture("was here"), "jpg")).decode()
+    make(tmp_path / "set", {"a.json": labelme("a.png", imageData=copy), "a.png": ""})
+    status, output = checked(tmp_path / "set", capsys)
+    assert status == 1 and "imageData shows another picture" in output and "a.json" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("10.json", labelme("old.jpg")), ("10.xml", voc("old.jpg", BOX))]
+)
+def test_labels_of_a_picture_that_has_another_name_now(name, text, tmp_path, capsys):
+    status, output = checked(make(tmp_path / "set", {name: text, "10.jpg": ""}), capsys)
+    assert status == 0 and "1 labels that name another picture" in output
+    assert "old.jpg, and 10.jpg is taken" in output
 
 
 @pytest.mark.parametrize("is_beside", [True, False])
@@ -507,7 +697,7 @@ def test_a_yaml_of_nested_aliases_is_refused_at_once(tmp_path):
         lines += [f"a{n}: &a{n} " + inner.format(f"a{n - 1}", f"a{n - 1}") for n in range(1, 60)]
         for key in ("names: [*a59]", "names: [x]\ntrain: *a59", "names: {0: x}\npath: *a59"):
             make(tmp_path, {"data.yaml": "\n".join([*lines, key]), "a.png": ""})
-            if key.startswith("names: [*") or "<<" in inner:
+            if "path" not in key or "<<" in inner:
                 with pytest.raises(DataError, match=r"data\.yaml"):
                     find_parts(tmp_path)
             else:

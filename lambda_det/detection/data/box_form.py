@@ -6,7 +6,7 @@ areas stand beside them, or at the borders of the pictures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from lambda_det.detection.data.report import FORM, MEANT, Kind
 from lambda_det.detection.data.truth import around, is_area, is_polygon, written_polygons
 
-__all__ = ["SIDES", "Form", "form_of_boxes", "is_box"]
+__all__ = ["SIDES", "WRITTEN", "Form", "form_of_boxes", "is_box"]
 
 _SAMPLED = 2000  # annotations that are asked
 _MOST = 0.95  # of the boxes speak for another form
@@ -57,26 +57,85 @@ def _from_shares_of_centres(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return _from_centres(_from_shares(boxes, sizes), sizes)
 
 
+def _from_hundredths_of_centres(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return _from_shares_of_centres(boxes / 100, sizes)
+
+
+def _with_height_first(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return boxes[:, [0, 1, 3, 2]]
+
+
+def _with_y_first(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return boxes[:, [1, 0, 3, 2]]
+
+
+def _from_corners_with_y_first(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return _with_y_first(_from_corners(boxes, sizes), sizes)
+
+
+def _from_intervals(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return _from_corners(boxes[:, [0, 2, 1, 3]], sizes)
+
+
+def _to_corners(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+
+
+def _to_shares_of_centres(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    centres = np.concatenate([boxes[:, :2] + boxes[:, 2:] / 2, boxes[:, 2:]], axis=1)
+    return centres / np.concatenate([sizes, sizes], axis=1)
+
+
 SIDES = Form("[x, y, width, height]", _as_they_are)  # COCO's own
-_OTHERS = (
-    Form("corners [x0, y0, x1, y1]", _from_corners),
-    Form("centre and size [x, y, width, height]", _from_centres),
-)
+_CORNERS = Form("corners [x0, y0, x1, y1]", _from_corners)
+_CENTRES = Form("centre and size [x, y, width, height]", _from_centres)
+_OTHERS = (_CORNERS, _CENTRES)
 _SHARES = (
     Form("shares of 1 of [x, y, width, height]", _from_shares),
     Form("shares of 1 of corners [x0, y0, x1, y1]", _from_shares_of_corners),
     Form("shares of 1 of centre and size", _from_shares_of_centres),
 )
+_PERCENT = Form("hundredths of centre and size", _from_hundredths_of_centres)
+# Those that only polygons can prove: they fit into many pictures
+_RARE = (
+    Form("[x, y, height, width]", _with_height_first),
+    Form("[y, x, height, width]", _with_y_first),
+    Form("corners [y0, x0, y1, x1]", _from_corners_with_y_first),
+    Form("[x0, x1, y0, y1]", _from_intervals),
+)
+
+
+class Written(NamedTuple):
+    """How labels of a format write their boxes.
+
+    Attributes:
+        text: what they are.
+        numbers: those that are written for boxes [N, 4] in COCO's form in pictures of sizes [N, 2].
+    """
+
+    text: str
+    numbers: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+WRITTEN = {
+    "sides": Written("[x, y, width, height] in pixels", _as_they_are),
+    "corners": Written("corners in pixels", _to_corners),
+    "centres": Written("centre and size in shares of 1", _to_shares_of_centres),
+}
 
 
 def form_of_boxes(
-    annotations: Sequence[dict[str, Any]], images: Mapping[int, Mapping[str, Any]]
+    annotations: Sequence[dict[str, Any]],
+    images: Mapping[int, Mapping[str, Any]],
+    written: str | None = None,
 ) -> tuple[Form, tuple[Kind, str, dict[str, Any]] | None]:
     """The form of all boxes of a file.
 
     Args:
         annotations: of the file.
         images: with "width" and "height", by id.
+        written: how the labels of another format that they were made of write boxes, of
+            ``WRITTEN``; None for a file of COCO's own.
 
     Returns:
         COCO's own form, or another where polygons or areas prove it. And the kind, the words and
@@ -89,18 +148,23 @@ def form_of_boxes(
         if is_box(annotation.get("bbox"))
         and annotation["image_id"] in images
         and not annotation.get("iscrowd")
+        # Outlines of other formats have made their boxes
+        and not (written and annotation.get("segmentation"))
     ]
     if not some:
         return SIDES, None
     boxes = np.array([annotation["bbox"] for annotation in some], float)
     owners = [images[annotation["image_id"]] for annotation in some]
     sizes = np.array([[owner["width"], owner["height"]] for owner in owners])
+    if written:
+        return SIDES, _other_than_written(WRITTEN[written], some, boxes, sizes)
     are_shares = (boxes >= 0).all(1) & (boxes <= 1).all(1) & (boxes[:, 2:] > 0).all(1)
     are_shares &= sizes.max(1) > 2
     others = _SHARES if are_shares.mean() >= _MOST else _OTHERS
-    sides = {form: form.sides(boxes, sizes) for form in (SIDES, *others)}
+    sides = {form: form.sides(boxes, sizes) for form in (SIDES, *others, *_RARE)}
     for witness, judge in (("polygons", _agree_with_polygons), ("areas", _agree_with_areas)):
-        shares = {form: judge(some, values) for form, values in sides.items()}
+        asked = sides if witness == "polygons" else (SIDES, *others)
+        shares = {form: judge(some, sides[form]) for form in asked}
         fitting = [form for form, share in shares.items() if share is not None and share >= _MOST]
         if fitting == [SIDES] and others is not _SHARES:  # polygons may be shares, too
             return SIDES, None
@@ -108,21 +172,48 @@ def form_of_boxes(
             words = f"all boxes are {fitting[0].text}, as their {witness} show"
             return fitting[0], (MEANT, words, some[0])
     if others is _SHARES:
-        return SIDES, (FORM, _words("shares of 1", some[0]), some[0])
-    wrong = ~_inside(sides[SIDES], sizes)
-    if wrong.mean() >= _FEW:
-        likely = [form for form in others if _inside(sides[form], sizes).mean() >= _MOST]
-        case = some[int(np.flatnonzero(wrong)[0])]
-        if likely:
-            return SIDES, (FORM, _words(" or ".join(form.text for form in likely), case), case)
-    return SIDES, None
+        return SIDES, (FORM, _words("shares of 1", boxes[0], WRITTEN["sides"]), some[0])
+    return SIDES, _other_at_borders(others, WRITTEN["sides"], some, boxes, sizes)
 
 
-def _words(form: str, case: Mapping[str, Any]) -> str:
-    return (
-        f"bbox {case['bbox']!r:.100}; the boxes of this file look like {form}; write them as "
-        f"{SIDES.text} in pixels"
-    )
+def _other_at_borders(
+    others: Iterable[Form],
+    written: Written,
+    some: Sequence[dict[str, Any]],
+    boxes: np.ndarray,
+    sizes: np.ndarray,
+) -> tuple[Kind, str, dict[str, Any]] | None:
+    """A finding, if boxes are out of their pictures and would not be in another form."""
+    wrong = ~_inside(boxes, sizes)
+    if wrong.mean() < _FEW:
+        return None
+    numbers = written.numbers(boxes, sizes)
+    likely = [form for form in others if _inside(form.sides(numbers, sizes), sizes).mean() >= _MOST]
+    if not likely:
+        return None
+    place = int(np.flatnonzero(wrong)[0])
+    words = _words(" or ".join(form.text for form in likely), numbers[place], written)
+    return FORM, words, some[place]
+
+
+def _other_than_written(
+    written: Written, some: Sequence[dict[str, Any]], boxes: np.ndarray, sizes: np.ndarray
+) -> tuple[Kind, str, dict[str, Any]] | None:
+    """A finding, if the boxes of labels of another format are not as that format writes them."""
+    numbers = written.numbers(boxes, sizes)
+    are_shares = (numbers.min(1) >= 0) & (numbers.max(1) <= 1) & (sizes.max(1) > 2)
+    if are_shares.mean() < _MOST:
+        others = (SIDES, *_OTHERS, _PERCENT)
+    elif written is WRITTEN["centres"]:
+        others = _SHARES
+    else:
+        return FORM, _words("shares of 1", numbers[0], written), some[0]
+    return _other_at_borders(others, written, some, boxes, sizes)
+
+
+def _words(form: str, numbers: np.ndarray, written: Written) -> str:
+    box = ", ".join(f"{number:.6g}" for number in numbers)
+    return f"box {box}; the boxes of these labels look like {form}; write them as {written.text}"
 
 
 def is_box(box: Any) -> bool:

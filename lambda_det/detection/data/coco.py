@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import os
+import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -31,6 +33,7 @@ from lambda_det.detection.data.report import (
     BOX,
     CLASS,
     CROWD,
+    DENSE,
     EMPTY,
     FORM,
     ID,
@@ -39,6 +42,7 @@ from lambda_det.detection.data.report import (
     OUTSIDE,
     PICTURE,
     SIZES,
+    TWICE,
     UNSEEN,
     VALUE,
     Finding,
@@ -60,6 +64,7 @@ __all__ = ["GroundTruth", "coco_api", "coco_content", "file_report", "read_coco"
 
 _MOST_CROWDS = 0.2  # of all annotations; COCO has one in a hundred
 _MANY_CROWDS = 0.1
+MOST_IN_COCO = 100  # detections of an image that COCO's AP counts
 
 
 class GroundTruth(NamedTuple):
@@ -95,7 +100,7 @@ def read_coco(
     content = _Content.of(json_file, image_root)
     report = content.report
     content.keypoints = content.keypoints if keypoints is None else keypoints
-    form, fault = form_of_boxes(content.annotations, content.images)
+    form, fault = form_of_boxes(content.annotations, content.images, content.written)
     if fault is not None:
         kind, words, case = fault
         report.add(kind, f"{content.where(case)}: {words}", len(content.annotations))
@@ -147,10 +152,13 @@ class _Content:
         images: the entries by id, each with its "path".
         annotations: the entries.
         keypoints: how many an object has; None where no category names any.
+        written: how the labels that the file was made of write boxes, of ``box_form.WRITTEN``;
+            None for a file of COCO's own.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, written: str | None = None) -> None:
         self.report = report
+        self.written = written
         self.images: dict[int, dict[str, Any]] = {}
         self.annotations: list[dict[str, Any]] = []
         self.keypoints: int | None = None
@@ -166,7 +174,7 @@ class _Content:
         report = Report(str(source or json_file), image_root, annotations=len(lists["annotations"]))
         if source:
             report.findings |= _of_the_reader(about.get("findings"))
-        content = cls(report)
+        content = cls(report, about.get("boxes") if source else None)
         content.annotations = lists["annotations"]
         content._take_categories(json_file, lists["categories"])
         content._take_images(lists["images"])
@@ -261,9 +269,10 @@ def _unused_root(entries: Sequence[Mapping[str, Any]], counts: Counter) -> int |
     """
     for entry in entries:
         others = [other for other in entries if other["id"] != entry["id"]]
+        above = entry.get("supercategory")
         if (
             not counts[entry["id"]]
-            and entry.get("supercategory") in (None, "", "none")
+            and (above in (None, "", "none", "None", entry["name"]))
             and others
             and all(other.get("supercategory") == entry["name"] for other in others)
         ):
@@ -388,14 +397,22 @@ def _said_to_be_crowd(annotation: Mapping[str, Any]) -> bool:
 
 
 def _check_names(content: _Content) -> None:
-    """Name classes that are the same, or that only blanks and capital letters tell apart."""
+    """Name classes that are the same, or that only their spelling tells apart."""
     groups: dict[str, list[int]] = defaultdict(list)
     for number, name in content.report.categories.items():
-        groups[" ".join(normal(name).split()).casefold()].append(number)
+        groups[_without_spelling(name)].append(number)
     for numbers in groups.values():
         if len(numbers) > 1:
             names = [f"{number}: {content.report.categories[number]!r}" for number in numbers]
             content.report.add(CLASS, f"categories {listed(names, 5)}")
+
+
+def _without_spelling(name: str) -> str:
+    """A name without capital letters, blanks, hyphens, and characters that nobody sees."""
+    name = unicodedata.normalize("NFKC", name)
+    seen = "".join(letter for letter in name if unicodedata.category(letter) != "Cf")
+    # Between digits they separate numbers: 1-0 is not 10
+    return re.sub(r"(?<!\d)[\s_-]+|[\s_-]+(?!\d)", "", seen).casefold()
 
 
 # ------------------------------------------------------------------------------ the objects of each
@@ -475,6 +492,11 @@ def _count(records: Sequence[dict[str, Any]], content: _Content) -> None:
         for annotation in record["annotations"]:
             area = annotation["area"]
             report.sizes[next(name for name, limit in SIZES.items() if area < limit)] += 1
+        if len(objects) > MOST_IN_COCO:
+            report.add(DENSE, f"{_named(image)}: {len(objects)}")
+        for annotation in _repeated(objects):
+            where = annotation.get("source") or f"{_named(image)}: bbox {annotation['bbox']}"
+            report.add(TWICE, str(where))
         if not objects:
             report.empty += 1
             report.add(EMPTY, _named(image))
@@ -487,6 +509,15 @@ def _count(records: Sequence[dict[str, Any]], content: _Content) -> None:
             lacking = [a for a in record["annotations"] if "segmentation" not in a]
             if lacking:
                 report.add(NO_MASK, f"{_named(image)}: {len(lacking)}", len(lacking))
+
+
+def _repeated(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Objects that have class, box and mask of an earlier one."""
+    first: dict[tuple, dict[str, Any]] = {}
+    for one in objects:
+        earlier = first.setdefault((one["category_id"], *one["bbox"]), one)
+        if one is not earlier and one.get("segmentation") == earlier.get("segmentation"):
+            yield one
 
 
 # --------------------------------------------------------------- in COCO's format again, for others

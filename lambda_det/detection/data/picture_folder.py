@@ -11,9 +11,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-__all__ = ["PICTURES", "PictureFolder", "normal", "walk"]
+__all__ = ["PICTURES", "PictureFolder", "in_any_form", "normal", "walk"]
 
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+_ONE_FORMAT = {".jpeg": ".jpg", ".tiff": ".tif"}  # two endings for it
+
+# Folders that say nothing of which pictures are in them
+_GENERAL = (
+    *("image", "images", "img", "imgs", "jpegimages", "picture", "pictures", "photos", "frames"),
+    *("data", "default", "obj_train_data", "upload", "uploads"),
+)
+_HIDDEN = ("__MACOSX", "@eaDir", "$RECYCLE.BIN")  # of macOS, Synology and Windows
 
 
 def walk(folder: str | os.PathLike) -> list[Path]:
@@ -21,7 +29,7 @@ def walk(folder: str | os.PathLike) -> list[Path]:
 
     Links to folders are followed. A folder that several paths lead to is entered by the shortest of
     them, and by its own name rather than by a link. Hidden files and folders, such as
-    ``.ipynb_checkpoints``, are left out.
+    ``.ipynb_checkpoints``, are left out, and so are folders that systems make by themselves.
     """
     entered: set[str] = set()
     waiting, files = deque([Path(folder)]), []
@@ -33,6 +41,7 @@ def walk(folder: str | os.PathLike) -> list[Path]:
         entered.add(place)
         with contextlib.suppress(PermissionError, FileNotFoundError), os.scandir(here) as entries:
             seen = [entry for entry in entries if not entry.name.startswith(".")]
+            seen = [entry for entry in seen if entry.name not in _HIDDEN]
             folders = [entry for entry in seen if entry.is_dir()]
             folders.sort(key=lambda entry: (entry.is_symlink(), entry.name))
             waiting.extend(here / entry.name for entry in folders)
@@ -43,6 +52,18 @@ def walk(folder: str | os.PathLike) -> list[Path]:
 def normal(name: str) -> str:
     """A name in one of the forms that Unicode has for it: macOS writes "é" as two characters."""
     return unicodedata.normalize("NFC", name)
+
+
+def in_any_form(path: Path) -> Path:
+    """A whole path, with the names that are there in another form of Unicode, if they are there."""
+    here = Path(path.anchor)
+    for part in path.parts[1:]:
+        if not (here / part).exists():
+            with contextlib.suppress(OSError):
+                names = (name for name in os.listdir(here) if normal(name) == normal(part))
+                part = next(names, part)
+        here /= part
+    return here
 
 
 class PictureFolder:
@@ -63,7 +84,7 @@ class PictureFolder:
         paths = walk(folder) if paths is None else paths
         self.paths = sorted(path for path in paths if path.suffix.lower() in PICTURES)
         self._ends: dict[str, set[Path]] = {}
-        self._folded: dict[str, set[Path]] = {}  # without capital letters
+        self._folded: dict[str, set[Path]] = {}  # see _folded
         self._folders: set[str] = set()
         for path in self.paths:
             parts = [normal(part) for part in path.relative_to(folder).parts]
@@ -72,25 +93,51 @@ class PictureFolder:
                 end = "/".join(parts[start:])
                 for key in {end, end.removesuffix(normal(path.suffix))}:
                     self._ends.setdefault(key, set()).add(path)
-                    self._folded.setdefault(key.casefold(), set()).add(path)
+                    self._folded.setdefault(_folded(key), set()).add(path)
 
     def named(self, name: str) -> tuple[str, set[Path]]:
         """The pictures with the longest end of a name, and that end; none: "", set().
 
         A name may be a path of another machine or an address. Its ending may be missing, and
         capital letters count only where two names differ by nothing else. A folder in the name is
-        not dropped where the folder has pictures here: cam2/0.png is not cam1/0.png.
+        not dropped where the folder has pictures here, or where the pictures are in another one:
+        cam2/0.png is not cam1/0.png.
         """
         for text in _readings(name):
-            parts = [part for part in normal(text).replace("\\", "/").split("/") if part]
-            parts = [part for part in parts if part not in (".", "..")]
+            written = normal(text).replace("\\", "/").split("/")
+            parts = [part for part in written if part not in ("", ".", "..")]
+            # A path on another machine may have folders that are not here
+            is_elsewhere = ".." in written or not written[0] or ":" in written[0]
             for start in range(len(parts)):
                 if start and parts[start - 1] in self._folders:
                     break
                 end = "/".join(parts[start:])
-                if pictures := self._ends.get(end) or self._folded.get(end.casefold()):
+                pictures = self._ends.get(end) or self._folded.get(_folded(end)) or set()
+                if not is_elsewhere and any(map(_says_which, parts[:start])):
+                    pictures = self._in_folders(parts[start:-1], pictures)
+                if pictures:
                     return end, set(pictures)
         return "", set()
+
+    def _in_folders(self, folders: Iterable[str], pictures: Iterable[Path]) -> set[Path]:
+        """Those of some pictures that are in these folders, and in no other that says which."""
+        wanted = [folder.casefold() for folder in folders if _says_which(folder)]
+        own = {path: path.relative_to(self.folder).parts[:-1] for path in pictures}
+        return {
+            path
+            for path, parts in own.items()
+            if [normal(part).casefold() for part in parts if _says_which(part)] == wanted
+        }
+
+
+def _says_which(folder: str) -> bool:
+    return folder.casefold() not in _GENERAL
+
+
+def _folded(name: str) -> str:
+    """A name without capital letters, and with the more usual of two endings for one format."""
+    stem, dot, ending = name.casefold().rpartition(".")
+    return stem + _ONE_FORMAT.get(dot + ending, dot + ending)
 
 
 # Label Studio puts a number before the names of pictures that are sent to it

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from lambda_det.detection.data.coco_format import read_json
-from lambda_det.detection.data.picture_folder import normal
+from lambda_det.detection.data.picture_folder import PICTURES, normal, walk
 from lambda_det.detection.data.records import upright
 from lambda_det.errors import DataError, listed, printable
 from lambda_det.files import read_text
@@ -84,14 +84,25 @@ def read_labels(
     findings = Findings()
     rows = [picture for file in files for picture in row.read(file, pictures, findings)]
     if not rows:
-        raise DataError(f"{place}: of {len(pictures.paths)} pictures in {folder}, none has labels.")
+        if pictures.paths or home != place:
+            count = len(pictures.paths)
+            raise DataError(f"{place}: of {count} pictures in {folder}, none has labels.")
+        endings = Counter(path.suffix.lower() for path in walk(folder))
+        there = listed(f"{count} {ending}" for ending, count in endings.most_common())
+        raise DataError(
+            f"{place}: there is no picture in {folder} of a format that is read "
+            f"({' '.join(PICTURES)}), but {there}; write the pictures in one of them."
+        )
+    for thing in (thing for picture in rows for thing in picture.objects):
+        if not thing.label.strip():
+            raise DataError(f"{thing.where}: its class has no name; name or remove the object.")
     if row.read is read_yolo:
         classes = list(yolo_names(files[0]).values())
     else:
         classes = sorted({thing.label for picture in rows for thing in picture.objects})
     placed = _placed(rows, row.pictures == "one", pictures, findings)
     content = _content(placed, folder, classes, findings)
-    content["info"] = {"labels": str(place), "findings": findings.plain()}
+    content["info"] = {"labels": str(place), "findings": findings.plain(), "boxes": row.boxes}
     _log(place, name, placed, pictures, findings)
     return content
 
@@ -130,6 +141,9 @@ def _placed(
     Raises:
         DataError: none is there, or two labels name the same one.
     """
+    rows = list(rows)
+    if are_alone:
+        _compare_copies(rows, pictures, findings)
     placed, missing = [], []
     for row in rows:
         try:
@@ -145,6 +159,28 @@ def _placed(
         findings.add(NO_PICTURE, f"{row.source}: {row.name}")
     _refuse_second_claims(placed)
     return placed
+
+
+def _compare_copies(
+    rows: Sequence[LabelledPicture], pictures: Pictures, findings: Findings
+) -> None:
+    """Look whether files of labels show the pictures that they name, and are called like.
+
+    Some of them are compared: where pictures were exchanged, few are as they were.
+    """
+    with_copies = [row for row in rows if row.copy and normal(_stem(row.name)) == _own_stem(row)]
+    for row in with_copies[:: -(-len(with_copies) // _COMPARED) or 1]:
+        with contextlib.suppress(MissingPicture):
+            path = pictures.find(str(row.source), row.source.parent, row.name)
+            if _difference(row.copy, path) > _SAME:
+                findings.add(OTHER_COPY, f"{row.source} names {row.name}")
+
+
+def _own_stem(row: LabelledPicture) -> str:
+    return normal(row.source.stem)
+
+
+_COMPARED = 50  # files of labels whose copies are decoded
 
 
 def _is_elsewhere(name: str, path: Path, folder: Path) -> bool:
@@ -169,12 +205,14 @@ def _picture_of(
     where, home = str(row.source), row.source.parent
     names = [f"{row.subset}/{row.name}", row.name] if row.subset else [row.name]
     own = row.source.stem
-    if not is_alone or normal(_stem(row.name)) == normal(own):
+    if not is_alone or normal(_stem(row.name)) == _own_stem(row):
         return pictures.find(where, home, *names)
-    there = []
-    for name in (row.name, own):
-        with contextlib.suppress(MissingPicture):
-            there.append(pictures.find(where, home, name))
+    named = called = None
+    with contextlib.suppress(MissingPicture):
+        named = pictures.find(where, home, row.name)
+    with contextlib.suppress(MissingPicture):
+        called = pictures.find(where, home, own)
+    there = [path for path in (named, called) if path]
     if not there:
         return pictures.find(where, home, row.name)
     if row.copy:
@@ -186,12 +224,12 @@ def _picture_of(
         fitting = fitting if len(fitting) == 1 else []
         kind = OTHER_NAME
     else:
-        return there[0]
+        fitting, kind = there, OTHER_NAME
     seen = f"{row.source} names {row.name}"
     if not fitting:
         findings.add(kind, seen)
         return there[0]
-    if fitting[0] != there[0]:
+    if fitting[0] != named:
         findings.add(RENAMED, f"{seen}, and {fitting[0].name} is taken")
     return fitting[0]
 

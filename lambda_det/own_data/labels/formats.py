@@ -41,23 +41,33 @@ class LabelFormat(NamedTuple):
         read: gives the pictures with their objects; None for COCO's own.
         pictures: how many pictures a file describes: "all" of a data set, "some" or "one". A file
             of "one" has the name of its picture with another ending.
+        boxes: how labels write them, of ``box_form.WRITTEN``.
     """
 
     endings: tuple[str, ...]
     signs: tuple[str, ...]
     read: Reader | None
     pictures: Literal["all", "some", "one"]
+    boxes: str = "corners"
 
 
 # The first format of which there are files counts
 FORMATS = {
-    "YOLO": LabelFormat((".yaml", ".yml"), ("names:",), read_yolo, "all"),
+    "YOLO": LabelFormat((".yaml", ".yml"), ("names:",), read_yolo, "all", "centres"),
     COCO: LabelFormat((".json",), ('"images"', '"annotations"'), None, "all"),
     "CVAT": LabelFormat((".xml",), ("<annotations>",), read_cvat, "some"),
     "Pascal VOC": LabelFormat((".xml",), ("<annotation>",), read_voc, "one"),
     "LabelMe": LabelFormat((".json",), ('"shapes"',), read_labelme, "one"),
-    "YOLO with a list of names": LabelFormat(("classes.txt", ".names"), (), read_yolo, "all"),
-    "VIA": LabelFormat((".json",), ('"_via_settings"', '"*.regions"'), read_via, "some"),
+    "YOLO with a list of names": LabelFormat(
+        ("classes.txt", ".names"), (), read_yolo, "all", "centres"
+    ),
+    "VIA": LabelFormat(
+        (".json",),
+        ('"_via_settings"', '"_via_img_metadata"', '"*.regions"'),
+        read_via,
+        "some",
+        "sides",
+    ),
 }
 _OF_SIGN = {sign: name for name, row in FORMATS.items() for sign in row.signs}
 _VIA = "via_region_data.json"  # beside which others are copies
@@ -132,7 +142,9 @@ def _sign(file: Path, *version: int) -> str | None:
 
 # Names, or as the older ones their number with a part: train alone is in files of other programs
 _YOLO = re.compile(
-    r"^(?:{\s*)?[\"']?names[\"']?\s*:|\A(?=[^\0]*^nc\s*:)[^\0]*^train\s*:", re.MULTILINE
+    r"^[\"']?names[\"']?\s*:|\A\s*{(?:[^\0]*[{,\s])?[\"']?names[\"']?\s*:"
+    r"|\A(?=[^\0]*^nc\s*:)[^\0]*^train\s*:",
+    re.MULTILINE,
 )
 
 

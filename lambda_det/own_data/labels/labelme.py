@@ -71,7 +71,7 @@ def objects_of(
         where = f"{file}: {place}shape {number}"
         with reading(where):
             shape = convert(shape)
-            label = str(shape["label"])
+            label = "" if shape["label"] is None else str(shape["label"])
             if label == _IGNORED:
                 findings.add(NO_CLASS, where)
                 continue

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from lambda_det.detection.data.picture_folder import PictureFolder, normal
+from lambda_det.detection.data.picture_folder import PICTURES, PictureFolder, normal
 from lambda_det.errors import DataError, listed, printable
 
 __all__ = ["MissingPicture", "Pictures"]
@@ -51,7 +51,6 @@ class Pictures(PictureFolder):
             if path := self._by_path.get(_absolute(home / name)):
                 return path
             end, pictures = self.named(name)
-            pictures = self._in_named_folders(name, end, pictures)
             if len(pictures) > 1:
                 pictures = _nearest(pictures, home)
             if len(pictures) > 1:
@@ -62,30 +61,12 @@ class Pictures(PictureFolder):
                 )
             if pictures:
                 return pictures.pop()
-        raise MissingPicture(
-            f"{where}: its picture {printable(names[0])!r} is not below {self.folder}; name the "
-            "folder of the pictures with --images."
-        )
-
-    def _in_named_folders(self, name: str, end: str, pictures: set[Path]) -> set[Path]:
-        """Those of the pictures whose folders do not contradict a name.
-
-        Args:
-            name: a path on another machine may have folders that are not here. One that only goes
-                down from the file of labels says which folders there are.
-            end: of the name, which the pictures have.
-        """
-        parts = [part for part in name.replace("\\", "/").split("/") if part != "."]
-        is_elsewhere = ".." in parts or not parts[0] or ":" in parts[0]
-        if is_elsewhere or len(parts) == len(end.split("/")):
-            return pictures
-        whole = {normal(end).casefold()}
-        return {path for path in pictures if whole & self._own_names(path)}
-
-    def _own_names(self, path: Path) -> set[str]:
-        """The path of a picture below the folder, with and without ending."""
-        own = Path(normal(path.relative_to(self.folder).as_posix()).casefold())
-        return {own.as_posix(), own.with_suffix("").as_posix()}
+        name = printable(names[0])
+        if any((place / names[0]).is_file() for place in (home, self.folder)):
+            why = f"is of no format that is read ({' '.join(PICTURES)}); write it in one of them"
+        else:
+            why = f"is not below {self.folder}; name the folder of the pictures with --images"
+        raise MissingPicture(f"{where}: its picture {name!r} {why}.")
 
 
 def _nearest(pictures: set[Path], home: Path) -> set[Path]:

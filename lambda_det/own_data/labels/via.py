@@ -17,7 +17,7 @@ def read_via(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPi
     content = read_json(str(file))
     with reading(file, "export it again as JSON"):
         entries = [
-            (str(entry["filename"]), _regions(entry["regions"]))
+            (str(entry["filename"]), _regions(entry.get("regions") or ()))
             for entry in content.get("_via_img_metadata", content).values()
         ]
     for name, regions in entries:

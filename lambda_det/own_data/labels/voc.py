@@ -21,7 +21,7 @@ def read_voc(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPi
         with reading(f"{where}: an object", "it needs a name and a bndbox of four numbers"):
             corners = tuple(float(node.find(f"bndbox/{side}").text) for side in _SIDES)
             objects.append(LabelledObject(node.find("name").text.strip(), corners, where=where))
-        if (node.findtext("difficult") or "0").strip() not in ("0", ""):
+        if (node.findtext("difficult") or "").strip().lower() not in ("", "0", "false"):
             findings.add(DIFFICULT, where)
     name = (root.findtext("filename") or "").strip() or file.stem
     size = stated_size(root.findtext("size/width"), root.findtext("size/height"))

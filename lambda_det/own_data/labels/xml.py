@@ -44,12 +44,15 @@ def _in_known_encoding(content: bytes) -> tuple[bytes, str | None]:
 
     It knows few encodings by itself, and none of more than one byte but Unicode's.
     """
+    encoding = None
     if declared := _DECLARED.match(content):
         with contextlib.suppress(LookupError, UnicodeDecodeError):
-            return content.decode(declared[1].decode()).encode(), "utf-8"
-    return content, None
+            content, encoding = content.decode(declared[1].decode()).encode(), "utf-8"
+    # Blank lines stay, which messages count; a declaration has to be the first thing of a file
+    return _BEHIND_BLANKS.sub(rb"\1", content), encoding
 
 
+_BEHIND_BLANKS = re.compile(rb"\A(\s+)<\?xml[^>]*\?>")
 _DECLARED = re.compile(rb"""\s*<\?xml[^>]*?encoding\s*=\s*["']([\w.-]+)["']""")
 
 

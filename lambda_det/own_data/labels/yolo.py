@@ -13,9 +13,10 @@ import numpy as np
 import yaml
 
 from lambda_det.detection.data.picture_folder import PICTURES, normal, walk
-from lambda_det.errors import DataError
+from lambda_det.detection.data.report import CLASS
+from lambda_det.errors import DataError, listed
 from lambda_det.files import decoded, read_text
-from lambda_det.own_data.labels.findings import NO_PICTURE, Findings
+from lambda_det.own_data.labels.findings import COUNT, NO_PICTURE, Findings
 from lambda_det.own_data.labels.objects import (
     LabelledObject,
     LabelledPicture,
@@ -49,6 +50,7 @@ class _Loader(yaml.SafeLoader):
 def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[LabelledPicture]:
     """The labels of all pictures; one without a label file has no object."""
     names, has_points = yolo_names(file), "kpt_shape" in yolo_content(file)
+    _count_names(file, names, findings)
     listing = functools.cache(_text_files)
     for picture in pictures.paths:
         name = picture.relative_to(pictures.folder).as_posix()
@@ -102,6 +104,19 @@ def yolo_names(file: Path) -> dict[int, str]:
             kind = "nothing" if name is None else f"a {type(name).__name__}"
             raise DataError(f"{file}: the name of class {number} is {kind}; write a text there.")
     return {number: str(name) for number, name in numbered.items()}
+
+
+def _count_names(file: Path, names: dict[int, str], findings: Findings) -> None:
+    """Add what is doubtful about the names of the classes."""
+    numbers: dict[str, list[int]] = {}
+    for number, name in names.items():
+        numbers.setdefault(name, []).append(number)
+    for name, same in numbers.items():
+        if len(same) > 1:
+            findings.add(CLASS, f"{file}: {name!r} is the name of {listed(same)}, which become one")
+    count = yolo_content(file).get("nc")
+    if isinstance(count, int) and count != len(names):
+        findings.add(COUNT, f"{file}: nc is {count}, and there are {len(names)} names")
 
 
 def has_labels(picture: Path) -> bool:

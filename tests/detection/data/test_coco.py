@@ -292,9 +292,10 @@ def test_pictures_are_found_below_the_folder(content, write, name):
     ("there", "names", "words"),
     [
         (["one/a.png", "two/a.png"], ["a.png"], "one/a.png, .*two/a.png"),
-        (["one/a.png"], ["two/a.png", "one/a.png"], "two/a.png is not there"),
-        (["one/a.png", "two/b.png"], ["two/a.png"], "two/a.png"),
-        (["one/a.png"], ["two/a.png", "three/a.png"], "three/a.png .*two/a.png"),
+        (["one/a.png"], ["/me/two/a.png", "one/a.png"], "/me/two/a.png is not there"),
+        (["one/a.png", "two/b.png"], ["/me/two/a.png"], "/me/two/a.png"),
+        (["one/a.png"], ["two/a.png"], "two/a.png does not exist"),
+        (["one/a.png"], ["/me/two/a.png", "/me/three/a.png"], "three/a.png .*two/a.png"),
     ],
 )
 def test_names_that_do_not_say_which_picture(write, tmp_path, there, names, words):

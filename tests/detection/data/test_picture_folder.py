@@ -53,7 +53,26 @@ def test_several_pictures_of_a_name(tmp_path):
 def test_a_folder_in_a_name_counts_where_it_has_pictures(tmp_path):
     pictures = make(tmp_path, "cam1/0.png", "cam2/1.png")
     assert pictures.named("cam2/0.png") == ("", set())
-    assert pictures.named("cam3/0.png")[1] == {tmp_path / "cam1/0.png"}
+    assert pictures.named("cam3/0.png") == ("", set())
+    assert pictures.named("/home/me/cam3/0.png")[1] == {tmp_path / "cam1/0.png"}
+
+
+@pytest.mark.parametrize("folder", ["", "images/", "data/images/"])
+@pytest.mark.parametrize("name", ["default/{}", "images/{}", "task_7/{}", "default\\{}"])
+def test_folders_that_say_nothing_of_their_pictures(tmp_path, folder, name):
+    """CVAT's exports name a folder of their subset, which the pictures are not in."""
+    pictures = make(tmp_path, f"{folder}0.png")
+    assert pictures.named(name.format("0.png"))[1] == {tmp_path / folder / "0.png"}
+    pictures = make(tmp_path, f"{folder}cam1/1.png", f"{folder}cam2/1.png")
+    assert pictures.named(name.format("cam2/1.png"))[1] == {tmp_path / folder / "cam2/1.png"}
+
+
+@pytest.mark.parametrize(
+    ("there", "name", "found"),
+    [("a.jpeg", "a.JPG", True), ("a.TIFF", "a.tif", True), ("a.png", "a.jpg", False)],
+)
+def test_two_endings_of_one_format(tmp_path, there, name, found):
+    assert bool(make(tmp_path, there).named(name)[1]) == found
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
