@@ -1,8 +1,8 @@
 """LambdaNetworks (Bello, ICLR 2021) for Detectron2.
 
 Importing this package registers its backbones and ROI heads with Detectron2. The names in
-``__all__`` are what other projects use; docs/use_in_your_project.md has examples. The layers and
-the networks work without Detectron2, too.
+``__all__`` are for other projects; docs/use_in_your_project.md has examples. The layers and the
+networks also work without Detectron2.
 """
 
 import contextlib
@@ -40,7 +40,8 @@ try:
         # Detectron2 scripts some functions when it is imported, which PyTorch has deprecated.
         warnings.filterwarnings("ignore", r".*torch\.jit\.script", FutureWarning)
         with contextlib.suppress(ImportError):
-            # Before our modules, which that of DETECTRON2_ENV_MODULE may import: it is called here
+            # This comes before our modules, because the module of DETECTRON2_ENV_MODULE, which is
+            # called here, may import them.
             import detectron2  # noqa: F401
         from lambda_det.layers import LambdaLayer, convert_lambda_layers
         from lambda_det.modeling import (
@@ -64,10 +65,11 @@ else:
 
 
 def __getattr__(name: str) -> object:
-    """What few need is imported at its first use; what could not be imported says why.
+    """Import rarely used names at their first use; raise the reason for names that cannot be
+    imported.
 
-    The import itself must not fail: without Detectron2 there are networks, and the doctor, which
-    has to run where nothing else does, is a part of this package.
+    The import of this package must not fail: the networks work without Detectron2, and the doctor,
+    which must run where nothing else does, is a part of it.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

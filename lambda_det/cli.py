@@ -14,7 +14,7 @@ from lambda_det.errors import suggest
 __all__ = ["COMMANDS", "detector_parser", "main", "train", "training_parser"]
 
 
-# By the name of a command the module and its function, which takes the words after the name and
+# For each name of a command the module and its function, which takes the words after the name and
 # returns the exit status; and what the command does
 COMMANDS = {
     "train": ("cli:train", "train or evaluate a detector or a classifier"),
@@ -33,13 +33,13 @@ COMMANDS = {
     "run": ("run:main", "run a training script of Detectron2 with our backbones"),
 }
 
-# By the function that says whether a file of ``lambda-det train`` is its own: the parser that has
-# the flags of such a file. Any other file is a detector's
+# For each kind of file of ``lambda-det train`` the function that recognises it, and the parser with
+# its flags. Any other file is a detector's.
 PARSERS = (
     ("detection.lazy:is_lazy_file", "detection.command_line:lazy_parser"),
     ("classification.config:is_recipe", "classification.command_line:parser"),
 )
-# What adds flags to those of a detector
+# Functions that add flags to those of a detector
 FLAGS = ("own_data.prepare:add_flags",)
 
 
@@ -109,7 +109,7 @@ def training_parser(argv: list[str]) -> argparse.ArgumentParser:
 
 
 def detector_parser() -> argparse.ArgumentParser:
-    """The flags of a detector's training, those of own data among them."""
+    """The flags of a detector's training, including those for own data."""
     from lambda_det.detection.command_line import parser
 
     def add_flags(result: argparse.ArgumentParser) -> None:
@@ -117,11 +117,11 @@ def detector_parser() -> argparse.ArgumentParser:
             _named(name)(result)
 
     result = parser(add_flags)
-    result.set_defaults(config_file=None)  # where none is named, it follows from machine and data
+    result.set_defaults(config_file=None)  # without a name it follows from machine and data
     return result
 
 
 def _named(name: str) -> Callable[..., Any]:
-    """The function that a row of a table names, which is imported only where it is needed."""
+    """The function that a row of a table names; its module is imported only where it is needed."""
     module, function = name.split(":")
     return getattr(importlib.import_module(f"lambda_det.{module}"), function)

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _PACKAGE = Path(__file__).parent
-# The configurations that lambda_det brings, in their places in the wheel and in a checkout
+# the configurations that lambda_det brings: their places in the wheel and in a checkout
 CONFIGS = next(
     (folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir()),
     _PACKAGE / "configs",
@@ -37,10 +37,9 @@ class LayerKey(NamedTuple):
     """A key of the lambda layers.
 
     Attributes:
-        default: stands for what the model of that NAME has.
-        unseen: the value that layers have by default, of an option that changes what is computed
-            without a trace in any tensor. Weights of layers with another value are refused. None
-            for other options.
+        default: stands for the value of the model of that NAME.
+        unseen: the default of layers, for an option that changes the result without a trace in any
+            tensor. Weights of layers with another value are refused. None for other options.
     """
 
     default: Any
@@ -56,7 +55,7 @@ LAMBDA_LAYER_KEYS: dict[str, LayerKey] = {
     "INTRA_DEPTH": LayerKey(0),
     # Odd side of the local scope
     "SCOPE": LayerKey(0),
-    # Those of res2, res3, res4 and res5, where they differ (Appendix B)
+    # The scopes of res2, res3, res4 and res5, where they differ (Appendix B)
     "STAGE_SCOPES": LayerKey([]),
     # Side in pixels of the largest image: position lambdas then span its whole map (Table 10)
     "GLOBAL_CONTEXT": LayerKey(0),
@@ -150,8 +149,8 @@ def add_lambda_config(cfg: CN) -> None:
     # An image that cannot be read is named, counted and replaced by the next one; when more than
     # this many different images could not be read, training stops.
     _C.DATALOADER.MAX_UNREADABLE_IMAGES = 20
-    # Seconds to wait for a batch of images before the workers are taken to hang, as they do on a
-    # network drive that does not answer; 0 for ever
+    # Seconds to wait for a batch of images before the workers are assumed to hang, as on a network
+    # drive that does not answer; 0 for ever
     _C.DATALOADER.TIMEOUT = 600
 
     # ---------------------------------------------------------------------------------------------
@@ -172,8 +171,8 @@ def add_lambda_config(cfg: CN) -> None:
     # after n steps; it is evaluated beside the raw weights. 0 for none.
     _C.SOLVER.EMA_DECAY = 0.0
 
-    # Of products and convolutions of float32 on a GPU: "highest", "high" or "medium"; "" leaves
-    # PyTorch's. Detectron2 has the key since 2023.
+    # The precision of float32 products and convolutions on a GPU: "highest", "high" or "medium"; ""
+    # leaves PyTorch's. Detectron2 has the key since 2023.
     _C.FLOAT32_PRECISION = _C.get("FLOAT32_PRECISION", "")
 
     # ---------------------------------------------------------------------------------------------
@@ -185,7 +184,7 @@ def add_lambda_config(cfg: CN) -> None:
     _C.RECIPE.ENABLED = False
     # Passes over the images; 0: 30 up to 1,000 images, falling to 16 at 20,000. --epochs
     _C.RECIPE.EPOCHS = 0.0
-    # Steps at least, where EPOCHS is 0
+    # The least number of steps, where EPOCHS is 0
     _C.RECIPE.MIN_STEPS = 300
     # Evaluations in the whole training
     _C.RECIPE.EVALUATIONS = 10
@@ -202,16 +201,16 @@ def add_lambda_config(cfg: CN) -> None:
 
     # ---------------------------------------------------------------------------------------------
     # The result whose best checkpoint is kept as model_best.pth, such as "bbox/AP50"; "" for the
-    # first there is of mask AP, box AP, keypoint AP, mean IoU and panoptic quality. Of a loss, such
-    # as "validation/total_loss", the lowest is the best.
+    # first existing one of mask AP, box AP, keypoint AP, mean IoU and panoptic quality. For a loss,
+    # such as "validation/total_loss", the lowest is the best.
     # ---------------------------------------------------------------------------------------------
     _C.TEST.BEST_METRIC = ""
     # Also compute the losses of training on DATASETS.TEST, with every evaluation in a training
     _C.TEST.LOSS = False
-    # In which evaluation and prediction compute: "float32" or "bfloat16". TEST.AUG computes in
+    # The precision of evaluation and prediction: "float32" or "bfloat16". TEST.AUG computes in
     # float32 with either.
     _C.TEST.PRECISION = "float32"
-    # Images of one size that each process evaluates together, at most. Images of other sizes are
+    # The most images of one size that each process evaluates together. Images of other sizes are
     # never padded to them, so the results are those of single images, up to rounding.
     _C.TEST.IMS_PER_BATCH = 1
     # Stop after this number of evaluations without a better one; 0: train to the end
@@ -230,19 +229,19 @@ def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 def find_config_file(name: str) -> str:
     """The path of a configuration that lambda_det brings, such as configs/quick/FILE.yaml.
 
-    A file of that name that is there comes first. A name that neither is stays as it is.
+    An existing file of that name comes first. Any other name is returned as it is.
     """
     brought = CONFIGS / name.removeprefix("configs/")
     return str(brought) if name and not Path(name).is_file() and brought.is_file() else name
 
 
 def option(key: str, value: Any) -> str:
-    """A setting as a command line has it: KEY VALUE of YAML files, key=value of LazyConfigs."""
+    """A setting as a command line has it: KEY VALUE for YAML, key=value for a LazyConfig."""
     return f"{key} {value}" if key.isupper() else f"{key}={value}"
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Reads Python objects, as a saved LazyConfig holds them, as their parts, and makes none."""
+    """Reads the parts of Python objects, as a saved LazyConfig has them, and creates no object."""
 
 
 def _parts(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:

@@ -54,7 +54,7 @@ _DISTRIBUTIONS = (
     "onnxruntime",
 )
 _SHARED_MEMORY = Path("/dev/shm")
-_LEAST_SHARED = 2**30  # bytes; a container of Docker has 64 MiB unless told otherwise
+_LEAST_SHARED = 2**30  # bytes; a container of Docker has 64 MiB by default
 
 
 class Fault(Exception):
@@ -69,7 +69,7 @@ class Check(NamedTuple):
         probe: returns what works; raises a ``Fault``, or what the broken library raises.
         advice: what to do about a fault.
         effect: what fails without it.
-        needs: names of rows before this one without which it cannot be tried.
+        needs: names of earlier rows that must work before this one can be tried.
         breaks: whether something cannot run; False where it is only slower or lacks a part.
     """
 
@@ -82,7 +82,7 @@ class Check(NamedTuple):
 
 
 def examine(checks: Iterable[Check]) -> tuple[dict[str, str], dict[str, str]]:
-    """What each row says, by its name, and the problems of those that found a fault."""
+    """The result of each row by its name, and the problems of rows with a fault."""
     lines: dict[str, str] = {}
     problems: dict[str, str] = {}
     not_tried: set[str] = set()
@@ -175,7 +175,7 @@ def _kernels() -> str:
 
 
 def _operators() -> str:
-    importlib.import_module("torch")  # whose libraries they need in the process
+    importlib.import_module("torch")  # its libraries must be in the process
     try:
         importlib.import_module("detectron2._C")
     except ModuleNotFoundError:
@@ -197,7 +197,7 @@ def _torch_files() -> str:
 def _gpus() -> str:
     torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
-        return "none that PyTorch can use"  # and why not is in the report of the environment
+        return "none that PyTorch can use"  # the report of the environment says why not
     for index in range(torch.cuda.device_count()):
         ones = torch.ones(8, 8, device=f"cuda:{index}")
         _expect(f"on cuda:{index} the sum of 8x8 products is", (ones @ ones).sum().item(), 512)
@@ -212,7 +212,7 @@ def _gib(number: int) -> str:
 
 
 def _memory() -> str:
-    """Of the machine, and of each GPU: free and total."""
+    """Free and total memory of the machine and of each GPU."""
     texts = []
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         free, total = (os.sysconf(name) for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
@@ -363,7 +363,7 @@ def _print_problems(checks: Iterable[Check], problems: dict[str, str]) -> None:
         textwrap.fill,
         width=100,
         subsequent_indent="    ",
-        break_long_words=False,  # commands are to be copied
+        break_long_words=False,  # commands must stay whole to be copied
         break_on_hyphens=False,
     )
     checks = [check for check in checks if check.name in problems]
@@ -374,7 +374,7 @@ def _print_problems(checks: Iterable[Check], problems: dict[str, str]) -> None:
         mark = "  BREAKS: " if check.breaks else "  note: "
         problem = f"{problems[check.name]} {check.effect}".strip()
         print("\n" + wrap(problem, initial_indent=mark))
-        print(f"    mend: {check.advice}")  # on one line, since it holds commands
+        print(f"    mend: {check.advice}")  # on one line, because it holds commands
 
 
 def main(argv: list[str] | None = None) -> int:

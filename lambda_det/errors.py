@@ -2,7 +2,7 @@
 
 The text of each error is one sentence. It names the file, key or value, and says what to do. The
 command lines print the sentence and end with status 2. Other exceptions show a stack trace.
-A run that a scheduler stopped ends with a status of its own, so that a script can start it again.
+A run that a scheduler stopped ends with its own status, so a script can start it again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command continues the run
-INTERRUPTED_STATUS = 130  # of a program that Ctrl-C ended, as shells have it
+INTERRUPTED_STATUS = 130  # the status of a program that Ctrl-C ended, as in shells
 
 
 class UserError(Exception):
@@ -89,13 +89,13 @@ def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") ->
 def refused(
     kind: type[UserError], what: str, advice: str, *errors: type[Exception]
 ) -> Iterator[None]:
-    """Errors of others as one of ours: "WHAT (REASON); ADVICE."
+    """Turn errors of libraries into one of ours: "WHAT (REASON); ADVICE."
 
     Args:
-        kind: of the error that is raised. One that is ours already stays what it is.
+        kind: of the error that is raised. An error of this package stays as it is.
         what: went wrong, with the name of the file, key or value.
         advice: what to do; "" for none.
-        errors: that are meant.
+        errors: the classes to turn.
     """
     try:
         yield
@@ -119,14 +119,14 @@ def printable(text: str | os.PathLike) -> str:
 
 
 def listed(items: Iterable[object], limit: int = 3) -> str:
-    """The first few of many, as :func:`printable` has them, for a sentence."""
+    """The first few of many names for a sentence, each through :func:`printable`."""
     items = [printable(str(item)) for item in items]
     more = f" and {len(items) - limit} more" if len(items) > limit else ""
     return (", ".join(items[:limit]) or "none") + more
 
 
 def suggest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """The end of a sentence on an unknown name: the known names like it, or the first few."""
+    """The end of a sentence about an unknown name: similar known names, or the first few."""
     known = list(known)
     near = difflib.get_close_matches(name, known, cutoff=cutoff)
     return f"; did you mean {' or '.join(near)}?" if near else f"; there are {listed(known, 5)}."

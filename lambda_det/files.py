@@ -27,7 +27,9 @@ DRAFT = ".tmp"  # ends the name of a file that is not complete yet
 
 
 def relative_path(path: str | Path, start: str | Path) -> str:
-    """The path from the folder ``start`` on; absolute where Windows has both on other drives."""
+    """The path relative to the folder ``start``; absolute where Windows has them on different
+    drives.
+    """
     try:
         return os.path.relpath(path, start)
     except ValueError:
@@ -35,7 +37,7 @@ def relative_path(path: str | Path, start: str | Path) -> str:
 
 
 def refuse_existing(path: str | Path, overwrite: bool, *, folder: bool = False) -> None:
-    """Refuse a path that is not to be written to; ``folder``: it may be one.
+    """Refuse a path that must not be written to; with ``folder`` it may be a folder.
 
     Raises:
         ConfigError: it is a folder, or exists and must not be replaced.
@@ -46,7 +48,7 @@ def refuse_existing(path: str | Path, overwrite: bool, *, folder: bool = False) 
         raise ConfigError(f"{path} exists already; give another name, or add --overwrite.")
 
 
-# Marks at the beginning of a text; that of UTF-32 begins with that of UTF-16
+# Byte order marks; the mark of UTF-32 begins with that of UTF-16
 _MARKS = {
     BOM_UTF32_LE: "UTF-32",
     BOM_UTF32_BE: "UTF-32",
@@ -76,11 +78,11 @@ def read_text(path: str | Path) -> str:
 
 
 def decoded(content: bytes) -> str:
-    """Bytes as text of the encoding that they seem to be in; what does not fit is replaced."""
+    """Decode bytes in the encoding that they seem to be in; bytes that do not fit are replaced."""
     return content.decode(_wide_encoding(content) or "utf-8-sig", "replace")
 
 
-_NARROW = ("GBK", "Windows-1252")  # encodings that editors still write where they are the default
+_NARROW = ("GBK", "Windows-1252")  # default encodings that editors still write
 
 
 def _wide_encoding(content: bytes) -> str | None:
@@ -126,12 +128,13 @@ def replace_file(
         check: called with the path of the draft when the draft is on the disk. If it raises, the
             old file stays.
     """
-    draft = f"{path}{DRAFT}"  # in the same folder: only within one disk is a move atomic
+    draft = f"{path}{DRAFT}"  # in the same folder, because a move is atomic only within one disk
     try:
         with open(draft, "wb") as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())  # else a power failure may leave an empty file of that name
+            # otherwise a power failure may leave an empty file of that name
+            os.fsync(file.fileno())
             if check is not None and hasattr(os, "posix_fadvise"):
                 # Let the check read from the disk, not from the cache in memory
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -154,5 +157,5 @@ def sync_folder(folder: str | Path) -> None:
 
 
 def replace_text(path: str | Path, text: str) -> None:
-    """Write a text file likewise; file names in it that are not UTF-8 are kept."""
+    """Write a text as :func:`replace_file` does; names in it that are not UTF-8 are kept."""
     replace_file(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))

@@ -1,4 +1,4 @@
-"""What networks are built from: classes of Detectron2, or stand-ins where it is not installed.
+"""The classes from which networks are built: Detectron2's, or stand-ins where it is not installed.
 
 The stand-ins have the same names of parameters and compute the same. With them the layers and the
 classifiers work without Detectron2; detectors need it.
@@ -30,7 +30,7 @@ except ImportError:
         stride: int | None = None
 
     class Backbone(nn.Module):
-        """A network that gives maps by name."""
+        """A network whose outputs are maps by name."""
 
         size_divisibility = 0
 
@@ -53,7 +53,7 @@ except ImportError:
 
         def __init__(self, num_features: int, eps: float = 1e-5) -> None:
             super().__init__(num_features, eps)
-            self.running_var -= eps  # changes nothing at first, as Detectron2's
+            self.running_var -= eps  # it changes nothing at first, as in Detectron2
 
         @classmethod
         def convert_frozen_batchnorm(cls, module: nn.Module) -> nn.Module:

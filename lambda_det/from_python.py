@@ -1,4 +1,4 @@
-"""Train from Python, and use what a run left: the functions of the commands, without a shell."""
+"""Train and use a run from Python: the functions of the commands, without a shell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Run", "train"]
 
 
 class Run:
-    """A run in its folder, which may still go on: it is read anew whenever it is asked.
+    """A run in its folder. It may still be training: the folder is read again at each call.
 
         run = lambda_det.Run("output/mine")
         pandas.DataFrame(run.metrics).plot("iteration", "total_loss")
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """What was logged, a row for each logged step; ``pandas.DataFrame`` takes it as it is.
+        """The log, a row for each logged step; ``pandas.DataFrame`` takes it as it is.
 
         Raises:
             DataError: metrics.json is damaged.
@@ -53,7 +53,8 @@ class Run:
 
     @property
     def best(self) -> str:
-        """The file of the best checkpoint at the evaluations; the last one where there was none.
+        """The file of the best checkpoint at the evaluations; the last checkpoint if there was
+        none.
 
         Raises:
             WeightsError: there is no checkpoint yet.
@@ -91,7 +92,7 @@ class Run:
         """Write the detector as ``lambda-det export`` does, and print what was compared.
 
         Args:
-            path: its ending says the format: .onnx, or .pt2 of a backbone.
+            path: its ending says the format: .onnx, or .pt2 for a backbone.
             overwrite: replace the file if it is there.
             sizes: height and width of images to compare on.
             images: files to compare on.
@@ -145,7 +146,7 @@ def train(
             keys of the configuration with their values.
 
     Raises:
-        UserError: one sentence on what cannot be.
+        UserError: one sentence on what cannot work.
         KeyboardInterrupt: after an interrupt.
     """
     flags = {"data": data, "config": recipe, "output": output, "epochs": epochs}
@@ -165,7 +166,7 @@ def train(
 
 
 def _words(flags: dict[str, Any]) -> list[str]:
-    """Flags as a command line has them; those that are None or False are left out."""
+    """The words of a command line for these flags; flags that are None or False are left out."""
     given = {f"--{k.replace('_', '-')}": v for k, v in flags.items() if v is not None}
     return [flag if v is True else f"{flag}={v}" for flag, v in given.items() if v is not False]
 

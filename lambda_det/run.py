@@ -1,8 +1,8 @@
 """Run a training script of Detectron2, unedited, with the backbones of lambda_det.
 
 Our backbones are in Detectron2's registry, our keys in every configuration that the script makes
-(``detectron2.config.get_cfg()``), and the data sets shapes_train and shapes_val are registered, in
-the processes that the script starts, too. The rest is as if Python ran the script.
+(``detectron2.config.get_cfg()``), and the data sets shapes_train and shapes_val are registered,
+also in the processes that the script starts. Everything else is as if Python ran the script.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ def main(argv: list[str] | None = None) -> None:
     by_words = not getattr(sys.flags, "safe_path", False)  # not python -P
     if args.module:
         if by_words:
-            sys.path[0] = os.getcwd()  # as python -m does; lambda-det has its own folder there
+            sys.path[0] = os.getcwd()  # as python -m does; for lambda-det its own folder is there
         runpy.run_module(args.script, run_name="__main__", alter_sys=True)
         return
     script = os.path.abspath(args.script)
     if by_words:
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     home = str(Path(__file__).resolve().parents[1])
-    if home not in sys.path:  # processes that the script spawns import lambda_det, too
+    if home not in sys.path:  # processes that the script spawns also import lambda_det
         sys.path.append(home)
     runpy.run_path(script, run_name="__main__")
 

@@ -1,4 +1,4 @@
-"""How many threads a process gets, and how they wait: decided before PyTorch starts them."""
+"""The number of threads of a process, and how they wait; decided before PyTorch starts them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))  # o
 
 
 def settle_threads() -> None:
-    """Let threads sleep soon, and be no more than a container's CPU quota.
+    """Let threads sleep soon, and limit their number to a container's CPU quota.
 
-    Does nothing if PyTorch is loaded, which has read the environment by then. What the user has set
-    stays: ``GOMP_SPINCOUNT`` or ``OMP_WAIT_POLICY``, and ``OMP_NUM_THREADS``.
+    It does nothing if PyTorch is loaded, because PyTorch has then read the environment. Values that
+    the user has set stay: ``GOMP_SPINCOUNT`` or ``OMP_WAIT_POLICY``, and ``OMP_NUM_THREADS``.
     """
     if "torch" in sys.modules:
         return
@@ -36,6 +36,6 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> int | None:
             quota, period = " ".join((root / name).read_text() for name in names).split()
             if int(quota) > 0:
                 return math.ceil(int(quota) / int(period))
-        except (OSError, ValueError):  # not there, or "max"
+        except (OSError, ValueError):  # no such file, or "max"
             continue
     return None

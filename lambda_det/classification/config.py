@@ -17,7 +17,7 @@ __all__ = ["check_ranges", "get_classification_config", "is_recipe", "load_recip
 
 
 def get_classification_config() -> CN:
-    """The defaults that a recipe of ``configs/imagenet`` or ``configs/cifar10`` is read over.
+    """The defaults, over which a recipe of ``configs/imagenet`` or ``configs/cifar10`` is read.
 
     Keys that mean the same as in detection have the same name. The defaults are no recipe: each
     figure of the paper stands once in configs/imagenet, with its source.
@@ -41,7 +41,7 @@ def get_classification_config() -> CN:
     add_lambda_layer_keys(_C.MODEL.LAMBDA_RESNET)
     # Keep only the input of each block and compute the block again in the backward pass
     _C.MODEL.CHECKPOINT_ACTIVATIONS = False
-    # Start from this checkpoint's backbone; its last layer, too, if it has as many classes
+    # Start from this checkpoint's backbone, and from its last layer if it has as many classes
     _C.MODEL.WEIGHTS = ""
     # Of the pixels 0 to 255, red, green, blue; the defaults are ImageNet's
     _C.MODEL.PIXEL_MEAN = [123.675, 116.28, 103.53]
@@ -60,10 +60,10 @@ def get_classification_config() -> CN:
     _C.DATA.FORMAT = "folder"
     _C.DATA.TRAIN = "datasets/imagenet/train"
     _C.DATA.VAL = "datasets/imagenet/val"  # "" for none, where HELD_OUT is above 0
-    # Share of the training images, of each class alike, that is not trained on but evaluated to
-    # choose the best checkpoint and to stop early. 0: the validation images serve for that.
+    # Share of the training images of each class that is held out to choose the best checkpoint and
+    # to stop early. 0: the validation images serve for that.
     _C.DATA.HELD_OUT = 0.0
-    # Share of the training images, of each class alike, that is used at all
+    # Share of the training images of each class that is used at all
     _C.DATA.FRACTION = 1.0
     _C.DATA.MAX_UNREADABLE_IMAGES = 20
 
@@ -87,7 +87,7 @@ def get_classification_config() -> CN:
     _C.DATALOADER = CN()
     # Loader processes for each training process
     _C.DATALOADER.NUM_WORKERS = 8
-    # Seconds to wait for a batch of images before these are taken to hang; 0 for ever
+    # Seconds to wait for a batch of images before the processes are assumed to hang; 0 for ever
     _C.DATALOADER.TIMEOUT = 600
 
     # ---------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def get_classification_config() -> CN:
     _C.SOLVER.BETAS = [0.9, 0.999]
     _C.SOLVER.NESTEROV = False
     _C.SOLVER.WEIGHT_DECAY = 0.0
-    # For the scales and biases of norms; TensorFlow's ResNets do not decay those
+    # Of the scales and biases of norms, which TensorFlow's ResNets do not decay
     _C.SOLVER.WEIGHT_DECAY_NORM = 0.0
     _C.SOLVER.EPOCHS = 100.0
     # Images of one optimiser step, over all processes and accumulated batches
@@ -138,7 +138,7 @@ def get_classification_config() -> CN:
     _C.SOLVER.AMP.DTYPE = "auto"
     # Steps between checkpoints; there is also one after each evaluation
     _C.SOLVER.CHECKPOINT_PERIOD = 1000
-    # So many of the newest are kept, besides the best
+    # This number of the newest is kept, besides the best
     _C.SOLVER.CHECKPOINTS_KEPT = 3
 
     # ---------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def load_recipe(args: argparse.Namespace, defaults: CN | None = None) -> CN:
 def is_recipe(file: str) -> bool:
     """Whether a YAML file is a recipe of a classifier, and not a configuration of a detector.
 
-    A file that is missing or no YAML is none; whoever reads it reports that.
+    A missing file, or one that is no YAML, is no recipe; its reader reports the error.
     """
     try:
         loaded = CN.load_yaml_with_base(file, allow_unsafe=False)
@@ -202,7 +202,7 @@ def is_recipe(file: str) -> bool:
     )
 
 
-# What the numbers of some keys must be: in words, and as a test
+# The allowed numbers of some keys: in words, and as a test
 # fmt: off
 _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     ("a number", lambda x: True, ("MODEL.PIXEL_MEAN",)),

@@ -23,7 +23,7 @@ def evaluate_accuracy(
 ) -> dict[str, float]:
     """Evaluate on every image of the loaders of all processes, each read and counted once.
 
-    Counts are summed, and not the processes' means, whose batches may be of unequal size.
+    Counts are summed instead of the processes' means, because batches may be of unequal size.
 
     Args:
         models: each gives scores [B, classes] for a batch; left in evaluation mode.
@@ -38,7 +38,8 @@ def evaluate_accuracy(
     Raises:
         DataError: there are no images at all.
     """
-    # By model images, first, in five, loss. There is no batch where processes outnumber images.
+    # For each model: images, label first, label in five, loss. A process has no batch if there are
+    # more processes than images.
     totals = torch.zeros(len(models), 4, dtype=torch.float64, device=precision.device)
     for model in models.values():
         model.eval()

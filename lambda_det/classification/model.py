@@ -29,14 +29,14 @@ STRIDE = 32  # of every network here, stem to res5
 
 
 class PixelClassifier(nn.Module):
-    """A classifier on batches of the loader, which are bytes until they are on the device.
+    """A classifier on batches of the loader, whose pixels are bytes until they are on the device.
 
     Args:
         classifier: maps normalised images [B, 3, S, S] to scores [B, classes].
         pixel_mean: of red, green and blue, from 0 to 255.
         pixel_std: likewise.
         label_smoothing: share of the label spread over all classes (Szegedy et al., 2016).
-        channels_last: the layout in memory of what the network computes.
+        channels_last: whether the maps of the network lie in memory channels last.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class PixelClassifier(nn.Module):
 
 
 def model_options(cfg: CfgNode) -> dict[str, Any]:
-    """The arguments that make the network of ``cfg`` differ from that of its name.
+    """The arguments by which the network of ``cfg`` differs from the named network.
 
     Returns:
         Plain values for ``create_classifier``, as a checkpoint keeps them.
@@ -114,7 +114,7 @@ def model_options(cfg: CfgNode) -> dict[str, Any]:
 
 
 def pixel_settings(cfg: CfgNode) -> PixelSettings:
-    """What the network of ``cfg`` sees of a picture."""
+    """The pixel settings of the network of ``cfg``."""
     return PixelSettings("RGB", cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD)
 
 
@@ -126,7 +126,7 @@ def build_classifier(
     Args:
         cfg: a recipe.
         num_classes: of the data.
-        kind: what computes scores and losses.
+        kind: the class that computes scores and losses.
 
     Raises:
         ConfigError: the configuration describes no model.

@@ -18,9 +18,9 @@ __all__ = ["EpochSchedule", "Plan", "build_optimizer", "peak_learning_rate", "pl
 
 
 def _cosine(cfg: CfgNode, epoch: float) -> float:
-    # From the end of the warm-up on, so that the peak is reached. The paper does not say where it
-    # begins, and no code of its trainings is public. EfficientNet's code begins at epoch 0: at the
-    # end of the warm-up it is at 0.9924 of the peak (90 epochs) or 0.9995 (350).
+    # The cosine begins at the end of the warm-up, so the peak is reached. The paper does not say
+    # where it begins, and no code of its trainings is public. EfficientNet's code begins at epoch
+    # 0: at the end of the warm-up it is at 0.9924 of the peak (90 epochs) or 0.9995 (350).
     length = cfg.SOLVER.EPOCHS - cfg.SOLVER.WARMUP_EPOCHS
     return 0.5 * (1 + math.cos(math.pi * (epoch - cfg.SOLVER.WARMUP_EPOCHS) / length))
 
@@ -40,7 +40,7 @@ _SHAPES: dict[str, Callable[[CfgNode, float], float]] = {
 class EpochSchedule(ParamScheduler):
     """Learning rate as a multiple of its peak: a linear warm-up, then SOLVER.SCHEDULE.
 
-    Calling it with the share of the training that is done, 0 to 1, gives the multiple.
+    Call it with the share of the training that is done, 0 to 1; it returns the multiple.
     """
 
     def __init__(self, cfg: CfgNode) -> None:
@@ -65,8 +65,8 @@ class EpochSchedule(ParamScheduler):
         epoch = where * solver.EPOCHS
         ahead = 0
         if solver.LR_BY_EPOCH:
-            epoch = math.floor(epoch + 1e-6)  # a step may end a hair before the epoch does
-            ahead = 1  # the first epoch of the warm-up must not stand at 0
+            epoch = math.floor(epoch + 1e-6)  # rounding may end a step just before the epoch ends
+            ahead = 1  # the rate must not be 0 in the first epoch of the warm-up
         if epoch < solver.WARMUP_EPOCHS:
             return min((epoch + ahead) / solver.WARMUP_EPOCHS, 1.0)
         return _SHAPES[solver.SCHEDULE](self._cfg, epoch)
@@ -125,7 +125,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Plan:
-    """How many images are taken when.
+    """The counts of images and steps of a training.
 
     Attributes:
         images: of the training data.

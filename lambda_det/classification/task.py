@@ -61,7 +61,7 @@ KEYS = COMMON_KEYS | {
 
 
 class ClassificationTask(Task):
-    """A classifier that a recipe describes, on labelled images.
+    """The training of a classifier that a recipe describes, on labelled images.
 
     Attributes:
         cfg: the recipe.
@@ -94,7 +94,7 @@ class ClassificationTask(Task):
         ),
     )
     sample_keys = FixedKeys(names=("INPUT",), but_not=("INPUT.TEST_CROP", "INPUT.TEST_SIZE"))
-    # Held-out images decide where there are any, and the averaged weights
+    # held-out images decide if there are any, and the averaged weights
     metrics = tuple(f"{part}/{weights}_top1" for part in (HELD_OUT, VAL) for weights in (EMA, RAW))
     advice = (
         "SOLVER.CLIP_GRADIENTS, a lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_EPOCHS or bfloat16"
@@ -137,7 +137,7 @@ class ClassificationTask(Task):
     @classmethod
     def for_run(cls, config: CfgNode, *, train: bool) -> ClassificationTask:
         check_ranges(config)
-        # On the first process first, which may leave an index for the others
+        # the first process goes first, because it may write an index for the others
         found: list[Sources] = []
         on_main_process(lambda: found.append(build_sources(config)))
         sources = found[0] if found else build_sources(config)
@@ -151,7 +151,7 @@ class ClassificationTask(Task):
         return task
 
     def _check_statistics(self) -> None:
-        """Refuse batch norms that have nothing to take a statistic from."""
+        """Refuse batch norms that would have a single value for a statistic."""
         cfg = self.cfg
         if self.plan.forward == 1 and cfg.INPUT.SIZE <= STRIDE and cfg.MODEL.NORM == "BN":
             raise ConfigError(
@@ -216,7 +216,7 @@ class ClassificationTask(Task):
                 )
 
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
-        """Accuracy of each model on each part of the data that there is."""
+        """Accuracy of each model on each part of the data."""
         cfg = self.cfg
         total = cfg.TEST.IMS_PER_BATCH or self.plan.batch // self.settings.accumulate
         batch_size = max(total // comm.get_world_size(), 1)
@@ -236,7 +236,7 @@ class ClassificationTask(Task):
         return [self.sources.train.name(index) for index in batch["indices"].tolist()]
 
     def checkpoint_content(self, results: Results) -> dict[str, Any]:
-        """The recipe, and what one needs to know to use the weights."""
+        """The recipe, and what users of the weights must know."""
         cfg, classes = self.cfg, list(self.sources.train.classes)
         return {
             "recipe": {

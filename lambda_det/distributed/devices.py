@@ -45,7 +45,7 @@ def check_device(device: str, num_gpus: int, key: str = "MODEL.DEVICE") -> torch
             other = option(key, f"cuda:{there - 1}") + " or a lower one"
             cures.insert(0, f"set {other}" if named else f"lower --num-gpus to {there}")
         raise ConfigError(
-            f"{option(key, device)} with --num-gpus {num_gpus} needs more GPUs than are here, of "
-            f"which PyTorch {torch.__version__} sees {there}: {' or '.join(cures)}."
+            f"{option(key, device)} with --num-gpus {num_gpus} needs more GPUs than are here; "
+            f"PyTorch {torch.__version__} sees {there}: {' or '.join(cures)}."
         )
     return parsed

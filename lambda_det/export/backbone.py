@@ -36,7 +36,8 @@ from lambda_det.weights.provenance import (
 __all__ = ["Source", "extract_backbone", "in_half", "is_backbone_file", "read_source_network"]
 
 _RECIPE = ("model", "options", "input_format", "pixel_mean", "pixel_std")
-_RESULTS = {"ema": "ema", "model": "raw"}  # key in the checkpoint's "results", by kind of weights
+# the key in the checkpoint's "results" for each kind of weights
+_RESULTS = {"ema": "ema", "model": "raw"}
 _STAGE_IN_HEADS = "roi_heads.res5."
 _PARTS = ("stem", *STAGES)
 _UNKNOWN_PIXELS = dict.fromkeys(("input_format", "pixel_mean", "pixel_std"))
@@ -49,7 +50,7 @@ class Source:
     Attributes:
         network: with the weights of the checkpoint in float32, and its stages alone.
         model, options: how it was made.
-        pixels: settings that it needs; None where they are not known.
+        pixels: pixel settings that it needs; None where they are not known.
         known_from: what says which network it is.
         weights: "ema" or "model", which of the checkpoint's weights it has.
     """
@@ -110,8 +111,9 @@ def read_source_network(
             f"{source} holds no backbone of lambda_det, which has a stem and stages res2 to res5; "
             f"its tensors are {listed(state)}."
         )
-    if "res5" not in parts:  # a C4 detector may have it in its heads
-        with contextlib.suppress(WeightsError):  # Detectron2's, of convolutions, for any backbone
+    if "res5" not in parts:  # a C4 detector may have res5 in its heads
+        # Detectron2's own FPN of convolutions, which any backbone may have
+        with contextlib.suppress(WeightsError):
             moved = {
                 tensor.replace(_STAGE_IN_HEADS, "res5."): value for tensor, value in state.items()
             }
@@ -193,7 +195,7 @@ def extract_backbone(
         "step": iteration + 1 if type(iteration) is int else None,
         "folded": folded,
         "trained_at": side or 0,  # pixels of an image's side; 0 where it is unknown
-        "unseen": unseen,  # embeddings whose offsets beyond that are 0
+        "unseen": unseen,  # embeddings whose values for offsets beyond that are 0
         "accuracy": {part: dict(by[kind]) for part, by in results.items() if kind in by},
         # "precise": recomputed for these weights; "running": the running averages of the training
         "statistics": checkpoint.get("statistics"),
@@ -207,7 +209,7 @@ def extract_backbone(
 
 
 def _tensors_of(network: nn.Module) -> dict[str, Tensor]:
-    """Copies of its tensors without counters and without what is no stage."""
+    """Copies of its tensors without counters and without tensors outside of the stages."""
     return {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in network.state_dict().items()
@@ -220,9 +222,9 @@ def forget_unseen(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Set the position embeddings of offsets that no map had in training to 0.
 
-    They are as they were drawn, from N(0, 1). Images of 224 pixels have c5 maps of 7x7 positions,
-    those of 1024 pixels 32x32, and a detector's features would hold more noise than what was learnt
-    (projects/benchmarks/detectors.md has the measurement).
+    These are still as they were drawn, from N(0, 1). Images of 224 pixels have c5 maps of 7x7
+    positions, those of 1024 pixels 32x32, and a detector's features would hold more noise than what
+    was learnt (projects/benchmarks/detectors.md has the measurement).
 
     Args:
         state: the tensors of the backbone.
@@ -256,10 +258,10 @@ def forget_unseen(
 
 
 def in_half(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with kernels and embeddings in float16, for a file of half the size.
+    """Convert kernels and embeddings to float16, for a file of half the size.
 
-    Norms and biases stay: a folded stem's statistics may exceed float16. Models that load the file
-    are in float32 all the same.
+    Norms and biases stay in float32, because a folded stem's statistics may exceed float16. Models
+    that load the file are in float32.
     """
     model = {name: t.half() if t.ndim > 1 else t for name, t in content["model"].items()}
     meta = {**content["meta"], "half": True}

@@ -138,7 +138,7 @@ def report_lines(report: ExportReport) -> str:
         count = "" if made.detections is None else f", {made.detections} detections"
         result = f"error {max(made.errors.values(), default=0.0):.1e}"
         if made.undecided:
-            result = "not compared, because the model itself ranks them by rounding errors"
+            result = "not compared: rounding errors decide the order of the model's own detections"
         elif not made.passed:
             result = f"FAILED, {made.fault or result}"
         lines.append(f"  {name}{count}: {result}")

@@ -1,4 +1,4 @@
-"""Detectron2's choice of boxes in a form that a graph can hold.
+"""Detectron2's choice of boxes, in a form that a graph can hold.
 
 Detectron2 asks how many boxes there are, image by image. The functions here do not ask. All images
 of a batch have the same number of boxes, one after the other, and those that are missing are 0. So
@@ -7,7 +7,7 @@ RoiAlign and TopK can hold it. The size of an image is a row of a tensor [B, 2],
 width.
 
 The results are those of Detectron2, unless more than ``CANDIDATES`` boxes of an image score above
-the threshold, or a box is covered by one that is covered by one, more than ``ROUNDS`` deep.
+the threshold, or boxes cover each other in a chain of more than ``ROUNDS``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["CANDIDATES", "DENSE", "exportable_detections", "not_covered"]
 
 DENSE = (RetinaNet, FCOS)
 CANDIDATES = 1000  # boxes of an image that NMS compares in the end
-ROUNDS = 20  # on photographs 12 were the most that changed anything
+ROUNDS = 20  # on photographs no more than 12 changed anything
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def _create_grid_offsets(
 
 
 def _rpn_head(forward: Callable[..., tuple[list[Tensor], ...]]) -> Callable[..., Any]:
-    """The same maps with their channels last in memory, as the RPN then reads them."""
+    """Compute the same maps with their channels last in memory, as the RPN then reads them."""
 
     def channels_last(head: nn.Module, features: list[Tensor]) -> tuple[list[Tensor], ...]:
         maps = forward(head, features)
@@ -85,7 +85,7 @@ def _clip_boxes(boxes: Boxes, box_size: Tensor) -> None:
 
 
 def _clip(boxes: Tensor, sizes: Tensor) -> Tensor:
-    """Boxes [.., 4], of one image after the other, within their image."""
+    """Clip boxes [.., 4], of one image after the other, to their image."""
     each = boxes.reshape(sizes.shape[0], -1, 4)
     limits = sizes.flip(1).repeat(1, 2)[:, None]
     return torch.minimum(each.clamp(min=0), limits).reshape(boxes.shape)
@@ -99,9 +99,9 @@ def _at(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _top(scores: Tensor, most: int | torch.SymInt) -> tuple[Tensor, Tensor]:
-    """``topk`` of [B, N] where that many are there. Equal ones stay in order, as in an NMS."""
+    """``topk`` of [B, N], or all where N is smaller. Equal values stay in order, as in an NMS."""
     scores, index = scores.sort(dim=1, descending=True, stable=True)
-    # Not slices, of which an exporter would have to prove that they lie inside
+    # not slices, because an exporter would have to prove that they lie inside
     first = torch.arange(torch.sym_min(scores.shape[1], most), device=scores.device)
     return scores[:, first], index[:, first]
 
@@ -109,12 +109,12 @@ def _top(scores: Tensor, most: int | torch.SymInt) -> tuple[Tensor, Tensor]:
 def not_covered(boxes: Tensor, valid: Tensor, threshold: float, classes: Tensor) -> Tensor:
     """Which boxes NMS by class keeps: bool [B, N].
 
-    A box is kept that no kept box before it covers. To begin with all are kept; each round settles
-    the boxes whose coverers are settled (Cluster-NMS, Zheng et al., arXiv:2005.03572).
+    A box is kept if no kept box before it covers it. At first all are kept; each round settles the
+    boxes whose covering boxes are settled (Cluster-NMS, Zheng et al., arXiv:2005.03572).
 
     Args:
         boxes: [B, N, 4], the best first.
-        valid: bool [B, N], which ones are there.
+        valid: bool [B, N], True for boxes that exist.
         threshold: of the overlap.
         classes: int64 [B, N]; boxes of different ones do not cover each other.
     """
@@ -156,7 +156,7 @@ def _find_top_rpn_proposals(
     boxes, scores = torch.cat(boxes, 1), torch.cat(scores, 1)
     scores, index = _top(scores, post_nms_topk)
     result = Instances(sizes)
-    # A missing proposal has no size, and neither has the box that a head makes of it
+    # a missing proposal has no size, and the box that a head makes of it has none either
     result.proposal_boxes = Boxes(_at(boxes, index).flatten(0, 1))
     result.objectness_logits = scores.flatten()
     return [result]
@@ -186,7 +186,7 @@ def _fast_rcnn_inference(
 def _forward_inference(
     model: DenseDetector, images: ImageList, features: list[Tensor], maps: Sequence[list[Tensor]]
 ) -> list[Instances]:
-    """Of a detector of ``DENSE``."""
+    """Detect with a detector of ``DENSE``."""
     channels = [model.num_classes, 4, 1][: len(maps)]
     predictions = model._transpose_dense_predictions(maps, channels)
     levels = []
@@ -217,16 +217,16 @@ def _best(
     threshold: float,
     most: int,
 ) -> Instances:
-    """The best ``most`` detections of each image after NMS by class, out of [B, N] of them."""
+    """The best ``most`` of the [B, N] detections on each image after NMS by class."""
     scores = torch.where(scores > score_threshold, scores, 0.0)
-    scores = F.pad(scores, (0, most))  # so that there are ``most`` at least
+    scores = F.pad(scores, (0, most))  # so there are at least ``most``
     scores, index = _top(scores, max(CANDIDATES, most))
     index = torch.where(scores > 0, index, 0)
     boxes, classes = _at(boxes, index), _at(classes, index)
     kept = not_covered(boxes, scores > 0, threshold, classes)
     scores, index = _top(torch.where(kept, scores, 0.0), most)
     boxes, classes = _at(boxes, index), _at(classes, index)
-    # A box outside of the image is left out last, as Detectron2 does
+    # boxes outside of the image are removed last, as in Detectron2
     boxes = _clip(boxes, sizes)
     there = (scores > 0) & (boxes[..., 2:] > boxes[..., :2]).all(2)
     scores, index = _top(torch.where(there, scores, 0.0), most)
@@ -239,7 +239,9 @@ def _best(
 
 
 def _pool(pooler: poolers.ROIPooler, x: Sequence[Tensor], box_lists: list[Boxes]) -> Tensor:
-    """Every box on every level, but those of other levels as a box that costs little."""
+    """Pool every box on every level; on the levels of other boxes a box that costs little takes its
+    place.
+    """
     boxes, batch = box_lists[0].tensor, x[0].shape[0]
     each = boxes.reshape(batch, -1, 4)
     images = torch.arange(batch, device=boxes.device)[:, None, None] + torch.zeros_like(

@@ -1,4 +1,4 @@
-"""Exported detectors, called as models of Detectron2 are."""
+"""Exported detectors, which are called like models of Detectron2."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sidecar(path: Path) -> Path:
 
 
 class ResizeInto(ResizeShortestEdgeAtLeastOnePixel):
-    """The same, and smaller where an image would not fit into a height and width."""
+    """As the parent class, but smaller where an image would not fit into a height and width."""
 
     def __init__(self, shortest: int, longest: int, fixed: Sequence[int]) -> None:
         super().__init__([shortest] * 2, longest)
@@ -47,8 +47,8 @@ class ExportedDetector:
     """The detector of an .onnx file of ``lambda-det export``, called as a model of Detectron2.
 
     Attributes:
-        about: what the file says of itself.
-        resize: what an image goes through before.
+        about: what the file says about itself.
+        resize: the augmentation that an image needs before.
         channels: the order of the channels of the images, "RGB".
         batch: images that the file takes at once; 0 for any number.
     """
@@ -58,7 +58,7 @@ class ExportedDetector:
     def __init__(self, path: Path, device: str | None = None) -> None:
         """
         Args:
-            path: of the file, which alone is read.
+            path: of the file; nothing else is read.
             device: "cpu" or None, which is the same.
 
         Raises:
@@ -80,7 +80,7 @@ class ExportedDetector:
             )
         self._path = path
         self.batch, self._fixed = about["batch"], about["fixed"]
-        # Of an evaluation that does more to images than to resize them, no size is known
+        # where an evaluation does more to images than resizing, no size is known
         shortest, longest = about.get("min_size_test", 0), about.get("max_size_test", 0)
         resize = ResizeShortestEdgeAtLeastOnePixel([shortest] * 2, longest)
         if self._fixed:
@@ -114,7 +114,7 @@ class ExportedDetector:
         return results
 
     def _outputs(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
-        """What the file finds on each image [3, H, W] of at most a batch."""
+        """The outputs of the file for each image [3, H, W] of at most one batch."""
         outputs: list[dict[str, Tensor]] = [{}] * len(images)
         groups: dict[Any, list[int]] = {}  # one if the size is fixed
         for i, image in enumerate(images):
@@ -127,12 +127,14 @@ class ExportedDetector:
         return outputs
 
     def _canvas(self, image: Tensor) -> tuple[int, ...]:
-        """Height and width that an image [3, H, W] has by itself: more around it changes it."""
+        """The height and width of the canvas for an image [3, H, W] alone; a larger one would
+        change its results.
+        """
         stride = self.about["stride"]
         return tuple(self._fixed or [side + -side % stride for side in image.shape[1:]])
 
     def fill(self, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """What the file takes of images [3, H, W] of one canvas: a batch of them, and sizes."""
+        """The inputs of the file for images [3, H, W] of one canvas: a batch, and the sizes."""
         batch = torch.zeros(self.batch or len(images), *self._canvas(images[0]), 3).byte()
         sizes = torch.ones(len(batch), 2, dtype=torch.int32)
         for i, image in enumerate(images):

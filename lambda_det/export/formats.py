@@ -1,4 +1,4 @@
-"""The formats: how a network is written in each, and how the file runs when it is read again."""
+"""The formats: how each writes a network, and how its file runs when it is read again."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Format:
         name: as people call it.
         suffix: of its files.
         write: writes a network, for an example of its inputs, to a path.
-        read: makes of a path and the names of the outputs a function from the inputs to the outputs
-            by name.
-        finish: puts into a file what its users have to know, after the comparison; None where that
-            stands only in the file beside it.
+        read: makes a function from the inputs to the outputs by name, given a path and the names of
+            the outputs.
+        finish: writes what users must know into a file, after the comparison; None where only the
+            JSON file beside it has that.
         holds_detectors: whether it holds whole detectors.
         packages: that it needs.
     """
@@ -76,10 +76,10 @@ class Format:
 
 
 def format_of(path: str | Path) -> Format:
-    """The format of a file to write, which its suffix names.
+    """The format that the suffix of a file to write names.
 
     Raises:
-        ConfigError: it names none.
+        ConfigError: the suffix names no format.
     """
     form = FORMATS.get(Path(path).suffix)
     if form is None:
@@ -90,10 +90,10 @@ def format_of(path: str | Path) -> Format:
 
 @contextmanager
 def _recording() -> Iterator[None]:
-    """Let PyTorch record graphs that hold for every size, and Detectron2's detectors in them."""
+    """Let PyTorch record graphs that hold for every size, also of Detectron2's detectors."""
     with (
         torch.no_grad(),
-        _config.patch(backed_size_oblivious=True),  # for sizes of 1, too
+        _config.patch(backed_size_oblivious=True),  # also for sizes of 1
         # Before PyTorch 2.15 the size of a pooled map asks for the remainder of a division
         mock.patch.object(torch._meta_registrations, "div_rtn", lambda x, y: x // y),
         exportable_detections(),
@@ -102,7 +102,7 @@ def _recording() -> Iterator[None]:
 
 
 def record(network: Network, example: tuple[Tensor, ...], least: int = 1) -> ExportedProgram:
-    """The graph of a network for the sizes that it leaves free, from ``least`` on."""
+    """Record the graph of a network for its free sizes, from ``least`` on."""
     count = {} if network.batch else {0: Dim(AXES[0], min=1)}
     sides = {}
     if not network.fixed:

@@ -1,4 +1,4 @@
-"""What is exported: a backbone or a detector as a function of tensors, beside its original."""
+"""What is exported: a backbone or a detector as a function of tensors, with its original."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Network:
         stride: the sides of its images are multiples of it.
         batch: number of images that the file takes at once; 0 for any number.
         fixed: height and width of its images; None for any.
-        features: of a detector, the maps on which it detects, as ``module`` computes them and as
-            ``original`` does.
-        prove: compares the file of a detector with it on validation images; None where its run is
-            not known.
+        features: of a detector, the maps on which it detects, as computed by ``module`` and by
+            ``original``.
+        prove: compares the file of a detector with its run on validation images; None where the run
+            is not known.
     """
 
     module: nn.Module
@@ -110,7 +110,7 @@ def detector_network(
 
 
 def check_exportable(model: nn.Module) -> None:
-    """Refuse what a graph would hold for some sizes only, without noticing others.
+    """Refuse parts that a graph would compute rightly for some sizes only, without noticing others.
 
     Raises:
         ConfigError: names the part and the reason.
@@ -151,12 +151,12 @@ def _is_rcnn(model: nn.Module) -> bool:
 
 
 def _limit(model: nn.Module, name: str) -> Any:
-    """By what a detector chooses its boxes in the end; None where it has no such attribute."""
+    """An attribute of the last choice of boxes; None where a detector does not have it."""
     return next((getattr(m, name) for m in model.modules() if hasattr(m, name)), None)
 
 
 def _most(model: nn.Module) -> int:
-    """Number of detections on an image at most."""
+    """The largest number of detections on an image."""
     return _limit(model, "test_topk_per_image" if _is_rcnn(model) else "max_detections_per_image")
 
 
@@ -179,7 +179,7 @@ class DetectorGraph(nn.Module):
         rgb: whether the model takes RGB.
 
     Raises:
-        ConfigError: how it predicts is not known.
+        ConfigError: the way in which it predicts is not known.
     """
 
     def __init__(self, model: nn.Module, rgb: bool = False) -> None:
@@ -191,9 +191,9 @@ class DetectorGraph(nn.Module):
         """Map images [B, H, W, 3] and their heights and widths [B, 2] to detections.
 
         Returns:
-            ``boxes`` [B, N, 4] in pixels of the images, ``classes`` and ``scores`` [B, N], and of a
-            detector that has them ``masks`` [B, N, 1, side, side], probabilities within the boxes;
-            the best first. ``count`` [B] of the N are found, the others are 0.
+            ``boxes`` [B, N, 4] in pixels of the images, ``classes`` and ``scores`` [B, N], and, if
+            the detector has them, ``masks`` [B, N, 1, side, side], probabilities within the boxes;
+            the best first. ``count`` [B] says how many of the N are detections; the others are 0.
         """
         detections = fields(self.detect(self.prepare(images, sizes))[0])
         outputs = {name: value.unflatten(0, (-1, self.most)) for name, value in detections.items()}
@@ -203,7 +203,7 @@ class DetectorGraph(nn.Module):
         return {**outputs, "count": there.sum(1)}
 
     def original(self, images: Tensor, sizes: Tensor) -> dict[str, Tensor]:
-        """The same by Detectron2, to compare with."""
+        """The same detections by Detectron2, for the comparison."""
         images = ImageList(self.prepare(images, sizes).tensor, [*map(tuple, sizes.tolist())])
         detections = [fields(_inside(instances)) for instances in self.detect(images)]
         outputs = {
@@ -217,7 +217,7 @@ class DetectorGraph(nn.Module):
         return self.model.backbone(self.prepare(images, sizes).tensor)
 
     def prepare(self, images: Tensor, sizes: Tensor) -> ImageList:
-        """Images as the backbone takes them: normalised, and 0 beside each of them."""
+        """Images as the backbone takes them: normalised, and 0 outside of each."""
         pixels = images.float().movedim(-1, -3)
         pixels = pixels if self.rgb else pixels.flip(-3)
         pixels = (pixels - self.model.pixel_mean) / self.model.pixel_std
@@ -240,7 +240,7 @@ class DetectorGraph(nn.Module):
 
 
 def _inside(instances: Instances) -> Instances:
-    """The instances that are not wholly outside the image, cut at its border."""
+    """The instances that are at least partly inside the image, cut at its border."""
     instances.pred_boxes.clip(instances.image_size)
     return instances[instances.pred_boxes.nonempty().nonzero()[:, 0]]
 

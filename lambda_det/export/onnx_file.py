@@ -21,14 +21,15 @@ __all__ = ["OPSET", "PACKAGES", "Runner", "finish_onnx", "onnx_metadata", "read_
 
 Runner = Callable[..., dict[str, Tensor]]  # from the inputs of a file to its outputs by name
 OPSET = 18  # the one that torch.onnx writes without converting versions
-AXES = ("batch", "height", "width")  # of a graph's input; of an FPN's, over its largest stride
+# names of the sizes of a graph's input; with an FPN, over its largest stride
+AXES = ("batch", "height", "width")
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 def write_onnx(
     program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], path: Path
 ) -> None:
-    """Write a program, whose inputs and outputs get names."""
+    """Write a program with names for its inputs and outputs."""
     from onnxscript import opset18
     from onnxscript.function_libs.torch_lib.ops.core import aten_sort
     from onnxscript.function_libs.torch_lib.ops.nn import aten_avg_pool2d
@@ -40,7 +41,7 @@ def write_onnx(
         padding = x.producer()
         if sides[-1:] != (4,) or padding is None or padding.op_type != "Pad":
             return aten_avg_pool2d(x, *sides)
-        # Of PortableAvgPool2d. A border that does not count gives the same in less time
+        # This is of PortableAvgPool2d. A border that does not count gives the same in less time.
         sides = {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 1, 1]}
         return opset18.AveragePool(padding.inputs[0], **sides, count_include_pad=0)
 
@@ -62,13 +63,13 @@ def write_onnx(
 
 
 def finish_onnx(path: Path, about: Mapping[str, Any]) -> None:
-    """Name the sizes in a file, and put what is known of it into its metadata."""
+    """Name the sizes in a file, and write what is known about it to its metadata."""
     import onnx
 
     model = onnx.load(path)
     sizes = [dim.dim_param for dim in model.graph.input[0].type.tensor_type.shape.dim]
     symbols = [match[0] for size in sizes if (match := re.search(r"[a-z]\w*", size))]  # of "32*s77"
-    # With two of them the number of images is fixed
+    # with two free sizes the number of images is fixed
     words = dict(zip(symbols, AXES[len(symbols) == 2 :], strict=False))
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
@@ -82,7 +83,7 @@ def finish_onnx(path: Path, about: Mapping[str, Any]) -> None:
 
 
 def _open(path: Path, *, optimized: bool = True) -> Any:
-    """A file in ONNX Runtime; not optimized to look at it alone, which takes less time.
+    """Open a file in ONNX Runtime; without optimization, which takes less time, only to inspect it.
 
     Raises:
         ConfigError: the package is missing.
@@ -100,7 +101,7 @@ def _open(path: Path, *, optimized: bool = True) -> Any:
 
 
 def onnx_metadata(path: Path) -> dict[str, Any]:
-    """What :func:`finish_onnx` put into a file."""
+    """The metadata that :func:`finish_onnx` wrote to a file."""
     about = dict(_open(path, optimized=False).get_modelmeta().custom_metadata_map)
     for key, text in about.items():
         with contextlib.suppress(ValueError):  # plain words

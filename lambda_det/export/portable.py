@@ -1,8 +1,8 @@
 """Copies of networks in plain operators, whose graphs hold for inputs of every size.
 
 A graph is recorded on one input. In it nothing may be chosen by the size of a map, nor be computed
-by operators that only this package brings. So modules that do either are replaced by subclasses
-with the same parameters. They compute the same, more slowly.
+by operators that only this package brings. So modules that do one of both are replaced by
+subclasses with the same parameters, which compute the same more slowly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def portable_copy(model: Module) -> Module:
 
     Names and parameters are those of the model.
     """
-    # Weights laid out for channels last would make the exporters ask for the layout of every map
+    # with weights laid out for channels last, the exporters would ask for the layout of every map
     model = copy.deepcopy(model).eval().to(memory_format=torch.contiguous_format)
     for module in model.modules():
         form = _form(module)
@@ -48,7 +48,7 @@ def _form(module: nn.Module) -> type[nn.Module] | None:
         return PortableAvgPool2d if side_by_side and partial_windows else None
     if isinstance(module, nn.BatchNorm2d):
         return PortableBatchNorm2d
-    # Subclasses of others stay as they are
+    # subclasses of other packages stay as they are
     forms = {
         LambdaLayer: PortableLambdaLayer,
         ContentLambda: PortableContentLambda,
@@ -60,8 +60,8 @@ def _form(module: nn.Module) -> type[nn.Module] | None:
 def dense(x: Tensor) -> Tensor:
     """A copy of a view, laid out by its shape.
 
-    Operators look at the sizes of a view to tell how it is laid out, and then the graph holds only
-    for maps of more than one row, column or position.
+    Operators derive the layout of a view from its sizes, and then the graph holds only for maps of
+    more than one row, column or position.
     """
     return x.clone(memory_format=torch.contiguous_format)
 
@@ -88,7 +88,7 @@ class PortableContentLambda(ContentLambda):
         k = dense(k.permute(0, 2, 1, 3)).flatten(2)  # [b, k, (m, u)]
         v = dense(v.permute(0, 1, 3, 2)).flatten(1, 2)  # [b, (m, u), v]
         lambdas = torch.bmm(k, v.to(k.dtype)).to(q.dtype)
-        # Not einsum, which treats a map of one position in a way of its own
+        # not einsum, which treats a map of one position differently
         y = torch.bmm(q.flatten(1, 2), lambdas)
         return y.unflatten(1, queries.shape[1:4])
 
@@ -106,7 +106,7 @@ class PortableRelativePosition(RelativePosition):
         dilation: int = 1,
         implementation: str = "auto",
     ) -> Tensor:
-        # The embedding is not cut down to the map: what lies beyond meets values of 0
+        # the embedding is not cropped to the map, because offsets beyond it meet values of 0
         embedding = self.embedding if self.heads is None else self.embedding[head]
         if mask is not None:
             values = values * mask[:, 0, :, :, None, None].to(values.dtype)
@@ -120,7 +120,7 @@ class PortableRelativePosition(RelativePosition):
 
 
 class PortableBatchNorm2d(nn.BatchNorm2d):
-    """``BatchNorm2d`` written out: of boxes, the operator asks whether there are any."""
+    """``BatchNorm2d`` in plain operators: its own asks whether there are any boxes."""
 
     def forward(self, x: Tensor) -> Tensor:
         scale, shift = torch.rsqrt(self.running_var + self.eps), 0.0
@@ -133,13 +133,13 @@ class PortableBatchNorm2d(nn.BatchNorm2d):
 class PortableAvgPool2d(nn.AvgPool2d):
     """``AvgPool2d`` of 2x2 windows side by side, with sizes rounded up.
 
-    Only positions on the map count: the last row and column are there twice instead. Runtimes
-    differ on sizes that are rounded up, and OpenVINO refuses to average a map of one channel in
-    bfloat16, as were the counts.
+    Only positions on the map count: the last row and column are repeated instead. Runtimes differ
+    on sizes that are rounded up, and OpenVINO refuses to average a map of one channel in bfloat16,
+    which the counts would be.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        # The divisor, which changes nothing, is the mark by which onnx_file.py knows it
+        # the divisor changes nothing; onnx_file.py recognises the operator by it
         return F.avg_pool2d(F.pad(x, (0, 1, 0, 1), mode="replicate"), 2, divisor_override=4)
 
 
@@ -148,8 +148,8 @@ def portable_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
 
     See :func:`lambda_det.layers.local.local_position_output`. Tiles and windows are those of
     :mod:`lambda_det.layers.local.query_first`. Their sizes do not depend on the map, only their
-    number does. A graph has no loop over chunks whose number it learns when it runs, so all windows
-    are in memory at once, and the scores of one head: for a scope of 23x23 900 numbers per
+    number does. A graph cannot loop over chunks whose number is known only when it runs, so all
+    windows and the scores of one head are in memory at once: for a scope of 23x23, 900 numbers per
     position, 15 MB on a 64x64 map.
     """
     batch, height, width = queries.shape[:3]
@@ -184,7 +184,7 @@ def _places(size: tuple[int, int], scope: Sequence[int], device: torch.device) -
 def _gather(x: Tensor, places: Tensor) -> Tensor:
     """The vectors of [b, (H, W), c, d] at places [m, n]: [b, m, n, c, d], 0 beyond the map.
 
-    Runtimes take less time for it than for cutting and transposing.
+    Runtimes need less time for this than for slices and transpositions.
     """
     padded = F.pad(x, (0, 0, 0, 0, 0, 1))
     return padded.index_select(1, places.flatten()).unflatten(1, places.shape)
@@ -193,7 +193,7 @@ def _gather(x: Tensor, places: Tensor) -> Tensor:
 def _in_windows(embedding: Tensor) -> Tensor:
     """The embedding for each query of a tile, in its place in the tile's window, and 0 elsewhere.
 
-    That place is as many rows and columns from the window's corner as the query from the tile's.
+    The place lies as far from the window's corner as the query lies from the tile's.
 
     Args:
         embedding: [k, u, r_y, r_x].
@@ -204,7 +204,8 @@ def _in_windows(embedding: Tensor) -> Tensor:
     edge = TILE - 1
     wide = F.pad(embedding, (edge, edge, edge, edge))
     windows = wide.unfold(2, embedding.shape[2] + edge, 1).unfold(3, embedding.shape[3] + edge, 1)
-    windows = windows.flip(2, 3)  # [k, u, y, x, wy, wx]; without it the last query's come first
+    # [k, u, y, x, wy, wx]; without it the values of the last query come first
+    windows = windows.flip(2, 3)
     return dense(windows.permute(2, 3, 0, 1, 4, 5)).flatten(3, 5).flatten(0, 1)
 
 

@@ -1,4 +1,4 @@
-"""An exported detector beside the run's own on validation images: AP, differences, time."""
+"""Compare an exported detector with the run's own on validation images: AP, differences, time."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from lambda_det.export.exported import ExportedDetector
 __all__ = ["MOST", "Proof", "prove"]
 
 MOST = 0.1  # by which AP may differ
-BATCH = 4  # of a file that takes any number
-SAME = 1e-3  # pixels, and parts of scores and masks: instances that differ less are the same
-OVERLAP = 0.5  # IoU of a pair; NMS leaves no two boxes of a class that overlap more
+BATCH = 4  # images at once, for a file that takes any number
+SAME = 1e-3  # instances that differ less, in pixels and in shares of scores and masks, are the same
+OVERLAP = 0.5  # least IoU of a pair; NMS leaves no two boxes of a class that overlap more
 
 
 @dataclass
 class Proof:
-    """What a run's detector and its exported file find on the same images.
+    """The detections of a run's detector and of its exported file on the same images.
 
     Attributes:
         where: the images, or why there are none.
         rows: of the run and of the file, AP by kind and seconds an image.
-        differences: the largest ones of instances that are pairs, see :func:`pairs`: of boxes in
-            pixels, of scores, and of masks the share of the image's pixels.
+        differences: the largest differences in a pair of instances, see :func:`pairs`: of boxes in
+            pixels, of scores, and of masks as a share of the image's pixels.
         alone: number of instances that belong to no pair.
         most: by which AP may differ.
     """
@@ -56,7 +56,8 @@ class Proof:
     @property
     def passed(self) -> bool:
         if not self.alone and all(value < SAME for value in self.differences.values()):
-            return True  # AP may change all the same, where objects of two images score alike
+            # AP may change nevertheless, where objects of two images have nearly the same score
+            return True
         rows = [row for name, row in self.rows.items() if name.endswith("AP")]
         return all(np.allclose(*row, rtol=0, atol=self.most, equal_nan=True) for row in rows)
 
@@ -74,7 +75,7 @@ class Proof:
         return "\n".join(lines)
 
     def add(self, run: Instances, file: Instances) -> None:
-        """Compare what both find on another image."""
+        """Compare the detections of both on one more image."""
         of_run, of_file = pairs(run, file)
         self.alone += len(run) + len(file) - 2 * len(of_run)
         if not len(of_run):
@@ -92,9 +93,9 @@ class Proof:
 
 
 def pairs(run: Instances, file: Instances) -> tuple[Tensor, Tensor]:
-    """Which instances belong together: of one class, with boxes that overlap most.
+    """Find the instances that belong together: of one class, with boxes that overlap most.
 
-    The order does not matter, as objects of nearly the same score may change their places.
+    The order does not matter, because objects of nearly the same score may change places.
 
     Returns:
         The indices in both of each pair, int64 [P].

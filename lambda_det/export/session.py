@@ -1,4 +1,6 @@
-"""An export from beginning to end: written, read again, compared, and only then given its name."""
+"""An export from beginning to end: it is written, read again and compared, and only then gets its
+name.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,13 @@ __all__ = ["SIZES", "TOLERANCE", "Comparison", "ExportReport", "export_network"]
 
 # Heights and widths: ordinary, odd, smaller than a scope of 23 in the last maps, and lying
 SIZES = ((256, 320), (193, 161), (64, 96), (71, 250))
-TOLERANCE = 1e-4  # of the greatest value of an output; float32 sums in another order
-ROUNDING = 1e-3  # of pixels from 0 to 255: as small beside them as such differences are
+TOLERANCE = 1e-4  # as a share of the greatest value of an output: float32 sums in another order
+ROUNDING = 1e-3  # of pixels from 0 to 255: as small relative to them as such differences
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One input's outputs beside the original's.
+    """The outputs for one input, compared with those of the original.
 
     Attributes:
         shape: of the input.
@@ -40,8 +42,8 @@ class Comparison:
             shapes differ or the original is not finite.
         detections: on the image; None for a backbone.
         fault: why the file did not run.
-        undecided: whether the original itself gives other detections on an input that differs by
-            only rounding errors, so that nothing follows from them.
+        undecided: whether the original itself gives other detections on an input that differs only
+            by rounding errors, so the comparison shows nothing.
     """
 
     shape: tuple[int, ...]
@@ -57,13 +59,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What became of an export.
+    """The result of an export.
 
     Attributes:
-        path: the file, which is there only if all comparisons passed.
-        seconds: that the export took.
+        path: the file, which exists only if all comparisons passed.
+        seconds: the time of the export.
         size: of the file in bytes.
-        proof: on validation images, of a detector whose run is known.
+        proof: the comparison on validation images, of a detector whose run is known.
     """
 
     path: Path
@@ -84,7 +86,7 @@ class ExportReport:
     def errors(self) -> dict[str, float]:
         """The greatest error by output."""
         errors = [comparison.errors for comparison in self.decided]
-        # Not max(), which would drop a NaN that comes second
+        # not max(), which would ignore a NaN in the second place
         return {
             name: float(np.max([by_name[name] for by_name in errors if name in by_name]))
             for name in dict.fromkeys(name for by_name in errors for name in by_name)
@@ -177,19 +179,19 @@ def check_output(output: Path, overwrite: bool) -> None:
 
 def example(network: Network, images: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The input that the graph is recorded on: two images where their number is free."""
-    # Two tiles and more in the last map, and no two sizes alike that need not be
+    # two or more tiles in the last map, and different sizes wherever they may differ
     size = network.fixed or (288 + -288 % network.stride, 352 + -352 % network.stride)
     inputs = [as_inputs(network, fill(network, size, x, seed=0), 2) for x in images or [None]]
     if len(inputs) == 1 or not network.detector:
         return inputs[0]
-    with torch.no_grad():  # where most is found, most is recorded
+    with torch.no_grad():  # the picture with the most detections records the most
         return max(inputs, key=lambda x: int(network.original(*x)["count"].sum()))
 
 
 def comparison_inputs(
     network: Network, sizes: Iterable[tuple[int, int]], images: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, ...]]:
-    """An input of every size; a detector also gets a blank image, with nothing to detect."""
+    """One input of each size; a detector also gets a blank image, with nothing to detect."""
     for index, size in enumerate(sizes):
         source = images[index % len(images)] if images else None
         yield as_inputs(network, fill(network, size, source, seed=index + 1), index % 2 + 1)
@@ -198,7 +200,7 @@ def comparison_inputs(
 
 
 def as_inputs(network: Network, picture: Tensor, count: int) -> tuple[Tensor, ...]:
-    """What a network takes, of a picture [3, H, W]; ``count`` images if their number is free."""
+    """The inputs of a network for a picture [3, H, W]; ``count`` images if their number is free."""
     count = network.batch or count
     images = torch.stack([picture.roll(i * 9, 2) for i in range(count)])
     if not network.detector:
@@ -210,7 +212,7 @@ def as_inputs(network: Network, picture: Tensor, count: int) -> tuple[Tensor, ..
 
 
 def fill(network: Network, size: tuple[int, int], source: Tensor | None, seed: int) -> Tensor:
-    """A picture [3, H, W] of that size, as the network expects it."""
+    """Make a picture [3, H, W] of that size, as the network expects it."""
     if source is None:
         generator = torch.Generator().manual_seed(seed)
         source = torch.rand(3, 12, 12, generator=generator) * 255  # blobs, as photographs have them
@@ -223,11 +225,11 @@ def fill(network: Network, size: tuple[int, int], source: Tensor | None, seed: i
 
 
 def compare(network: Network, runner: Runner, x: tuple[Tensor, ...]) -> Comparison:
-    """Run file and original on an input."""
+    """Run the file and the original on an input."""
     expected = network.original(*(part.clone() for part in x))
     try:
         errors, fault = differences(runner(*(part.clone() for part in x)), expected), None
-    except Exception as error:  # each runtime has its own
+    except Exception as error:  # each runtime has its own errors
         errors, fault = {}, _first_line(error)
     count = int(expected["count"].sum()) if network.detector else None
     made = Comparison(tuple(x[0].shape), errors, count, fault)
@@ -239,9 +241,9 @@ def compare(network: Network, runner: Runner, x: tuple[Tensor, ...]) -> Comparis
 def is_undecided(network: Network, x: tuple[Tensor, ...], expected: dict[str, Tensor]) -> bool:
     """Whether the detections on an image say nothing about the file.
 
-    A detector that has learned little, or sees a blank image, ranks boxes by rounding errors. Then
-    a change of the input by a rounding error changes the detections, in one of eight tries, as two
-    boxes of nearly the same score may also keep their order. The features must be equal.
+    If a detector has learned little, or the image is blank, rounding errors decide the order of its
+    boxes. A change of the input by a rounding error then changes the detections in at least one of
+    eight tries. The features must be equal.
     """
     if not alike(differences(*(function(*x) for function in network.features))):
         return False

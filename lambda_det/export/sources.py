@@ -1,4 +1,4 @@
-"""Where a network to export comes from: a run, a backbone file or published weights."""
+"""Read the network to export from a run, a backbone file or published weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def network_to_export(
     opts: Sequence[str] = (),
     **options: Any,
 ) -> Network:
-    """The detector of a run, its backbone, or the backbone of a file of its own.
+    """The detector of a run, its backbone, or the backbone of another file.
 
     Args:
         source: the folder of a run or one of its checkpoints; or a backbone: a file that records
@@ -43,7 +43,8 @@ def network_to_export(
 
     Raises:
         ConfigError: a value cannot be, or the network cannot be exported.
-        WeightsError: there are no weights, they do not fit, or nothing says what they are of.
+        WeightsError: there are no weights, they do not fit, or nothing says which network they
+            belong to.
     """
     if Path(source).is_dir():
         run = open_run(source, checkpoint, raw=raw, opts=opts)

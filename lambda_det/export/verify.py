@@ -22,7 +22,7 @@ __all__ = ["alike", "export_backbone", "verify_backbone"]
 # Of features, relative to the largest absolute value. The folded convolution is rounded to float32
 TOLERANCE = 1e-4
 TOLERANCE_HALF = 0.1  # of a file in float16: 0.001 is usual, untrained networks have 0.06
-_SIZE = 96, 128  # of the image: multiples of 32, so that nothing is padded
+_SIZE = 96, 128  # sides of the image: multiples of 32, so nothing is padded
 
 
 def export_backbone(
@@ -39,7 +39,7 @@ def export_backbone(
     Args:
         content: made by :func:`lambda_det.export.backbone.extract_backbone`.
         path: see :func:`lambda_det.weights.backbone_file.save_backbone`.
-        checkpoint: that the content was made from.
+        checkpoint: from which the content was made.
         overwrite: replace an existing file.
 
     Returns:
@@ -68,7 +68,7 @@ def verify_backbone(path: str | Path, checkpoint: Mapping[str, Any]) -> dict[str
     Args:
         path: a file of :func:`lambda_det.weights.backbone_file.save_backbone`. It is loaded as
             other projects load it, which needs every tensor and the right checksum.
-        checkpoint: that the file was made from.
+        checkpoint: from which the file was made.
 
     Returns:
         The largest difference of each map, relative to its largest absolute value.
@@ -79,7 +79,8 @@ def verify_backbone(path: str | Path, checkpoint: Mapping[str, Any]) -> dict[str
     meta = read_backbone(path)["meta"]
     source = read_source_network(checkpoint, weights=meta["weights"], model=meta["model"])
     network = create_backbone(meta["model"], meta["stages"], path, **meta["options"])
-    # Global embeddings refuse larger maps, and in those the checkpoint has what the file has not
+    # global embeddings refuse larger maps, on which the checkpoint has embeddings that the file
+    # lacks
     limits = meta["options"].get("global_context"), meta.get("unseen") and meta["trained_at"]
     size = [min(side, *(limit for limit in limits if limit), side) for side in _SIZE]
     generator = torch.Generator().manual_seed(0)
@@ -90,7 +91,7 @@ def verify_backbone(path: str | Path, checkpoint: Mapping[str, Any]) -> dict[str
 
 
 def alike(errors: Mapping[str, float], *, half: bool = False) -> bool:
-    """Whether errors are those of rounding; ``half`` of a file in float16."""
+    """Whether errors are only those of rounding; ``half`` for a file in float16."""
     limit = TOLERANCE_HALF if half else TOLERANCE
     return bool(errors) and all(error < limit for error in errors.values())  # NaN is not
 

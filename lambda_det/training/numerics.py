@@ -82,10 +82,10 @@ class NumericsDebugger:
         data.
         """
         if not self._computing:
-            return f"The data hold an input of which {_count(x)}"
+            return f"The data hold an input in which {_count(x)}"
         outer_name, outer, args = self._computing[-1]
         return (
-            f"{_named(outer_name, outer)} gives its part {_named(name, module)} an input of which "
+            f"{_named(outer_name, outer)} gives its part {_named(name, module)} an input in which "
             f"{_count(x)} ({_inputs(args)}; {_state(outer)})"
         )
 
@@ -104,7 +104,7 @@ class NumericsDebugger:
         for x in _tensors(output):
             if not _is_finite(x):
                 raise NonFiniteNumbers(
-                    f"{_named(name, module)} gives an output of which {_count(x)} "
+                    f"{_named(name, module)} gives an output in which {_count(x)} "
                     f"({_inputs(args)}; {_state(module)})"
                 )
             if is_leaf and self._gradients and x.requires_grad:
@@ -112,7 +112,7 @@ class NumericsDebugger:
 
     def _look_at_gradient(self, what: str, module: nn.Module, grad: Tensor) -> None:
         if self._active and self._gradients and not _is_finite(grad):
-            raise NonFiniteNumbers(f"{what} of which {_count(grad)} ({_state(module)})")
+            raise NonFiniteNumbers(f"{what} in which {_count(grad)} ({_state(module)})")
 
 
 def _named(name: str, module: nn.Module) -> str:

@@ -208,8 +208,8 @@ class Trainer(TrainerBase):
                 raise ConfigError(
                     f"The run in {self.settings.output_dir} takes its steps with "
                     f"{self.settings.key(name)} {before}, and with {comm.get_world_size()} "
-                    f"process(es) x {accumulate} {self.settings.accumulate} this would be {now}: "
-                    f"its count of steps means nothing then. Keep processes x {accumulate} as it "
+                    f"process(es) x {accumulate} {self.settings.accumulate} this would be {now}, "
+                    f"and its count of steps would be wrong. Keep processes x {accumulate} as it "
                     "was."
                 )
         super().load_state_dict(state)
@@ -313,8 +313,8 @@ class Trainer(TrainerBase):
             loader.begin(seed, step * self.settings.accumulate)
         elif step > 0 and loader is self.loader:
             logger.warning(
-                f"The training loader, a {type(loader).__name__}, cannot be begun in the midst of "
-                "its images: their order starts anew"
+                f"The training loader, a {type(loader).__name__}, cannot begin in the middle of "
+                "its images, so their order starts again"
             )
 
     def _record(self) -> None:

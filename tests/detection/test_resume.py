@@ -233,9 +233,9 @@ def test_a_foreign_loader_is_named_where_its_order_starts_anew(
         lambda self: list(itertools.islice(original(self), 4)),
     )
     train(tmp_path / "run", "SOLVER.MAX_ITER", "1", "DATASETS.TEST_JSON", "")
-    assert "starts anew" not in caplog.text
+    assert "starts again" not in caplog.text
     train(tmp_path / "run", "SOLVER.MAX_ITER", "2", "DATASETS.TEST_JSON", "", resume=True)
-    assert caplog.text.count("a list, cannot be begun in the midst of its images") == 1
+    assert caplog.text.count("a list, cannot begin in the middle of its images") == 1
 
 
 @pytest.fixture

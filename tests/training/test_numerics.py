@@ -65,7 +65,7 @@ def test_the_first_module_is_named_with_what_it_was_given(net):
 def test_an_image_of_nan_is_told_from_a_bad_layer(net, bad):
     x = torch.randn(2, 3, 64, 64)
     x[1, 2, 3, 4] = bad
-    assert _found(net, x).startswith(f"The data hold an input of which 1 of {x.numel()} numbers")
+    assert _found(net, x).startswith(f"The data hold an input in which 1 of {x.numel()} numbers")
 
 
 class _BadBackward(torch.autograd.Function):
@@ -145,7 +145,7 @@ def _steps(model, loader, steps, *, debug, **options):
 @pytest.mark.parametrize(
     ("debug", "beginning", "end"),
     [
-        (True, "layers.2 (Linear) gives an output of which 2 of 2 numbers are not ", "cures."),
+        (True, "layers.2 (Linear) gives an output in which 2 of 2 numbers are not ", "cures."),
         (False, "A loss is not finite (loss_fit nan", "--resume --debug-numerics names the layer."),
     ],
 )

@@ -4,8 +4,8 @@ The paper cites Cubuk et al. and says no more; no code of its trainings is publi
 here is ``models/official/efficientnet/autoaugment.py`` of tensorflow/tpu, by authors of the same
 company: 16 operations of equal probability, drawn with replacement and always applied; their
 strengths grow beyond a magnitude of 10. timm and torchvision have other operations. Where the
-reference claims to do what Pillow does and does not, the operations here follow Pillow, in OpenCV
-where that is much faster.
+reference claims to follow Pillow and does not, the operations here follow Pillow, computed by
+OpenCV where that is much faster.
 
 All operations take and return images, uint8 RGB [H, W, 3], and change none in place.
 """
@@ -208,8 +208,8 @@ def _grey(image: np.ndarray) -> np.ndarray:
 def _blend(other: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
     """``other + factor * (image - other)``, clipped to 0..255 and truncated to integers.
 
-    The reference and Pillow compute it in float32. OpenCV rounds, so half is subtracted; a little
-    less than half, so that an integer stays, whichever way the sum errs.
+    The reference and Pillow compute it in float32. OpenCV rounds, so half is subtracted; slightly
+    less than half, so an integer stays the same in spite of rounding errors.
     """
     return cv2.addWeighted(image, factor, other, 1 - factor, 2**-10 - 0.5)
 

@@ -1,4 +1,4 @@
-"""Sources of labelled images: what all of them offer; folders, CIFAR-10 and noise."""
+"""Sources of labelled images: their common interface; folders, CIFAR-10 and noise."""
 
 from __future__ import annotations
 

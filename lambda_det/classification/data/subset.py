@@ -35,7 +35,7 @@ def take_fraction(source: Source, fraction: float, seed: int) -> np.ndarray:
     Args:
         source: what to choose from.
         fraction: the share, above 0 and up to 1.
-        seed: another seed, another choice.
+        seed: another seed makes another choice.
 
     Returns:
         Ascending indices of round(fraction * n) images of each class of n.
