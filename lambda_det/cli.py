@@ -24,6 +24,7 @@ COMMANDS = {
         "write labels of one tool in the format of another",
     ),
     "predict": ("detection.prediction.command_line:main", "draw predictions on images and videos"),
+    "evaluate": ("own_data.evaluate:main", "evaluate a trained detector on other data"),
     "report": ("own_data.report.command_line:main", "write one HTML page on a run"),
     "export": ("export.command_line:main", "write a detector or a backbone for other runtimes"),
     "backbone": ("export.backbone_command:main", "write a backbone file for detectors"),

@@ -41,13 +41,13 @@ from lambda_det.own_data.machine import Machine
 from lambda_det.training.run_folder import refuse_other_run
 from lambda_det.weights.provenance import recorded_network
 
-__all__ = ["add_flags", "prepare"]
+__all__ = ["FOLDER", "SOURCES", "add_flags", "prepare"]
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "data"  # of the files in COCO's format, in that of the run
 SMALLEST = 32  # pixels, the stride of a backbone
-_SOURCES = "sources.json"  # in it: what the files were made of
+SOURCES = "sources.json"  # in it: what the files were made of
 _PARTS = ("train", "test")
 _KEYS = [f"DATASETS.{part.upper()}_{what}" for part in _PARTS for what in ("JSON", "IMAGES")]
 Row = tuple[str, str, str]  # of the table: what, the choice, and why
@@ -389,13 +389,14 @@ def _write_data(args: argparse.Namespace, folder: Path, data: _Data) -> dict[str
         return {}
     if not args.resume and not args.eval_only:
         refuse_other_run(folder)
-    keys = {}
+    keys, rest = {}, None
     for part, (file, images) in data.parts.items():
         path = _copy(file, folder)
         if part == "rest":
+            rest = path.name, os.path.abspath(os.path.expanduser(images))
             logger.info(
-                "There is a test part, which is left alone: once the training is over, --eval-only "
-                f"--resume --test-json {path} --test-images {images} evaluates on it."
+                "There is a test part, which is left alone: once the training is over, "
+                f"lambda-det evaluate {folder} --part test evaluates on it."
             )
         else:
             keys |= _keys_of(part, path, images)
@@ -404,8 +405,9 @@ def _write_data(args: argparse.Namespace, folder: Path, data: _Data) -> dict[str
             "labels": {part: str(file) for part, (file, _) in data.wholes.items()},
             "digests": {part: _digest(file) for part, (file, _) in data.wholes.items()},
             "held_out": data.split and data.split._asdict(),
+            "rest": rest,
         }
-        _write(folder / FOLDER / _SOURCES, json.dumps(sources, indent=1).encode())
+        _write(folder / FOLDER / SOURCES, json.dumps(sources, indent=1).encode())
     return keys
 
 
@@ -477,7 +479,7 @@ class _PreparedRun(NamedTuple):
         Raises:
             ConfigError: its configuration is damaged.
         """
-        file, sources = folder / "config.yaml", folder / FOLDER / _SOURCES
+        file, sources = folder / "config.yaml", folder / FOLDER / SOURCES
         if not file.is_file():
             return None
         errors = (yaml.YAMLError, ValueError, AttributeError)

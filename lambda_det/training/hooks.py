@@ -15,6 +15,7 @@ from detectron2.engine.hooks import PeriodicWriter
 from detectron2.utils import comm
 from detectron2.utils.events import (
     CommonMetricPrinter,
+    EventWriter,
     JSONWriter,
     get_event_storage,
 )
@@ -147,6 +148,7 @@ class RunWriter(HookBase):
     def __init__(self) -> None:
         self._hook: PeriodicWriter | None = None
         self._json: JSONWriter | None = None
+        self._files: list[EventWriter] = []  # it, and where else the numbers go
         self._resumed: Mapping[str, Any] = {}
 
     def before_train(self) -> None:
@@ -157,17 +159,17 @@ class RunWriter(HookBase):
         cut_metrics(settings.output_dir, written + 1)
         self._json = JSONWriter(os.path.join(settings.output_dir, "metrics.json"))
         self._json._last_write = written  # the file has what is older
-        files = [self._json, *make_writers(settings, written, trainer.task.dump())]
-        printer = CommonMetricPrinter(trainer.max_iter)
-        self._hook = PeriodicWriter([printer, *files], settings.log_period)
+        self._files = [self._json, *make_writers(settings, written, trainer.task.dump())]
+        self._hook = PeriodicWriter([CommonMetricPrinter(trainer.max_iter)], settings.log_period)
         self._hook.trainer = trainer
         if self._resumed.get("due"):
-            for writer in files:
-                writer.write()
+            self._write_files()
 
     def after_step(self) -> None:
         if self._hook:
             self._hook.after_step()
+            if self._is_due():
+                self._write_files()
         # Only TensorBoard's writer releases the pictures, and it may not be named
         if (self.trainer.iter + 1) % self.trainer.settings.log_period == 0:
             get_event_storage().clear_images()
@@ -175,7 +177,10 @@ class RunWriter(HookBase):
     def after_train(self) -> None:
         if self._hook:
             self._hook.after_train()
-            self._hook = None  # its files are closed
+            self._hook = None
+            self._write_files()
+            for writer in self._files:
+                writer.close()
 
     def state_dict(self) -> dict[str, Any]:
         """How far metrics.json goes, and whether this step will be written to it."""
@@ -183,8 +188,20 @@ class RunWriter(HookBase):
             return dict(self._resumed)
         step = self.trainer.iter + 1
         written = self._json._last_write
-        is_due = step % self.trainer.settings.log_period == 0 or step >= self.trainer.max_iter
-        return {"written": written, "due": is_due and written < step - 1}
+        return {"written": written, "due": self._is_due() and written < step - 1}
+
+    def _is_due(self) -> bool:
+        """Whether the files get a record of this step.
+
+        Each evaluation has one of its own: a record has the last value of each name, and of two
+        evaluations within a period of the log the first would be lost.
+        """
+        trainer = self.trainer
+        return (trainer.iter + 1) % trainer.settings.log_period == 0 or trainer.evaluation.is_due()
+
+    def _write_files(self) -> None:
+        for writer in self._files:
+            writer.write()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._resumed = state

@@ -226,9 +226,11 @@ def test_parts_that_are_there(data):
     assert files.TRAIN_IMAGES == files.TEST_IMAGES == str(data.parent / "parts")
     assert len(names(files.TRAIN_JSON)) == 10 and len(names(files.TEST_JSON)) == 5
     # The test part is for the end; its file is there for the command that the log names
-    (text,) = [r["msg"] for r in args.records if "--eval-only --resume" in r["msg"]]
-    file = re.search(r"--test-json (\S+)", text)[1]
-    assert names(file) == {f"test/{n}.png" for n in range(3, 20, 4)}
+    assert [r["msg"] for r in args.records if "lambda-det evaluate" in r["msg"]]
+    folder = data.parent / "run" / "data"
+    file, images = json.loads((folder / "sources.json").read_text())["rest"]
+    assert names(folder / file) == {f"test/{n}.png" for n in range(3, 20, 4)}
+    assert images == files.TEST_IMAGES
 
 
 @pytest.mark.slow

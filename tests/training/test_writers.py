@@ -61,6 +61,7 @@ def test_a_run_writes_to_those_that_are_named(tmp_path):
     named = replace(_settings(tmp_path, RECORDER), log_period=2)
     task = SimpleNamespace(dump=lambda: "SOLVER: {BASE_LR: 0.25}")
     trainer = SimpleNamespace(start_iter=0, iter=0, max_iter=4, settings=named, task=task)
+    trainer.evaluation = SimpleNamespace(is_due=lambda: trainer.iter in (2, 3))
     hook.trainer = trainer
     with EventStorage(0) as storage:
         storage.put_scalars(total_loss=1.0, lr=0.1, time=0.1)
@@ -72,5 +73,5 @@ def test_a_run_writes_to_those_that_are_named(tmp_path):
             pictures.append(len(storage._vis_data))
         hook.after_train()
     assert pictures == [1, 0, 1, 0]
-    assert len(_MADE[-1].steps) == 3  # twice in the run, once at its end
+    assert len(_MADE[-1].steps) == 4  # in each period, after each evaluation, at the end
     assert not list(tmp_path.glob("events*")) and (tmp_path / "metrics.json").exists()

@@ -89,13 +89,12 @@ def evaluate_run(run: Path, dataset: str = "", score: float = 0.5) -> Evaluated:
             "command with --eval-only --resume evaluates the last checkpoint."
         )
     entries = read_predictions(results, dataset)
-    ground_truth = ground_truth_of(dataset)
-    entries = entries_of(entries, results, dataset, ground_truth)
     weights = _FOLDERS[results.relative_to(run).parts[0]]
-    iou_types = ["bbox"]
-    if all("segmentation" in entry for entry in entries):
-        iou_types.append("segm")
+    has_masks = all("segmentation" in entry for entry in entries)
+    iou_types = ["bbox", "segm"] if has_masks else ["bbox"]
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
+        ground_truth = ground_truth_of(dataset)
+        entries = entries_of(entries, results, dataset, ground_truth)
         kept = _belonging(entries, ground_truth.cats, ground_truth.imgs, results, dataset)
         by_class = [evaluate_detections(ground_truth, kept, one, score) for one in iou_types]
     lost = len(entries) - len(kept)

@@ -12,21 +12,24 @@ from typing import Any, NamedTuple
 import yaml
 
 from lambda_det.config import read_plain
-from lambda_det.errors import DataError
+from lambda_det.errors import DataError, refused
 from lambda_det.training.checkpoint_files import choose_checkpoint, last_checkpoint
 from lambda_det.training.logged import is_of_averaged_weights, read_metrics
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.provenance import Origin
 
 __all__ = [
+    "EVALUATION",
     "Result",
     "RunState",
     "label_of",
+    "read_evaluation",
     "read_saved",
     "read_state",
     "results_of",
 ]
 
+EVALUATION = "evaluation.json"  # in a folder of lambda-det evaluate
 _FINAL = "model_final.pth"
 _RESULTS = ("/AP", "_top1", "/mIoU", "/PQ")  # how the names of results end that name a checkpoint
 _LABEL = re.compile(r"(.*/)?(bbox|segm)(_EMA|_TTA)?/(\w+)")
@@ -53,6 +56,23 @@ def read_saved(run: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise DataError(f"{path} is not a saved configuration; mend it.")
     return config
+
+
+def read_evaluation(folder: Path) -> dict[str, Any] | None:
+    """What ``lambda-det evaluate`` says of the results in a folder; None in that of a run.
+
+    Returns:
+        "sentences", and by their names "results" and "own", those of the run, as
+        :class:`Result` has them.
+    """
+    path = folder / EVALUATION
+    if not path.is_file():
+        return None
+    with refused(DataError, f"{path} cannot be read", "evaluate again", OSError, ValueError):
+        content = json.loads(path.read_text("utf-8"))
+    for name in ("results", "own"):
+        content[name] = {key: Result(**value) for key, value in content[name].items()}
+    return content
 
 
 class Result(NamedTuple):
@@ -119,7 +139,10 @@ class RunState:
 
 
 def results_of(
-    records: Sequence[Mapping[str, float]], averaged: bool, step: int | None = None
+    records: Sequence[Mapping[str, float]],
+    averaged: bool,
+    step: int | None = None,
+    endings: tuple[str, ...] = _RESULTS,
 ) -> dict[str, Result]:
     """The results of one of two kinds of weights, the trained or the averaged ones.
 
@@ -127,9 +150,10 @@ def results_of(
         records: of :func:`read_metrics`.
         averaged: the kind. Where only the others were evaluated, their results are given.
         step: after which the weights were saved; None for the last evaluation.
+        endings: of the names of results; by default of those that name a checkpoint.
 
     Returns:
-        Those that name a checkpoint, by their names in metrics.json.
+        Results by their names in metrics.json.
     """
     values: dict[str, float] = {}
     for record in records:
@@ -138,7 +162,7 @@ def results_of(
     results = {
         name: Result(value, values.get(f"{name}_low"), values.get(f"{name}_high"))
         for name, value in values.items()
-        if name.endswith(_RESULTS)
+        if name.endswith(endings)
     }
     own = {n: result for n, result in results.items() if is_of_averaged_weights(n) == averaged}
     return own or results

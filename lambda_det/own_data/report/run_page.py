@@ -19,7 +19,13 @@ from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import Evaluated, evaluate_run
 from lambda_det.own_data.report.figures import CLASSES_CONFUSED, draw_confusion, draw_curves
 from lambda_det.own_data.report.page import Page
-from lambda_det.own_data.report.reading import RunState, read_saved, read_state
+from lambda_det.own_data.report.reading import (
+    RunState,
+    label_of,
+    read_evaluation,
+    read_saved,
+    read_state,
+)
 from lambda_det.own_data.report.worst_images import draw_worst
 from lambda_det.training.run_folder import config_origin
 
@@ -92,18 +98,7 @@ def build_report(
     run = Path(run)
     config = read_saved(run)
     state = read_state(run, config)
-    origin = config_origin(run)
-    page = Page(
-        f"Run {run.resolve().name}",
-        f"{run}. {state.sentences()} config.yaml has its configuration"
-        + (f", which began with {origin}." if origin else "."),
-    )
-    if state.records:
-        page.numbers(_summary(state))
-        page.section("Curves")
-        page.figures(*draw_curves(state.records))
-    else:
-        page.section("Curves", "The run has logged no step yet.")
+    page = _evaluation_head(run) or _run_head(run, state)
     if "DATA" in config:  # that of a classifier
         return page
     try:
@@ -126,6 +121,39 @@ def build_report(
     worst = draw_worst(evaluated.entries, evaluated.dataset, score=score, limit=pictures)
     for name, picture in worst:
         page.picture(picture, name)
+    return page
+
+
+def _run_head(run: Path, state: RunState) -> Page:
+    """The page of a training with its numbers and curves."""
+    origin = config_origin(run)
+    page = Page(
+        f"Run {run.resolve().name}",
+        f"{run}. {state.sentences()} config.yaml has its configuration"
+        + (f", which began with {origin}." if origin else "."),
+    )
+    if state.records:
+        page.numbers(_summary(state))
+        page.section("Curves")
+        page.figures(*draw_curves(state.records))
+    else:
+        page.section("Curves", "The run has logged no step yet.")
+    return page
+
+
+def _evaluation_head(folder: Path) -> Page | None:
+    """The page of results of ``lambda-det evaluate``; None in the folder of a run."""
+    about = read_evaluation(folder)
+    if about is None:
+        return None
+    page = Page(f"Evaluation {folder.resolve().name}", " ".join(about["sentences"]))
+    numbers = {}
+    for name, result in about["results"].items():
+        numbers[result.label(name)] = f"{result.value:.1f}"
+        if name in about["own"]:
+            label = f"{label_of(name, with_weights=False)} at the run's own evaluation"
+            numbers[label] = f"{about['own'][name].value:.1f}"
+    page.numbers(numbers)
     return page
 
 

@@ -1,0 +1,395 @@
+"""``lambda-det evaluate``: a trained detector on other data, beside what its run says of itself."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import hashlib
+import io
+import json
+import logging
+import math
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from detectron2.config import CfgNode
+from detectron2.evaluation.testing import flatten_results_dict
+from omegaconf import DictConfig
+from tabulate import tabulate
+
+from lambda_det.detection.data.coco import read_coco
+from lambda_det.detection.data.registration import is_coco, registered_files
+from lambda_det.detection.saved_run import SavedRun, add_checkpoint_flags, open_run
+from lambda_det.detection.task import DetectionTask
+from lambda_det.errors import (
+    ConfigError,
+    DataError,
+    UserError,
+    command_parser,
+    exit_status,
+    listed,
+    printable,
+)
+from lambda_det.files import replace_text
+from lambda_det.own_data.copies import shared_copies
+from lambda_det.own_data.labels import as_coco, refuse_address
+from lambda_det.own_data.layouts import find_images, find_parts
+from lambda_det.own_data.prepare import FOLDER, SOURCES
+from lambda_det.own_data.report.class_results import Detections
+from lambda_det.own_data.report.evaluated import evaluate_run
+from lambda_det.own_data.report.reading import (
+    EVALUATION,
+    Result,
+    label_of,
+    results_of,
+)
+from lambda_det.training.log import BufferedLog
+from lambda_det.training.logged import read_metrics
+from lambda_det.training.run_folder import refuse_other_run, save_config
+from lambda_det.training.task import EMA, RAW
+from lambda_det.weights.loading import load
+
+__all__ = ["ResultsOnData", "evaluate", "main"]
+
+logger = logging.getLogger(__name__)
+
+_PARTS = ("train", "val", "test")
+_ENDINGS = ("/AP", "/AP50", "/mIoU", "/PQ")  # of the names of results that are shown
+EXAMPLES = """
+On the test part of the data that the run was trained on, or of another folder:
+  %(prog)s output/mine --part test
+  %(prog)s output/mine --data other/ --part test
+
+On a file of labels, and the page of that:
+  %(prog)s output/mine --json labels.json --images pictures/ --report
+
+The last checkpoint, with larger images:
+  %(prog)s output/mine --checkpoint last --part val INPUT.MIN_SIZE_TEST 512 INPUT.MAX_SIZE_TEST 800
+"""
+
+
+class _Data(NamedTuple):
+    """What is evaluated on.
+
+    Attributes:
+        name: of its results' folder.
+        labels: a file in COCO's format.
+        images: the folder of its pictures.
+        source: the labels as the user has them.
+    """
+
+    name: str
+    labels: Path
+    images: Path
+    source: str
+
+
+@dataclass(frozen=True)
+class ResultsOnData:
+    """A trained detector on some data.
+
+    Attributes:
+        folder: of predictions, configuration and log, of which ``lambda-det report`` makes a page.
+        weights: file and step, for a reader.
+        data: what was evaluated on, and how many images.
+        results: by their names in metrics.json.
+        own: results of the run's own evaluation after the same step; {} where there was none.
+        trained_on: how many of the images were trained on; None where it cannot be seen.
+        images: number of all images.
+        classes: results by class of boxes and, where there are some, of masks.
+    """
+
+    folder: Path
+    weights: str
+    data: str
+    results: Mapping[str, Result]
+    own: Mapping[str, Result]
+    trained_on: int | None
+    images: int
+    classes: Sequence[Detections] = field(default=())
+
+    def sentences(self) -> list[str]:
+        """What was evaluated on what, and what its figures cannot say."""
+        lines = [f"{self.weights}, evaluated on {self.data}."]
+        if self.trained_on is None:
+            lines.append("Whether these images were trained on cannot be seen.")
+        elif self.trained_on:
+            lines.append(
+                f"{self.trained_on} of these {self.images} images were trained on, or are copies "
+                "of such: the figures say little of new images."
+            )
+        return lines
+
+    def __str__(self) -> str:
+        rows = []
+        for name, result in self.results.items():
+            own = self.own.get(name)
+            by_chance = "" if result.low is None else f"{result.low:.1f} to {result.high:.1f}"
+            value = f"{result.value:.1f}"
+            rows.append((label_of(name), value, by_chance, f"{own.value:.1f}" if own else ""))
+        head = ("", "here", "by chance of the images", "at the run's own evaluation")
+        parts = ["\n".join(self.sentences()), tabulate(rows, head, disable_numparse=True)]
+        for detections in self.classes:
+            kind = {"bbox": "boxes", "segm": "masks"}[detections.iou_type]
+            classes = [
+                (printable(c.name), c.objects, _figure(c.ap), _figure(c.ap50))
+                for c in sorted(detections.classes, key=lambda c: -c.objects)
+            ]
+            parts.append(tabulate(classes, (kind, "objects", "AP", "AP50"), disable_numparse=True))
+        parts.append(f"Predictions are in {self.folder}")
+        return "\n\n".join(parts)
+
+
+def _figure(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.1f}"
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    data: str | None = None,
+    part: str | None = None,
+    labels: str | None = None,
+    images: str | None = None,
+    output: str | Path | None = None,
+    checkpoint: str = "best",
+    raw: bool = False,
+    opts: Sequence[str] = (),
+) -> ResultsOnData:
+    """Evaluate a trained detector, and leave the results in a folder of their own.
+
+    Args:
+        run: its folder, or one of its checkpoints.
+        data: the folder of a data set; None for that of the run.
+        part: "train", "val" or "test"; None for the test part, or the one that there is.
+        labels, images: a file or folder of labels in place of ``data``, and its pictures.
+        output: the folder for the results; None for one below "evaluations" of the run's.
+        checkpoint, raw, opts: of :func:`lambda_det.detection.saved_run.open_run`.
+
+    Raises:
+        UserError: one sentence on what cannot be.
+    """
+    saved = open_run(run, checkpoint, raw=raw, opts=opts)
+    home = Path(saved.origin.file).parent
+    with tempfile.TemporaryDirectory(prefix="lambda_det_") as draft, BufferedLog(quiet=True) as log:
+        chosen = _data(saved, home, data, part, labels, images, Path(draft))
+        folder = Path(output) if output else home / "evaluations" / (chosen.name if chosen else "")
+        refuse_other_run(folder, "--output")
+        folder.mkdir(parents=True, exist_ok=True)
+        for earlier in folder.glob("inference*"):  # of other weights
+            shutil.rmtree(earlier)
+        if chosen:
+            copied = folder / f"{chosen.name}.json"
+            if copied.absolute() != chosen.labels.absolute():
+                copied.write_bytes(chosen.labels.read_bytes())
+            chosen = chosen._replace(labels=copied)
+        config = _configuration(saved, folder, chosen)
+        task = DetectionTask(config).prepare(train=False)
+        task.check_weights(saved.content, saved.origin.file)
+        task.check_data(train=False)
+        log.open(str(folder))
+        save_config(task)
+        model = task.build_model()
+        averaged = saved.origin.averaged
+        load(model, saved.origin.file, saved.content, complete=True, averaged=averaged)
+        with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
+            values = task.evaluate({EMA if averaged else RAW: model}, final=True)
+    records = [{"iteration": 0, **flatten_results_dict(values)}]
+    own = results_of(read_metrics(home), averaged, saved.origin.step, _ENDINGS)
+    files, trained_on = _pictures(task.parts.test_names), None
+    if trained := _trained_pictures(saved.config):
+        pairs, _ = shared_copies({"train": trained, "test": files})
+        trained_on = len({file for file, _ in pairs})
+    where = chosen.source if chosen else ", ".join(task.parts.test_names)
+    classes: Sequence[Detections] = ()
+    with contextlib.suppress(UserError):  # a model of semantic masks, or one that finds nothing
+        classes = evaluate_run(folder).results
+    evaluated = ResultsOnData(
+        folder,
+        str(saved.origin),
+        f"{len(files)} images of {printable(where)}",
+        results_of(records, averaged, endings=_ENDINGS),
+        own,
+        trained_on,
+        len(files),
+        classes,
+    )
+    _keep(evaluated)
+    return evaluated
+
+
+def _data(
+    saved: SavedRun,
+    home: Path,
+    data: str | None,
+    part: str | None,
+    labels: str | None,
+    images: str | None,
+    draft: Path,
+) -> _Data | None:
+    """What the flags name; None for the data that the run is evaluated on.
+
+    Raises:
+        ConfigError: flags do not go together.
+        DataError: there is no such part.
+    """
+    if bool(data) + bool(labels) > 1 or (images and not labels) or (labels and part):
+        raise ConfigError("Give --data with or without --part, or --json with or without --images.")
+    if isinstance(saved.config, DictConfig):
+        if data or labels or part:
+            raise ConfigError(
+                "The run of a LazyConfig is evaluated on the data that its nodes say: change "
+                "dataloader.test, and evaluate with --eval-only and train.init_checkpoint."
+            )
+        return None
+    for place in (data, labels, images):
+        refuse_address(place or "")
+    if labels:
+        if not Path(labels).exists():
+            raise DataError(f"The labels {labels} of --json do not exist.")
+        pictures = images or str(find_images(labels))
+        (file,) = as_coco((labels, pictures), folder=draft)
+        return _named(file, pictures, labels)
+    if data:
+        _, found = find_parts(data, folder=draft)
+        parts = {name: (str(p.labels), str(p.images), p.source) for name, p in _by_name(found)}
+        where = data
+    else:
+        parts, where = _parts_of_run(saved.config, home), str(home)
+    if not parts and part is None:
+        return None
+    if part is None:
+        part = next(name for name in ("test", "val", "train") if name in parts)
+    if part not in parts:
+        raise DataError(
+            f"{where} has no part {part}, only {listed(parts)}; name other data with --data or "
+            "--json."
+        )
+    return _named(*parts[part])
+
+
+def _by_name(parts: Sequence[Any]) -> Iterable[tuple[str, Any]]:
+    """Parts by name: of two, the second one is called val as well as test."""
+    names = {1: ("train",), 2: ("train", "val"), 3: _PARTS}[len(parts)]
+    yield from zip(names, parts, strict=True)
+    if len(parts) == 2:
+        yield "test", parts[1]
+    if len(parts) == 1:
+        yield "test", parts[0]
+
+
+def _parts_of_run(cfg: CfgNode, home: Path) -> dict[str, tuple[str, str, str]]:
+    """The parts of the data that were prepared for a run."""
+    files = {"train": ("TRAIN_JSON", "TRAIN_IMAGES"), "val": ("TEST_JSON", "TEST_IMAGES")}
+    parts = {name: tuple(cfg.DATASETS[key] for key in keys) for name, keys in files.items()}
+    sources = home / FOLDER / SOURCES
+    if sources.is_file():
+        rest = json.loads(sources.read_text("utf-8")).get("rest")
+        if rest:
+            parts["test"] = (str(home / FOLDER / rest[0]), rest[1])
+    return {name: (file, images, file) for name, (file, images) in parts.items() if file}
+
+
+def _named(labels: str, images: str, source: str) -> _Data:
+    """With a name that says the content of the labels."""
+    path = Path(labels)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    stem = path.stem.removesuffix(f"_{digest}")
+    return _Data(f"{stem}_{digest}", path, Path(images), source)
+
+
+def _configuration(saved: SavedRun, folder: Path, data: _Data | None) -> CfgNode | DictConfig:
+    """That of the run, on other data and with another folder."""
+    config = copy.deepcopy(saved.config)
+    if isinstance(config, DictConfig):
+        config.train.output_dir = str(folder)
+        return config
+    config.OUTPUT_DIR, config.MODEL.WEIGHTS = str(folder), saved.origin.file
+    if not Path(config.DATASETS.TRAIN_IMAGES).is_dir():  # moved since, and not needed
+        config.DATASETS.TRAIN_JSON = config.DATASETS.TRAIN_IMAGES = ""
+    if data:
+        config.DATASETS.TEST_JSON = str(data.labels.absolute())
+        config.DATASETS.TEST_IMAGES = str(data.images.absolute())
+    return config
+
+
+def _pictures(names: Iterable[str]) -> list[str]:
+    files: list[str] = []
+    for name in names:
+        if is_coco(name):
+            files += (record["file_name"] for record in read_coco(*registered_files(name)).records)
+    return files
+
+
+def _trained_pictures(config: CfgNode | DictConfig) -> list[str]:
+    """The files that a run was trained on; [] where that cannot be seen."""
+    if isinstance(config, DictConfig) or not config.DATASETS.TRAIN_JSON:
+        return []
+    with contextlib.suppress(UserError):
+        truth = read_coco(config.DATASETS.TRAIN_JSON, config.DATASETS.TRAIN_IMAGES)
+        return [record["file_name"] for record in truth.records]
+    return []
+
+
+def _keep(evaluated: ResultsOnData) -> None:
+    """Write what the page of an evaluation says of it."""
+    content = {
+        "sentences": evaluated.sentences(),
+        "results": {name: result._asdict() for name, result in evaluated.results.items()},
+        "own": {name: result._asdict() for name, result in evaluated.own.items()},
+    }
+    replace_text(evaluated.folder / EVALUATION, json.dumps(content, indent=1))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Do what the words after ``lambda-det evaluate`` say, and return the exit status."""
+    parser = command_parser(
+        "evaluate",
+        "Evaluate a trained detector on a part of its data or on other data: AP, AP by class, how "
+        "sure they are, and the run's own beside them.",
+        EXAMPLES,
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of a run, or one of its checkpoints")
+    parser.add_argument("--data", metavar="DIR", help="a data set; default: that of the run")
+    parser.add_argument("--part", choices=_PARTS, help="default: test, or the one that there is")
+    parser.add_argument("--json", metavar="FILE_OR_DIR", help="labels of any format, instead")
+    parser.add_argument("--images", metavar="DIR", help="the folder of their pictures")
+    parser.add_argument(
+        "--output", metavar="DIR", help="of the results; default: below RUN/evaluations"
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="also write the page, report.html beside the results"
+    )
+    parser.add_argument("--device", metavar="D", help="cpu or cuda; default: MODEL.DEVICE")
+    add_checkpoint_flags(parser)
+    parser.add_argument("opts", nargs="*", help="configuration keys and values")
+    args = parser.parse_intermixed_args(argv)
+    return exit_status(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> None:
+    opts = [*args.opts, *(["MODEL.DEVICE", args.device] if args.device else [])]
+    evaluated = evaluate(
+        args.run,
+        data=args.data,
+        part=args.part,
+        labels=args.json,
+        images=args.images,
+        output=args.output,
+        checkpoint=args.checkpoint,
+        raw=args.raw,
+        opts=opts,
+    )
+    print(evaluated)
+    if args.report:
+        # Matplotlib takes a second
+        from lambda_det.own_data.report.run_page import write_report
+
+        print(f"The page is {write_report(evaluated.folder)}")
+    else:
+        print(f"lambda-det report {evaluated.folder} makes a page of them")

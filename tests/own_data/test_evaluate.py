@@ -1,0 +1,138 @@
+"""A trained detector on other data: its results are in a folder of their own, beside the run's."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from lambda_det import cli
+from lambda_det.detection.task import DetectionTask
+from lambda_det.errors import ConfigError, DataError
+from lambda_det.own_data.evaluate import evaluate
+from lambda_det.own_data.report.evaluated import RESULTS
+from lambda_det.training.run_folder import save_config
+from tests.export.tiny import lambda_detector_config, scramble
+from tests.shapes import shapes_by_flag
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory) -> dict[str, str]:
+    return shapes_by_flag(tmp_path_factory.mktemp("shapes"), num_train=3, num_val=3, size=64)
+
+
+@pytest.fixture(scope="module")
+def whole(shapes, tmp_path_factory) -> Path:
+    """A run with averaged weights that was evaluated, on data with a part that it left alone."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    cfg = lambda_detector_config()
+    cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
+    cfg.DATASETS.update({key.upper(): value for key, value in shapes.items()})
+    cfg.OUTPUT_DIR = str(folder)
+    folder.mkdir()
+    task = DetectionTask(cfg)
+    task.register_data()
+    torch.manual_seed(0)
+    state = scramble(task.build_model()).state_dict()
+    content = {"model": state, "ema": {"model": state, "count": 1}, "iteration": STEPS - 1}
+    torch.save({**content, **task.checkpoint_content({})}, folder / "model_final.pth")
+    (folder / "last_checkpoint").write_text("model_final.pth")
+    save_config(task)
+    record = {"iteration": STEPS - 1, "bbox_EMA/AP": 12.5, "bbox/AP": 77.0}
+    (folder / "metrics.json").write_text(json.dumps(record) + "\n")
+    (folder / "data").mkdir()
+    rest = json.loads(Path(shapes["test_json"]).read_text())
+    rest["images"] = rest["images"][:2]
+    kept = {image["id"] for image in rest["images"]}
+    rest["annotations"] = [a for a in rest["annotations"] if a["image_id"] in kept]
+    (folder / "data" / "rest.json").write_text(json.dumps(rest))
+    sources = {"rest": ["rest.json", shapes["test_images"]]}
+    (folder / "data" / "sources.json").write_text(json.dumps(sources))
+    return folder
+
+
+@pytest.fixture
+def run(whole, tmp_path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("part", "images", "trained_on"), [(None, 2, 0), ("val", 3, 0), ("train", 3, 3)]
+)
+def test_parts_of_the_run_s_data(run, part, images, trained_on):
+    before = files(run)
+    evaluated = evaluate(run, part=part)
+    assert evaluated.images == images and evaluated.trained_on == trained_on
+    assert evaluated.folder.parent == run / "evaluations"
+    assert (evaluated.folder / "inference_EMA" / RESULTS).is_file()
+    assert files(run).items() >= before.items()
+    assert evaluated.own["bbox_EMA/AP"].value == 12.5 and "bbox/AP" not in evaluated.own
+    assert {"bbox_EMA/AP", "segm_EMA/AP50"} <= evaluated.results.keys()
+    assert [len(part.classes) for part in evaluated.classes] == [3, 3]
+    assert ("trained on" in str(evaluated)) == bool(trained_on)
+
+
+def test_the_weights_that_are_asked_for(run):
+    """The results of others, which were in the folder, are gone."""
+    first = evaluate(run)
+    second = evaluate(run, raw=True)
+    assert first.folder == second.folder
+    assert [path.name for path in second.folder.glob("inference*")] == ["inference"]
+    assert second.own["bbox/AP"].value == 77.0
+
+
+@pytest.mark.slow
+def test_command_with_labels_of_another_format_and_page(run, shapes, tmp_path, capsys):
+    words = [shapes["test_json"], str(tmp_path / "yolo"), "--images", shapes["test_images"]]
+    assert cli.main(["convert", *words, "--format", "yolo"]) == 0
+    words = ["--json", str(tmp_path / "yolo"), "--images", shapes["test_images"], "--report"]
+    assert cli.main(["evaluate", str(run), *words, "--output", str(tmp_path / "other")]) == 0
+    text = capsys.readouterr().out
+    assert "12.5" in text and "circle" in text
+    page = (tmp_path / "other" / "report.html").read_text("utf-8")
+    assert "Evaluation other" in page and "12.5" in page and "circle" in page
+
+
+WITHOUT_TEST = ["DATASETS.TEST_JSON", "", "DATASETS.TEST_IMAGES", ""]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ({"data": "a", "labels": "b"}, ConfigError, "--json"),
+        ({"images": "a"}, ConfigError, "--images"),
+        ({"labels": "nowhere.json"}, DataError, "nowhere.json"),
+        ({"opts": WITHOUT_TEST, "part": "val"}, DataError, "no part val"),
+        ({"output": "RUN"}, ConfigError, "--output"),
+    ],
+)
+def test_what_cannot_be(run, options, error, named):
+    if "output" in options:
+        options["output"] = run
+    before = files(run)
+    with pytest.raises(error, match=named):
+        evaluate(run, **options)
+    assert files(run) == before
+
+
+def test_other_classes_are_refused(run, shapes, tmp_path):
+    content = json.loads(Path(shapes["test_json"]).read_text())
+    content["categories"][0]["name"] = "plum"
+    (tmp_path / "other.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"plum.*model_final\.pth.*circle"):
+        evaluate(run, labels=str(tmp_path / "other.json"), images=shapes["test_images"])
+
+
+def test_training_data_that_are_gone(run, shapes):
+    for name in ("config.yaml", "model_final.pth"):
+        assert (run / name).exists()
+    opts = ["DATASETS.TRAIN_JSON", "gone.json", "DATASETS.TRAIN_IMAGES", "gone"]
+    evaluated = evaluate(run, part="val", opts=opts)
+    assert evaluated.trained_on is None and "cannot be seen" in str(evaluated)
