@@ -79,6 +79,7 @@ def test_parts_of_the_run_s_data(run, part, images, trained_on):
     assert ("trained on" in str(evaluated)) == bool(trained_on)
 
 
+@pytest.mark.slow
 def test_the_weights_that_are_asked_for(run):
     """The results of others, which were in the folder, are gone."""
     first = evaluate(run)
@@ -130,6 +131,7 @@ def test_other_classes_are_refused(run, shapes, tmp_path):
         evaluate(run, labels=str(tmp_path / "other.json"), images=shapes["test_images"])
 
 
+@pytest.mark.slow
 def test_training_data_that_are_gone(run, shapes):
     for name in ("config.yaml", "model_final.pth"):
         assert (run / name).exists()
