@@ -186,7 +186,8 @@ def add_lambda_config(cfg: CN) -> None:
     _C.RECIPE.EPOCHS = 0.0
     # The least number of steps, where EPOCHS is 0
     _C.RECIPE.MIN_STEPS = 300
-    # Evaluations in the whole training
+    # Evaluations in the whole training, at most: where they would take more than a fifth of its
+    # time they are fewer, or on a sample of the images before the last one
     _C.RECIPE.EVALUATIONS = 10
     # GiB of a GPU's memory: what a training takes without images, and for each image of a batch at
     # the file's sizes, as counted for 1 and 2 images. It makes SOLVER.IMS_PER_BATCH; [] leaves that
@@ -207,6 +208,11 @@ def add_lambda_config(cfg: CN) -> None:
     _C.TEST.BEST_METRIC = ""
     # Also compute the losses of training on DATASETS.TEST, with every evaluation in a training
     _C.TEST.LOSS = False
+    # Where there are averaged weights (SOLVER.EMA_DECAY), evaluate the trained ones beside them
+    _C.TEST.RAW = True
+    # Images of a test set, evenly spread, that evaluations before the last one are on, which then
+    # take less time; 0 for all. For data sets of COCO's instances.
+    _C.TEST.SAMPLE = 0
     # The precision of evaluation and prediction: "float32" or "bfloat16". TEST.AUG computes in
     # float32 with either.
     _C.TEST.PRECISION = "float32"

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lambda_det.detection import data
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import Detector
+from lambda_det.detection.data.sample import sample_of
 from lambda_det.detection.data.transforming import Outline, draws_by_size
 from lambda_det.detection.evaluation import build_evaluator, check_evaluators
 from lambda_det.detection.model import make_model
@@ -64,6 +65,7 @@ class Parts:
         train_names, test_names: the data sets to train and to evaluate on; empty where a loader of
             another project names its data in another way.
         test_sets: the names of what each evaluation of its own runs on; empty for no evaluation.
+        sample_of: the name of what stands for one of ``test_sets`` before the last evaluation.
         training_size: height and width of the largest training batch; None if unknown.
         ddp_options: of :func:`lambda_det.distributed.connection.distribute`.
         fixed_keys, sample_keys, test_keys, advice: see :class:`lambda_det.training.task.Task`.
@@ -92,6 +94,7 @@ class Parts:
     training_size: tuple[int, int] | None = None
     make_loss_loader: Callable[[str], Iterable] | None = None
     make_augmented: Callable[[nn.Module], nn.Module] | None = None
+    sample_of: Callable[[str], str] = lambda name: name
     verify: Callable[[Results], None] = lambda results: None
     ddp_options: Mapping[str, bool] = field(default_factory=dict)
 
@@ -183,6 +186,7 @@ def of_yaml(cfg: CfgNode) -> Parts:
             partial(data.build_test_loader, cfg, with_truth=True) if cfg.TEST.LOSS else None
         ),
         make_augmented=partial(GeneralizedRCNNWithTTA, cfg) if cfg.TEST.AUG.ENABLED else None,
+        sample_of=partial(sample_of, size=0 if cfg.MODEL.LOAD_PROPOSALS else cfg.TEST.SAMPLE),
         check_data=check_data,
         verify=partial(verify_results, cfg),
         dump=cfg.dump,

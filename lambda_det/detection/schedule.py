@@ -35,6 +35,7 @@ KEYS = COMMON_KEYS | {
     "warmup_iters":         "SOLVER.WARMUP_ITERS",
     "lr_steps":             "SOLVER.STEPS",
     "eval_period":          "TEST.EVAL_PERIOD",
+    "evaluate_raw":         "TEST.RAW",
     "best_metric":          "TEST.BEST_METRIC",
     "test_precision":       "TEST.PRECISION",
     "channels_last":        "MODEL.CHANNELS_LAST",

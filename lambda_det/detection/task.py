@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data import classes, register_json_datasets
 from lambda_det.detection.evaluation import images_of_any_size, mend_lvis
+from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
 from lambda_det.detection.first_batch import FirstBatch
 from lambda_det.detection.lazy import is_lazy_file, load_lazy_config
 from lambda_det.detection.lazy_parts import of_lazy
@@ -39,7 +40,7 @@ from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
 from lambda_det.errors import ConfigError
 from lambda_det.training.precision import Precision
-from lambda_det.training.task import EMA, RAW, Results, Task
+from lambda_det.training.task import EMA, RAW, SAMPLE, Results, Task
 from lambda_det.weights.provenance import RUN, PixelSettings
 
 logger = logging.getLogger(__name__)
@@ -250,30 +251,70 @@ class DetectionTask(Task):
             words += f" {written.option('reference_world_size', 2 * reference)}"
         return words
 
+    @property
+    def is_sampled(self) -> bool:
+        return any(self.parts.sample_of(name) != name for name in self.parts.test_sets)
+
+    def cost_of_evaluation(self, *, final: bool) -> float:
+        parts, settings = self.parts, self.settings
+        has_average = settings.ema_decay > 0
+        each = cost_of_image(
+            has_masks=parts.detector.masks,
+            has_losses=parts.make_loss_loader is not None,
+            sets_of_weights=1 + (has_average and settings.evaluate_raw),
+        )
+        samples = [parts.sample_of(name) for name in parts.test_sets]
+        if final and self.is_sampled:
+            return each * (number_of_images(parts.test_sets) + number_of_images(samples))
+        return each * number_of_images(samples)
+
     @images_of_any_size()
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
         parts, settings = self.parts, self.settings
-        results: Results = {}
-        for weights, model in models.items() if parts.test_sets else ():
-            ending = "_EMA" if weights == EMA else ""
-            model = for_inference(
+        fast = {
+            "_EMA" if weights == EMA else "": for_inference(
                 model, settings.test_precision, channels_last=settings.channels_last
             )
-            self._evaluate_on_all(model, ending, results)
-        if parts.make_loss_loader and self._is_trained and RAW in models:
-            self._add_losses(models[RAW], results)
+            for weights, model in models.items()
+            if parts.test_sets
+        }
+        samples = [parts.sample_of(name) for name in parts.test_sets]
+        names = list(parts.test_sets) if final else samples
+        results: Results = {}
+        for ending, model in fast.items():
+            self._evaluate_on(names, model, ending, results)
+        if parts.make_loss_loader and self._is_trained:
+            # A training's losses are those of its own weights, where these are evaluated
+            self._add_losses(names, models.get(RAW, models.get(EMA)), results)
         if final and parts.make_augmented and parts.test_sets:
             # As Detectron2's train_net.py does: once, when training is over
             model = list(models.values())[-1]
             model = for_inference(model, channels_last=settings.channels_last)
-            self._evaluate_on_all(parts.make_augmented(model), "_TTA", results)
-        # As Detectron2 has it: the name of a data set only where there are several
-        return next(iter(results.values())) if len(results) == 1 else results
+            self._evaluate_on(names, parts.make_augmented(model), "_TTA", results)
+        results = _of_one(results)
+        if final and self._is_trained and self.is_sampled:
+            # What was evaluated before was on these images, and the best is the best of equals
+            of_sample: Results = {}
+            for ending, model in fast.items():
+                self._evaluate_on(samples, model, ending, of_sample, folder=f"{ending}_{SAMPLE}")
+            results[SAMPLE] = _of_one(of_sample)
+        return results
 
-    def _evaluate_on_all(self, model: nn.Module, ending: str, results: Results) -> None:
-        """Evaluate on all test sets, and add the results under names with an ending."""
-        for name in self.parts.test_sets:
-            evaluator = self.parts.make_evaluator(name, ending)
+    def _evaluate_on(
+        self,
+        names: Iterable[str],
+        model: nn.Module,
+        ending: str,
+        results: Results,
+        folder: str | None = None,
+    ) -> None:
+        """Evaluate on test sets, and add the results under names with an ending.
+
+        Args:
+            folder: the ending of that for the files of results; None for ``ending``.
+        """
+        for name in names:
+            evaluator = self.parts.make_evaluator(name, ending if folder is None else folder)
             mend_lvis()
             loader = self.parts.make_test_loader(name)
             found = inference_on_dataset(model, loader, evaluator) or {}
@@ -283,10 +324,10 @@ class DetectionTask(Task):
                 print_csv_format(found)
             results.setdefault(name, {}).update(found)
 
-    def _add_losses(self, model: nn.Module, results: Results) -> None:
-        """Add the losses on all test sets, which only the raw weights are compared with."""
+    def _add_losses(self, names: Iterable[str], model: nn.Module, results: Results) -> None:
+        """Add the losses on test sets."""
         precision = Precision.of(self.settings)
-        for name in self.parts.test_sets:
+        for name in names:
             found = mean_losses(model, self.parts.make_loss_loader(name), precision)
             results.setdefault(name, {})["validation"] = found
             if comm.is_main_process():
@@ -295,3 +336,8 @@ class DetectionTask(Task):
 
     def finish(self, results: Results) -> None:
         self.parts.verify(results)
+
+
+def _of_one(results: Results) -> Results:
+    """As Detectron2 has it: the name of a data set only where there are several."""
+    return next(iter(results.values())) if len(results) == 1 else results

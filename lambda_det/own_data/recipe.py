@@ -13,16 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from detectron2.config import CfgNode
-from detectron2.data import MetadataCatalog
+from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.structures import BoxMode
 
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector, predictions
+from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
 from lambda_det.detection.registry import ARCHITECTURES
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.machine import Machine
@@ -43,6 +44,9 @@ _BATCH = 16  # images of a step in Detectron2's baselines
 _BATCH_ON_CPU = 4  # ours: a step of seconds
 _MOST_EPOCHS = 1_000_000
 _MOST_ROUNDS = 1000  # of k-means, which ends after a few dozen
+_SHARE = 0.2  # of a run's time that evaluations may take
+_LEAST_ON_ALL = 3  # evaluations, before it is better to have more of them on a sample
+_LEAST_SAMPLE = 50  # images
 USABLE = 0.9  # of a GPU's memory: the count is none of a real run
 # What a recipe may change, and the command line sets literally
 FITTED_KEYS = frozenset(
@@ -63,6 +67,7 @@ FITTED_KEYS = frozenset(
         "SOLVER.WARMUP_ITERS",
         "TEST.DETECTIONS_PER_IMAGE",
         "TEST.EVAL_PERIOD",
+        "TEST.SAMPLE",
     ]
 )
 
@@ -156,7 +161,7 @@ def derive(cfg: CfgNode, statistics: Statistics, machine: Machine) -> list[Deriv
         *_detections(cfg, statistics),
         *(_sampling(statistics) if "instances" in predictions(architecture) else []),
         *batch,
-        *_schedule(cfg, statistics.images, images),
+        *_schedule(cfg, statistics.images, images, has_masks=statistics.has_masks),
     ]
 
 
@@ -226,7 +231,63 @@ def _batch(cfg: CfgNode, images: int, machine: Machine) -> list[Derived]:
     return [Derived("SOLVER.IMS_PER_BATCH", batch, reason)]
 
 
-def _schedule(cfg: CfgNode, images: int, batch: int) -> list[Derived]:
+class _Evaluations(NamedTuple):
+    """The evaluations of a training.
+
+    Attributes:
+        period: steps between two of them; 0 for one at the end alone.
+        sample: images that those before the last one are on; 0 for all.
+        reason: in words.
+    """
+
+    period: int
+    sample: int
+    reason: str
+
+
+def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float) -> _Evaluations:
+    """As many evaluations as a fifth of the time has room for.
+
+    They are on all images while at least ``_LEAST_ON_ALL`` of them can be, else on a sample before
+    the last one. The last one is always there, and the one before it is a whole period earlier.
+
+    Args:
+        steps: of the training.
+        batch: images of a step.
+        images: to evaluate on.
+        most: evaluations.
+        cost: of an image of an evaluation, in images of a step.
+    """
+    if not images:
+        return _Evaluations(math.ceil(steps / most), 0, "there are no images to evaluate on")
+    room = _SHARE / (1 - _SHARE) * steps * batch / max(cost, 1e-9) - images  # beside the last one
+    before, sample = most - 1, 0
+    if before * images > room:
+        before = max(int(room // images), 0)
+        size = max(_LEAST_SAMPLE, int(room / most))
+        if before < min(_LEAST_ON_ALL, most) - 1 and size < images:
+            # The last one is on the sample, too, to be compared with those before it
+            of_sample = min(int(room // size), most) - 1
+            if of_sample > before:
+                before, sample = of_sample, size
+    if before < 1:
+        return _Evaluations(0, 0, f"one at the end: {images} images take long beside {steps} steps")
+    period = math.ceil(steps / (before + 1))
+    count = math.ceil(steps / period)
+    words = f"{count} evaluations of {images} images"
+    if sample:
+        words = f"{count} evaluations, of {sample} images before the last one, which has {images}"
+    if count < most:
+        words += f"; more would take over {_SHARE:.0%} of the time"
+    return _Evaluations(period, sample, words)
+
+
+def _test_images(cfg: CfgNode) -> int:
+    names = [name for name in cfg.DATASETS.TEST if name in DatasetCatalog]
+    return number_of_images(names)
+
+
+def _schedule(cfg: CfgNode, images: int, batch: int, *, has_masks: bool = True) -> list[Derived]:
     recipe = cfg.RECIPE
     rate = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].base_lr
     epochs = recipe.EPOCHS or epochs_for(images)
@@ -239,7 +300,12 @@ def _schedule(cfg: CfgNode, images: int, batch: int) -> list[Derived]:
         reason = f"RECIPE.MIN_STEPS, since {reason} are only {wanted} steps"
     if "SOLVER.MAX_ITER" in recipe.KEEP:
         steps = cfg.SOLVER.MAX_ITER  # the rest of the schedule follows it
-    period = max(1, round(steps / recipe.EVALUATIONS))
+    cost = cost_of_image(
+        has_masks=cfg.MODEL.MASK_ON and has_masks,
+        has_losses=cfg.TEST.LOSS,
+        sets_of_weights=1 + (cfg.SOLVER.EMA_DECAY > 0 and cfg.TEST.RAW),
+    )
+    evaluations = evaluations_for(steps, batch, _test_images(cfg), recipe.EVALUATIONS, cost)
     rows = [Derived("SOLVER.MAX_ITER", steps, reason)]
     if "Step" in cfg.SOLVER.LR_SCHEDULER_NAME:  # a cosine has no steps
         rows.append(
@@ -261,8 +327,13 @@ def _schedule(cfg: CfgNode, images: int, batch: int) -> list[Derived]:
             rate * math.sqrt(min(1, batch / _BATCH_ON_CPU) * max(1, batch / _BATCH)),
             f"{rate} for {_BATCH_ON_CPU} to {_BATCH} images, else by their square root",
         ),
-        Derived("TEST.EVAL_PERIOD", period, f"{recipe.EVALUATIONS} evaluations"),
-        Derived("SOLVER.CHECKPOINT_PERIOD", period, "with the evaluations"),
+        Derived("TEST.EVAL_PERIOD", evaluations.period, evaluations.reason),
+        Derived("TEST.SAMPLE", evaluations.sample, "0: evaluations are on all images"),
+        Derived(
+            "SOLVER.CHECKPOINT_PERIOD",
+            evaluations.period or math.ceil(steps / recipe.EVALUATIONS),
+            "with the evaluations" if evaluations.period else "as many as evaluations at most",
+        ),
         Derived("SOLVER.REFERENCE_WORLD_SIZE", 0, "the schedule is not scaled to the processes"),
     ]
 

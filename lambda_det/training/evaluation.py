@@ -9,6 +9,7 @@ import io
 import logging
 import math
 import operator
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from lambda_det.distributed.signals import StopRequest, interruptible, received_
 from lambda_det.errors import listed
 from lambda_det.files import replace_text
 from lambda_det.training.logged import is_of_averaged_weights
-from lambda_det.training.task import Results
+from lambda_det.training.task import SAMPLE, Results
 
 __all__ = ["Evaluation", "append_summary", "cut_summary"]
 
@@ -54,6 +55,7 @@ class Evaluation(HookBase):
         best, best_name: the best value of the metric, and which result it is.
         best_interval: the interval in which it may lie by chance of the images; None if unknown.
         without_progress: evaluations since the best one.
+        seconds: that the last evaluation of this process took; 0 before there was one.
     """
 
     def __init__(self) -> None:
@@ -66,6 +68,7 @@ class Evaluation(HookBase):
         self._is_pending = False
         self.losses = 0.0  # sum over the steps since the last evaluation
         self.steps = 0
+        self.seconds = 0.0
 
     def is_due(self) -> bool:
         """Whether there is an evaluation after the step that is done."""
@@ -97,11 +100,11 @@ class Evaluation(HookBase):
             return
         weights = "averaged" if is_of_averaged_weights(self.best_name) else "raw"
         stopped = f"; the run stopped early, after step {self.last_step}"
+        sampled = ", on a sample of the images" if self.trainer.task.is_sampled else ""
         logger.info(
             f"The best evaluation is that after step {self.best_step}: {self.best_name} "
             f"{self.best:.4g}{_chance(self.best_interval)}, of the {weights} weights in "
-            "model_best.pth"
-            f"{stopped if self._is_out_of_patience() else ''}"
+            f"model_best.pth{sampled}{stopped if self._is_out_of_patience() else ''}"
         )
 
     def after_step(self) -> None:
@@ -118,25 +121,33 @@ class Evaluation(HookBase):
         # All processes stop if one was asked to: the others would wait for it in the evaluation
         if signal := max(comm.all_gather(received_signal())):
             raise StopRequest(signal)
-        results = interruptible(trainer.evaluate)
-        self.results = _floats(comm.all_gather(results)[0] or {})
+        values = self._results_now()
         self.last_step, self._is_pending = step, False
-        values = flatten_results_dict(self.results)
-        trainer.storage.put_scalars(**values, smoothing_hint=False)
         verdict = self._compare(values, step)
-        if comm.is_main_process() and values:
-            self._record(step, values, verdict)
-        self.losses, self.steps = 0.0, 0
         if self._is_out_of_patience() and step < trainer.max_iter:
             logger.info(
                 f"Stopping early: {self.without_progress} evaluations brought nothing better than "
                 f"{self.best:.4g} of step {self.best_step}"
             )
             trainer.max_iter = step
+            if trainer.task.is_sampled:
+                values = self._results_now()  # on all images, as at any end
+        trainer.storage.put_scalars(**values, smoothing_hint=False)
+        if comm.is_main_process() and values:
+            self._record(step, values, verdict)
+        self.losses, self.steps = 0.0, 0
         trainer.save_checkpoint()
         if self.best_step == step:
             trainer.checkpointer.link(trainer.saved_as, "model_best")
         comm.synchronize()  # the first process has written while the others waited
+
+    def _results_now(self) -> Mapping[str, float]:
+        """Evaluate, and return the results by their names; all processes have the same."""
+        began = time.perf_counter()
+        results = interruptible(self.trainer.evaluate)
+        self.results = _floats(comm.all_gather(results)[0] or {})
+        self.seconds = time.perf_counter() - began
+        return flatten_results_dict(self.results)
 
     def _compare(self, values: Mapping[str, float], step: int) -> str:
         """Keep the best; returns a clause about it for the log."""
@@ -151,14 +162,17 @@ class Evaluation(HookBase):
             return ""
         # the lowest loss is the best
         is_better = operator.lt if name.rpartition("/")[2].startswith(_LOSSES) else operator.gt
-        first = self.best_step < 0 and not math.isnan(values[name])
-        if first or is_better(values[name], self.best):  # NaN is not
-            self.best, self.best_step, self.best_name = values[name], step, name
-            self.best_interval = _interval(name, values)
+        # The last one is on all images, too, but those before it were on the sample
+        compared = f"{SAMPLE}/{name}" if f"{SAMPLE}/{name}" in values else name
+        value = values[compared]
+        first = self.best_step < 0 and not math.isnan(value)
+        if first or is_better(value, self.best):  # NaN is not
+            self.best, self.best_step, self.best_name = value, step, name
+            self.best_interval = _interval(compared, values)
             self.without_progress = 0
-            return f"{name} {values[name]:.4g} is the best so far"
+            return f"{compared} {value:.4g} is the best so far"
         self.without_progress += 1
-        return f"{name} {values[name]:.4g}; the best is {self.best:.4g} of step {self.best_step}"
+        return f"{compared} {value:.4g}; the best is {self.best:.4g} of step {self.best_step}"
 
     def _is_out_of_patience(self) -> bool:
         return 0 < self.trainer.settings.patience <= self.without_progress

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import statistics
 import sys
 import time
 from collections.abc import Mapping
@@ -32,6 +34,7 @@ except ImportError:  # Windows
 
 __all__ = [
     "Checkpoints",
+    "Forecast",
     "Histories",
     "LRScheduler",
     "Machine",
@@ -39,6 +42,9 @@ __all__ = [
     "RunWriter",
     "peak_gigabytes",
 ]
+
+
+logger = logging.getLogger(__name__)
 
 
 class Checkpoints(HookBase):
@@ -104,6 +110,66 @@ class Machine(HookBase):
         if settings.images_per_step:
             storage.put_scalar("images_per_second", settings.images_per_step / seconds)
         storage.put_scalar("peak_memory", peak_gigabytes(settings.device), smoothing_hint=False)
+
+
+class Forecast(HookBase):
+    """Says when the run will end: after the first steps, and again after the first evaluation.
+
+    Register it before the evaluation, whose time is not that of a step.
+    """
+
+    _STEPS = 10  # of which the median counts; the first ones of a process take longer
+
+    def before_train(self) -> None:
+        self._seconds: list[float] = []
+        self._evaluated = False
+
+    def before_step(self) -> None:
+        self._start = time.perf_counter()
+
+    def after_step(self) -> None:
+        trainer = self.trainer
+        if len(self._seconds) <= self._STEPS:
+            self._seconds.append(time.perf_counter() - self._start)
+        done = trainer.iter + 1 - trainer.start_iter
+        measured = trainer.evaluation.seconds  # of one after an earlier step
+        is_first = measured > 0 and not self._evaluated
+        if done == self._STEPS or (is_first and done > self._STEPS):
+            self._evaluated = measured > 0
+            if comm.is_main_process() and trainer.iter + 1 + self._STEPS < trainer.max_iter:
+                logger.info(self._sentence(measured))
+
+    def _sentence(self, measured: float) -> str:
+        """
+        Args:
+            measured: seconds of an evaluation before the last one; 0 if there was none.
+        """
+        trainer, settings, task = self.trainer, self.trainer.settings, self.trainer.task
+        step, period = trainer.iter + 1, settings.eval_period
+        before = int((trainer.max_iter - 1) // period - step // period) if period > 0 else 0
+        each = statistics.median(self._seconds)
+        costs = [task.cost_of_evaluation(final=final) for final in (False, True)]
+        image = each / (settings.images_per_step or 1)
+        seconds = [measured or cost * image for cost in costs]
+        if measured and costs[0]:
+            seconds[1] = measured * costs[1] / costs[0]
+        evaluations = before * seconds[0] + seconds[1]
+        total = (trainer.max_iter - step) * each + evaluations
+        steps = trainer.max_iter - step
+        sentence = (
+            f"About {_duration(total)} to the end: {_duration(steps * each)} for {steps:,} steps"
+        )
+        count = "one evaluation" if before == 0 else f"{before + 1} evaluations"
+        if not evaluations:
+            return f"{sentence}, and a time that is not known yet for {count}"
+        guessed = "" if measured else ", by their number of images"
+        return f"{sentence} and {_duration(evaluations)} for {count}{guessed}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 class Progress(HookBase):

@@ -102,6 +102,7 @@ class Settings:
         checkpoints_kept: how many of the newest are kept; all of a long run would fill the disk.
         log_period: steps between two lines of the log.
         eval_period: steps between two evaluations, which need not be whole; 0 for one at the end.
+        evaluate_raw: evaluate the trained weights also where there are averaged ones.
         best_metric: the result whose best checkpoint is kept; "" for the task's first.
         patience: evaluations in a row that may bring no better result; 0 for any number.
         event_writers: where the numbers of the log go besides metrics.json, see
@@ -129,6 +130,7 @@ class Settings:
     checkpoints_kept: int = 5
     log_period: int = 20
     eval_period: float = 0.0
+    evaluate_raw: bool = True
     best_metric: str = ""
     patience: int = 0
     event_writers: tuple[str, ...] = ("tensorboard",)

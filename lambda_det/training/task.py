@@ -16,10 +16,13 @@ from lambda_det.distributed.connection import distribute
 from lambda_det.training.settings import FixedKeys, Settings
 from lambda_det.weights.provenance import PixelSettings
 
-__all__ = ["EMA", "RAW", "Results", "Task"]
+__all__ = ["EMA", "RAW", "SAMPLE", "Results", "Task"]
 
 # Which weights are evaluated: those that are trained, and their exponential moving average
 RAW, EMA = "raw", "ema"
+
+# Under this name the last evaluation has the results of the sample that those before it are of
+SAMPLE = "sample"
 
 Results = dict[str, Any]  # numbers by name, nested to any depth
 
@@ -141,11 +144,21 @@ class Task(ABC):
 
         Args:
             models: by RAW and EMA.
-            final: whether training is over.
+            final: whether training is over. With ``is_sampled`` the others are on a sample, whose
+                results are then under SAMPLE.
 
         Returns:
             Results, on the first process at least; nothing where there is nothing to evaluate on.
         """
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether evaluations before the last one are on a sample of the images."""
+        return False
+
+    def cost_of_evaluation(self, *, final: bool) -> float:
+        """What an evaluation takes at about, in images of a training step; 0 if unknown."""
+        return 0.0
 
     def describe(self, results: Results) -> str:
         """Results in one line of the log; "" where they are shown elsewhere."""

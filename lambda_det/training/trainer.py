@@ -26,7 +26,14 @@ from lambda_det.errors import ConfigError, Preempted, UserError
 from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.evaluation import Evaluation
-from lambda_det.training.hooks import Checkpoints, Histories, LRScheduler, Machine, RunWriter
+from lambda_det.training.hooks import (
+    Checkpoints,
+    Forecast,
+    Histories,
+    LRScheduler,
+    Machine,
+    RunWriter,
+)
 from lambda_det.training.loading import batches_ahead
 from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.statistics import ExponentialAverage, batch_norms, estimate_statistics
@@ -136,6 +143,7 @@ class Trainer(TrainerBase):
             Machine(),
             LRScheduler(),
             Histories(),
+            Forecast(),
             self.evaluation,
             Checkpoints(),
             RunWriter(),
@@ -288,13 +296,17 @@ class Trainer(TrainerBase):
             self.average.update()
 
     def evaluate(self) -> Results:
-        """The results of the weights as they are, and of their average.
+        """The results of the weights as they are, or of their average, or of both.
 
         Batch norm's statistics are estimated before, on images that depend only on the run's seed
         and the iteration.
         """
-        # the model without wrappers: in evaluation the processes have unequal numbers of batches
-        models = {RAW: self.model} | ({EMA: self.averaged} if self.averaged is not None else {})
+        # The model without wrappers: in evaluation the processes have unequal numbers of batches
+        models = {RAW: self.model, EMA: self.averaged}
+        if self.averaged is None:
+            del models[EMA]
+        elif not self.settings.evaluate_raw:
+            del models[RAW]
         if self._statistics_loader is not None:
             seed = self.seed + STATISTICS_SEED
             self._begin(self._statistics_loader, seed, self.iter + 1)

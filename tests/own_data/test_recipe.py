@@ -28,6 +28,7 @@ from lambda_det.own_data.recipe import (
     Statistics,
     derive,
     epochs_for,
+    evaluations_for,
     fit_to_data,
     input_scale,
 )
@@ -113,6 +114,44 @@ def test_schedule_follows_the_epochs(cfg):
     assert found["TEST.EVAL_PERIOD"] == found["SOLVER.CHECKPOINT_PERIOD"] == 101
     cfg.SOLVER.LR_SCHEDULER_NAME = "WarmupCosineLR"  # which has no steps
     assert "SOLVER.STEPS" not in derived(cfg, make_records(101))
+
+
+@pytest.mark.parametrize(
+    ("steps", "images", "cost", "count", "sample"),
+    [
+        (1000, 20, 1.4, 5, 0),
+        (1000, 200, 1.4, 3, 0),  # 1,000 steps have room for 714 images
+        (1000, 300, 1.4, 5, 82),
+        (1000, 900, 1.4, 1, 0),
+        (100, 1, 3.0, 5, 0),
+        (1, 1, 0.7, 1, 0),
+        (1000, 0, 1.4, 5, 0),
+    ],
+)
+def test_evaluations_take_a_fifth_of_the_time_at_most(steps, images, cost, count, sample):
+    found = evaluations_for(steps, 4, images, 5, cost)
+    period = found.period or steps
+    due = [*range(period, steps, period), steps]
+    assert (len(due), found.sample) == (count, sample)
+    # None is just before the last one
+    assert len(due) < 2 or due[-1] - due[-2] > period / 2 or period <= 2
+    evaluated = images + sample + (len(due) - 1) * (sample or images)
+    assert count == 1 or cost * evaluated <= 0.25 * 4 * steps
+
+
+def test_evaluations_of_a_configuration(cfg, content, write):
+    """With what the detector and the configuration add to their cost."""
+    name = register_coco_files(*write(content), "test")  # four images
+    cfg.DATASETS.TEST, cfg.RECIPE.EVALUATIONS, cfg.RECIPE.EPOCHS = (name,), 5, 4.0
+    records = make_records(40)
+    assert derived(cfg, records)["TEST.EVAL_PERIOD"] == 8
+    cfg.TEST.LOSS, cfg.SOLVER.EMA_DECAY = True, 0.9
+    assert derived(cfg, records)["TEST.EVAL_PERIOD"] == 10
+    cfg.TEST.RAW = False
+    assert derived(cfg, records)["TEST.EVAL_PERIOD"] == 8
+    cfg.MODEL.MASK_ON = True
+    records[0]["annotations"][0]["segmentation"] = [[1, 1, 51, 1, 51, 51]]
+    assert derived(cfg, records)["TEST.EVAL_PERIOD"] == 20
 
 
 def test_boxes_are_measured_at_the_size_of_the_input(cfg):

@@ -6,6 +6,7 @@ mean something else. So whoever reads results reads :data:`FILE` first.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -15,7 +16,7 @@ from pycocotools.coco import COCO
 
 from lambda_det.errors import DataError, listed, printable, refused
 
-__all__ = ["FILE", "entries_of", "write_identity"]
+__all__ = ["FILE", "entries_of", "name_of", "write_identity"]
 
 FILE = "data.json"  # beside the results
 
@@ -62,6 +63,13 @@ def digest(ground_truth: COCO) -> str:
 def _plain(value: Any) -> Any:
     """A number of NumPy, or an id of an image of any type."""
     return value.item() if hasattr(value, "item") else str(value)
+
+
+def name_of(results: Path) -> str:
+    """The name of the data set that results are of; "" where nothing beside them says it."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return json.loads(results.with_name(FILE).read_text("utf-8"))["name"]
+    return ""
 
 
 def entries_of(

@@ -12,6 +12,7 @@ from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.page import new_axes, to_svg
 from lambda_det.own_data.report.reading import label_of
 from lambda_det.training.logged import is_loss
+from lambda_det.training.task import SAMPLE
 
 __all__ = ["CLASSES_CONFUSED", "PANELS", "draw_confusion", "draw_curves", "draw_panel"]
 
@@ -23,7 +24,9 @@ _TOTAL = ("total_loss", "validation/total_loss")
 # Which metrics are drawn together, by the title
 PANELS: dict[str, Callable[[str], bool]] = {
     "total loss": lambda name: name in _TOTAL,
-    "AP or accuracy, percent": lambda name: name.endswith(_SCORES),
+    "AP or accuracy, percent": lambda name: (
+        name.endswith(_SCORES) and not name.startswith(f"{SAMPLE}/")
+    ),
     "losses": lambda name: is_loss(name) and name not in _TOTAL,
     "learning rate": lambda name: name.partition("/")[0] == "lr",
 }

@@ -16,6 +16,7 @@ from lambda_det.config import read_plain
 from lambda_det.errors import DataError, refused
 from lambda_det.training.checkpoint_files import choose_checkpoint, last_checkpoint
 from lambda_det.training.logged import is_of_averaged_weights, read_metrics
+from lambda_det.training.task import SAMPLE
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.provenance import Origin
 
@@ -163,7 +164,7 @@ def results_of(
     results = {
         name: Result(value, values.get(f"{name}_low"), values.get(f"{name}_high"))
         for name, value in values.items()
-        if name.endswith(endings)
+        if name.endswith(endings) and not name.startswith(f"{SAMPLE}/")
     }
     own = {n: result for n, result in results.items() if is_of_averaged_weights(n) == averaged}
     return own or results

@@ -98,7 +98,7 @@ def build_report(
     run = Path(run)
     config = read_saved(run)
     state = read_state(run, config)
-    page = _evaluation_head(run) or _run_head(run, state)
+    page = _evaluation_head(run) or _run_head(run, state, config)
     if "DATA" in config:  # that of a classifier
         return page
     try:
@@ -124,12 +124,14 @@ def build_report(
     return page
 
 
-def _run_head(run: Path, state: RunState) -> Page:
+def _run_head(run: Path, state: RunState, config: Mapping[str, Any]) -> Page:
     """The page of a training with its numbers and curves."""
     origin = config_origin(run)
+    sample = config.get("TEST", {}).get("SAMPLE", 0)
+    sampled = f" Evaluations before the last one are on {sample} of the images." if sample else ""
     page = Page(
         f"Run {run.resolve().name}",
-        f"{run}. {state.sentences()} config.yaml has its configuration"
+        f"{run}. {state.sentences()}{sampled} config.yaml has its configuration"
         + (f", which began with {origin}." if origin else "."),
     )
     if state.records:

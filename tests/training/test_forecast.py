@@ -1,0 +1,59 @@
+"""When a run will end, said after its first steps and after its first evaluation."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lambda_det.training import hooks
+from tests.training.toy import settings
+
+
+def _said(caplog, monkeypatch, *, steps, period, costs=(8.0, 16.0), start=0) -> list[str]:
+    """A run whose steps take a second, and whose evaluations take three."""
+    caplog.set_level("INFO", "lambda_det")
+    now = [0.0]
+    monkeypatch.setattr(hooks.time, "perf_counter", lambda: now[0])
+    hook = hooks.Forecast()
+    hook.trainer = trainer = SimpleNamespace(
+        start_iter=start,
+        max_iter=steps,
+        settings=settings(eval_period=period, images_per_step=4),
+        evaluation=SimpleNamespace(seconds=0.0),
+        task=SimpleNamespace(cost_of_evaluation=lambda final: costs[final]),
+    )
+    hook.before_train()
+    for trainer.iter in range(start, steps):
+        hook.before_step()
+        now[0] += 1.0
+        hook.after_step()
+        if period and (trainer.iter + 1) % period == 0:
+            trainer.evaluation.seconds = 3.0
+            now[0] += 3.0
+    return caplog.messages
+
+
+def test_after_the_first_steps_and_the_first_evaluation(caplog, monkeypatch):
+    first, second = _said(caplog, monkeypatch, steps=100, period=40)
+    # Two evaluations of 8 images at a quarter of a second, and one of 16
+    for words in ("About 2 minutes", "2 minutes for 90 steps", "8 seconds for 3 evaluations"):
+        assert words in first
+    # One as long as the first, and the last one
+    for words in ("About 68 seconds", "59 seconds for 59 steps", "9 seconds for 2 evaluations"):
+        assert words in second
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        ({"steps": 20, "period": 0}, 0),
+        ({"steps": 50, "period": 0}, 1),
+        ({"steps": 40, "period": 5}, 1),
+    ],
+)
+def test_short_runs(caplog, monkeypatch, options, lines):
+    assert len(_said(caplog, monkeypatch, **options)) == lines
+
+
+def test_a_time_that_is_not_known(caplog, monkeypatch):
+    (only,) = _said(caplog, monkeypatch, steps=5000, period=0, costs=(0.0, 0.0), start=100)
+    assert "82 minutes for 4,890 steps" in only and "not known yet for one evaluation" in only
