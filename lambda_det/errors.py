@@ -51,6 +51,10 @@ class Preempted(Exception):
     """A signal stopped the run. Everything is saved, and the run can be resumed."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C stopped the run. Everything is saved, and the run can be resumed."""
+
+
 def command_parser(
     name: str, description: str | None, examples: str, **options: Any
 ) -> argparse.ArgumentParser:
@@ -62,11 +66,11 @@ def command_parser(
 def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") -> int:
     """Run a command line and return its exit status.
 
-    The text of a UserError or a ``Preempted`` is printed.
+    The text of a UserError, a ``Preempted`` or an ``Interrupted`` is printed.
 
     Args:
         work: returns a status, or None for 0.
-        interrupted: the text to print after Ctrl-C.
+        interrupted: the text to print after a Ctrl-C that stopped everything at once.
 
     Returns:
         The status of ``work``; 2 after a UserError; ``PREEMPTED_STATUS`` after a ``Preempted``; 130
@@ -80,8 +84,8 @@ def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") ->
     except Preempted as stop:
         print(stop, file=sys.stderr)
         return PREEMPTED_STATUS
-    except KeyboardInterrupt:
-        print(interrupted, file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(str(stop) or interrupted, file=sys.stderr)
         return INTERRUPTED_STATUS
 
 

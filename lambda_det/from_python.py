@@ -131,8 +131,8 @@ def train(
         run = lambda_det.train("my/", output="output/mine", epochs=20, batch=8)
         run = lambda_det.train("my/", output="output/mine", resume=True, **{"SEED": 1})
 
-    An interrupt (Ctrl-C, a notebook's stop) leaves the checkpoints that were saved; the same call
-    with ``resume`` continues from the last one.
+    An interrupt (Ctrl-C, a notebook's stop) saves a checkpoint after the step, and a second one
+    stops at once; the same call with ``resume`` continues from the last checkpoint.
 
     Args:
         data: the folder of a data set. ``train``, ``images`` and ``test`` name its parts instead.

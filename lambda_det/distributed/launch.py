@@ -40,6 +40,7 @@ from lambda_det.errors import (
     INTERRUPTED_STATUS,
     PREEMPTED_STATUS,
     ConfigError,
+    Interrupted,
     LostProcessError,
     Preempted,
     UserError,
@@ -96,7 +97,8 @@ def launch(main: Main, args: argparse.Namespace, *, device: str, key: str = "MOD
     Raises:
         ConfigError: the flags contradict each other, the device or the address.
         UserError: what ``main`` raised in one of the processes, or that one of them was killed.
-        Preempted: ``main`` raised it, after a signal to this process or to one of those.
+        Preempted, Interrupted: ``main`` raised it, after a signal to this process or to one of
+            those.
     """
     if all(name in os.environ for name in _TORCHRUN_VARIABLES):
         _join_torchrun(main, args, device, key)
@@ -198,7 +200,7 @@ def _start_tracker() -> None:
 @contextmanager
 def _handlers_and_loggers() -> Iterator[None]:
     """Restore what the agent changes in this process; its loggers are silent in the meantime."""
-    numbers = {getattr(signal, name, None) for name in ("SIGINT", "SIGHUP", "SIGQUIT")} - {None}
+    numbers = {getattr(signal, name, None) for name in ("SIGHUP", "SIGQUIT")} - {None}
     handlers = {number: signal.getsignal(number) for number in {*SIGNALS, *numbers}}
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
     try:
@@ -254,7 +256,7 @@ def _error_of(failure: ProcessFailure, name: str) -> Exception:
 
 def _member(
     main: Main, args: argparse.Namespace, device_type: str, parent: int, start_method: str
-) -> Preempted | KeyboardInterrupt | None:
+) -> Preempted | Interrupted | None:
     """What a process of the agent does.
 
     Returns:
@@ -265,7 +267,7 @@ def _member(
     multiprocessing.set_start_method(start_method, force=True)
     try:
         _join(main, args, device_type)
-    except Preempted as stop:
+    except (Preempted, Interrupted) as stop:
         return stop
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED_STATUS)
@@ -300,9 +302,9 @@ def _join_torchrun(main: Main, args: argparse.Namespace, device: str, key: str) 
                 "--num-gpus and --num-machines, or start without torchrun."
             )
         _join(main, args, check_device(device, int(os.environ["LOCAL_WORLD_SIZE"]), key).type)
-    except Preempted:
-        if rank > 0:
-            sys.exit(PREEMPTED_STATUS)  # rank 0 prints the message
+    except (Preempted, Interrupted) as stop:
+        if rank > 0:  # rank 0 prints the message
+            sys.exit(PREEMPTED_STATUS if isinstance(stop, Preempted) else INTERRUPTED_STATUS)
         raise
     except UserError as error:
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # for the causes that torchrun prints

@@ -1,13 +1,17 @@
-"""SIGTERM and SIGUSR1, with which a scheduler asks a run to stop: it saves, and can be resumed."""
+"""Signals that ask a run to stop: it saves, and can be resumed.
+
+A scheduler sends SIGTERM or SIGUSR1, and Ctrl-C is SIGINT.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,9 +20,12 @@ __all__ = ["SIGNALS", "StopRequest", "catch_signals", "interruptible", "received
 T = TypeVar("T")
 
 # Windows has no SIGUSR1
-SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGUSR1") if hasattr(signal, n))
-# A scheduler may signal both a process and its launcher, which passes the signal on: one request
+SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, n))
+# A scheduler may signal both a process and its launcher, which passes the signal on: one request.
+# So does a terminal, where somebody may press a second time soon.
 _SECONDS_OF_ONE_REQUEST = 3.0
+_SECONDS_OF_ONE_PRESS = 0.5
+_PRESSED = "\nsaving after this step; press Ctrl-C again to stop at once"
 
 
 class StopRequest(Exception):
@@ -45,7 +52,7 @@ class _State:
         process: the id of the process that catches signals. Loader workers are forked from it and
             inherit its handlers.
         signal: the number of the first signal received; 0 for none.
-        time: when it came.
+        time: when it came; of several Ctrl-C the last one that counted.
         is_interruptible: whether the next signal may leave the work wherever it is.
     """
 
@@ -66,6 +73,8 @@ def received_signal() -> int:
 @contextmanager
 def catch_signals() -> Iterator[None]:
     """Note the first signal instead of dying of it; a second one ends the process.
+
+    A second Ctrl-C raises KeyboardInterrupt.
 
     The previous handlers are restored on leaving. Nested calls do nothing, and neither do calls
     outside of the main thread, where Python handles no signals.
@@ -122,11 +131,19 @@ def interruptible(work: Callable[[], T]) -> T:
 def _handle(number: int, _frame: object) -> None:
     if os.getpid() != _state.process:  # a forked loader process, which the main process ends
         return
+    now = time.monotonic()
     if not _state.signal:
-        _state.signal, _state.time = number, time.monotonic()
+        _state.signal, _state.time = number, now
+        if number == signal.SIGINT and os.environ.get("RANK", "0") == "0":
+            with suppress(RuntimeError):  # it came while another line was printed
+                print(_PRESSED, file=sys.stderr, flush=True)
         if _state.is_interruptible:
             raise _Interrupt
-    elif time.monotonic() - _state.time > _SECONDS_OF_ONE_REQUEST:
+    elif number == signal.SIGINT:
+        if now - _state.time > _SECONDS_OF_ONE_PRESS:
+            _state.time = now
+            raise KeyboardInterrupt
+    elif now - _state.time > _SECONDS_OF_ONE_REQUEST:
         die_of(number)
 
 

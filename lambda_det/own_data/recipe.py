@@ -6,6 +6,7 @@ its number of anchors. A key that the command line sets is left as it is.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import re
@@ -18,14 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from detectron2.config import CfgNode
-from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data import MetadataCatalog
 from detectron2.structures import BoxMode
 
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector, predictions
 from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
 from lambda_det.detection.registry import ARCHITECTURES
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.errors import ConfigError, DataError, UserError
 from lambda_det.own_data.machine import Machine
 from lambda_det.training.log import log_table
 
@@ -259,7 +260,7 @@ def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float)
         cost: of an image of an evaluation, in images of a step.
     """
     if not images:
-        return _Evaluations(math.ceil(steps / most), 0, "there are no images to evaluate on")
+        return _Evaluations(math.ceil(steps / most), 0, f"{most} evaluations")
     room = _SHARE / (1 - _SHARE) * steps * batch / max(cost, 1e-9) - images  # beside the last one
     before, sample = most - 1, 0
     if before * images > room:
@@ -283,8 +284,10 @@ def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float)
 
 
 def _test_images(cfg: CfgNode) -> int:
-    names = [name for name in cfg.DATASETS.TEST if name in DatasetCatalog]
-    return number_of_images(names)
+    """0 where there are none, or where they are missing, which is refused when all is checked."""
+    with contextlib.suppress(UserError, OSError, LookupError):
+        return number_of_images(cfg.DATASETS.TEST)
+    return 0
 
 
 def _schedule(cfg: CfgNode, images: int, batch: int, *, has_masks: bool = True) -> list[Derived]:

@@ -38,7 +38,8 @@ On 2 machines of 8 GPUs (the same line on the other one, with --machine-rank 1),
 """
 _STATUS = """
 Exit status: 0 when all is done; 2 after an error, which is one sentence; 75 when SIGTERM or SIGUSR1
-of a scheduler stopped a training, which saved all and goes on with --resume; 130 after Ctrl-C.
+of a scheduler stopped a training, which saved all and goes on with --resume; 130 after Ctrl-C,
+which saves likewise: a second Ctrl-C stops at once.
 """
 
 

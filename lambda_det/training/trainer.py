@@ -22,7 +22,7 @@ from lambda_det.distributed.connection import (
     on_main_process,
 )
 from lambda_det.distributed.signals import StopRequest, catch_signals
-from lambda_det.errors import ConfigError, Preempted, UserError
+from lambda_det.errors import ConfigError, Interrupted, Preempted, UserError
 from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.evaluation import Evaluation
@@ -238,6 +238,7 @@ class Trainer(TrainerBase):
         Raises:
             NonFiniteLossError: see :class:`TrainStep`.
             Preempted: a scheduler's signal ended the run, and all steps are saved.
+            Interrupted: Ctrl-C ended the run, and all steps are saved.
             UserError: a checkpoint could not be written, or images could not be read.
         """
         if self.start_iter >= self.max_iter:
@@ -271,9 +272,10 @@ class Trainer(TrainerBase):
             except StopRequest as request:
                 self.checkpointer.wait()
                 self._record()
-                name = signal.Signals(request.signal).name
+                by_hand = request.signal == signal.SIGINT
+                name = "Ctrl-C" if by_hand else signal.Signals(request.signal).name
                 saved = Path(folder, f"{self.saved_as}.pth")  # the first process may write it yet
-                raise Preempted(
+                raise (Interrupted if by_hand else Preempted)(
                     f"Stopped by {name} after step {self.iter + 1}; {saved} holds all of it: the "
                     "same command with --resume continues."
                 ) from request

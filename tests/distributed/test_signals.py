@@ -1,4 +1,4 @@
-"""Signals of schedulers: noted, raised during interruptible work, deadly the second time."""
+"""Signals of schedulers and Ctrl-C: noted, raised in interruptible work, deadly the second time."""
 
 import os
 import signal
@@ -106,6 +106,30 @@ def test_two_signals_in_a_row_are_one_request():
         _send(signal.SIGUSR1)
         _send(signal.SIGTERM)
         assert received_signal() == signal.SIGUSR1
+
+
+def test_ctrl_c_saves_and_a_second_one_stops_at_once(monkeypatch, capsys):
+    """Of a terminal and a launcher come two for one press."""
+    now = [0.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    with catch_signals():
+        _send(signal.SIGINT)
+        _send(signal.SIGINT)
+        assert received_signal() == signal.SIGINT
+        assert capsys.readouterr().err.count("press Ctrl-C again") == 1
+        now[0] = 1.0
+        with pytest.raises(KeyboardInterrupt):
+            _send(signal.SIGINT)
+        _send(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        _send(signal.SIGINT)
+
+
+def test_one_process_of_several_says_that_it_saves(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    with catch_signals():
+        _send(signal.SIGINT)
+    assert capsys.readouterr().err == ""
 
 
 def test_other_threads_change_nothing():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lambda_det.errors import PREEMPTED_STATUS
+from lambda_det.errors import INTERRUPTED_STATUS, PREEMPTED_STATUS
 from tests import forked
 from tests.processes import descendants, is_alive, shared_memory, wait_until
 from tests.reliability.runs import assert_same_run, detection_words
@@ -157,6 +157,22 @@ def test_a_scheduler_s_signals_save_all(processes, words, whole, tmp_path):
         assert command.end() == PREEMPTED_STATUS, command.printed
         last = command.printed.strip().splitlines()[-1]
         assert last.startswith(f"Stopped by {number.name} after step"), command.printed
+    command.run()
+    assert_same_run(whole(processes), command.folder)
+    assert "Traceback" not in command.printed
+
+
+@pytest.mark.parametrize("processes", PROCESSES)
+def test_ctrl_c_saves_all(processes, words, whole, tmp_path):
+    """A terminal sends it to all processes of the command; a second one stops at once."""
+    command = Command(processes, words, tmp_path / "run")
+    command.start()
+    command.wait_for_a_checkpoint()
+    command.send(signal.SIGINT, command.all())
+    assert command.end() == INTERRUPTED_STATUS, command.printed
+    assert command.printed.count("press Ctrl-C again") == 1
+    last = command.printed.strip().splitlines()[-1]
+    assert last.startswith("Stopped by Ctrl-C after step"), command.printed
     command.run()
     assert_same_run(whole(processes), command.folder)
     assert "Traceback" not in command.printed
