@@ -167,6 +167,8 @@ def add_lambda_config(cfg: CN) -> None:
     _C.SOLVER.UNSCALED = []
     # The learning rate of the backbone, as a multiple of that of the heads
     _C.SOLVER.BACKBONE_MULTIPLIER = 1.0
+    # Checkpoints that are kept, the newest; model_best.pth is kept besides
+    _C.SOLVER.CHECKPOINTS_KEPT = 5
     # Exponential moving average of the weights, ramped up as min(EMA_DECAY, (1 + n) / (10 + n))
     # after n steps; it is evaluated beside the raw weights. 0 for none.
     _C.SOLVER.EMA_DECAY = 0.0

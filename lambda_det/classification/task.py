@@ -55,7 +55,6 @@ HELD_OUT, VAL = "held_out", "val"
 
 KEYS = COMMON_KEYS | {
     "max_iter": "SOLVER.EPOCHS",
-    "checkpoints_kept": "SOLVER.CHECKPOINTS_KEPT",
     "log_period": "LOG_PERIOD",
 }
 
@@ -118,7 +117,6 @@ class ClassificationTask(Task):
         self.settings = Settings(
             **common_settings(cfg),
             max_iter=plan.steps,
-            checkpoints_kept=cfg.SOLVER.CHECKPOINTS_KEPT,
             log_period=cfg.LOG_PERIOD,
             eval_period=plan.eval_steps,
             precise_bn_batches=math.ceil(batches / world_size),

@@ -19,6 +19,7 @@ __all__ = [
     "check_checkpoint",
     "choose_checkpoint",
     "find_checkpoint",
+    "is_numbered",
     "last_checkpoint",
     "link_file",
     "numbered",
@@ -111,6 +112,11 @@ def find_checkpoint(path: str | Path, which: str = "best") -> str:
             f"there; name a file of the folder ({listed(there)})."
         )
     return found
+
+
+def is_numbered(name: str) -> bool:
+    """Whether the name of a file is that of a checkpoint by its iteration."""
+    return _NUMBERED.fullmatch(name) is not None
 
 
 def numbered(folder: str | Path, last: int | None = None) -> list[Path]:

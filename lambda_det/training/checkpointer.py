@@ -18,6 +18,7 @@ from lambda_det.errors import WeightsError, listed
 from lambda_det.files import replace_file
 from lambda_det.training.checkpoint_files import (
     check_checkpoint,
+    is_numbered,
     last_checkpoint,
     link_file,
     point_to,
@@ -48,8 +49,8 @@ class SafeCheckpointer(DetectionCheckpointer):
         Args:
             model: to save and load.
             save_dir: the folder of the run.
-            keep: how many of the newest numbered checkpoints stay; None for all. Those of earlier
-                processes of the same run count.
+            keep: how many of the newest checkpoints stay; None for all. Those of earlier processes of
+                the same run count, and so does one whose name has no number, while it is the newest.
             others: objects with a state to save, by name; and ``save_to_disk``, as in Detectron2.
         """
         super().__init__(model, save_dir, **others)
@@ -160,7 +161,8 @@ class SafeCheckpointer(DetectionCheckpointer):
             replace_file(path, lambda file: write_torch(content, file), check_checkpoint)
             point_to(self.save_dir, f"{name}.pth")
             if self._keep is not None:
-                remove_old(self.save_dir, self._keep, content["iteration"])
+                others = self._keep if is_numbered(f"{name}.pth") else self._keep - 1
+                remove_old(self.save_dir, others, content["iteration"])
 
 
 class BackgroundWriter:

@@ -35,6 +35,7 @@ COMMON_KEYS = {
     "num_workers":        "DATALOADER.NUM_WORKERS",
     "timeout":            "DATALOADER.TIMEOUT",
     "checkpoint_period":  "SOLVER.CHECKPOINT_PERIOD",
+    "checkpoints_kept":   "SOLVER.CHECKPOINTS_KEPT",
     "patience":           "TEST.PATIENCE",
     "event_writers":      "EVENT_WRITERS",
 }
@@ -49,6 +50,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "accumulate": _POSITIVE,
     "images_per_step": (lambda number: number is None or number >= 1, "1 or more"),
     "checkpoint_period": _POSITIVE,
+    "checkpoints_kept": _POSITIVE,
     "log_period": _POSITIVE,
     "num_workers": (lambda number: number >= 0, "0 or more"),
     "amp_dtype": (_AMP.__contains__, f"one of {_AMP}"),
@@ -99,7 +101,8 @@ class Settings:
         num_workers: loader processes of each training process.
         timeout: seconds to wait for a batch of such a process.
         checkpoint_period: steps between two checkpoints.
-        checkpoints_kept: how many of the newest are kept; all of a long run would fill the disk.
+        checkpoints_kept: how many of the newest are kept, the final one among them, besides the
+            best; all of a long run would fill the disk.
         log_period: steps between two lines of the log.
         eval_period: steps between two evaluations, which need not be whole; 0 for one at the end.
         evaluate_raw: evaluate the trained weights also where there are averaged ones.

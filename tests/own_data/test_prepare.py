@@ -127,13 +127,13 @@ def test_what_is_typed_counts(data, monkeypatch):
     """Keys stand behind the chosen ones; a file is not looked for; a share is another share."""
     run = ["--output", data.parent / "run"]
     words = ["INPUT.MIN_SIZE_TEST", "77", "MODEL.WEIGHTS", "mine.pth", "MODEL.DEVICE", "cpu"]
-    args = prepared("--data", data, "--val-share", "0.5", *run, *words, "SOLVER.MAX_ITER", "9")
+    args = prepared("--data", data, "--val-share", "0.5", *run, *words, "SOLVER.MAX_ITER", "900")
     cfg = keys(args)
     assert table(args)["start"][0] == cfg.MODEL.WEIGHTS == "mine.pth"
     # Images of 48 pixels are enlarged to 96, not to the recipe's 384
     assert cfg.INPUT.MIN_SIZE_TEST == 77 and cfg.INPUT.MIN_SIZE_TRAIN == (80, 88, 96)
-    assert cfg.SOLVER.MAX_ITER == 9 and not cfg.RECIPE.ENABLED
-    assert cfg.RECIPE.KEEP == ["SOLVER.MAX_ITER"] and cfg.TEST.EVAL_PERIOD == 2
+    assert cfg.SOLVER.MAX_ITER == 900 and not cfg.RECIPE.ENABLED
+    assert cfg.RECIPE.KEEP == ["SOLVER.MAX_ITER"] and cfg.TEST.EVAL_PERIOD == 180
     held_out, kept = names(cfg.DATASETS.TEST_JSON), names(cfg.DATASETS.TRAIN_JSON)
     assert len(held_out | kept) == 20 and 5 < len(held_out) < 15 and not held_out & kept
     monkeypatch.setattr(choice, "_is_connected", lambda: True)

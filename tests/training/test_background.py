@@ -323,3 +323,19 @@ def test_tensors_of_all_kinds_with_the_storages_that_they_share():
     assert abs(_size(copied[:3]) - _size(state[:3])) < 64
     copied[0].zero_()
     assert copied[1].abs().sum() == 0 and storage.abs().sum() > 0
+
+
+def test_the_last_ones_stay_and_the_best(tmp_path):
+    """The final one counts among the last."""
+    checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=2)
+    for step in (1, 3, 5):
+        checkpointer.save(f"model_{step:07d}", iteration=step)
+        if step == 1:
+            checkpointer.link("model_0000001", "model_best")
+    checkpointer.wait()
+    there = {"model_best.pth", "model_0000003.pth", "model_0000005.pth"}
+    assert {path.name for path in tmp_path.glob("*.pth")} == there
+    checkpointer.save("model_final", iteration=6)
+    checkpointer.wait()
+    there = {"model_best.pth", "model_0000005.pth", "model_final.pth"}
+    assert {path.name for path in tmp_path.glob("*.pth")} == there
