@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -53,7 +52,6 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"error: there is no command {name}{suggest(name, COMMANDS)}", file=sys.stderr)
         return 2
-    warnings.filterwarnings("ignore", "torch.meshgrid", UserWarning)  # of Detectron2's anchors
     try:
         return _named(COMMANDS[name][0])(words) or 0
     except ModuleNotFoundError as error:

@@ -141,7 +141,7 @@ def train(
         output: the folder of the run.
         epochs: passes over the images; None for the recipe's.
         resume: continue the run in the folder; start it if there is none.
-        progress: show a bar and of the log only tables, evaluations and warnings.
+        progress: show a bar and of the log only tables, the time, evaluations and warnings.
         keys: other flags of the command, such as ``batch``, ``val_share`` and ``num_gpus``, and
             keys of the configuration with their values.
 
@@ -150,7 +150,7 @@ def train(
         KeyboardInterrupt: after an interrupt.
     """
     flags = {"data": data, "config": recipe, "output": output, "epochs": epochs}
-    flags |= {"resume": resume, "progress": progress}
+    flags |= {"resume": resume, "progress" if progress else "no_progress": True}
     named = {name: value for name, value in keys.items() if "." not in name and name.islower()}
     words = _words({**flags, **named})
     parser = training_parser(words)

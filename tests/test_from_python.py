@@ -78,9 +78,9 @@ def test_the_folder_of_a_run(tmp_path):
 
 
 def test_each_run_of_a_process_has_its_log(tmp_path, capsys):
-    shown, hidden = (
-        logging.getLogger("lambda_det.own_data.prepare"),
-        logging.getLogger("detectron2"),
+    shown, hidden, of_others = map(
+        logging.getLogger,
+        ("lambda_det.own_data.prepare", "lambda_det.weights.loading", "detectron2.data.build"),
     )
     for name in "ab":
         (tmp_path / name).mkdir()
@@ -88,8 +88,10 @@ def test_each_run_of_a_process_has_its_log(tmp_path, capsys):
             shown.info(f"before {name}")
             log.open(str(tmp_path / name))
             hidden.info(f"in {name}")
+            of_others.info("of others")
         text = (tmp_path / name / "log.txt").read_text("utf-8")
         assert text.count(f"before {name}") == text.count(f"in {name}") == 1
+        assert text.count("of others") == 1
     printed = capsys.readouterr().out
     assert [printed.count(words) for words in ("before a", "in a", "before b", "in b")] == [
         1,
@@ -97,4 +99,5 @@ def test_each_run_of_a_process_has_its_log(tmp_path, capsys):
         1,
         0,
     ]
+    assert "of others" not in printed
     assert "in b" not in (tmp_path / "a" / "log.txt").read_text("utf-8")

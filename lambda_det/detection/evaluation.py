@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import logging
 import os
 import sys
@@ -113,7 +115,9 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         if self._output_dir:
             file = self._metadata.get("json_file") or ""
             write_identity(self._output_dir, self._metadata.name, file, self._coco_api)
-        super()._eval_predictions(predictions, img_ids)
+        # Its tables are logged, too, and stand in log.txt
+        with contextlib.redirect_stdout(io.StringIO()):
+            super()._eval_predictions(predictions, img_ids)
 
     def _derive_coco_results(self, coco_eval, iou_type, class_names=None):
         """Detectron2's, where a detector that finds nothing has an AP of 0 and not of NaN.

@@ -14,6 +14,7 @@ from detectron2.config import CfgNode
 from detectron2.data.transforms import ResizeShortestEdge
 from detectron2.engine import HookBase
 from detectron2.evaluation import inference_on_dataset, print_csv_format
+from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.utils import comm
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -50,6 +51,7 @@ _OF_TRAINING = (
     *("freeze_at", "stochastic_depth", "checkpoint_activations", "implementation", "dropout"),
     "out_features",
 )
+_SHOWN = "/AP", "/AP50", "/mIoU", "/PQ", "validation/total_loss"  # in the line of an evaluation
 _METRICS = "segm/AP", "bbox/AP", "keypoints/AP", "sem_seg/mIoU", "sem_seg/IoU", "panoptic_seg/PQ"
 
 
@@ -333,6 +335,12 @@ class DetectionTask(Task):
             if comm.is_main_process():
                 losses = ", ".join(f"{key} {value:.4g}" for key, value in found.items())
                 logger.info(f"Losses on {name}: {losses}")
+
+    def describe(self, results: Results) -> str:
+        """AP and its like; all numbers where there is none of these."""
+        values = flatten_results_dict(results)
+        shown = [name for name in values if name.endswith(_SHOWN)] or list(values)
+        return ", ".join(f"{name} {values[name]:.4g}" for name in shown)
 
     def finish(self, results: Results) -> None:
         self.parts.verify(results)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -129,8 +130,9 @@ def run_parser(
     )
     run.add_argument(
         "--progress",
-        action="store_true",
-        help="show a bar, and of the log only tables, evaluations and warnings; log.txt has all",
+        action=argparse.BooleanOptionalAction,
+        help="show a bar, and of the log only tables, the time, evaluations and warnings, which is "
+        "the default on a terminal; log.txt has all",
     )
     run.add_argument(
         "--debug-numerics",
@@ -205,6 +207,8 @@ def run(args: argparse.Namespace, task: type | None = None) -> None:
             args.opts += [key, value] if key.isupper() else [f"{key}={quoted(value)}"]
     if prepare := getattr(args, "prepare", None):
         _named(prepare)(args)
+    if args.progress is None:
+        args.progress = sys.stderr.isatty()
     start.run(args, task or _named(args.task))
 
 

@@ -14,18 +14,25 @@ from detectron2.utils import comm
 from detectron2.utils.logger import setup_logger
 from tabulate import tabulate
 
+from lambda_det.files import replace_text
+
 __all__ = ["BufferedLog", "log_table"]
 
 logger = logging.getLogger(__name__)
 
 _LOGGERS = ("fvcore", "detectron2", "lambda_det")
-# These loggers write tables and evaluations, which are shown beside a bar of the progress.
+# These loggers write tables, the time and evaluations, which are shown beside a bar of the progress.
 _SHOWN = (
     "lambda_det.own_data.prepare",
     "lambda_det.detection.schedule",
     "lambda_det.training.evaluation",
+    "lambda_det.training.hooks",
     __name__,
 )
+# Without a bar: what this package says, and a line of numbers in each period of the log. What other
+# packages say of their work, and the results of each part of an evaluation, stand in log.txt.
+_PACKAGE, _NUMBERS = "lambda_det", "detectron2.utils.events"
+_IN_FILE = ("lambda_det.detection.task",)
 
 
 class BufferedLog(logging.handlers.MemoryHandler):
@@ -35,12 +42,17 @@ class BufferedLog(logging.handlers.MemoryHandler):
     process has a log of its own.
 
     Args:
-        quiet: show only tables, evaluations and warnings on the screen.
+        quiet: show only tables, the time, evaluations and warnings on the screen.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
         super().__init__(10_000, logging.CRITICAL + 1, flushOnClose=False)
         self._quiet, self._opened = quiet, []
+        self._files: dict[str, str] = {}
+
+    def add_file(self, name: str, text: str) -> None:
+        """Have the first process write a text beside log.txt, once the folder is there."""
+        self._files[name] = text
 
     def __enter__(self) -> BufferedLog:
         for name in _LOGGERS:
@@ -51,6 +63,8 @@ class BufferedLog(logging.handlers.MemoryHandler):
     def open(self, folder: str) -> None:
         """Write what was logged so far, and from now on everything, to the screen and log.txt."""
         rank = comm.get_rank()
+        for name, text in self._files.items() if rank == 0 else ():
+            replace_text(Path(folder, name), text)
         path = Path(folder, f"log.txt.rank{rank}" if rank else "log.txt")
         file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
         file.setFormatter(
@@ -73,7 +87,12 @@ class BufferedLog(logging.handlers.MemoryHandler):
         self.buffer.clear()
 
     def _is_shown(self, record: logging.LogRecord) -> bool:
-        return not self._quiet or record.levelno >= logging.WARNING or record.name in _SHOWN
+        if record.levelno >= logging.WARNING:
+            return True
+        if self._quiet:
+            return record.name in _SHOWN
+        is_ours = record.name.startswith(_PACKAGE) and record.name not in _IN_FILE
+        return is_ours or record.name == _NUMBERS
 
     def __exit__(self, *_: object) -> None:
         for logger, handler in (*self._opened, *((logging.getLogger(n), self) for n in _LOGGERS)):

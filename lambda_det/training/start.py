@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import copy
 import functools
+import io
 import logging
 import os
 from pathlib import Path
@@ -32,6 +33,7 @@ from lambda_det.training.log import BufferedLog
 from lambda_det.training.precision import AUTO, Precision
 from lambda_det.training.run_folder import (
     Change,
+    changed_keys,
     check_evaluation_folder,
     check_run_folder,
     describe_run,
@@ -41,12 +43,15 @@ from lambda_det.training.run_lock import RunLock
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.training.trainer import Trainer
 from lambda_det.training.writers import check_writers
+from lambda_det.version import __version__
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.loading import read_weights
 
 __all__ = ["evaluate", "run", "train"]
 
 logger = logging.getLogger(__name__)
+
+ENVIRONMENT = "environment.txt"
 
 
 def run(args: argparse.Namespace, task: type[Task]) -> None:
@@ -81,9 +86,14 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
         if torch.device(settings.device).type == "cpu":
             keep_memory()
         logger.info(f"Process {comm.get_rank()} of {comm.get_world_size()}")
-        logger.info("Environment:\n" + collect_env_info())
         words = {name: value for name, value in vars(args).items() if name != "records"}
-        logger.info(f"Command line: {words}")
+        if comm.is_main_process():
+            text = f"Command line: {words}\n\n{_environment()}\n"
+            log.add_file(ENVIRONMENT, text)
+        logger.info(
+            f"lambda_det {__version__}, PyTorch {torch.__version__}, {settings.device}; "
+            f"{ENVIRONMENT} has all of the environment"
+        )
         # a different seed on each process; the batches of a step have their own seeds
         seed_all_rng(None if settings.seed < 0 else settings.seed + comm.get_rank())
         torch.backends.cudnn.benchmark = settings.cudnn_benchmark and not args.eval_only
@@ -103,6 +113,18 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
                     progress=args.progress,
                 )
         logger.info(describe_run(settings.output_dir))
+
+
+def _environment() -> str:
+    """Versions and devices, without what a module says that it imports."""
+    noisy = logging.getLogger("torch.utils.cpp_extension")
+    level = noisy.level
+    noisy.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # older versions of PyTorch print it
+            return collect_env_info()
+    finally:
+        noisy.setLevel(level)
 
 
 def train(
@@ -148,11 +170,7 @@ def train(
         if comm.is_main_process():
             save_config(task, config_file)
         del checkpoint  # its tensors need not stay in memory
-        if not progress:
-            return trainer.train()
-        # The tables of pycocotools are printed, and not logged
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-            return trainer.train()
+        return trainer.train()
 
 
 def evaluate(
@@ -177,8 +195,11 @@ def evaluate(
     on_main_process(lambda: task.check_data(train=False))
 
     _open_folder(task, log)
-    if comm.is_main_process() and not Path(settings.output_dir, "config.yaml").exists():
-        save_config(task, config_file)  # the config.yaml of a run is kept
+    if Path(settings.output_dir, "config.yaml").exists():  # the config.yaml of a run is kept
+        for key, before, now in changed_keys(task.dump(), Path(settings.output_dir, "config.yaml")):
+            logger.info(f"Evaluated with {key} {now!r}, where config.yaml has {before!r}")
+    elif comm.is_main_process():
+        save_config(task, config_file)
     results = task.evaluate(models, final=True)
     if comm.is_main_process():
         if text := task.describe(results):
@@ -241,7 +262,6 @@ def _open_folder(task: Task, log: BufferedLog, lock: RunLock | None = None) -> N
     if lock is not None:
         on_main_process(lock.acquire)  # the folder may not have been there before
     log.open(folder)
-    logger.info(f"Configuration:\n{task.dump()}")
 
 
 def _log_changes(task: Task, changes: list[Change], *, resumed: bool) -> None:

@@ -8,7 +8,9 @@ another form, crowds that are none, pictures that are listed twice, names of pic
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import os
 import re
 import unicodedata
@@ -554,7 +556,8 @@ def coco_api(
         entry["segmentation"] = entry.get("segmentation") or mask_of(box, *sizes[entry["image_id"]])
         if keypoints is not None:
             entry.update(_counted_keypoints(entry, 3 * len(keypoints)))
-    result.createIndex()
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
+        result.createIndex()
     return result
 
 
