@@ -74,8 +74,8 @@ def prepare_model(
         mixed_precision: the forward pass runs under autocast.
         channels_last: the layout of all maps, on which the CPU's own convolutions depend.
     """
-    # PyTorch warns of the call by which Detectron2 makes its anchors, and PyTorch 2.15 of another one
-    # in its forward pass, in the midst of the progress
+    # PyTorch warns of the call by which Detectron2 makes its anchors, and PyTorch 2.15 of another
+    # one in its forward pass, in the midst of the progress
     warnings.filterwarnings("ignore", "torch.meshgrid", UserWarning)
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     model = convert_sync_norms(model, device).to(device)
