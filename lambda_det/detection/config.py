@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from detectron2.config import CfgNode, get_cfg
@@ -17,6 +19,8 @@ from lambda_det.detection.registry import HEADS
 from lambda_det.detection.schedule import KEYS, SCALED
 from lambda_det.errors import ConfigError, reason
 from lambda_det.training.config_file import read_config
+
+logger = logging.getLogger(__name__)
 
 # Sections of our keys that only our trainer acts on
 _ONLY_OUR_TRAINER = ("DATALOADER", "DATASETS", "INPUT", "SOLVER", "TEST")
@@ -40,6 +44,8 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     cfg = get_cfg()
     add_lambda_config(cfg)
     read_config(cfg, args.config_file, args.opts, add_projects)
+    if args.config_file:
+        _find_moved_files(cfg, Path(args.config_file).parent, args.opts or ())
     for flag in _FILE_FLAGS:
         if path := getattr(args, flag, None):  # the run's config.yaml serves in any folder
             is_address = "://" in path
@@ -63,7 +69,26 @@ def load_saved_config(text: str, opts: Sequence[str], where: str) -> CfgNode:
     cfg = get_cfg()
     add_lambda_config(cfg)
     read_config(cfg, where, opts, add_projects, text=text)
+    _find_moved_files(cfg, Path(where).parent, opts)
     return cfg
+
+
+def _find_moved_files(cfg: CfgNode, folder: Path, opts: Sequence[str]) -> None:
+    """Find the files of labels in the folder of a run, where it was moved together with them.
+
+    Args:
+        cfg: its configuration, which names them by their places of then.
+        folder: where the configuration is now.
+        opts: the keys that are typed are taken as they are.
+    """
+    for name in ("TRAIN_JSON", "TEST_JSON"):
+        recorded = cfg.DATASETS[name]
+        if not recorded or "://" in recorded or f"DATASETS.{name}" in opts[::2]:
+            continue
+        here = folder.joinpath(*Path(recorded).parts[-2:])
+        if not Path(recorded).exists() and here.is_file():
+            logger.info(f"DATASETS.{name} {recorded} was moved, and is {here} now")
+            cfg.DATASETS[name] = str(here.absolute())
 
 
 def typed_keys(opts: Sequence[str]) -> dict[str, str]:

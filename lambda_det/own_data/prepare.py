@@ -16,6 +16,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -510,7 +511,9 @@ def _data_of_run(args: argparse.Namespace, run: _PreparedRun, draft: Path) -> di
                 f"--resume continues the run in {run.file.parent}, which has --"
                 f"{flag.replace('_', '-')} {held_out[name]!r}; now it is {value!r}."
             )
-    keys = {key: value for key, value in run.keys.items() if key in _KEYS and value}
+    # Read as any run is, which finds files that were moved with it
+    cfg = load_config(argparse.Namespace(config_file=str(run.file), opts=[]))
+    keys = {key: value for key in _KEYS if (value := attrgetter(key)(cfg))}
     if not (args.data or args.train_json or args.test_json):
         return keys
     before = run.sources["digests"]

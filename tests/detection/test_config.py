@@ -1,12 +1,16 @@
 """Reading the configuration: what is merged, and the word on each mistake."""
 
+import argparse
 import sys
+from pathlib import Path
 
 import pytest
 from detectron2.config import get_cfg
 
 from lambda_det import cli
+from lambda_det.config import add_lambda_config
 from lambda_det.detection import config, lazy_parser, load_config, parser
+from lambda_det.detection.config import load_saved_config
 from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import ZOO
 
@@ -146,3 +150,32 @@ def test_projects_stay_unimported_where_nothing_asks_for_them(monkeypatch):
     monkeypatch.setattr(config.importlib, "import_module", imported.append)
     config.add_projects(get_cfg(), [("SOLVER.MAX_ITER", 5), ("MODEL.DEVICE", "cpu")])
     assert not imported
+
+
+def test_labels_that_were_moved_with_their_run_are_found(tmp_path, monkeypatch):
+    """By the file and by a checkpoint; what is typed, or still there, is taken as it is."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    (old / "data").mkdir(parents=True)
+    for part in ("train", "test"):
+        (old / "data" / f"{part}.json").write_text("{}")
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TEST_JSON = (
+        str(old / "data" / f"{part}.json") for part in ("train", "test")
+    )
+    (old / "config.yaml").write_text(cfg.dump())
+
+    def files(folder, *opts) -> list[str]:
+        args = argparse.Namespace(config_file=str(folder / "config.yaml"), opts=list(opts))
+        saved = load_saved_config(cfg.dump(), opts, str(folder / "model_final.pth"))
+        read = [load_config(args).DATASETS, saved.DATASETS]
+        first, second = ([data.TRAIN_JSON, data.TEST_JSON] for data in read)
+        assert first == second
+        return first
+
+    assert files(old) == [str(old / "data" / "train.json"), str(old / "data" / "test.json")]
+    old.rename(new)
+    monkeypatch.chdir(tmp_path)
+    moved = [str(new / "data" / "train.json"), str(new / "data" / "test.json")]
+    assert files(new) == files(Path("new")) == moved
+    assert files(new, "DATASETS.TEST_JSON", "a/data/test.json")[1] == "a/data/test.json"
