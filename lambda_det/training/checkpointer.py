@@ -49,8 +49,8 @@ class SafeCheckpointer(DetectionCheckpointer):
         Args:
             model: to save and load.
             save_dir: the folder of the run.
-            keep: how many of the newest checkpoints stay; None for all. Those of earlier processes of
-                the same run count, and so does one whose name has no number, while it is the newest.
+            keep: how many of the newest checkpoints stay; None for all. Those of earlier processes
+                of the same run count, and so does model_final.pth.
             others: objects with a state to save, by name; and ``save_to_disk``, as in Detectron2.
         """
         super().__init__(model, save_dir, **others)

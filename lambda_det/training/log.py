@@ -21,7 +21,7 @@ __all__ = ["BufferedLog", "log_table"]
 logger = logging.getLogger(__name__)
 
 _LOGGERS = ("fvcore", "detectron2", "lambda_det")
-# These loggers write tables, the time and evaluations, which are shown beside a bar of the progress.
+# These loggers write tables, the time and evaluations, which a bar of the progress leaves visible.
 _SHOWN = (
     "lambda_det.own_data.prepare",
     "lambda_det.detection.schedule",
