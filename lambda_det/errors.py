@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -79,10 +81,10 @@ def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") ->
     try:
         return work() or 0
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable_text(str(error))}", file=sys.stderr)
         return 2
     except Preempted as stop:
-        print(stop, file=sys.stderr)
+        print(printable_text(str(stop)), file=sys.stderr)
         return PREEMPTED_STATUS
     except KeyboardInterrupt as stop:
         print(str(stop) or interrupted, file=sys.stderr)
@@ -120,6 +122,29 @@ def reason(error: BaseException) -> str:
 def printable(text: str | os.PathLike) -> str:
     """The name of a file in one line, with characters escaped that a terminal cannot show."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+
+
+# A colour; and what else a terminal obeys, or reorders
+_CONTROL = re.compile(r"(\x1b\[[\d;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable_text(text: str) -> str:
+    """A text that keeps its lines and colours, with characters escaped that a terminal obeys."""
+    return _CONTROL.sub(lambda match: match[1] or printable(match[0]), text)
+
+
+def escape_record(record: logging.LogRecord) -> bool:
+    """A filter of a log's handlers: the message as :func:`printable_text` has it."""
+    with contextlib.suppress(TypeError, ValueError):  # of its arguments; the handler reports it
+        record.msg, record.args = printable_text(record.getMessage()), None
+    return True
+
+
+def log_to_terminal(level: int) -> None:
+    """Let a command print what is logged from ``level`` on, each message on its own."""
+    handler = logging.StreamHandler()
+    handler.addFilter(escape_record)
+    logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
 
 
 def listed(items: Iterable[object], limit: int = 3) -> str:

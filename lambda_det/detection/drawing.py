@@ -14,6 +14,8 @@ from detectron2.utils.visualizer import VisImage, Visualizer
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
+from lambda_det.errors import printable
+
 # The caption above a picture: its height in pixels, and font and scale for OpenCV
 _CAPTION_HEIGHT = 26
 _CAPTION_FONT = (cv2.FONT_HERSHEY_SIMPLEX, 0.55)
@@ -148,7 +150,7 @@ def side_by_side(
 
 
 def _name(class_names: Sequence[str] | None, index: int) -> str:
-    return class_names[index] if class_names else str(index)
+    return printable(class_names[index]) if class_names else str(index)
 
 
 def _draw(
@@ -169,6 +171,8 @@ def _draw(
         keypoints=keypoints,
         assigned_colors=[_color(index) for index in classes],
     )
+    for text in visualizer.output.ax.texts:
+        text.set_parse_math(False)  # names may have a $ in them
     return np.ascontiguousarray(visualizer.output.get_image()[:, :, ::-1])
 
 

@@ -6,7 +6,7 @@ import argparse
 import logging
 
 from lambda_det.detection.saved_run import add_checkpoint_flags
-from lambda_det.errors import command_parser, exit_status
+from lambda_det.errors import command_parser, exit_status, log_to_terminal
 from lambda_det.export.formats import FORMATS
 from lambda_det.export.proof import MOST
 from lambda_det.export.session import ExportReport, export_network
@@ -161,5 +161,5 @@ def report_lines(report: ExportReport) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    log_to_terminal(logging.WARNING)
     return exit_status(lambda: run(args))

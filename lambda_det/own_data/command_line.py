@@ -23,7 +23,15 @@ from lambda_det.detection.data.report import (
     UNUSABLE,
     Report,
 )
-from lambda_det.errors import DataError, command_parser, exit_status, listed, printable
+from lambda_det.errors import (
+    DataError,
+    command_parser,
+    exit_status,
+    listed,
+    log_to_terminal,
+    printable,
+    printable_text,
+)
 from lambda_det.files import refuse_existing
 from lambda_det.own_data.copies import shared_copies
 from lambda_det.own_data.labels import FORMATS, as_coco
@@ -68,7 +76,7 @@ _HEADINGS = {
 
 
 def print_report(report: Report) -> None:
-    print(f"{report.json_file}\nimages in {report.image_root}\n")
+    print(f"{printable(report.json_file)}\nimages in {printable(report.image_root)}\n")
     print(f"{report.images:9,} images")
     print(f"{report.annotations:9,} annotations, {report.crowds:,} of them crowds")
     print(f"{report.usable:9,} can be trained on, at most {report.most:,} in an image")
@@ -96,7 +104,7 @@ def print_other_classes(report: Report, first: Report) -> bool:
     try:
         refuse_others("classes", report.json_file, here, first.json_file, there)
     except DataError as error:
-        print(f"{error}\n")
+        print(f"{printable_text(str(error))}\n")
         return False
     return True
 
@@ -111,13 +119,13 @@ def print_copies(parts: Mapping[str, list[str]]) -> bool:
     if pairs:
         print(f"{len(pairs)} pictures are in two parts, as they are or as copies of one:")
         for copy, picture in pairs[:3]:
-            print(f"{'':10}- {copy} and {picture}")
+            print(f"{'':10}- {printable(copy)} and {printable(picture)}")
         print()
     return bool(pairs)
 
 
 def check(arguments: argparse.Namespace) -> int:
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    log_to_terminal(logging.INFO)
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
         return _check(arguments, Path(folder))
 
@@ -129,7 +137,7 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
         parts = [(arguments.json, arguments.images)]
     else:
         kind, found = find_parts(arguments.json, folder=folder)
-        print(f"{arguments.json}: labels of {kind}\n")
+        print(f"{printable(arguments.json)}: labels of {kind}\n")
         parts = [(str(part.labels), str(part.images)) for part in found]
     files = "none" if arguments.no_images else "all"
     reports = [
@@ -175,7 +183,7 @@ mask is one outline; crowds are left out of YOLO's and LabelMe's.
 
 
 def convert(arguments: argparse.Namespace) -> None:
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    log_to_terminal(logging.INFO)
     output, labels = Path(arguments.output), arguments.labels
     refuse_existing(output, arguments.overwrite, folder=arguments.format != "coco")
     images = arguments.images or find_images(labels)
@@ -187,7 +195,7 @@ def convert(arguments: argparse.Namespace) -> None:
         for kind, finding in truth.report.of(UNUSABLE, REPAIRED, DOUBTFUL).items():
             logging.warning(f"{finding.count} x {kind.text}; the first: {finding.first[0]}")
         write_labels(coco_content(truth), arguments.format, output, images)
-    print(output)
+    print(printable(output))
 
 
 def convert_main(argv: list[str] | None = None) -> int:

@@ -22,7 +22,14 @@ from omegaconf import DictConfig
 from lambda_det.detection.data.classes import ENTRY
 from lambda_det.detection.lazy import is_lazy_file
 from lambda_det.detection.saved_run import open_run
-from lambda_det.errors import ConfigError, DataError, command_parser, exit_status, reason
+from lambda_det.errors import (
+    ConfigError,
+    DataError,
+    command_parser,
+    exit_status,
+    log_to_terminal,
+    reason,
+)
 from lambda_det.training.checkpoint_files import PUSHED
 from lambda_det.version import __version__
 from lambda_det.weights.formats import WRITERS
@@ -263,7 +270,7 @@ def _card(
 def markdown(text: str) -> str:
     """A text that Markdown shows as it is, in one line: no picture, link, table or HTML."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return re.sub(r"([\\`*_{}\[\]()<>#+!|~&$])", r"\\\1", line)
+    return re.sub(r"([\\`*_{}\[\]()<>#+!|~&$:@.^=])", r"\\\1", line)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -286,7 +293,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--private", action="store_true", help="make a repository for you alone")
     parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="of the run")
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    log_to_terminal(logging.WARNING)
     return exit_status(lambda: _push(args))
 
 

@@ -14,6 +14,7 @@ from detectron2.utils import comm
 from detectron2.utils.logger import setup_logger
 from tabulate import tabulate
 
+from lambda_det.errors import escape_record
 from lambda_det.files import replace_text
 
 __all__ = ["BufferedLog", "log_table"]
@@ -79,7 +80,10 @@ class BufferedLog(logging.handlers.MemoryHandler):
             for screen in (h for h in logger.handlers if h not in before):
                 screen.addFilter(self._is_shown)
             logger.addHandler(file)
-            self._opened += [(logger, h) for h in logger.handlers if h not in before]
+            opened = [h for h in logger.handlers if h not in before]
+            for handler in opened:
+                handler.addFilter(escape_record)  # names of classes and files
+            self._opened += [(logger, h) for h in opened]
         logging.raiseExceptions = False  # a full disk would print a stack trace for each record
         for record in self.buffer:
             for handler in logging.getLogger(record.name.partition(".")[0]).handlers:

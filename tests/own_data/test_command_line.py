@@ -1,4 +1,5 @@
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,30 @@ def test_a_clean_data_set(shapes, capsys):
     assert "3 images" in output.out and "circle" in output.out and "Nothing is wrong" in output.out
     assert "images opened" in output.err and "3/3" in output.err
     assert run("--data", shapes[1].parent) == 0 and capsys.readouterr().out.count("images in") == 2
+
+
+def test_names_do_not_command_the_terminal(shapes, tmp_path, capsys, monkeypatch):
+    """Those of classes, files and folders, in tables, logs and errors."""
+    hostile = "\x1b]0;title\x07 \u202e \x9b2J\r"
+    folder = tmp_path / f"a{hostile}"
+    shapes[1].parent.rename(folder)
+    json_file, images = folder / "annotations" / shapes[0].name, folder / shapes[1].name
+    content = json.loads(json_file.read_text())
+    for number, category in enumerate(content["categories"]):
+        category["name"] = f"{hostile}{number // 2}"
+    json_file.write_text(json.dumps(content))
+    # pytest's handler of logs would keep the command from adding its own
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    named = tmp_path / f"{hostile}.txt"
+    for words, status in (
+        ((json_file, images), 1),  # two classes of one name
+        (("--data", folder), 1),
+        ((tmp_path / f"{hostile}.json", images), 2),
+        (("--data", named), 2),
+    ):
+        assert run(*words) == status
+        printed = "".join(capsys.readouterr())
+        assert r"\x1b" in printed and not set(printed) & set("\x1b\x07\u202e\x9b")
 
 
 def test_problems_are_listed(shapes, capsys):

@@ -167,8 +167,9 @@ def test_what_cannot_be_pushed_is_said(run, tmp_path, capsys):
 def test_names_of_classes_are_only_text():
     name = "![a](https://host/x.png) | **b**\n# c \x1b[31m <img src=x>"
     assert hub.markdown(name) == (
-        r"\!\[a\]\(https://host/x.png\) \| \*\*b\*\* \# c \[31m \<img src=x\>"
+        r"\!\[a\]\(https\://host/x\.png\) \| \*\*b\*\* \# c \[31m \<img src\=x\>"
     )
+    assert hub.markdown("www.host.de a@host.de ^1 ==") == r"www\.host\.de a\@host\.de \^1 \=\="
     assert hub.markdown("red cell, größe 2") == "red cell, größe 2"
 
 

@@ -87,6 +87,18 @@ def test_a_log_that_cannot_be_written_prints_no_stack_traces(tmp_path, capsys):
     assert "step" in printed.out and not printed.err and not logger.handlers
 
 
+def test_names_in_the_log_do_not_command_the_terminal(tmp_path, capsys):
+    """A table of Detectron2's has its lines and its colour, and the names of classes."""
+    with BufferedLog() as log:
+        logging.getLogger("lambda_det").warning("early %s", "\x1b[2J")
+        log.open(str(tmp_path))
+        logging.getLogger("detectron2").info("\x1b[36mclass\n%s\x1b[0m", "\x1b]0;title\x07")
+        logging.getLogger("lambda_det").info("%d", "no number")  # a fault stays one of logging
+    for text in (capsys.readouterr().out, (tmp_path / "log.txt").read_text()):
+        assert r"early \x1b[2J" in text
+        assert "\x1b[36mclass\n\\x1b]0;title\\x07\x1b[0m\n" in text
+
+
 # A run of checkpoints of 1 MB, until one cannot be written; then with what makes room
 _FILL = """
 import sys

@@ -12,7 +12,13 @@ from lambda_det.detection.prediction.annotations import Annotations
 from lambda_det.detection.prediction.files import plan_dataset, plan_files, predict
 from lambda_det.detection.prediction.predictor import Predictor, is_exported, local_path
 from lambda_det.detection.saved_run import add_checkpoint_flags, open_run
-from lambda_det.errors import ConfigError, command_parser, exit_status
+from lambda_det.errors import (
+    ConfigError,
+    command_parser,
+    exit_status,
+    log_to_terminal,
+    printable,
+)
 from lambda_det.files import refuse_existing
 
 EXAMPLES = """
@@ -124,7 +130,7 @@ def run(args: argparse.Namespace) -> None:
         device=args.device,
         precision=args.precision,
     )
-    print(f"Weights: {predictor.origin}")
+    print(f"Weights: {printable(str(predictor.origin))}")
     wanted = args.json or args.format
     annotations = Annotations(predictor.class_names) if wanted else None
     result = predict(predictor, pictures, annotations, with_labels=not args.no_labels)
@@ -133,12 +139,12 @@ def run(args: argparse.Namespace) -> None:
     if args.format:
         annotations.save(labels, args.format)
     what = "1 picture" if len(result.written) == 1 else f"{len(result.written)} pictures"
-    print(f"{result.instances} instances on {what} in {args.output}")
+    print(f"{result.instances} instances on {what} in {printable(args.output)}")
     if result.unreadable:
         print(f"{len(result.unreadable)} could not be read; see above", file=sys.stderr)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    log_to_terminal(logging.WARNING)
     return exit_status(lambda: run(args))

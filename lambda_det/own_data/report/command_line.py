@@ -9,7 +9,14 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from lambda_det.errors import ConfigError, DataError, command_parser, exit_status, refused
+from lambda_det.errors import (
+    ConfigError,
+    DataError,
+    command_parser,
+    exit_status,
+    log_to_terminal,
+    refused,
+)
 from lambda_det.files import writing_to
 from lambda_det.own_data.report.figures import draw_panel
 from lambda_det.own_data.report.run_page import write_report
@@ -108,5 +115,5 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    log_to_terminal(logging.WARNING)
     return exit_status(lambda: run(args))

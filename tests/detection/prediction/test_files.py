@@ -47,6 +47,7 @@ def test_channels_keep_their_order():
 
 
 def test_names_and_numbers_serve_as_labels_of_boxes_with_masks_and_without(picture):
+    draw_predictions(picture, instances([[5, 5, 50, 40]]), ["$\\frac$ \x1b\n"])  # no formula
     for masks in (True, False):
         found = instances([[5, 5, 50, 40]], masks=masks)
         named, numbered = (draw_predictions(picture, found, names) for names in (["cat"], None))
