@@ -1,4 +1,4 @@
-"""How sure an AP is: an interval by a bootstrap over the images of the test set."""
+"""The uncertainty of an AP: an interval by a bootstrap over the images of the test set."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pycocotools.cocoeval import COCOeval
 
 __all__ = ["MOST_IMAGES", "ap_interval"]
 
-MOST_IMAGES = 500  # of more the interval is narrow, and computing it takes seconds
+MOST_IMAGES = 500  # with more images the interval is narrow, and computing it takes seconds
 _REPLICATES = 200
 _TAILS = (2.5, 97.5)  # percent
 
 
 @dataclass(frozen=True)
 class _Class:
-    """The detections of one class, those of the highest scores first.
+    """The detections of one class, the highest scores first.
 
     Attributes:
         image: [detections] number of the image.
-        right, wrong: [IoU thresholds, detections] of bool. A detection that is neither of both lies
-            in a crowd.
-        objects: [images] how many there are, without crowds.
+        right, wrong: [IoU thresholds, detections] of bool. A detection that is neither right nor
+            wrong lies in a crowd.
+        objects: [images] number of objects, without crowds.
     """
 
     image: np.ndarray
@@ -33,7 +33,7 @@ class _Class:
     objects: np.ndarray
 
     def ap(self, counts: np.ndarray, recalls: np.ndarray) -> float | None:
-        """AP from 0 to 1 where image i is there counts[i] times; None without an object."""
+        """AP from 0 to 1 if image i occurs counts[i] times; None without an object."""
         objects = int(counts @ self.objects)
         if not objects:
             return None
@@ -41,7 +41,7 @@ class _Class:
         right = np.cumsum(self.right[:, drawn], axis=1)
         wrong = np.cumsum(self.wrong[:, drawn], axis=1)
         precision = right / np.maximum(right + wrong, 1)
-        # At a recall counts the highest precision that is reached there or at a higher recall
+        # The precision at a recall is the highest one that is reached there or at a higher recall.
         precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
         precision = np.pad(precision, ((0, 0), (0, 1)))
         values = [
@@ -54,14 +54,14 @@ class _Class:
 def ap_interval(evaluation: COCOeval, replicates: int = _REPLICATES) -> tuple[float, float] | None:
     """The interval that holds AP in 95 of 100 test sets of the same kind and size.
 
-    Test sets are drawn from the images of this one, each image as often as chance has it, and their
-    AP is computed as COCO does. The interval leaves out the lowest and the highest 2.5 % of these.
-    With few images it is a rough figure, and it does not know of images that are alike, such as the
-    frames of one video.
+    Test sets are drawn from the images of this one with repetition, and their AP is computed as
+    COCO does. The interval leaves out the lowest and the highest 2.5 % of these values. With few
+    images it is a rough figure, and it ignores that images may be alike, such as the frames of one
+    video.
 
     Args:
         evaluation: with ground truth and predictions, evaluated or not.
-        replicates: how many test sets are drawn, always the same ones.
+        replicates: how many test sets are drawn; they are always the same.
 
     Returns:
         The ends in percent; None with less than two images with an object, or more than
@@ -85,7 +85,7 @@ def ap_interval(evaluation: COCOeval, replicates: int = _REPLICATES) -> tuple[fl
 
 
 def _classes(evaluation: COCOeval) -> list[_Class]:
-    """The matches of all sizes of objects, computed anew: not every evaluation keeps them."""
+    """The matches of all sizes of objects, computed again: not every evaluation keeps them."""
     again = COCOeval(evaluation.cocoGt, evaluation.cocoDt, evaluation.params.iouType)
     again.params.__dict__.update(evaluation.params.__dict__)
     again.params.areaRng, again.params.areaRngLbl = again.params.areaRng[:1], ["all"]

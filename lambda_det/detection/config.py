@@ -1,4 +1,4 @@
-"""Detectors' YAML configurations: read with the flags for data, and as settings of a run."""
+"""Read YAML configurations of detectors, with the flags for data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 # Sections of our keys that only our trainer acts on
 _ONLY_OUR_TRAINER = ("DATALOADER", "DATASETS", "INPUT", "SOLVER", "TEST")
-# Flags of files of data, of which each stands for a key
+# flags of files of data, each with the key that it stands for
 _FILE_FLAGS = ("train_json", "train_images", "test_json", "test_images")
 
 
@@ -47,7 +47,7 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     if args.config_file:
         _find_moved_files(cfg, Path(args.config_file).parent, args.opts or ())
     for flag in _FILE_FLAGS:
-        if path := getattr(args, flag, None):  # the run's config.yaml serves in any folder
+        if path := getattr(args, flag, None):  # so the run's config.yaml can be used in any folder
             is_address = "://" in path
             path = path if is_address else os.path.abspath(os.path.expanduser(path))
             cfg.DATASETS[flag.upper()] = path
@@ -92,7 +92,7 @@ def _find_moved_files(cfg: CfgNode, folder: Path, opts: Sequence[str]) -> None:
 
 
 def typed_keys(opts: Sequence[str]) -> dict[str, str]:
-    """What follows the flags of a command line, by the keys of YAML or of a LazyConfig."""
+    """The words after the flags of a command line, by the keys of YAML or of a LazyConfig."""
     pairs = (word.lstrip("+").partition("=")[::2] for word in opts if "=" in word)
     lazy = {key: value.strip("'\"") for key, value in pairs}
     return lazy | dict(zip(opts[::2], opts[1::2], strict=False))
@@ -102,8 +102,8 @@ def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:
     """Add the keys of the projects that ``settings`` use, and import their modules.
 
     A project of :data:`lambda_det.detection.registry.HEADS` is used where one of its keys, or a
-    value such as PointRendROIHeads, occurs. Keys that another project adds, too, go with whichever
-    is there.
+    value such as PointRendROIHeads, occurs. Keys that a second project also adds come from either
+    of both.
 
     Args:
         cfg: with the keys of Detectron2 and lambda_det.
@@ -140,8 +140,8 @@ def warn_of_idle_keys(defaults: Mapping[str, Any]) -> None:
     """Make ``CfgNode.freeze`` warn once, on stderr, of keys that Detectron2's trainer ignores.
 
     Args:
-        defaults: our keys with their defaults. Of these, the ones that only our trainer acts on
-            are named where they have another value.
+        defaults: our keys with their defaults. The warning names those that only our trainer acts
+            on and that have another value.
     """
     freeze = CfgNode.freeze
     ours = {key: value for key, value in defaults.items() if key.startswith(_ONLY_OUR_TRAINER)}

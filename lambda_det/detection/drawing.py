@@ -72,8 +72,8 @@ def draw_ground_truth(
 ) -> np.ndarray:
     """Draw the annotations of a Detectron2 dataset dict. Crowds are labelled as such.
 
-    Where others have masks, the box of an annotation without one is drawn as its mask. The other
-    arguments and the result are those of :func:`draw_predictions`.
+    Where other annotations have masks, the box of an annotation without one is drawn as its mask.
+    The other arguments and the result are those of :func:`draw_predictions`.
     """
     boxes, masks, classes, labels, keypoints = [], [], [], [], []
     for annotation in annotations:
@@ -177,7 +177,9 @@ def _draw(
 
 
 class _Visualizer(Visualizer):
-    """Detectron2's, whose boxes are seen on any picture, and do not hide what is small."""
+    """Detectron2's visualizer with boxes that are visible on any picture and do not hide small
+    objects.
+    """
 
     def draw_box(
         self,
@@ -220,9 +222,10 @@ _MIDDLE = 127.5
 
 
 def _color(index: int) -> tuple[float, float, float]:
-    """The colour of a class, RGB from 0 to 1: bright, and far in hue from those beside it.
+    """The colour of a class, RGB from 0 to 1: bright, and far in hue from its neighbours.
 
-    The first is magenta, which few things are. Detectron2's palette has black, white and dark
+    The first is magenta, because few objects have that colour. Detectron2's palette has black,
+    white and dark
     colours among its first 80.
     """
     return colorsys.hsv_to_rgb((_MAGENTA + 0.618 * index) % 1, (0.9, 0.6)[index % 2], 1.0)

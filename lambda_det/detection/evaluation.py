@@ -1,4 +1,6 @@
-"""Evaluators by what a model predicts and a data set is; COCO's for incomplete annotations."""
+"""Evaluators, chosen by the model's predictions and the data set; COCO's for incomplete
+annotations.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ from lambda_det.errors import ConfigError, DataError, printable, reason, refused
 
 logger = logging.getLogger(__name__)
 
-COCO_DETECTIONS = 100  # of an image and a class, the most that COCO's AP counts
+COCO_DETECTIONS = 100  # the most detections of an image and a class that COCO's AP counts
 
 
 @contextmanager
@@ -56,14 +58,14 @@ def images_of_any_size() -> Iterator[None]:
 # The evaluator is Detectron2's: its own C++ where that is built, else pycocotools. On 5,000 images
 # with 36,000 objects and 100 detections each, one core takes for boxes and for masks 50 s and 51 s
 # with pycocotools, 12 s and 17 s with that C++, 7 s and 12 s with faster-coco-eval 1.8; memory 2.2,
-# 2.6 and 1.4 GB for boxes. All stats are equal. Who evaluates on COCO can build Detectron2, and for
-# the others one more required package, of one maintainer, would save a minute and a half.
+# 2.6 and 1.4 GB for boxes. All stats are equal. Users who evaluate on COCO can build Detectron2;
+# for the others one more required package of a single maintainer would save a minute and a half.
 class TolerantCOCOEvaluator(COCOEvaluator):
     """COCOEvaluator on the ground truth that :func:`lambda_det.detection.data.read_coco` decided.
 
-    Detectron2's own reads the annotation file again by itself, or writes the records of a data set
-    without one to a file and reads that. Here the records that the loader gives are the truth: an
-    object without a mask counts as its box, and what is left out of training is not counted either.
+    Detectron2's own evaluator reads the annotation file again, or writes the records of a data set
+    without one to a file and reads that. Here the records of the loader are the truth: an object
+    without a mask counts as its box, and objects that are left out of training do not count.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         Raises:
             DataError: the annotation file cannot be read.
         """
-        # What Detectron2's constructor sets but for the file that it reads
+        # This sets what Detectron2's constructor sets, except the file that it reads.
         self._logger = logging.getLogger(COCOEvaluator.__module__)
         self._distributed = True
         self._output_dir = output_dir
@@ -106,7 +108,7 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         return self._max_dets_per_image[-1]
 
     def _eval_predictions(self, predictions, img_ids=None):
-        """Detectron2's, which keeps the results without a word of the data that they are of."""
+        """As Detectron2's method, whose file of results does not name the data."""
         if self.counted_detections != COCO_DETECTIONS:
             self._logger.info(
                 f"AP counts {self.counted_detections} detections an image, in place of COCO's "
@@ -120,9 +122,9 @@ class TolerantCOCOEvaluator(COCOEvaluator):
             super()._eval_predictions(predictions, img_ids)
 
     def _derive_coco_results(self, coco_eval, iou_type, class_names=None):
-        """Detectron2's, where a detector that finds nothing has an AP of 0 and not of NaN.
+        """As Detectron2's method, but a detector without detections has an AP of 0 and not of NaN.
 
-        The AP of each class has the name of its category, in whatever order the run has them.
+        The AP of each class has the name of its category, whatever the order of the run's classes.
         AP_low and AP_high are the ends of the interval in which AP lies by chance of the images.
         """
         places = self._metadata.get("thing_dataset_id_to_contiguous_id")
@@ -141,9 +143,9 @@ class TolerantCOCOEvaluator(COCOEvaluator):
 
 
 def counted_detections(ground_truth: COCO) -> int:
-    """How many detections of an image and a class AP counts: COCO's 100, or the most objects.
+    """The number of detections of an image and a class in AP: COCO's 100, or the most objects.
 
-    With 100 a perfect detector has an AP below 100 on images of more objects.
+    With 100 detections a perfect detector has an AP below 100 on images of more objects.
     """
     objects = Counter(
         annotation["image_id"]
@@ -154,7 +156,7 @@ def counted_detections(ground_truth: COCO) -> int:
 
 
 def ground_truth_of(dataset_name: str) -> COCO:
-    """What :class:`TolerantCOCOEvaluator` counts as true of a registered data set.
+    """The ground truth of a registered data set for :class:`TolerantCOCOEvaluator`.
 
     Raises:
         DataError: the annotation file cannot be read.
@@ -178,7 +180,7 @@ def _place(item: tuple[int, int]) -> int:
 
 
 def check_evaluators(cfg: CfgNode) -> None:
-    """Refuse what an evaluation on ``DATASETS.TEST`` would fail at, in one sentence.
+    """Refuse, in one sentence, a configuration with which an evaluation would fail.
 
     Raises:
         ConfigError: a data set is of a kind that has no evaluator here, the package of its
@@ -214,10 +216,10 @@ def _check_package(name: str, kind: str | None) -> None:
 
 
 def mend_lvis() -> None:
-    """Let the package lvis count, if it was imported.
+    """Mend the package lvis, if it was imported.
 
-    Its newest release is of 2020 and takes ``np.float``, which NumPy 1.24 removed: after the whole
-    inference its evaluation would fail.
+    Its newest release is of 2020 and uses ``np.float``, which NumPy 1.24 removed: its evaluation
+    would fail after the whole inference.
     """
     module = sys.modules.get("lvis.eval")
     if module is not None and not hasattr(module.np, "float"):
@@ -228,7 +230,7 @@ def check_augmented_test(cfg: CfgNode) -> None:
     """Refuse a model that cannot be evaluated as TEST.AUG asks for.
 
     Raises:
-        ConfigError: it names what of the model does not fit.
+        ConfigError: the message names the part of the model that does not fit.
     """
     if not cfg.TEST.AUG.ENABLED:
         return
@@ -245,7 +247,7 @@ def check_augmented_test(cfg: CfgNode) -> None:
 def build_evaluator(
     cfg: CfgNode, dataset_name: str, folder: str = "inference"
 ) -> DatasetEvaluators:
-    """The measures of what the model predicts and the data set knows.
+    """The evaluators for the model's predictions and the data set's ground truth.
 
     By the data set's evaluator_type: AP of boxes, masks and keypoints as COCO has it, mean IoU of
     semantic masks and panoptic quality, or the measures of LVIS, Pascal VOC and Cityscapes.

@@ -30,8 +30,8 @@ _GREY = 128
 class FirstBatch(HookBase):
     """Draws the first batch of a run into its folder.
 
-    Augmentation, boxes, masks and names of classes are seen there before hours of training. It
-    draws no random number, and nothing of the training follows from it.
+    It shows augmentation, boxes, masks and names of classes before hours of training. It draws no
+    random number, and has no effect on the training.
     """
 
     def __init__(self, folder: str, image_format: str, class_names: list[str] | None) -> None:
@@ -53,17 +53,18 @@ class FirstBatch(HookBase):
         self._handle.remove()  # a copy of the model for an evaluation must not have it
         batch = inputs[0] if isinstance(inputs[0], list) else ()
         samples = [sample for sample in batch if {"image", "instances"} <= set(sample)]
-        if not samples:  # of a model of another project, or of one that learns no instances
+        if not samples:  # the model is of another project, or learns no instances
             return
         try:
             self._path.write_bytes(self._picture(samples[:_PICTURES]))
-        except Exception as error:  # whatever matplotlib and the disk have: nothing depends on it
+        # any error of matplotlib and the disk: nothing depends on the picture
+        except Exception as error:
             logger.warning(f"{self._path} is not drawn: {reason(error)}")
         else:
             logger.info(f"{self._path} shows the first batch as the network gets it")
 
     def _picture(self, samples: Sequence[Mapping[str, Any]]) -> bytes:
-        """A JPEG of all of them."""
+        """A JPEG of all images."""
         pictures = [self._drawn(sample) for sample in samples]
         columns = min(_COLUMNS, len(pictures))
         rows = -(-len(pictures) // columns)

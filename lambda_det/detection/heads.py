@@ -16,7 +16,7 @@ from lambda_det.modeling.replacements import Replacements
 from lambda_det.modeling.resnet import make_stage
 from lambda_det.modeling.specs import ResNetSpec, get_spec
 
-# Of keys of MODEL, the values that a res5 outside of the backbone can have, and why
+# For keys of MODEL the values that a res5 outside of the backbone can have, and why
 _ALLOWED = {
     "ROI_HEADS.IN_FEATURES": ([["res4"]], "goes on from res4"),
     "RESNETS.RES5_DILATION": ([1], "sees single regions"),
@@ -33,8 +33,9 @@ _ALLOWED = {
 class TorchvisionAnchorGenerator(anchor_generator.DefaultAnchorGenerator):
     """The anchors that torchvision's detectors were trained with, in Detectron2's order.
 
-    Half their sides are whole pixels. The distance between those of a map is the side of the padded
-    image divided by that of the map, and rounded down: less than the stride on maps of an odd side.
+    Half of each side is a whole number of pixels. The distance between neighbours is the side of
+    the padded image divided by that of the map, rounded down: less than the stride on maps of an
+    odd side.
     """
 
     def generate_cell_anchors(self, *sizes_and_ratios: Tensor) -> Tensor:
@@ -52,10 +53,10 @@ class TorchvisionAnchorGenerator(anchor_generator.DefaultAnchorGenerator):
 
 @ROI_HEADS_REGISTRY.register()
 class LambdaRes5ROIHeads(Res5ROIHeads):
-    """Detectron2's ``Res5ROIHeads`` with the res5 of ``MODEL.LAMBDA_RESNET`` for a plain ResNet's.
+    """Detectron2's ``Res5ROIHeads`` with the res5 of ``MODEL.LAMBDA_RESNET``.
 
-    The context of a lambda layer is then one region: ROI_BOX_HEAD.POOLER_RESOLUTION positions each
-    way. Its weights are those of the classifier's res5, by the name ``roi_heads.res5``.
+    The context of a lambda layer is then one region, of ROI_BOX_HEAD.POOLER_RESOLUTION positions in
+    each direction. Its weights are those of the classifier's res5, by the name ``roi_heads.res5``.
     """
 
     @classmethod

@@ -1,4 +1,4 @@
-"""LazyConfigs: read from a file and a command line, and saved as YAML."""
+"""Read LazyConfigs from a file and a command line, and save them as YAML."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def load_lazy_config(args: argparse.Namespace) -> DictConfig:
         args: of :func:`lambda_det.detection.lazy_parser`.
 
     Raises:
-        ConfigError: there is no such file, a pair cannot be read, or its key is not there.
+        ConfigError: there is no such file, a pair cannot be read, or its key does not exist.
     """
     config = load_lazy_file(args.config_file)
     what = "The words after the flags, which are pairs such as train.max_iter=40, cannot be read"
@@ -79,7 +79,7 @@ def load_lazy_config(args: argparse.Namespace) -> DictConfig:
 
 
 def load_lazy_file(file: str | Path) -> DictConfig:
-    """A LazyConfig as its file has it: Python, which is run, or YAML, which runs nothing.
+    """Load a LazyConfig from its file: Python, which is run, or YAML, which runs nothing.
 
     Raises:
         ConfigError: it is missing, or holds something else.
@@ -89,7 +89,7 @@ def load_lazy_file(file: str | Path) -> DictConfig:
         hint = suggest(str(file), map(str, file.parent.glob("*.py")))
         raise ConfigError(f"There is no config file {file}{hint}")
     with lazy_code(f"{file} cannot be loaded"):
-        if file.suffix in (".yaml", ".yml"):  # Detectron2 would run what tags in it name
+        if file.suffix in (".yaml", ".yml"):  # Detectron2 would run what its tags name
             config = OmegaConf.create(read_saved(file), flags={"allow_objects": True})
         else:
             config = LazyConfig.load(str(file))
@@ -100,7 +100,7 @@ def load_lazy_file(file: str | Path) -> DictConfig:
 
 @contextlib.contextmanager
 def lazy_code(what: str) -> Iterator[None]:
-    """Errors of what a LazyConfig runs as one sentence, with their type and line.
+    """Turn errors of code that a LazyConfig runs into one sentence, with their type and line.
 
     The file and its nodes run code of users and of other projects, which may raise anything.
 
@@ -123,14 +123,14 @@ def lazy_code(what: str) -> Iterator[None]:
 
 
 def is_lazy(loaded: Any) -> bool:
-    """Whether what a YAML file holds is a LazyConfig, and not Detectron2's keys in capitals."""
+    """Whether the content of a YAML file is a LazyConfig, and not Detectron2's keys in capitals."""
     return isinstance(loaded, dict) and isinstance(loaded.get("model"), dict)
 
 
 def is_lazy_file(file: str | Path) -> bool:
     """Whether a configuration file is a LazyConfig: Python, or YAML that was saved from it.
 
-    A file that is missing or no YAML is none; whoever reads it reports that.
+    A missing file, or one that is no YAML, is no LazyConfig; its reader reports the error.
     """
     if Path(file).suffix == ".py":
         return True
@@ -141,9 +141,9 @@ def is_lazy_file(file: str | Path) -> bool:
 
 
 def _check_key(config: DictConfig, key: str) -> None:
-    """Refuse a key that is not there, and is no argument of what a node makes: a slip of the pen.
+    """Refuse a key that does not exist and that is no argument of a node's target: a typing error.
 
-    Detectron2 adds it to the configuration, and nothing reads it.
+    Detectron2 adds it to the configuration, where nothing reads it.
     """
     section, _, name = key.rpartition(".")
     node = OmegaConf.select(config, section) if section else config
@@ -170,11 +170,11 @@ def _all_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
 
 # ------------------------------------------------------------------------------------ saved as YAML
 class _SavedLoader(yaml.SafeLoader):
-    """Makes the few objects that a LazyConfig of Detectron2 or of ours holds, and no others."""
+    """Creates only the few objects that a LazyConfig of Detectron2 or of this package holds."""
 
 
 def _class(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> type:
-    """As nodes of RegNet have them; found among what is imported already, and not called."""
+    """A class, as nodes of RegNet have it, looked up among imported modules and not called."""
     module, _, last = name.rpartition(".")
     found = getattr(sys.modules.get(module), last, None)
     return found if isinstance(found, type) else loader.construct_undefined(node)
@@ -194,8 +194,8 @@ def read_saved(file: str | Path) -> Any:
     """A YAML file with the objects that a saved LazyConfig needs: tuples, ``ShapeSpec``, classes.
 
     Raises:
-        ConfigError: the file cannot be read, or holds other Python objects, which as Detectron2
-            reads them could run any program.
+        ConfigError: the file cannot be read, or holds other Python objects, with which any program
+            could run in Detectron2's reader.
     """
     try:
         return yaml.load(Path(file).read_text("utf-8"), _SavedLoader)
@@ -212,15 +212,15 @@ def read_saved(file: str | Path) -> Any:
 
 
 def dump_lazy(lazy: DictConfig) -> str:
-    """``LazyConfig.save`` as text: that one writes files in place, and pickles beside them."""
+    """A LazyConfig as text. ``LazyConfig.save`` writes files in place, and pickles beside them."""
     content = OmegaConf.to_container(lazy, resolve=False, structured_config_mode=SCMode.INSTANTIATE)
-    # In the order of the file: parts are made in it, and draw their random numbers
+    # in the order of the file, in which parts are made and draw their random numbers
     form = {"default_flow_style": None, "allow_unicode": True, "width": 9999, "sort_keys": False}
     return yaml.dump(_by_name(content), **form)
 
 
 def _by_name(node: Any) -> Any:
-    """Targets by their names, and what YAML cannot hold as a text about it."""
+    """Write targets as their names, and objects that YAML cannot hold as a text about them."""
     if isinstance(node, Mapping):
         node, target = dict(node), node.get("_target_")
         if callable(target):

@@ -1,8 +1,8 @@
-"""The parts of a training that a LazyConfig describes: its nodes say what they are.
+"""The parts of a training that a LazyConfig describes by its nodes.
 
-Only these places are read besides the nodes that are made: the settings of a run
-(:data:`KEYS`), ``train.ddp``, and, where they are there, the names of the data sets, the means of
-pixels, and the augmentations of ``dataloader.test.mapper``.
+Besides the nodes, only these places are read: the settings of a run (:data:`KEYS`), ``train.ddp``,
+and, where they exist, the names of the data sets, the means of pixels, and the augmentations of
+``dataloader.test.mapper``.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def of_lazy(config: DictConfig) -> Parts:
     train_names, test_names = (_data_names(config, part) for part in ("train", "test"))
     is_evaluated = "test" in config.dataloader and "evaluator" in config.dataloader
     ddp_options = dict(config.train.get("ddp", {}))
-    ddp_options.pop("broadcast_buffers", None)  # of norms, which are synchronised or saved as one
+    # the buffers are those of norms, which are synchronised, or saved from the first process alone
+    ddp_options.pop("broadcast_buffers", None)
     return Parts(
         settings=read_settings(config),
         make_model=lambda: _made(config.model, "model"),
@@ -101,7 +102,7 @@ def of_lazy(config: DictConfig) -> Parts:
 
 # ----------------------------------------------------------------------------------------- settings
 def read_settings(config: DictConfig) -> DetectionSettings:
-    """The settings of a LazyConfig, as written; the default of the setting where there is none.
+    """The settings of a LazyConfig, as written, or their defaults.
 
     Raises:
         ConfigError: a value is of another type, or cannot be.
@@ -145,7 +146,7 @@ def _of_type(kind: Any, key: str, value: Any) -> Any:
 
 # ------------------------------------------------------------------------------------- from nodes
 def _made(node: DictConfig | ListConfig, key: str) -> Any:
-    """What a node makes; an error of it names the node's key."""
+    """The object that a node makes; an error names the node's key."""
     with lazy_code(f"The configuration's {key} cannot be made"):
         return instantiate(node)
 
@@ -161,7 +162,7 @@ def _optimizer(config: DictConfig, settings: DetectionSettings, model: nn.Module
 def _scheduler(
     config: DictConfig, settings: DetectionSettings, optimizer: Optimizer
 ) -> LRScheduler:
-    """``lr_multiplier`` is a function of the part of the training that is over, of any length."""
+    """The scheduler of ``lr_multiplier``, a function of the share of the training that is done."""
     return LRMultiplier(optimizer, _made(config.lr_multiplier, "lr_multiplier"), settings.max_iter)
 
 
@@ -177,7 +178,7 @@ def _train_loader(config: DictConfig, settings: DetectionSettings) -> Iterable:
 def _evaluator(config: DictConfig, ending: str) -> Evaluators:
     node = copy.deepcopy(config.dataloader.evaluator)
     for each in _nodes(node):
-        if each.get("output_dir"):  # files of averaged weights go beside those of the others
+        if each.get("output_dir"):  # files of averaged weights are beside those of the raw ones
             each.output_dir = f"{each.output_dir}{ending}"
     made = _made(node, "dataloader.evaluator")
     return list(made) if isinstance(made, ListConfig) else made
@@ -213,7 +214,7 @@ def _detector(config: DictConfig) -> Detector:
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     keys = {"architecture": "model._target_"}
     keys |= {part: f"dataloader.{part}.dataset.names" for part in ("train", "test")}
-    # Where Detectron2's own models have it; other projects' may have another place, or none
+    # the place in Detectron2's own models; models of other projects may have another, or none
     count = OmegaConf.select(config, "model.roi_heads.num_classes")
     count = OmegaConf.select(config, "model.num_classes") if count is None else count
     return Detector(architecture=name.rpartition(".")[2], num_classes=count, keys=keys)
@@ -228,7 +229,7 @@ def _pixels(config: DictConfig) -> PixelSettings | None:
 
 
 def _check_data(config: DictConfig, train: bool) -> None:
-    """Name what nothing reads, and look for what would fail at the first evaluation."""
+    """Log keys that nothing reads, and check what would fail at the first evaluation."""
     unread = set(config.train) - {key.split(".")[1] for key in KEYS.values()} - {"ddp"}
     if train and unread:
         logger.warning(f"Nothing here reads {', '.join(sorted(f'train.{k}' for k in unread))}")

@@ -1,4 +1,4 @@
-"""Detectors built from a YAML configuration, with a clear error for each name that is unknown."""
+"""Build detectors from a YAML configuration, with a clear error for each unknown name."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ def build_model(cfg: CfgNode) -> nn.Module:
 def prepare_model(
     model: nn.Module, device: str, *, mixed_precision: bool, channels_last: bool
 ) -> nn.Module:
-    """Any detector of Detectron2's parts, on a device and ready to be trained there.
+    """Move any detector of Detectron2's parts to a device, and make it ready for a training there.
 
     Args:
         model: is changed.
-        device: to move it to; norms that are synchronised elsewhere become ones that work on it.
+        device: to move it to; synchronised norms become norms that work on it.
         mixed_precision: the forward pass runs under autocast.
         channels_last: the layout of all maps, on which the CPU's own convolutions depend.
     """
-    # PyTorch warns of the call by which Detectron2 makes its anchors, and PyTorch 2.15 of another
-    # one in its forward pass, in the midst of the progress
+    # PyTorch warns about the call by which Detectron2 makes its anchors, and PyTorch 2.15 about
+    # another call in its forward pass, between the lines of the progress
     warnings.filterwarnings("ignore", "torch.meshgrid", UserWarning)
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     model = convert_sync_norms(model, device).to(device)
@@ -104,16 +104,17 @@ def channels_last_pays(device: str, size: tuple[int, int] | None) -> bool:
 def for_inference(
     model: nn.Module, precision: str = "float32", *, channels_last: bool = True
 ) -> nn.Module:
-    """A copy of a detector that finds the same in less time, for evaluation and prediction.
+    """A copy of a detector that makes the same predictions in less time.
 
-    Its batch norms are folded into convolutions. In bfloat16, boxes are pooled, masks are pasted
-    and keypoints are placed in float32 nevertheless: bfloat16 knows only every fourth whole number
-    between 512 and 1024. So are the scores of an R-CNN's boxes, many of which would be equal.
+    Its batch norms are folded into convolutions. Also in bfloat16, boxes are pooled, masks are
+    pasted and keypoints are placed in float32, because bfloat16 has only every fourth whole number
+    between 512 and 1024. The scores of an R-CNN's boxes are computed in float32 as well, because
+    many would be equal.
 
     Args:
         model: is left as it is.
         precision: "float32" or "bfloat16".
-        channels_last: the layout of all maps, whatever it is in training; else that of training.
+        channels_last: whether all maps are channels last; False leaves the layout of the training.
 
     Raises:
         ConfigError: there is no such precision.
@@ -134,14 +135,14 @@ def for_inference(
             head.layers = _in_float32(head.layers)
         elif isinstance(head, FastRCNNOutputLayers):
             head.forward = _without_autocast(head.forward)
-    # The module's own forward pass, so that it is still of its class
+    # this replaces the module's own forward pass, so it keeps its class
     autocast = torch.autocast(next(model.parameters()).device.type, torch.bfloat16)
     model.forward = autocast(model.forward)
     return model
 
 
 def check_precision(precision: str, key: str = "TEST.PRECISION") -> None:
-    """Raise ConfigError, which names the key, where inference cannot compute in a precision."""
+    """Raise ConfigError with the name of the key where inference cannot compute in a precision."""
     if precision not in ("float32", "bfloat16"):
         raise ConfigError(f"{key} is {precision!r}; it can be float32 or bfloat16.")
 
@@ -169,7 +170,7 @@ def _found_in_float32(
 
 
 class LossNormalizers(HookBase):
-    """Keeps over a resume what a RetinaNet divides its losses by, a mean over the steps so far."""
+    """Keeps the divisor of a RetinaNet's losses, a mean over the steps so far, over a resume."""
 
     def _detectors(self) -> Iterator[tuple[str, DenseDetector]]:
         for name, module in self.trainer.model.named_modules():
@@ -196,7 +197,8 @@ def patch_point_rend(model: nn.Module) -> None:
     labels there.
     """
     for head in model.modules():
-        # By name: the project is a part of Detectron2, and its repository has it for itself, too
+        # by name, because the project is a part of Detectron2 and also exists separately in its
+        # repository
         if type(head).__name__ == "PointRendMaskHead":
             head._sample_train_points = partial(_train_points, head, head._sample_train_points)
 
@@ -211,7 +213,7 @@ def _train_points(
 
 
 def _check_point_head(cfg: CfgNode) -> None:
-    """What PointRend asserts without a message."""
+    """Check what PointRend asserts without a message."""
     head, classes = cfg.MODEL.get("POINT_HEAD"), cfg.MODEL.ROI_HEADS.NUM_CLASSES
     if cfg.MODEL.ROI_MASK_HEAD.get("POINT_HEAD_ON") and classes != head.NUM_CLASSES:
         raise ConfigError(

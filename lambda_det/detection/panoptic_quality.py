@@ -56,9 +56,9 @@ def match_segments(
     """Match the segments of one image and count them, by category id.
 
     Two segments of a category match if their IoU is above 1/2, so each has at most one match. Void
-    pixels of the ground truth are excluded from the IoU. Not counted are crowds, and unmatched
-    predictions with more than half of their pixels on void or on crowds of their category (section
-    4.2).
+    pixels of the ground truth are excluded from the IoU. Crowds do not count, and neither do
+    unmatched predictions with more than half of their pixels on void or on crowds of their category
+    (section 4.2).
 
     Args:
         ground_truth: segment ids [H, W], 0 for void.
@@ -71,7 +71,7 @@ def match_segments(
     rows, ground_truth = _numbered(ground_truth, ground_truth_segments)
     overlap = np.zeros((len(rows) + 1, len(columns) + 1), dtype=np.int64)
     np.add.at(overlap, (ground_truth.reshape(-1), predicted.reshape(-1)), 1)
-    # Of all pairs: whether they are of one category, and their union without void pixels
+    # for all pairs: whether they are of one category, and their union without void pixels
     kinds = [np.array([VOID, *(s["category_id"] for s in part)]) for part in (rows, columns)]
     is_same = kinds[0][:, None] == kinds[1]
     is_crowd = np.array([False, *(bool(s.get("iscrowd", 0)) for s in rows)])[:, None]
@@ -123,7 +123,7 @@ def _read_ids(path: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _check_segments(path: str, ids: np.ndarray, segments: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse ground truth [H, W] whose ids are not those that are described.
+    """Refuse ground truth [H, W] whose ids differ from the described ones.
 
     Both kinds of difference would raise PQ without a message: a segment without pixels or without
     a description would not count as missed.
@@ -144,8 +144,8 @@ class PanopticQualityEvaluator(DatasetEvaluator):
     """Evaluate PQ, SQ and RQ over all categories, over things and over stuff.
 
     Detectron2's ``COCOPanopticEvaluator`` gives the same results, except where an image has several
-    crowds of one category, of which it forgives the last alone. It needs ``panopticapi``, which is
-    no package of PyPI.
+    crowds of one category: it excludes only the last one. It needs ``panopticapi``, which is not on
+    PyPI.
 
     Args:
         dataset_name: a data set registered by ``register_coco_panoptic_separated``.

@@ -1,4 +1,4 @@
-"""What the training of a detector consists of, whichever kind of configuration describes it."""
+"""What the training of a detector consists of, for both kinds of configurations."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ class Parts:
         make_backbone: the backbone of the model, with an FPN if it has one.
         make_train_loader: endless batches.
         make_test_loader: the images of one of ``test_sets``.
-        make_evaluator: for one of ``test_sets``, and an ending of the folder for its files:
-            "inference" with that ending is below the folder of the run.
+        make_evaluator: for one of ``test_sets``, given the ending of the folder for its files:
+            "inference" plus that ending, below the folder of the run.
         make_test_augmentations: what an evaluation does to an image before the model sees it.
-        make_loss_loader: the images of one of ``test_sets`` with their ground truth, where
-            evaluations compute the losses on them; None where they do not.
-        make_augmented: a model that averages over augmented images, where the last evaluation has
-            one; None where it has none.
+        make_loss_loader: the images of one of ``test_sets`` with their ground truth; None where
+            evaluations compute no losses.
+        make_augmented: a model that averages over augmented images, for the last evaluation; None
+            for none.
         check_data: see :meth:`lambda_det.training.task.Task.check_data`.
-        verify: ends the process where results are not those that the configuration expects.
+        verify: ends the process if the results are not the expected ones of the configuration.
         dump: the configuration as YAML.
-        detector: what the model predicts, as far as its data depend on it.
+        detector: what the model predicts and its data therefore need.
         pixels: what the model makes of images; None if unknown.
         train_names, test_names: the data sets to train and to evaluate on; empty where a loader of
-            another project names its data in another way.
-        test_sets: the names of what each evaluation of its own runs on; empty for no evaluation.
+            another project does not name them.
+        test_sets: the name of each set that is evaluated separately; empty for no evaluation.
         sample_of: the name of what stands for one of ``test_sets`` before the last evaluation.
         training_size: height and width of the largest training batch; None if unknown.
         ddp_options: of :func:`lambda_det.distributed.connection.distribute`.
@@ -147,7 +147,7 @@ _SAMPLES = FixedKeys(
     ),
 )
 _TEST_FILES = FixedKeys(("DATASETS.TEST_IMAGES", "DATASETS.TEST_JSON"))
-_TEST_NAMES = FixedKeys(("DATASETS.TEST",))  # made of the files where there are some
+_TEST_NAMES = FixedKeys(("DATASETS.TEST",))  # made of the files, if keys name any
 _ADVICE = (
     "A lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_ITERS, SOLVER.CLIP_GRADIENTS or clean "
     "annotations"
@@ -216,13 +216,13 @@ def _training_size(cfg: CfgNode) -> tuple[int, int]:
         height = width = cfg.INPUT.LSJ.SIZE
     else:
         height = width = cfg.INPUT.MAX_SIZE_TRAIN
-        if cfg.DATALOADER.ASPECT_RATIO_GROUPING:  # else upright images share a batch
+        if cfg.DATALOADER.ASPECT_RATIO_GROUPING:  # otherwise upright images share a batch
             height = min(max(cfg.INPUT.MIN_SIZE_TRAIN), width)
     return -(-height // 32) * 32, -(-width // 32) * 32
 
 
 def _for_run(cfg: CfgNode, settings: DetectionSettings) -> CfgNode:
-    """The configuration as Detectron2's builders have to read it."""
+    """The configuration in the form that Detectron2's builders read."""
     cfg = cfg.clone()
     cfg.defrost()
     cfg.SOLVER.IMS_PER_BATCH = settings.images_per_step

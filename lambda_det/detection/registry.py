@@ -1,7 +1,7 @@
-"""What has to be known of meta architectures, heads and evaluators: one place for all of it.
+"""The one table of what must be known about meta architectures, heads and evaluators.
 
-Your own head is registered with Detectron2. It is registered here as well if it has
-keys or numbers of classes of its own, or cannot be exported::
+Your own head is registered with Detectron2. Register it here as well if it has keys or numbers of
+classes of its own, or cannot be exported::
 
     register("my_head", Head(names=("MyROIHeads",), module="my_project.heads"))
 """
@@ -32,8 +32,8 @@ class Architecture:
     Attributes:
         predictions: some of "instances", "semantic" and "panoptic".
         num_classes: the key with the number of classes of instances; "" if unknown.
-        base_lr: of Detectron2's baselines for a step of 16 images, which recipes start from; 0: no
-            recipe fits it.
+        base_lr: the learning rate of Detectron2's baselines for a step of 16 images, from which
+            recipes start; 0: no recipe fits it.
         anchor_maps: the key that names the maps with anchors; "" where there are none.
     """
 
@@ -48,14 +48,14 @@ class Head:
     """Heads, and what else a project adds to a configuration.
 
     Attributes:
-        names: how the values begin that name it, such as "PointRend" of PointRendROIHeads.
+        names: beginnings of the values that name it, such as "PointRend" of PointRendROIHeads.
         module: is imported where a configuration has one of ``names`` or ``sections``.
         add_config: the function of the module that adds its keys; "" for none.
         sections: its keys, and the sections that hold them.
         num_classes: its keys with the number of classes, beside those of the architecture.
         class_layers: a pattern of its layers, by their names in the model, whose shape depends on
             the number of classes; they start afresh when the classes change.
-        not_exported: names of classes of modules that a graph cannot hold, and why.
+        not_exported: names of module classes that a graph cannot hold, and why.
     """
 
     names: tuple[str, ...] = ()
@@ -72,11 +72,11 @@ class Evaluator:
     """The evaluation of an evaluator_type of Detectron2's data sets.
 
     Attributes:
-        ground_truth: what the data have of "instances", "semantic" and "panoptic".
-        package: that it needs besides; "" for none. The package registry has one of this name.
+        ground_truth: which of "instances", "semantic" and "panoptic" the data have.
+        package: the name on PyPI of a package that it also needs; "" for none.
         flags: of pip, where it is installed.
-        make: makes it of a data set's name, the tasks of COCO's kind and a folder for its files;
-            None for COCO's measures of all that is predicted and in the data.
+        make: makes the evaluator from a data set's name, the tasks of COCO's kind and a folder for
+            its files; None for COCO's measures of everything that is predicted and in the data.
     """
 
     ground_truth: tuple[str, ...] = _INSTANCES
@@ -85,7 +85,7 @@ class Evaluator:
     make: Callable[[str, Sequence[str], str], DatasetEvaluator] | None = None
 
 
-# Of other architectures, those of other projects, instances are expected as of most
+# other architectures, those of other projects, are expected to predict instances, as most do
 _ROI_CLASSES, _RPN_MAPS = "MODEL.ROI_HEADS.NUM_CLASSES", "MODEL.RPN.IN_FEATURES"
 ARCHITECTURES = {
     "FCOS": Architecture(),
@@ -135,7 +135,7 @@ HEADS = {
     ),
 }
 
-# By evaluator_type. A data set that was registered without one is evaluated as COCO is.
+# The evaluators by evaluator_type. A data set that was registered without one is evaluated as COCO.
 EVALUATORS = {
     None: Evaluator(),
     "coco": Evaluator(),
@@ -152,7 +152,7 @@ EVALUATORS = {
         package="cityscapesscripts",
         make=lambda name, tasks, folder: CityscapesInstanceEvaluator(name),
     ),
-    # Without the files that COCO's form of the ground truth needs
+    # without the files that COCO's form of the ground truth needs
     "ade20k_panoptic_seg": Evaluator(()),
     "cityscapes_panoptic_seg": Evaluator(()),
     "cityscapes_sem_seg": Evaluator(
@@ -164,11 +164,12 @@ EVALUATORS = {
 
 
 def register(name: str, entry: Architecture | Head | Evaluator) -> None:
-    """Make something known, before a configuration is read.
+    """Register an entry, before a configuration is read.
 
     Args:
-        name: the class of a meta architecture, an evaluator_type of data sets, or any of a head.
-        entry: in place of one with this name.
+        name: the class of a meta architecture, an evaluator_type of data sets, or any name of a
+            head.
+        entry: replaces an entry with this name.
     """
     tables = {Architecture: ARCHITECTURES, Evaluator: EVALUATORS, Head: HEADS}
     next(table for kind, table in tables.items() if isinstance(entry, kind))[name] = entry

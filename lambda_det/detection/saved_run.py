@@ -1,9 +1,10 @@
-"""What a trained detector is: written with every checkpoint, and opened once by all that use it.
+"""What a trained detector is: it is written with every checkpoint, and every user opens it here.
 
 A checkpoint records the network with its options, the configuration, the pixel settings and the
 sizes of its run, and the classes of its data. So nothing else is needed to predict, to export or to
 publish. A checkpoint of another trainer of Detectron2 records nothing, and a LazyConfig is a
-program, which no file of weights may hold: there the config.yaml beside the checkpoint says it.
+program, which no file of weights may hold: there the config.yaml beside the checkpoint describes
+the run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = ["SavedRun", "add_checkpoint_flags", "open_run", "run_of_checkpoint", 
 
 # Keys of the weights that a training starts from; those of a run are in its checkpoints
 _WEIGHTS = ("MODEL.WEIGHTS", "train.init_checkpoint")
-_CONFIGURATIONS = (".yaml", ".yml", ".py")  # the endings of their files
+_CONFIGURATIONS = (".yaml", ".yml", ".py")  # the endings of configuration files
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,11 @@ class SavedRun:
     """A trained detector.
 
     Attributes:
-        origin: the file of its weights, which ones of the file, after how many steps.
-        config: of the run, with what was changed when it was opened.
+        origin: the file of its weights, which of the file's weights, and the number of steps.
+        config: of the run, with the changes that were made when it was opened.
         parts: what the configuration says.
         content: of the file.
-        classes: what the file says of the classes, as
+        classes: what the file says about the classes, as
             :func:`lambda_det.detection.data.classes.facts_of` has it; {} where it says nothing.
     """
 
@@ -65,7 +66,7 @@ class SavedRun:
     classes: Mapping[str, Any]
 
     def about(self) -> dict[str, Any]:
-        """What a user of an exported file has to know, as plain values."""
+        """What a user of an exported file must know, as plain values."""
         return {
             **self.origin.as_meta(),
             **(self.parts.pixels.as_meta() if self.parts.pixels else {}),
@@ -101,7 +102,7 @@ class SavedRun:
 
 
 def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
-    """Let a command that takes a run choose among its weights."""
+    """Add the flags by which a command chooses among the weights of a run."""
     parser.add_argument(
         "--checkpoint",
         default="best",
@@ -173,14 +174,15 @@ def _opened(
 ) -> SavedRun:
     known = classes.of_checkpoint(content) or {}
     if len(known.get("thing_classes", ())) not in (0, parts.detector.num_classes):
-        known = {}  # of another model; where the weights are loaded, they are refused
+        known = {}  # the weights are of another model, and are refused when they are loaded
     return SavedRun(Origin.of(file, content, raw=raw), config, parts, content, known)
 
 
 def with_record(content: Mapping[str, Any], file: str) -> Mapping[str, Any]:
     """The content of a checkpoint with a record of its backbone.
 
-    A checkpoint of another trainer of Detectron2 has none: the config.yaml beside it says it.
+    A checkpoint of another trainer of Detectron2 has no record; the config.yaml beside it names the
+        backbone.
     """
     beside = Path(file).with_name("config.yaml")
     network, _ = recorded_network(content)

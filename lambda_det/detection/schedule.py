@@ -22,7 +22,7 @@ from lambda_det.training.settings import COMMON_KEYS, Settings, common_settings
 
 logger = logging.getLogger(__name__)
 
-# What the number of processes changes
+# the settings that the number of processes changes
 SCALED = ("images_per_step", "base_lr", "max_iter", "eval_period", "warmup_iters", "lr_steps")
 # The key of YAML for each setting
 # fmt: off
@@ -75,7 +75,9 @@ class DetectionSettings(Settings):
 
     @property
     def images_per_batch(self) -> int | None:
-        """Images that all processes together take in one forward pass; a step may hold several."""
+        """Images that all processes together take in one forward pass; a step may have several
+        passes.
+        """
         return None if self.images_per_step is None else self.images_per_step // self.accumulate
 
 
@@ -100,13 +102,13 @@ def read_settings(cfg: CfgNode) -> DetectionSettings:
 
 
 def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSettings:
-    """Fit batch, learning rate and all counts of steps to the processes there are.
+    """Fit batch, learning rate and all counts of steps to the number of processes.
 
     The rule is Detectron2's linear one, with ``accumulate`` batches on a process counting as that
-    many processes. A file written for 128 processes is followed to the letter by 8 processes that
-    accumulate 16 batches; without accumulation they take 1/16 of the batch and of the learning
-    rate, and 16 times the steps. Steps between checkpoints are not scaled: they are what a crash
-    may cost, in hours and not in images.
+    many processes. 8 processes that accumulate 16 batches do exactly what a file for 128 processes
+    says; without accumulation they take 1/16 of the batch and of the learning rate, and 16 times
+    the steps. Steps between checkpoints are not scaled, because they limit the time, and not the
+    images, that a crash may cost.
 
     Args:
         settings: as written.
@@ -153,7 +155,7 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
 def _scaled(settings: DetectionSettings, shares: int) -> DetectionSettings:
     """The settings for another number of processes times accumulated batches."""
     scale, images = shares / settings.reference_world_size, settings.images_per_step
-    # Rounding must not turn "now and then" into "never", nor into a division by zero
+    # rounding must not make a period 0, which would mean never or divide by zero
     return replace(
         settings,
         images_per_step=None if images is None else max(round(images * scale), 1),
@@ -195,22 +197,22 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRScheduler:
     SOLVER.STEPS may lie beyond SOLVER.MAX_ITER, as in a run that is made shorter.
     """
     if any(step >= cfg.SOLVER.MAX_ITER for step in cfg.SOLVER.STEPS):
-        # Detectron2 drops those above it, and fvcore raises an error at the one that is equal
+        # Detectron2 drops steps above it, and fvcore raises an error for a step that equals it
         cfg = cfg.clone()
         cfg.defrost()
         cfg.SOLVER.STEPS = tuple(s for s in cfg.SOLVER.STEPS if s < cfg.SOLVER.MAX_ITER)
     if cfg.SOLVER.LR_SCHEDULER_NAME != "WarmupPolyLR":
         return build_detectron2_scheduler(cfg, optimizer)
-    # Its keys are only there where the project is
+    # its keys exist only where the project is installed
     from detectron2.projects import deeplab
 
     scheduler = deeplab.build_lr_scheduler(cfg, optimizer)
 
     class _WarmupPolyLR(type(scheduler)):
-        """Saves how far it is and not its form, as Detectron2's other schedules do.
+        """Saves only its position, as Detectron2's other schedules do.
 
-        The project's own saves its number of steps, too, and a run that is resumed to be longer
-        ends in a root of a negative number.
+        The project's own schedule also saves its number of steps, and a run that is resumed and
+        made longer ends with the root of a negative number.
         """
 
         def state_dict(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ _METRICS = "segm/AP", "bbox/AP", "keypoints/AP", "sem_seg/mIoU", "sem_seg/IoU", 
 
 
 def load_any_config(args: argparse.Namespace) -> CfgNode | DictConfig:
-    """What --config-file holds, which is YAML or a LazyConfig; its content says which.
+    """Load the file of --config-file; its content shows whether it is YAML or a LazyConfig.
 
     Raises:
         ConfigError: as :func:`lambda_det.detection.load_lazy_config` or
@@ -75,7 +75,7 @@ def read_parts(config: CfgNode | DictConfig) -> Parts:
 
 
 def test_size(parts: Parts) -> dict[str, int]:
-    """The sides that images are resized to in an evaluation; nothing where it does more to them."""
+    """The sides to which an evaluation resizes images; empty where it does more to them."""
     made = parts.make_test_augmentations().augs
     if len(made) != 1 or not isinstance(made[0], ResizeShortestEdge):
         return {}
@@ -83,7 +83,7 @@ def test_size(parts: Parts) -> dict[str, int]:
 
 
 def recorded_backbone(model: nn.Module) -> dict[str, Any]:
-    """How the backbone of a model was made, as plain values; {} for one of another project."""
+    """How the backbone of a model was made, as plain values; {} for another project's."""
     made = next((part.created_as for part in model.modules() if hasattr(part, "created_as")), None)
     if made is None:
         return {}
@@ -97,12 +97,12 @@ def recorded_backbone(model: nn.Module) -> dict[str, Any]:
 
 
 class DetectionTask(Task):
-    """A detector of Detectron2's and our parts, trained as a configuration of either kind says.
+    """The training of a detector that a configuration of either kind describes.
 
     Attributes:
         config: the configuration; :meth:`register_data` completes one of YAML.
         parts: what it says.
-        settings: of it; fitted to the processes in a training.
+        settings: of the configuration; in a training fitted to the processes.
     """
 
     metrics = tuple(
@@ -143,7 +143,7 @@ class DetectionTask(Task):
         return config.prepare(train=train)
 
     def prepare(self, *, train: bool) -> DetectionTask:
-        """Register the data, and fit the settings to them and to the processes that there are.
+        """Register the data, and fit the settings to the data and to the number of processes.
 
         Raises:
             ConfigError: a value cannot work, such as a batch that does not divide.
@@ -180,7 +180,7 @@ class DetectionTask(Task):
     # --------------------------------------------------------------------------------------- parts
     def build_model(self) -> nn.Module:
         settings, parts = self.settings, self.parts
-        # All processes ask for the layout, as they agree on it
+        # all processes ask for the layout, because they agree on it together
         fast = channels_last_pays(settings.device, parts.training_size)
         model = prepare_model(
             parts.make_model(),
@@ -206,7 +206,7 @@ class DetectionTask(Task):
 
     def build_train_loader(self, *, for_statistics: bool = False) -> Iterable:
         settings = self.settings
-        if for_statistics:  # whose workers would idle between two evaluations
+        if for_statistics:  # its workers would be idle between two evaluations
             settings = dataclasses.replace(settings, num_workers=0)
         return self.parts.make_train_loader(settings)
 
@@ -236,7 +236,7 @@ class DetectionTask(Task):
     def checkpoint_content(self, results: Results) -> dict[str, Any]:
         """What the run is, see :mod:`lambda_det.detection.saved_run`, and its classes."""
         parts = self.parts
-        is_program = isinstance(self.config, DictConfig)  # which no file of weights may hold
+        is_program = isinstance(self.config, DictConfig)  # no file of weights may hold that
         record = {
             "config": None if is_program else parts.dump(),
             **(parts.pixels.as_meta() if parts.pixels else {}),
@@ -249,7 +249,7 @@ class DetectionTask(Task):
         written = self.parts.settings  # before they were scaled to the processes
         words = super().smaller_batches()
         if reference := written.reference_world_size:
-            # Accumulated batches count as processes
+            # accumulated batches count as processes
             words += f" {written.option('reference_world_size', 2 * reference)}"
         return words
 
@@ -289,7 +289,7 @@ class DetectionTask(Task):
             # A training's losses are those of its own weights, where these are evaluated
             self._add_losses(names, models.get(RAW, models.get(EMA)), results)
         if final and parts.make_augmented and parts.test_sets:
-            # As Detectron2's train_net.py does: once, when training is over
+            # as in Detectron2's train_net.py: once, when training is over
             model = list(models.values())[-1]
             model = for_inference(model, channels_last=settings.channels_last)
             self._evaluate_on(names, parts.make_augmented(model), "_TTA", results)

@@ -1,4 +1,4 @@
-"""The losses of training on images that are not trained on, with nothing drawn or updated."""
+"""The losses of training on the test images, without random numbers or updates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def mean_losses(
 ) -> dict[str, float]:
     """The mean losses over the images of all processes.
 
-    The heads draw the regions that they learn from. Here they draw the same ones each time.
+    The heads draw the regions from which they learn. Here they draw the same regions each time.
 
     Args:
         model: a detector of Detectron2's, which gives losses by name in training.
@@ -59,13 +59,13 @@ def mean_losses(
 def _with_losses(model: nn.Module) -> nn.Module:
     """A copy that gives losses while its backbone and its norms are as in a test.
 
-    It draws no pictures, and what a RetinaNet divides its losses by stays as the training has it.
+    It draws no pictures, and the divisor of a RetinaNet's losses stays that of the training.
     """
     model = copy.deepcopy(model).train()
     for module in model.modules():
         if "vis_period" in vars(module):
             module.vis_period = 0
-        # Norms, dropout and whatever else has no part of its own differ between training and test
+        # norms, dropout and other modules without children differ between training and test
         if not any(True for _ in module.children()) and module is not model:
             module.training = False
     if hasattr(model, "backbone"):

@@ -53,7 +53,7 @@ def split_held_out(source: Source, fraction: float, seed: int) -> tuple[np.ndarr
     Args:
         source: what to split.
         fraction: the share, above 0 and below 1.
-        seed: another seed, another choice.
+        seed: another seed makes another choice.
 
     Returns:
         Ascending indices of the images to train on, and of those held out: round(fraction * n) of
