@@ -92,7 +92,7 @@ def test_names_in_the_log_do_not_command_the_terminal(tmp_path, capsys):
     with BufferedLog() as log:
         logging.getLogger("lambda_det").warning("early %s", "\x1b[2J")
         log.open(str(tmp_path))
-        logging.getLogger("detectron2").info("\x1b[36mclass\n%s\x1b[0m", "\x1b]0;title\x07")
+        logging.getLogger("detectron2").warning("\x1b[36mclass\n%s\x1b[0m", "\x1b]0;title\x07")
         logging.getLogger("lambda_det").info("%d", "no number")  # a fault stays one of logging
     for text in (capsys.readouterr().out, (tmp_path / "log.txt").read_text()):
         assert r"early \x1b[2J" in text
