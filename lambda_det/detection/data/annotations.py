@@ -18,7 +18,7 @@ from lambda_det.detection.data.report import PICTURE, TURNED, Report
 from lambda_det.errors import DataError, printable
 
 _SAMPLED_FILES = 32
-_FEW_FILES = 1000  # opened within some seconds
+_FEW_FILES = 1000  # images that are opened within some seconds
 
 
 def check_coco(
@@ -62,7 +62,7 @@ def _look_at(
     look: Callable[[dict[str, Any]], str | None],
     progress: bool,
 ) -> None:
-    """Add what is wrong with pictures; Pillow decodes without Python's lock, so threads help."""
+    """Add the faults of pictures; Pillow decodes without Python's lock, so threads help."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         faults = pool.map(look, files)
         for file, fault in zip(
@@ -75,14 +75,14 @@ def _look_at(
 
 
 def _whole_fault(file: dict[str, Any]) -> str | None:
-    """What is wrong with a picture, all of which is read; notes a turn."""
+    """The fault of a picture, which is read as a whole; a turn is noted in the report."""
     path = file["file_name"]
     if not _is_file(path):
         return f"{printable(path)} does not exist"
     if fault := decoding_fault(file):
         return fault
     with PathManager.open(path, "rb") as opened, Image.open(opened) as image:
-        # The size shows a turn by 90 degrees unless the picture is a square
+        # the size shows a turn by 90 degrees, unless the picture is a square
         file["turned"] = orientation(image) != 1 and (
             image.size[0] == image.size[1] or upright_size(image) == image.size
         )
@@ -90,7 +90,7 @@ def _whole_fault(file: dict[str, Any]) -> str | None:
 
 
 def _head_fault(file: dict[str, Any]) -> str | None:
-    """What the head of a picture's file shows to be wrong."""
+    """The fault that the head of a picture's file shows."""
     path = file["file_name"]
     if not _is_file(path):
         return f"{printable(path)} does not exist"

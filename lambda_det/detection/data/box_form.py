@@ -1,7 +1,7 @@
 """The form in which a file writes its boxes: corners, centres or shares of 1 in place of COCO's.
 
-One box can be wrong by itself. That all boxes of a file are of another form shows where polygons or
-areas stand beside them, or at the borders of the pictures.
+One box can be wrong by itself. Polygons, areas or the borders of the pictures show that all boxes
+of a file have another form.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from lambda_det.detection.data.truth import around, is_area, is_polygon, written
 
 __all__ = ["SIDES", "WRITTEN", "Form", "form_of_boxes", "is_box"]
 
-_SAMPLED = 2000  # annotations that are asked
-_MOST = 0.95  # of the boxes speak for another form
-_FEW = 0.1  # of the boxes may be wrong in another way
+_SAMPLED = 2000  # annotations that are looked at
+_MOST = 0.95  # share of the boxes that must speak for another form
+_FEW = 0.1  # share of the boxes that may be wrong in another way
 
 
 class Form(NamedTuple):
@@ -96,7 +96,7 @@ _SHARES = (
     Form("shares of 1 of centre and size", _from_shares_of_centres),
 )
 _PERCENT = Form("hundredths of centre and size", _from_hundredths_of_centres)
-# Those that only polygons can prove: they fit into many pictures
+# forms that only polygons can prove, because they fit into many pictures
 _RARE = (
     Form("[x, y, height, width]", _with_height_first),
     Form("[y, x, height, width]", _with_y_first),
@@ -138,9 +138,9 @@ def form_of_boxes(
             ``WRITTEN``; None for a file of COCO's own.
 
     Returns:
-        COCO's own form, or another where polygons or areas prove it. And the kind, the words and
-        the first case of a finding, if the form is another one: the kind is refused where only the
-        borders of the pictures speak for it.
+        COCO's own form, or another one where polygons or areas prove it; and, if the form is
+        another one, kind, words and first case of a finding. The kind is refused where only the
+        borders of the pictures speak for the other form.
     """
     some = [
         annotation
@@ -148,7 +148,7 @@ def form_of_boxes(
         if is_box(annotation.get("bbox"))
         and annotation["image_id"] in images
         and not annotation.get("iscrowd")
-        # Outlines of other formats have made their boxes
+        # in other formats the boxes were made from the outlines
         and not (written and annotation.get("segmentation"))
     ]
     if not some:
@@ -166,7 +166,7 @@ def form_of_boxes(
         asked = sides if witness == "polygons" else (SIDES, *others)
         shares = {form: judge(some, sides[form]) for form in asked}
         fitting = [form for form, share in shares.items() if share is not None and share >= _MOST]
-        if fitting == [SIDES] and others is not _SHARES:  # polygons may be shares, too
+        if fitting == [SIDES] and others is not _SHARES:  # polygons may also be shares
             return SIDES, None
         if len(fitting) == 1 and fitting[0] is not SIDES and shares[SIDES] < 0.5:
             words = f"all boxes are {fitting[0].text}, as their {witness} show"
@@ -183,7 +183,7 @@ def _other_at_borders(
     boxes: np.ndarray,
     sizes: np.ndarray,
 ) -> tuple[Kind, str, dict[str, Any]] | None:
-    """A finding, if boxes are out of their pictures and would not be in another form."""
+    """A finding, if boxes lie outside of their pictures but would not in another form."""
     wrong = ~_inside(boxes, sizes)
     if wrong.mean() < _FEW:
         return None
@@ -226,7 +226,7 @@ def is_box(box: Any) -> bool:
 
 
 def _inside(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Which boxes [N, 4] have an area and are in their pictures, but for some pixels."""
+    """Which boxes [N, 4] have an area and lie in their pictures, except for some pixels."""
     slack = np.maximum(5, 0.02 * sizes.max(1, keepdims=True))
     ends = boxes[:, :2] + boxes[:, 2:]
     return ((boxes[:, 2:] > 0) & (boxes[:, :2] >= -slack) & (ends <= sizes + slack)).all(1)
@@ -251,7 +251,7 @@ def _agree_with_polygons(annotations: Sequence[dict[str, Any]], boxes: np.ndarra
 def _agree_with_areas(annotations: Sequence[dict[str, Any]], boxes: np.ndarray) -> float | None:
     """The share of boxes [N, 4] with the area of their entry; None where most have none."""
     areas = [a["area"] if is_area(a.get("area")) else 0 for a in annotations]
-    known = np.array(areas, float) > 4  # square pixels, so that rounding is little
+    known = np.array(areas, float) > 4  # square pixels: smaller boxes are rounded too much
     if known.mean() < 0.5:
         return None
     areas, boxes = np.array(areas, float)[known], boxes[known]

@@ -1,4 +1,4 @@
-"""Whether data sets fit a detector: one table of rules, asked before a run starts."""
+"""Whether data sets fit a detector: one table of rules, which is checked before a run starts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_pixels(pixels: PixelSettings) -> None:
     """
     key = pixels.keys[0]
     try:
-        # Without one, each image would keep its own. Pillow has more formats, by its version.
+        # without a format each image would keep its own; further formats depend on Pillow's version
         convert_PIL_to_numpy(Image.new("RGB", (1, 1)), pixels.format or "none")
     except Exception as error:
         raise ConfigError(
@@ -107,7 +107,7 @@ def check_detector_data(
         raise ConfigError(f"{detector.keys['test']} names no data set; name one to evaluate on.")
     train, test = tuple(train or ()), tuple(test or ())
     reports = {
-        # An evaluation ends at a broken image, which may be after all of a training
+        # an evaluation ends at a broken image, perhaps after a whole training
         name: _check_registered(name, detector, "few" if train and name in test else "sample")
         for name in dict.fromkeys(train + test)
     }
@@ -131,7 +131,7 @@ def check_detector_data(
         ("keypoint_names", "keypoints", has_keypoints),
         ("keypoint_flip_map", "keypoint_flip_map", has_keypoints),
     ):
-        # Nothing is flipped in a test
+        # nothing is flipped in a test
         those = [d for d in data if key != "keypoint_flip_map" or d.split == "train"]
         lists = [(classes.file_of(d.name), d.meta(key)) for d in those if d.meta(key) is not None]
         for (source, there), (place, here) in itertools.pairwise(lists if is_read else ()):
@@ -158,7 +158,7 @@ def check_detector_data(
 
 
 def check_registered(names: Iterable[str]) -> None:
-    """Refuse registered data sets that are missing or broken, whatever model they are for.
+    """Refuse registered data sets that are missing or broken, for any model.
 
     Raises:
         ConfigError: a name is not registered.
@@ -198,15 +198,15 @@ def _check_registered(name: str, detector: Detector, images: str) -> Report | No
 
 
 class Instances(NamedTuple):
-    """What a data set holds of instances.
+    """The instances of a data set, in numbers.
 
     Attributes:
-        source: where they are, for messages.
-        annotations: how many there are, crowds included.
-        objects: how many can be trained on: they are no crowds, and have a box.
+        source: their place, for messages.
+        annotations: number of annotations, with crowds.
+        objects: number of annotations to train on: they are no crowds, and have a box.
         unmasked: annotations without a mask.
         has_key: whether any image has the key "annotations".
-        ids: each category_id of objects, with an image of it; only of records.
+        ids: each category_id of objects, with an image that has it; only for records.
     """
 
     source: str
@@ -218,14 +218,15 @@ class Instances(NamedTuple):
 
     @classmethod
     def of_report(cls, report: Report) -> Instances:
-        """Those of a COCO file."""
+        """The instances of a COCO file."""
         annotations = report.usable + report.crowds
         unmasked = annotations - report.masks
         return cls(report.json_file, annotations, report.usable, unmasked, True, {})
 
     @classmethod
     def of_records(cls, name: str) -> Instances | None:
-        """Those of a registered data set of any kind; None where it gives no list of images.
+        """The instances of a registered data set of any kind; None where it gives no list of
+        images.
 
         Raises:
             DataError: it cannot be read.
@@ -241,7 +242,7 @@ class Instances(NamedTuple):
         ids: dict[Any, str] = {}
         for annotation, record in objects:
             number = annotation.get("category_id")
-            # Of what is no number, the text that the message shows
+            # the text that the message shows, for values that are no numbers
             key = number if isinstance(number, Real) else repr(number)
             ids.setdefault(key, record.get("file_name", ""))
         unmasked = sum(not a.get("segmentation") for a, _ in annotations)
@@ -250,13 +251,13 @@ class Instances(NamedTuple):
 
 
 class _Data(NamedTuple):
-    """A data set as a detector meets it.
+    """A data set and what a detector does with it.
 
     Attributes:
         name: under which it is registered.
         split: what it is for, "train" or "test".
         detector: what its configuration says.
-        report: on its file; None where it has none in COCO's format.
+        report: on its file; None where it has no file in COCO's format.
         read: gives the instances that a registered data set loads.
     """
 
@@ -286,8 +287,8 @@ class _Data(NamedTuple):
         return self.detector.masks and measured
 
     def instances(self) -> Instances | None:
-        # Detectron2 gives COCO's panoptic form a file of instances only for its evaluation. The
-        # form with "separated" in its name has semantic masks beside the instances.
+        # Detectron2 gives COCO's panoptic form a file of instances only for the evaluation. The
+        # form with "separated" in its name has semantic masks in addition to the instances.
         is_panoptic = self.meta("evaluator_type") == "coco_panoptic_seg"
         in_file = self.split == "test" or not is_panoptic or self.meta("sem_seg_root") is not None
         return Instances.of_report(self.report) if self.report and in_file else self.read(self.name)
@@ -297,7 +298,7 @@ class _Rule(NamedTuple):
     """Why a data set is refused.
 
     Attributes:
-        splits: whether it holds for data to "train" on, to "test" on, or both.
+        splits: whether it applies to data to "train" on, to "test" on, or both.
         needs: the kind of ground truth that it is about; "" for any.
         error: the class of the error.
         fault: a sentence about a data set; "" or None where the detector can use it.
@@ -310,8 +311,8 @@ class _Rule(NamedTuple):
 
 
 _COCO_KEYPOINTS = 17
-_SAMPLED = 100  # images of segments whose heads are read before a training
-# What data of an evaluator_type cannot teach
+_SAMPLED = 100  # number of images of segments whose heads are read before a training
+# predictions that cannot be learnt from data of an evaluator_type
 _WITHOUT = {
     **dict.fromkeys(("coco", "lvis", "pascal_voc"), ("semantic", "semantic masks")),
     **dict.fromkeys(("sem_seg", "cityscapes_sem_seg"), ("instances", "instances")),
@@ -328,7 +329,7 @@ def _no_truth(data: _Data, where: str = "") -> str | None:
 
 
 def _another(field_name: str, what: str, key: str) -> Callable[[_Data], str | None]:
-    """The fault of a data set that has another number than a field of the detector, if any."""
+    """The fault of a data set whose number differs from a field of the detector, or None."""
 
     def fault(data: _Data) -> str | None:
         found, here = data.meta(key), getattr(data.detector, field_name)
@@ -373,7 +374,7 @@ def _no_boxes(data: _Data) -> str | None:
     found = data.instances()
     if found is None or found.objects or data.report:
         return None
-    given = DatasetCatalog[data.name].__wrapped__()  # before some were left out
+    given = DatasetCatalog[data.name].__wrapped__()  # before some images were left out
     number = sum(not a.get("iscrowd", 0) for r in given for a in r.get("annotations") or ())
     return number and (
         f"{data.name}: none of {number} annotations has a box to train on; each needs a "
@@ -411,7 +412,7 @@ def _other_ids(data: _Data) -> str | None:
 
 
 _TRAIN, _TEST, _BOTH = ("train",), ("test",), ("train", "test")
-# In the order in which they are asked
+# in the order in which they are checked
 # fmt: off
 _RULES = (
     _Rule(_TRAIN, "", ConfigError, _no_truth),
@@ -433,7 +434,7 @@ _RULES = (
 
 
 def check_panoptic(metadata: Any) -> None:
-    """Look at a panoptic file and the heads of some of its images; the evaluation reads them all.
+    """Check a panoptic file and the heads of some of its images; the evaluation reads all images.
 
     Raises:
         DataError: the file is not in COCO's format, or an image of segments is not RGB.

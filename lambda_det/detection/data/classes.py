@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 ENTRY = "dataset"  # of a checkpoint
-# Detectron2's names of what a data set says of its classes
+# Detectron2's names for the facts about the classes of a data set
 _KEPT = (
     "thing_classes",
     "thing_colors",
@@ -44,12 +44,12 @@ _WORDS = {
 
 
 def facts_of(datasets: Iterable[str]) -> dict[str, Any]:
-    """What registered data sets say of their classes, as plain values.
+    """The facts about the classes of registered data sets, as plain values.
 
     Returns:
         Names, colours, keypoints and ignored label under Detectron2's keys, and the ids of the data
-        set in the order of the classes, as thing_ids and stuff_ids. Of each the first that a data
-        set has.
+        set in the order of the classes, as thing_ids and stuff_ids. Each is from the first data set
+        that has it.
     """
     found: dict[str, Any] = {}
     for name in datasets:
@@ -68,7 +68,7 @@ def facts_of(datasets: Iterable[str]) -> dict[str, Any]:
 
 
 def _thing_classes(name: str) -> list[str] | None:
-    """Of a registered data set; those of its file where it was not read yet."""
+    """The classes of a registered data set; those of its file if it has not been read yet."""
     metadata = MetadataCatalog.get(name)
     known = metadata.get("thing_classes")
     if known is None and is_coco(name):
@@ -87,10 +87,10 @@ def _plain(value: Any) -> Any:
 
 
 def of_checkpoint(content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a checkpoint says of the classes that it was trained on; None where it says nothing.
+    """The classes on which a checkpoint was trained; None where it does not record them.
 
     Args:
-        content: of the file. Checkpoints of other projects and of earlier versions say nothing.
+        content: of the file. Checkpoints of other projects do not record them.
     """
     entry = content.get(ENTRY)
     if not isinstance(entry, Mapping):
@@ -101,11 +101,11 @@ def of_checkpoint(content: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def check(detector: Detector, datasets: Iterable[str], run: Mapping[str, Any], source: str) -> None:
-    """Refuse registered data sets whose classes are not those of a run, in the same order.
+    """Refuse registered data sets unless they have the classes of a run in the same order.
 
     Args:
-        detector: only what it predicts is compared.
-        datasets: those that are not registered are left out.
+        detector: only classes of its predictions are compared.
+        datasets: data sets that are not registered are left out.
         run: of :func:`facts_of`.
         source: where ``run`` is from, for messages.
 
@@ -135,7 +135,8 @@ def file_of(name: str) -> str:
 def refuse_others(
     what: str, place: str, here: Sequence[str], source: str, there: Sequence[str]
 ) -> None:
-    """Refuse a list of classes or keypoints that is not another one, with both lists.
+    """Refuse a list of classes or keypoints that differs from another one; the message has both
+    lists.
 
     Args:
         what: "classes", "keypoints".

@@ -1,9 +1,10 @@
-"""Ground truth in COCO's format, about which everything is decided once: :func:`read_coco`.
+"""Ground truth in COCO's format. Everything about it is decided once, by :func:`read_coco`.
 
 The loader, the evaluators, ``lambda-det check``, the recipe and the page of a run use the records
 and the report of :func:`read_coco`; label readers of other formats make its input. What is decided
-about one annotation stands in :mod:`.truth`. Here is what only the whole file shows: ids, boxes in
-another form, crowds that are none, pictures that are listed twice, names of pictures.
+about one annotation stands in :mod:`.truth`. This file has the decisions for which the whole file
+is needed: ids, boxes in another form, objects that are marked as crowds, pictures that are listed
+twice, names of pictures.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ from lambda_det.errors import DataError, listed
 
 __all__ = ["GroundTruth", "coco_api", "coco_content", "file_report", "read_coco"]
 
-_MOST_CROWDS = 0.2  # of all annotations; COCO has one in a hundred
+_MOST_CROWDS = 0.2  # share of all annotations; COCO has one in a hundred
 _MANY_CROWDS = 0.1
 MOST_IN_COCO = 100  # detections of an image that COCO's AP counts
 
@@ -82,18 +83,18 @@ def read_coco(
     *,
     keypoints: int | None = None,
 ) -> GroundTruth:
-    """Read an annotation file in COCO's format and decide what of it is used.
+    """Read an annotation file in COCO's format, and decide which of it is used.
 
     Args:
         json_file: the annotations.
         image_root: the folder of the pictures, which are found below it by the ends of their names;
-            "" or a folder that is not here: names are not looked for.
+            "" or a missing folder: names are not looked up.
         keypoints: how many an object has; None: as many as the first category names.
 
     Returns:
         The records, in the order of the picture ids: Detectron2's dataset dicts, whose annotations
         have an "id" (from 1) and an "area" besides. And the report with all findings, also those
-        for which :meth:`Report.refusal` gives a reason: records are then not to be used.
+        for which :meth:`Report.refusal` gives a reason: records must not be used then.
 
     Raises:
         DataError: the file is missing, is not JSON or not in COCO's format.
@@ -147,14 +148,14 @@ def file_report(json_file: str | os.PathLike, image_root: str | os.PathLike = ""
 
 # ------------------------------------------------------------------------------ the lists of a file
 class _Content:
-    """The lists of a file, on the way to records.
+    """The lists of a file, from which records are made.
 
     Attributes:
         report: on the file.
         images: the entries by id, each with its "path".
         annotations: the entries.
         keypoints: how many an object has; None where no category names any.
-        written: how the labels that the file was made of write boxes, of ``box_form.WRITTEN``;
+        written: how the labels from which the file was made write boxes, of ``box_form.WRITTEN``;
             None for a file of COCO's own.
     """
 
@@ -243,7 +244,7 @@ class _Content:
                     self.report.add(ID, f"{self.where(annotation)}: {key} {annotation[key]}")
 
     def where(self, annotation: Mapping[str, Any]) -> str:
-        """The place of an annotation, in words: of labels that were converted, their own."""
+        """The place of an annotation in words; for converted labels the place in those."""
         if annotation.get("source"):
             return str(annotation["source"])
         image = self.images.get(annotation["image_id"])
@@ -265,9 +266,9 @@ def _named(image: Mapping[str, Any]) -> str:
 
 
 def _unused_root(entries: Sequence[Mapping[str, Any]], counts: Counter) -> int | None:
-    """The id of a category that all others name as the one above them and that has no object.
+    """The id of a category without objects that all others name as their parent.
 
-    Roboflow writes the project's name so, as category 0.
+    Roboflow writes the project's name in this way, as category 0.
     """
     for entry in entries:
         others = [other for other in entries if other["id"] != entry["id"]]
@@ -285,9 +286,9 @@ def _unused_root(entries: Sequence[Mapping[str, Any]], counts: Counter) -> int |
 def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
     """The paths of pictures by their names in the file.
 
-    The folder is searched for names that are not there as they are written. A picture that is there
-    by one name is not found for another. What is not found has the path that its name says, and
-    loading or check will name it.
+    The folder is searched for names that do not exist as they are written. A picture that one name
+    fits exactly is not found for another name. A picture that is not found keeps the path of its
+    name; loading or check will report it.
     """
     root = report.image_root
     paths = {name: os.path.join(root, name) for name in names}
@@ -323,7 +324,7 @@ def _is_file(path: str) -> bool:
 
 # ------------------------------------------------------------------- what only the whole file shows
 def _merge_pictures(content: _Content) -> None:
-    """One picture under several ids becomes one: each copy lacks the objects of the others."""
+    """Merge one picture under several ids, because each copy lacks the objects of the others."""
     first: dict[str, int] = {}
     other: dict[int, int] = {}
     for number, image in content.images.items():
@@ -360,9 +361,9 @@ def _merge_pictures(content: _Content) -> None:
 
 
 def _crowds_as_objects(content: _Content) -> None:
-    """Masks of single objects that a tool marks as crowds, which only means that they are runs.
+    """Turn crowds into objects where a tool marks every run-length mask as a crowd.
 
-    CVAT does, and writes "attributes" beside; other tools are known by the number of crowds.
+    CVAT does so, and also writes "attributes"; other tools are recognised by the number of crowds.
     """
     crowds = [a for a in content.annotations if a.get("iscrowd") == 1]
     if not crowds:
@@ -399,7 +400,7 @@ def _said_to_be_crowd(annotation: Mapping[str, Any]) -> bool:
 
 
 def _check_names(content: _Content) -> None:
-    """Name classes that are the same, or that only their spelling tells apart."""
+    """Report classes that are the same, or that differ only in spelling."""
     groups: dict[str, list[int]] = defaultdict(list)
     for number, name in content.report.categories.items():
         groups[_without_spelling(name)].append(number)
@@ -410,10 +411,10 @@ def _check_names(content: _Content) -> None:
 
 
 def _without_spelling(name: str) -> str:
-    """A name without capital letters, blanks, hyphens, and characters that nobody sees."""
+    """A name without capital letters, blanks, hyphens, and invisible characters."""
     name = unicodedata.normalize("NFKC", name)
     seen = "".join(letter for letter in name if unicodedata.category(letter) != "Cf")
-    # Between digits they separate numbers: 1-0 is not 10
+    # between digits they separate numbers: 1-0 is not 10
     return re.sub(r"(?<!\d)[\s_-]+|[\s_-]+(?!\d)", "", seen).casefold()
 
 
@@ -426,13 +427,13 @@ def _decided(
     places: Mapping[int, int],
     ids: Iterator[int],
 ) -> Iterator[dict[str, Any]]:
-    """The annotations of one picture in Detectron2's format, as they are used."""
+    """Yield the annotations of one picture in Detectron2's format, as they are used."""
     report, size = content.report, (image["height"], image["width"])
     for entry in annotations:
         number = next(ids)
         given = _in_detectron2s_format(entry, places, image, form)
         if entry.get("ignore", 0) != 0:
-            # What is to be ignored is neither learnt nor counted, as a crowd is not
+            # like a crowd, an ignored object is neither learnt nor counted
             is_flag = entry["ignore"] in (1, True)
             given["iscrowd"] = 1 if is_flag else given.get("iscrowd", 0)
             words = f"ignore {entry['ignore']!r:.80}"
@@ -471,7 +472,7 @@ def _in_detectron2s_format(
 
 
 def _count(records: Sequence[dict[str, Any]], content: _Content) -> None:
-    """Fill in what the records hold."""
+    """Fill in the counts of the records."""
     report = content.report
     report.images = len(records)
     seen: Counter[int] = Counter()
@@ -514,7 +515,7 @@ def _count(records: Sequence[dict[str, Any]], content: _Content) -> None:
 
 
 def _repeated(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Objects that have class, box and mask of an earlier one."""
+    """Objects with the class, box and mask of an earlier object."""
     first: dict[tuple, dict[str, Any]] = {}
     for one in objects:
         earlier = first.setdefault((one["category_id"], *one["bbox"]), one)
@@ -524,7 +525,8 @@ def _repeated(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 # --------------------------------------------------------------- in COCO's format again, for others
 def coco_content(truth: GroundTruth) -> dict[str, Any]:
-    """What was decided as the content of an annotation file, with names below the picture folder.
+    """The content of an annotation file with everything decided, and names below the picture
+    folder.
 
     The pictures have the names by which they were found, and objects keep their "source".
     """
@@ -545,8 +547,8 @@ def coco_api(
 
     Args:
         records: with sizes, about which everything is decided.
-        categories: names by the ids that results are to have, in the order of the classes.
-        keypoints: names of those of an object; None: there are none.
+        categories: names by the ids that results will have, in the order of the classes.
+        keypoints: names of an object's keypoints; None for no keypoints.
     """
     result = COCO()
     result.dataset = {"info": {}, **_content(records, categories)}
@@ -574,7 +576,7 @@ def _content(
                 list(map(float, annotation["bbox"])), annotation["bbox_mode"], BoxMode.XYWH_ABS
             )
             entry = {
-                "id": len(annotations) + 1,  # pycocotools takes a match with 0 for no match
+                "id": len(annotations) + 1,  # pycocotools mistakes a match with id 0 for no match
                 "image_id": record["image_id"],
                 "category_id": ids[annotation["category_id"]],
                 "bbox": box,
@@ -592,7 +594,7 @@ def _content(
 
 
 def _counted_keypoints(entry: Mapping[str, Any], values: int) -> dict[str, Any]:
-    """pycocotools asks for the keypoints of every object; of visibility 0 they do not count."""
+    """pycocotools needs the keypoints of every object; those of visibility 0 do not count."""
     points = entry.get("keypoints")
     if points is None or len(points) != values:
         return {"keypoints": [0] * values, "num_keypoints": 0}

@@ -1,4 +1,4 @@
-"""Reading the lists of a COCO-format file; what is not of that format at all is refused."""
+"""Read the lists of a COCO-format file; a file of another format is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from detectron2.utils.file_io import PathManager
 
 from lambda_det.errors import DataError, printable, reason
 
-# The lists of a file, and of each the keys that every entry has, with the type of their values
+# The lists of a file, and the keys that every entry of each must have, with the type of their
+# values
 INSTANCES = {
     "images": {"id": int, "file_name": str},
     "annotations": {"image_id": int, "category_id": int},
@@ -31,7 +32,7 @@ def read_json(json_file: str) -> dict[str, Any]:
     """
     try:
         with PathManager.open(json_file, "rb") as file:
-            # Of UTF-8 and UTF-16, with or without a byte order mark
+            # UTF-8 or UTF-16, with or without a byte order mark
             content = json.loads(file.read())
     except OSError as error:
         raise DataError(
@@ -57,7 +58,7 @@ def read_json(json_file: str) -> dict[str, Any]:
 def read_lists(
     json_file: str, lists: Mapping[str, Mapping[str, type]] = INSTANCES
 ) -> dict[str, Any]:
-    """Read an annotation file of which the ``lists`` have the form that they name.
+    """Read an annotation file, and check the form of its ``lists``.
 
     Raises:
         DataError: it cannot be read, or a list, an entry or a key is missing or of another type.
@@ -94,7 +95,7 @@ def _fault(entries: Any, types: Mapping[str, type]) -> str | None:
 
 
 def whole(value: Any, default: Any = None) -> Any:
-    """A number as an integer, also where a table or a spreadsheet made 1.0 or "1" of it."""
+    """A number as an integer, also from 1.0 or "1", as tables and spreadsheets write it."""
     if type(value) is int:
         return value
     if isinstance(value, float) and value.is_integer():
@@ -105,7 +106,7 @@ def whole(value: Any, default: Any = None) -> Any:
 
 
 def check_segments_mode(path: str, mode: str) -> None:
-    """Refuse an image of segments of another mode of Pillow, in whose pixels the ids are lost.
+    """Refuse an image of segments whose mode in Pillow loses the ids.
 
     Raises:
         DataError: it is not RGB, with or without transparency.

@@ -1,7 +1,7 @@
-"""Which data the results of an evaluation are of: written beside them, and compared once.
+"""The data to which the results of an evaluation belong: recorded beside them, and compared once.
 
-An evaluation on other data leaves results of the same name, and numbers by image and class that
-mean something else. So whoever reads results reads :data:`FILE` first.
+An evaluation on other data leaves results of the same name, whose numbers of images and classes
+mean something else. So every reader of results reads :data:`FILE` first.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ FILE = "data.json"  # beside the results
 
 
 def write_identity(folder: str | Path, name: str, file: str, ground_truth: COCO) -> None:
-    """Write which data results are of.
+    """Record the data to which results belong.
 
     Args:
         folder: of the results.
         name: of the registered data set.
         file: its annotation file; "" where it has none.
-        ground_truth: that the results are compared with.
+        ground_truth: with which the results are compared.
     """
     dataset = ground_truth.dataset
     content = {
@@ -42,9 +42,10 @@ def write_identity(folder: str | Path, name: str, file: str, ground_truth: COCO)
 
 
 def digest(ground_truth: COCO) -> str:
-    """Of the images, the names of the classes, and the objects.
+    """A digest of the images, the names of the classes, and the objects.
 
-    Neither the places of files nor the ids of the categories matter: a class is known by its place.
+    Neither the places of files nor the ids of the categories matter: a class is identified by its
+    place.
     """
     dataset = ground_truth.dataset
     places = {category["id"]: place for place, category in enumerate(dataset["categories"])}
@@ -79,13 +80,13 @@ def entries_of(
 
     Args:
         entries: as an evaluation wrote them.
-        results: their file. Where nothing beside it says which data they are of, as after an
-            evaluation by another program, they are taken as they are.
-        name: of the data set whose ground truth they are to be compared with.
+        results: their file. Where no record is beside it, as after an evaluation by another
+            program, they are used as they are.
+        name: of the data set with whose ground truth they will be compared.
         ground_truth: of it.
 
     Raises:
-        DataError: they are of other data.
+        DataError: they belong to other data.
     """
     beside = results.with_name(FILE)
     if not beside.is_file():

@@ -120,8 +120,9 @@ def _flip(cfg: CfgNode) -> list[T.Augmentation]:
     return [T.RandomFlip(horizontal=flip == "horizontal", vertical=flip == "vertical")]
 
 
-# The augmentations of training in their order, each by a function of the configuration that gives
-# none where its keys leave it out. What changes the size of the image belongs before the resize.
+# The augmentations of training in their order, each made by a function of the configuration, or
+# none where its keys leave it out. Augmentations that change the size of the image belong before
+# the resize.
 AUGMENTATIONS: dict[str, Callable[[CfgNode], list[T.Augmentation]]] = {
     "crop": _crop,
     "resize": _resize,
@@ -149,7 +150,7 @@ def build_augmentation(cfg: CfgNode, is_train: bool) -> list[T.Augmentation]:
 
 
 def changes_outlines(augmentations: Iterable[T.Augmentation]) -> bool:
-    """Whether a box of an object may be larger than the box around what is left of its mask.
+    """Whether a box of an object may be larger than the box around the rest of its mask.
 
     It is not after resizing and flips alone.
     """

@@ -25,7 +25,7 @@ WRITTEN = ("coco", "yolo", "labelme")
 
 
 class _Object(NamedTuple):
-    """An object: its class, its corners x0, y0, x1, y1, and polygons, of which a box has none."""
+    """An object: its class, its corners x0, y0, x1, y1, and its polygons; () for a box."""
 
     index: int
     name: str
@@ -46,8 +46,8 @@ def write_labels(
     Args:
         content: of COCO's format, see :func:`lambda_det.own_data.labels.read_labels`.
         kind: one of ``WRITTEN``.
-        target: the file, or the folder; files that are there are replaced.
-        images: the folder that the names of the pictures are relative to.
+        target: the file, or the folder; existing files are replaced.
+        images: the folder from which the names of the pictures start.
         sources: the files of pictures that are elsewhere, by their names.
 
     Raises:
@@ -68,8 +68,8 @@ def place_labels(names: Iterable[str], kind: str, target: Path) -> dict[str, Pat
     """The file of labels of each picture by its name.
 
     Raises:
-        DataError: two pictures have the same name apart from its ending; or other files of YOLO's
-            labels are in the folder, whose numbers would get the classes of a new data.yaml.
+        DataError: two pictures have the same name apart from its ending; or the folder has other
+            YOLO labels, whose numbers would get the classes of a new data.yaml.
     """
     picture_of: dict[Path, str] = {}
     for given in names:
@@ -128,7 +128,7 @@ def _yolo(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
         corners = np.clip(np.reshape(one.box, (2, 2)) / size, 0, 1)
         points = np.array([corners.mean(0), corners[1] - corners[0]])
         if one.outline:
-            # In one piece: from part to part by their first corners, and back the same way
+            # one outline: from part to part by their first corners, and back the same way
             back = [part[:2] for part in one.outline[-2::-1]]
             there = [[*part, *part[:2]] if back else part for part in one.outline]
             points = (np.concatenate([*there, *back]).reshape(-1, 2) / size).clip(0, 1)
@@ -164,9 +164,9 @@ _WRITERS = {
 def polygons(mask: np.ndarray) -> list[list[float]]:
     """The outlines of a mask [H, W] as polygons x0, y0, x1, y1, ... in COCO's coordinates.
 
-    They run along the edges of the pixels, so that they have the mask's area and box, and COCO's
-    tools make the same mask of them. There is one for each part of the mask. An outline with holes
-    goes to each hole by a straight line, around it and back by the same line.
+    They run along the edges of the pixels, so they have the mask's area and box, and COCO's tools
+    make the same mask from them. There is one for each part of the mask. An outline with holes goes
+    to each hole by a straight line, around it and back by the same line.
     """
     rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
     if not len(rows):

@@ -1,4 +1,4 @@
-"""Train and test loaders: batches of mapped images, in an order that a resumed run can rejoin."""
+"""Train and test loaders: batches of mapped images, in an order that a resumed run can continue."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EvalImages(Dataset):
 
     def __getitem__(self, index: int) -> Record:
         record = self._records[index]
-        if isinstance(record, dict):  # those of a list or data set that no name stands for
+        if isinstance(record, dict):  # records of a list or data set without a name
             record, _ = decided(record)
         return self._mapper(record)
 
@@ -74,7 +74,7 @@ class TrainImages(EvalImages):
         max_unreadable: how many different images may be unreadable, over all loader workers of one
             training process. N processes may meet more in all.
         key: how messages name ``max_unreadable``.
-        mixing: changes a mapped image, and is given a function that maps a random other one.
+        mixing: changes a mapped image, given a function that maps another random image.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class TrainLoader(ImageLoader):
 
         Args:
             seed: the run's, from 0. Order and augmentation depend on it.
-            batches: how many batches of the forward pass are left out; an optimiser step takes
+            batches: how many batches of the forward pass to skip; an optimiser step takes
                 SOLVER.ACCUMULATE_GRADIENTS of them.
         """
         self._seed, self._batches = seed, batches
@@ -186,7 +186,7 @@ class TrainLoader(ImageLoader):
 
 
 class _Keys(Sampler):
-    """The keys of a TrainLoader's batches; it asks for the place when it starts."""
+    """The keys of a TrainLoader's batches; their place is read when the iteration starts."""
 
     def __init__(self, loader: TrainLoader) -> None:
         self._loader = loader
@@ -196,7 +196,7 @@ class _Keys(Sampler):
 
 
 def training_records(cfg: CfgNode) -> list[Record] | Dataset:
-    """What of ``DATASETS.TRAIN`` is trained on.
+    """The records of ``DATASETS.TRAIN`` to train on.
 
     Images without an object are left out if ``DATALOADER.FILTER_EMPTY_ANNOTATIONS``, and those
     without visible keypoints if the model learns keypoints.
@@ -228,7 +228,7 @@ def training_records(cfg: CfgNode) -> list[Record] | Dataset:
 
 
 def _warn(cfg: CfgNode, records: list[Record] | Dataset) -> None:
-    """Log once which classes cannot be learnt, and what is both trained and evaluated on."""
+    """Log once which classes cannot be learnt, and which images are trained and evaluated on."""
 
     def warn(text: str) -> None:
         log_first_n(logging.WARNING, text, key="message", name=__name__)
@@ -251,7 +251,7 @@ def _warn(cfg: CfgNode, records: list[Record] | Dataset) -> None:
 
 
 def _identity(name: str) -> tuple[str, str]:
-    """What is the same for two names of one data set."""
+    """A value that is the same for two names of one data set."""
     metadata = MetadataCatalog.get(name)
     file, folder = metadata.get("json_file"), metadata.get("image_root")
     if not file or not folder:
@@ -273,7 +273,7 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
         Batches of this process: lists of ``images_per_batch`` / processes mapped images.
 
     Raises:
-        ConfigError: the batch cannot be divided by the processes, the sampler is not there, or a
+        ConfigError: the batch cannot be divided by the processes, there is no such sampler, or a
             value of the jitter is invalid.
         DataError: no image has an annotation to train on.
     """
@@ -283,7 +283,7 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
     records = training_records(cfg)
     what = f"DATALOADER.SAMPLER_TRAIN {cfg.DATALOADER.SAMPLER_TRAIN} cannot be made"
     advice = "take TrainingSampler or RepeatFactorTrainingSampler. A LazyConfig can use any"
-    # It is not known, or a key of it is not there: Detectron2 reads the sampler from the config
+    # the sampler or one of its keys does not exist: Detectron2 reads the sampler from the config
     with refused(ConfigError, what, advice, ValueError, AttributeError):
         arguments = build_detection_train_loader.from_config(cfg, mapper=mapper, dataset=records)
     arguments["total_batch_size"] = images_per_batch
@@ -363,7 +363,7 @@ def _check_batch(images: int) -> None:
 
 
 def _check_proposals(cfg: CfgNode, split: str) -> None:
-    """Refuse what Detectron2 asserts without words: a file of proposals for each data set."""
+    """Refuse a data set without a file of proposals; Detectron2 asserts it without a message."""
     files, names = cfg.DATASETS[f"PROPOSAL_FILES_{split}"], cfg.DATASETS[split]
     if cfg.MODEL.LOAD_PROPOSALS and len(files) != len(names):
         raise ConfigError(
@@ -397,7 +397,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = Fal
     if with_truth:
         check_files(dataset_name)
         arguments = TolerantMapper.from_config(cfg, is_train=True)
-        # The pixels are those of the evaluation
+        # the pixels are those of the evaluation
         arguments |= {"augmentations": mapper.augmentations.augs, "exact_pixels": True}
         mapper = TolerantMapper(**arguments | {"recompute_boxes": False})
     return tolerant_test_loader(
@@ -408,7 +408,9 @@ def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = Fal
 
 
 def _of_one_size(records: Sequence[Record], indices: Iterable[int], size: int) -> list[list[int]]:
-    """Batches of at most ``size`` images of one height and width; one of unknown size is alone."""
+    """Batches of at most ``size`` images of one height and width; an image of unknown size is
+    alone.
+    """
     groups: dict[Any, list[int]] = {}
     for index in indices:
         record = records[index]
@@ -434,8 +436,8 @@ def tolerant_test_loader(
         dataset: the dataset dicts.
         mapper: raises ``DataError`` if an image cannot be read, as a ``TolerantMapper`` does.
         sampler: the indices of this process; None: Detectron2's ``InferenceSampler``.
-        batch_size: images of one batch of this process, at most: those of a list of dicts have one
-            size, as padding would change what is found.
+        batch_size: the most images of one batch of this process. With a list of dicts they have one
+            size, because padding would change the predictions.
         collate_fn: makes a batch of a list of images; None leaves the list.
         timeout: seconds to wait for a batch before the workers count as hanging; 0: no limit.
         num_workers: processes that load images.

@@ -44,10 +44,10 @@ class TolerantMapper(DatasetMapper):
     - An image with polygons and run-length masks gets bitmaps of both.
     - An annotation without a mask gets its box as mask.
     - A ``DataError`` names an image that cannot be read or has another size than its annotations
-      say, and a semantic mask with labels that the model has no class for.
+      say, and a semantic mask with labels for which the model has no class.
 
-    Of annotations it trusts what :func:`lambda_det.detection.data.read_coco` decided, or the loader
-    for other records.
+    It trusts the annotations as :func:`lambda_det.detection.data.read_coco` decided about them, or
+    the loader for other records.
 
     With a config, the augmentations are those of
     :func:`lambda_det.detection.data.build_augmentation`.
@@ -68,7 +68,7 @@ class TolerantMapper(DatasetMapper):
             semantic_classes: the labels of semantic masks are below this; None: any label.
             ignored_label: the label of pixels without a class.
             exact_pixels: training images have the pixels of Detectron2's own mapper, which takes
-                longer. Otherwise docs/performance.md says how far they are from those.
+                longer. docs/performance.md says how much they differ otherwise.
             kwargs: as ``args``.
         """
         super().__init__(*args, **kwargs)
@@ -89,10 +89,10 @@ class TolerantMapper(DatasetMapper):
 
     @classmethod
     def from_config(cls, cfg: CfgNode, is_train: bool = True) -> dict[str, Any]:
-        augmentations = build_augmentation(cfg, is_train)  # refuses what Detectron2 asserts
+        augmentations = build_augmentation(cfg, is_train)  # this refuses what Detectron2 asserts
         arguments = super().from_config(cfg, is_train)
         arguments["augmentations"] = augmentations
-        # A crop may leave less of an object than of its box.
+        # a crop may leave less of an object than of its box
         learns_masks = is_train and cfg.MODEL.MASK_ON
         arguments["recompute_boxes"] = learns_masks and changes_outlines(augmentations)
         arguments["exact_pixels"] = cfg.INPUT.EXACT_PIXELS
@@ -123,8 +123,8 @@ class TolerantMapper(DatasetMapper):
         try:
             sample = self._map(dataset_dict)
         except Exception as error:
-            # Image libraries may raise anything for a broken file. Reading it again tells a fault
-            # of the file from one of the program.
+            # Image libraries may raise anything for a broken file. Reading it again distinguishes a
+            # fault of the file from one of the program.
             fault = image_fault(dataset_dict, self.image_format) or mask_fault(dataset_dict)
             if fault is None:
                 raise
@@ -141,7 +141,7 @@ class TolerantMapper(DatasetMapper):
         return sample
 
     def _map(self, record: dict[str, Any]) -> dict[str, Any]:
-        """What Detectron2's mapper makes of a record; in training in less time."""
+        """Map a record as Detectron2's mapper does; in training in less time."""
         sample = {**record}
         labels = None
         if "sem_seg_file_name" in sample:
@@ -213,8 +213,8 @@ class TolerantMapper(DatasetMapper):
         """``detection_utils.transform_instance_annotations`` of all annotations together.
 
         An object without a mask has its box as mask; otherwise the object, or the mask loss of the
-        whole image, would be lost. One without keypoints has some of visibility 0, which do not
-        count: Detectron2 needs the same number for every object.
+        whole image, would be lost. An object without keypoints gets keypoints of visibility 0,
+        which do not count, because Detectron2 needs the same number for every object.
 
         Args:
             annotations: no crowds.

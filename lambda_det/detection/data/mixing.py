@@ -1,7 +1,7 @@
 """Augmentation of mapped training images: mosaic, copy-paste and colour.
 
-They follow resizing, crop and flip, and see an image with its ground truth. What they draw follows
-from the seed and the place of the image, as that of the mapper does.
+They come after resizing, crop and flip, and get an image with its ground truth. Their random
+numbers follow from the seed and the place of the image, like those of the mapper.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lambda_det.detection.data.predictions import predictions
 from lambda_det.errors import ConfigError
 
 Sample = dict[str, Any]  # what a mapper returns
-_GREY = 128  # where a mosaic has no image, as beside the images of large-scale jitter
+_GREY = 128  # the value where a mosaic has no image, as in the padding of large-scale jitter
 
 
 class Mixing:
@@ -34,8 +34,9 @@ class Mixing:
       (Ghiasi et al., 2021: https://arxiv.org/abs/2012.07177);
     - colour: torchvision's ``v2.ColorJitter``.
 
-    The first two make bitmaps of masks. An object of which a part is left has the box of that part
-    of its mask, or, without masks, that part of its box. One of which nothing is left is dropped.
+    The first two make bitmaps of masks. If a part of an object remains visible, its box is the box
+    of that part of its mask, or without masks that part of its box. Objects without a visible part
+    are dropped.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Mixing:
         """
         Args:
             color: brightness, contrast and saturation change by up to this part, and hue by up to
-                a fourth of it, in turns; SimCLR has 0.8 with these proportions.
+                a fourth of it, in random order; SimCLR has 0.8 with these proportions.
             copy_paste: probability that objects are put on an image; it needs masks.
             mosaic: probability of a mosaic.
             image_format: of the mapped images, "BGR" or "RGB".
@@ -70,7 +71,7 @@ class Mixing:
 
     @classmethod
     def from_config(cls, cfg: CfgNode) -> Mixing | None:
-        """That of ``INPUT``, or None if all of it is off.
+        """The mixing of ``INPUT``, or None if all of it is off.
 
         Raises:
             ConfigError: a value is invalid, or the model learns what cannot be mixed.
@@ -88,7 +89,7 @@ class Mixing:
         return made
 
     def _refuse(self, learnt: Sequence[str], has_masks: bool) -> None:
-        """Refuse what would silently give wrong ground truth."""
+        """Refuse settings that would silently give wrong ground truth."""
         moving = {"INPUT.MOSAIC": self.mosaic > 0, "INPUT.COPY_PASTE": self.copy_paste > 0}
         named = ", ".join(key for key, on in moving.items() if on)
         if named and learnt:
@@ -128,7 +129,7 @@ class Mixing:
         return sample
 
     def _turned(self, image: torch.Tensor) -> torch.Tensor:
-        """From the order of channels of the model to RGB, or back: [3, H, W]."""
+        """Change an image [3, H, W] from the model's order of channels to RGB, or back."""
         return image.flip(0) if self._is_bgr else image
 
 
@@ -136,7 +137,7 @@ class Mixing:
 
 
 def _mosaic(sample: Sample, others: Sequence[Sample]) -> None:
-    """Four images around a point of the middle half, each reaching there with a corner."""
+    """Four images around a point of the middle half, each with a corner at this point."""
     size = tuple(sample["image"].shape[1:])
     canvas = torch.full((3, *size), _GREY, dtype=torch.uint8)
     scale = np.random.uniform(0.5, 1)
@@ -151,7 +152,7 @@ def _mosaic(sample: Sample, others: Sequence[Sample]) -> None:
 
 
 def _paste(sample: Sample, other: Sample) -> None:
-    """Half of the objects of another image, at random, over this one, in their size."""
+    """Put a random half of the objects of another image on this one, in their size."""
     image, below = sample["image"], sample["instances"]
     chosen = torch.from_numpy(np.random.rand(len(other["instances"])) < 0.5)
     ends = [a - b for a, b in zip(image.shape[1:], other["image"].shape[1:], strict=True)]
@@ -170,7 +171,7 @@ def _paste(sample: Sample, other: Sample) -> None:
 
 
 def _put(canvas: torch.Tensor, tile: Sample, new: Sequence[int], start: Sequence[int]) -> Instances:
-    """Draw an image on a canvas [3, H, W], which may not hold all of it.
+    """Draw an image on a canvas [3, H, W], which may be too small for all of it.
 
     Args:
         canvas: is changed.
@@ -179,7 +180,7 @@ def _put(canvas: torch.Tensor, tile: Sample, new: Sequence[int], start: Sequence
         start: row and column of the canvas where it begins, also below 0.
 
     Returns:
-        What is seen of the objects, in the pixels of the canvas.
+        The visible parts of the objects, in the pixels of the canvas.
     """
     size, old = tuple(canvas.shape[1:]), tile["image"].shape[1:]
     there = [slice(max(s, 0), max(s + n, 0)) for s, n in zip(start, new, strict=True)]
@@ -215,7 +216,7 @@ def _put(canvas: torch.Tensor, tile: Sample, new: Sequence[int], start: Sequence
 def _instances(
     size: tuple[int, int], boxes: Any, classes: torch.Tensor, masks: BitMasks | None = None
 ) -> Instances:
-    """Those of which something is left."""
+    """The instances that have a visible part."""
     result = Instances(size, gt_boxes=Boxes(boxes), gt_classes=classes)
     if masks is not None:
         result.gt_masks = masks

@@ -16,7 +16,7 @@ __all__ = ["PICTURES", "PictureFolder", "in_any_form", "normal", "walk"]
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 _ONE_FORMAT = {".jpeg": ".jpg", ".tiff": ".tif"}  # two endings for it
 
-# Folders that say nothing of which pictures are in them
+# names of folders that say nothing about their pictures
 _GENERAL = (
     *("image", "images", "img", "imgs", "jpegimages", "picture", "pictures", "photos", "frames"),
     *("data", "default", "obj_train_data", "upload", "uploads"),
@@ -27,8 +27,8 @@ _HIDDEN = ("__MACOSX", "@eaDir", "$RECYCLE.BIN")  # of macOS, Synology and Windo
 def walk(folder: str | os.PathLike) -> list[Path]:
     """The files below a folder, in the order of their paths.
 
-    Links to folders are followed. A folder that several paths lead to is entered by the shortest of
-    them, and by its own name rather than by a link. Hidden files and folders, such as
+    Links to folders are followed. A folder with several paths is entered by the shortest of them,
+    and by its own name rather than by a link. Hidden files and folders, such as
     ``.ipynb_checkpoints``, are left out, and so are folders that systems make by themselves.
     """
     entered: set[str] = set()
@@ -50,12 +50,12 @@ def walk(folder: str | os.PathLike) -> list[Path]:
 
 
 def normal(name: str) -> str:
-    """A name in one of the forms that Unicode has for it: macOS writes "é" as two characters."""
+    """A name in a single form of Unicode, because macOS writes "é" as two characters."""
     return unicodedata.normalize("NFC", name)
 
 
 def in_any_form(path: Path) -> Path:
-    """A whole path, with the names that are there in another form of Unicode, if they are there."""
+    """A whole path, with the existing names where these are in another form of Unicode."""
     here = Path(path.anchor)
     for part in path.parts[1:]:
         if not (here / part).exists():
@@ -78,7 +78,7 @@ class PictureFolder:
         """
         Args:
             folder: where they are.
-            paths: of the pictures that are meant; None for all below the folder.
+            paths: of the pictures to consider; None for all below the folder.
         """
         self.folder = Path(folder)
         paths = walk(folder) if paths is None else paths
@@ -99,14 +99,14 @@ class PictureFolder:
         """The pictures with the longest end of a name, and that end; none: "", set().
 
         A name may be a path of another machine or an address. Its ending may be missing, and
-        capital letters count only where two names differ by nothing else. A folder in the name is
-        not dropped where the folder has pictures here, or where the pictures are in another one:
+        capital letters count only where two names differ by nothing else. A folder in the name
+        counts where that folder has pictures here, or where the pictures are in another one:
         cam2/0.png is not cam1/0.png.
         """
         for text in _readings(name):
             written = normal(text).replace("\\", "/").split("/")
             parts = [part for part in written if part not in ("", ".", "..")]
-            # A path on another machine may have folders that are not here
+            # a path on another machine may have folders that do not exist here
             is_elsewhere = ".." in written or not written[0] or ":" in written[0]
             for start in range(len(parts)):
                 if start and parts[start - 1] in self._folders:
@@ -120,7 +120,9 @@ class PictureFolder:
         return "", set()
 
     def _in_folders(self, folders: Iterable[str], pictures: Iterable[Path]) -> set[Path]:
-        """Those of some pictures that are in these folders, and in no other that says which."""
+        """The pictures that are in these folders, and in no other folder that would tell them
+        apart.
+        """
         wanted = [folder.casefold() for folder in folders if _says_which(folder)]
         own = {path: path.relative_to(self.folder).parts[:-1] for path in pictures}
         return {
@@ -145,7 +147,9 @@ _UPLOADED = re.compile(r"(?:^|[/\\])[0-9a-f]{8}-([^/\\]+)$")
 
 
 def _readings(name: str) -> list[str]:
-    """A name as it is written, and as the path within an address, in the order to be tried."""
+    """A name as it is written, and as the path within an address, in the order in which to try
+    them.
+    """
     readings = [name]
     if uploaded := _UPLOADED.search(name):
         readings.append(uploaded[1])

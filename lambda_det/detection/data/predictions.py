@@ -1,4 +1,4 @@
-"""What a configured model predicts, and what a data set has ground truth for."""
+"""What a configured model predicts, and which of it a data set can evaluate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lambda_det.errors import ConfigError
 
 @dataclass(frozen=True)
 class Detector:
-    """What a configuration says of a detector, as far as its data depend on it.
+    """The facts of a detector's configuration that concern its data.
 
     Attributes:
         architecture: the name of the model's class.
@@ -70,7 +70,7 @@ def _architecture(name: str) -> Architecture:
 
 
 def predictions(architecture: str) -> tuple[str, ...]:
-    """What models of a class predict: some of "instances", "semantic" and "panoptic"."""
+    """The predictions of models of a class: some of "instances", "semantic" and "panoptic"."""
     return _architecture(architecture).predictions
 
 

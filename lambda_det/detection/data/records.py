@@ -1,4 +1,4 @@
-"""The image and the semantic mask of a dataset dict, and what is wrong with their files."""
+"""Read the image and the semantic mask of a dataset dict, and find faults of their files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 
 from lambda_det.errors import DataError, printable, reason
 
-# What the values of EXIF's orientation ask for, as in Detectron2
+# The turns for the values of EXIF's orientation, as in Detectron2
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -25,7 +25,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_LYING = (5, 6, 7, 8)  # those that exchange height and width
+_LYING = (5, 6, 7, 8)  # values that exchange height and width
 
 
 def orientation(image: Image.Image) -> int:
@@ -39,22 +39,22 @@ def orientation(image: Image.Image) -> int:
 def _tag(image: Image.Image) -> int:
     try:
         value = image.getexif().get(274, 1)
-    except Exception:  # as Detectron2 has it: the pixels may be sound nevertheless
+    except Exception:  # as in Detectron2: the pixels may be sound nevertheless
         return 1
     return value if value in _TURNS else 1
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """A picture as its EXIF data ask for, whoever reads it: the one place that turns pictures."""
+    """Turn a picture as its EXIF data say; this is the only place that turns pictures."""
     turn = _TURNS.get(orientation(image))
     return image if turn is None else image.transpose(turn)
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Width and height of :func:`upright`. The pixels are not read but for a turned TIFF."""
+    """Width and height of :func:`upright`. The pixels are read only for a turned TIFF."""
     if image.format == "TIFF":
         if _tag(image) in _LYING:
-            image.load()  # before that, only newer versions of Pillow give the turned size
+            image.load()  # without that, only newer versions of Pillow give the turned size
         return image.size
     return image.size[::-1] if orientation(image) in _LYING else image.size
 
@@ -72,7 +72,7 @@ def read_pixels(path: str | os.PathLike, image_format: str | None = None) -> np.
         [H, W, C], or [H, W] where the format of the file has one channel.
 
     Raises:
-        Exception: of any kind, as Pillow has it for a broken file.
+        Exception: of any kind, as Pillow raises it for a broken file.
     """
     with PathManager.open(os.fspath(path), "rb") as file:
         return convert_PIL_to_numpy(upright(Image.open(file)), image_format)
@@ -86,7 +86,7 @@ def read_image(record: dict[str, Any], image_format: str = "BGR") -> np.ndarray:
         image_format: as in ``INPUT.FORMAT``.
 
     Returns:
-        uint8 [H, W, 3], contiguous; of the format L [H, W, 1].
+        uint8 [H, W, 3], contiguous; [H, W, 1] for the format L.
 
     Raises:
         DataError: the file cannot be read, has more than 8 bits, or is of another size.
@@ -121,9 +121,9 @@ def as_input(image: np.ndarray, augmentations: AugmentationList) -> dict[str, An
 
 
 def size_fault(record: dict[str, Any]) -> str | None:
-    """One sentence on a picture that has another size than its record says, by its head; or None.
+    """One sentence on a picture whose head has another size than its record says; or None.
 
-    It is None as well where the head cannot be read, which whoever reads the pixels will say.
+    It is also None where the head cannot be read, which the reader of the pixels will report.
     """
     try:
         with PathManager.open(record["file_name"], "rb") as file, Image.open(file) as image:
@@ -159,7 +159,7 @@ def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None
 def decoding_fault(record: dict[str, Any]) -> str | None:
     """As :func:`image_fault`, for a picture that is only looked at.
 
-    All of a JPEG is read but it is decoded at an eighth of its size, in an eighth of the time.
+    A JPEG is read completely, but decoded at an eighth of its size, in an eighth of the time.
     """
     path = record["file_name"]
     try:
@@ -168,13 +168,13 @@ def decoding_fault(record: dict[str, Any]) -> str | None:
                 image.draft(image.mode, (1, 1))
                 image.load()
             return size_fault(record)
-    except Exception:  # image_fault says in words what Pillow has raised
+    except Exception:  # image_fault puts Pillow's error into words
         pass
     return image_fault(record)
 
 
 def mask_fault(record: dict[str, Any]) -> str | None:
-    """What is wrong with the semantic mask of a dataset dict with a sound image, or None."""
+    """The fault of the semantic mask of a dataset dict with a sound image, or None."""
     path = record.get("sem_seg_file_name")
     if path is None:
         return None
@@ -183,14 +183,15 @@ def mask_fault(record: dict[str, Any]) -> str | None:
 
 
 def head_fault(path: str | os.PathLike | None, content: str = "pixels") -> str | None:
-    """What is wrong with a file by its kind and its head; None also where the reader will fail.
+    """The fault of a file by its kind and its head, or None; also None where the reader will fail.
 
     Pillow cuts values of more than 8 bits at 255, and Detectron2 converts a mask to 8-bit grey,
     which changes the labels of palette and 16-bit masks.
 
     Args:
         path: None for none.
-        content: "pixels"; "labels" of a semantic mask; "any", of which only the kind is looked at.
+        content: "pixels"; "labels" of a semantic mask; or "any", which checks only the kind of the
+            file.
     """
     try:
         # Opening a pipe would never return
@@ -203,7 +204,7 @@ def head_fault(path: str | os.PathLike | None, content: str = "pixels") -> str |
             return None
         with Image.open(path) as image:
             mode = image.mode
-    except Exception:  # as Pillow has it for a broken file; or there is none
+    except Exception:  # Pillow's errors for a broken file; or there is no file
         return None
     if content == "labels" and mode != "L":
         return (
@@ -219,13 +220,13 @@ def head_fault(path: str | os.PathLike | None, content: str = "pixels") -> str |
 
 
 def _is_jpeg(path: str | os.PathLike) -> bool:
-    """By its first bytes, whatever its name; a JPEG has 8 bits, and Pillow's look takes longer."""
+    """Whether the first bytes are a JPEG's, which has 8 bits; Pillow would take longer."""
     with open(path, "rb") as file:
         return file.read(3) == b"\xff\xd8\xff"
 
 
 def label_fault(path: str, labels: np.ndarray, classes: int, ignored: int) -> str | None:
-    """What is wrong with the labels of a semantic mask, or None. The loss and the mIoU would fail.
+    """The fault of the labels of a semantic mask, with which loss and mIoU would fail, or None.
 
     Args:
         path: the file of the mask.

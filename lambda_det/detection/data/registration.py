@@ -26,7 +26,7 @@ from lambda_det.errors import ConfigError, DataError, suggest
 # The letter of the left side, as in l_eye, L-Eye, eye.l and LEye
 _LEFT = re.compile(r"(?<![^\W_])[lL](?=[\W_A-Z]|$)")
 _HERE = "the folder that the environment variable DETECTRON2_DATASETS names (now {root})"
-# What to do for data that are missing, by how their names begin
+# what to do about missing data, by the beginnings of their names
 _ADVICE = {
     ("shapes_",): (
         "make it with `python datasets/make_shapes.py` (of keypoints, semantic masks and segments "
@@ -70,7 +70,7 @@ def registered_files(name: str) -> tuple[str, str]:
 def check_files(name: str) -> tuple[str, str] | None:
     """:func:`registered_files`; None for a data set that does not hold COCO instances.
 
-    From now on the data set gives records about which everything is decided.
+    From now on the data set gives records about which everything has been decided.
 
     Raises:
         ConfigError: ``name`` is not registered.
@@ -88,10 +88,10 @@ def check_files(name: str) -> tuple[str, str] | None:
 
 
 def _decide_when_loaded(name: str) -> None:
-    """Let a registered data set give records about which everything is decided, once.
+    """Let a registered data set give records about which everything has been decided, once.
 
-    A file that Detectron2 would read is read by :func:`read_coco`. Records of a user's function may
-    be others than those of a file, so that each is looked at.
+    :func:`read_coco` reads a file that Detectron2 would read. Records of a user's function may
+    differ from those of a file, so each is checked.
     """
     load = DatasetCatalog[name]
     if getattr(load, "is_decided", False):
@@ -112,7 +112,7 @@ def _decide_when_loaded(name: str) -> None:
             return truth.records
         records = load()
         if isinstance(records, Dataset) or not isinstance(records, Sequence):
-            return records  # the loader decides about each as it is read
+            return records  # the loader decides about each record when it is read
         return all_decided(records, name, keypoints)
 
     load_decided.is_decided = True
@@ -187,7 +187,7 @@ def register_coco_files(
         json_file: annotations in COCO's format.
         images: the folder of the images.
         split: "train" or "test", which names the flags in messages.
-        keypoints: learn the names of keypoints, too.
+        keypoints: also read the names of keypoints.
 
     Returns:
         The name of the data set; None where neither file nor folder is given.
@@ -237,7 +237,7 @@ def _keypoint_names(json_file: str) -> dict[str, list]:
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     """Names that differ only in their side, such as left_eye and right_eye, L-Eye and R-Eye."""
     known = {name.casefold(): name for name in names}
-    pairs = {}  # the left one by the right one
+    pairs = {}  # the left name by the right one
     for name in names:
         folded = name.casefold()
         for other in (folded.replace("left", "right"), _LEFT.sub("r", name).casefold()):

@@ -1,4 +1,4 @@
-"""The report on a data set: what it holds, and what was decided about it."""
+"""The report on a data set: its content, and what was decided about it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from lambda_det.errors import printable
 
-# What follows from a finding.
-# REFUSED: nobody trains or evaluates on the data.
+# The consequence of a finding.
+# REFUSED: the data can be neither trained nor evaluated on.
 # UNUSABLE: an object or a part of it is not used; more than MAX_UNUSABLE_SHARE of them are refused.
-# REPAIRED: training and evaluation use what is meant, however often it occurs.
-# DOUBTFUL: used as it is, but somebody should look at it.
+# REPAIRED: training and evaluation use the intended value, however often it occurs. DOUBTFUL: it is
+# used as it is, but a person should look at it.
 # NOTED: for information.
 REFUSED, UNUSABLE, REPAIRED, DOUBTFUL, NOTED = (
     "refused",
@@ -28,11 +28,11 @@ MAX_UNUSABLE_SHARE = 0.01
 SIZES = {"small": 32**2, "medium": 96**2, "large": float("inf")}
 
 _FIRST_CASES = 3
-_LONGEST = 600  # letters of one case in a report
+_LONGEST = 600  # the longest text of one case in a report
 
 
 class Kind(NamedTuple):
-    """A kind of finding: what follows from it, and what it is."""
+    """A kind of finding: its consequence, and its text."""
 
     severity: str
     text: str
@@ -67,22 +67,22 @@ class Finding:
 
 @dataclass
 class Report:
-    """What a data set holds, and what was decided about it.
+    """The content of a data set, and what was decided about it.
 
     Attributes:
         json_file: the annotation file, or the labels that it was converted from.
         image_root: the folder of its pictures.
-        images, annotations, crowds: how many there are; crowds are annotations, too.
-        empty: pictures without an annotation that is no crowd.
-        usable: annotations that can be trained on: they are no crowds, and have a box.
+        images, annotations, crowds: their numbers; crowds also count as annotations.
+        empty: pictures without annotations, or with crowds alone.
+        usable: annotations to train on: they are no crowds, and have a box.
         masks: annotations with a mask.
-        most: objects of the picture that has most of them.
+        most: number of objects of the picture with the most objects.
         categories: names by id, in the order of the ids.
         counts: annotations by category id, crowds included.
         sizes: annotations by COCO's sizes: small, medium, large.
         findings: by kind, those that occur.
-        files: "file_name" (the whole path), "width", "height" and, where the labels have another
-            name, "name" of each picture.
+        files: for each picture "file_name" (the whole path), "width", "height" and, where the
+            labels have another name, "name".
     """
 
     json_file: str
@@ -101,7 +101,7 @@ class Report:
     files: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     def add(self, kind: Kind, case: str, count: int = 1) -> None:
-        """Record a finding, or several of which one case is shown."""
+        """Record a finding, or several that show one case."""
         finding = self.findings.setdefault(kind, Finding())
         finding.count += count
         if len(finding.first) < _FIRST_CASES:
@@ -114,7 +114,7 @@ class Report:
         }
 
     def refusal(self) -> str | None:
-        """Why nobody may train or evaluate on this data set, in one sentence, or None."""
+        """The reason why this data set is refused, in one sentence, or None."""
         advice = f"correct the file (lambda-det check {self.json_file} lists all kinds)"
         for kind, finding in self.of(REFUSED).items():
             return (

@@ -1,8 +1,8 @@
 """Images and polygons under transforms that are drawn before the image is read.
 
 Detectron2 reads an image, resizes all of it, and crops. Here the augmentations are drawn first, by
-the size in the head of the file. Then the file is decoded no larger than needed, and nothing is
-computed for objects that the crop leaves out.
+the size in the head of the file. Then the file is decoded at the least size that suffices, and
+nothing is computed for objects outside of the crop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lambda_det.detection.data.records import orientation, upright, upright_size
 from lambda_det.detection.data.truth import without_crossings
 
 CHANNELS = {"BGR": (2, 1, 0), "RGB": (0, 1, 2)}  # places of INPUT.FORMAT's channels in RGB
-# These draw by the size of the image and do not look at its pixels
+# these need only the size of the image, and not its pixels
 _BY_SIZE = {
     T.ResizeScale,
     T.ResizeShortestEdge,
@@ -44,8 +44,8 @@ _ORDER = (
     T.HFlipTransform,
     T.VFlipTransform,
 )
-_SMALLEST = 64  # pixels of a side below which a file is not decoded at a reduced size
-_FINER = 2  # how many times as fine as the resized image a file is decoded at least
+_SMALLEST = 64  # files with a side below this are not decoded at a reduced size
+_FINER = 2  # a file is decoded at least at this multiple of the resized image's size
 
 
 def draws_by_size(augmentations: T.AugmentationList) -> bool:
@@ -54,7 +54,7 @@ def draws_by_size(augmentations: T.AugmentationList) -> bool:
 
 
 class Outline(T.AugInput):
-    """An image of which only the size is known, for the augmentations of :func:`draws_by_size`.
+    """An image with only a size, for the augmentations of :func:`draws_by_size`.
 
     Their transforms change the size by resizing, padding or cropping it.
     """
@@ -83,7 +83,7 @@ class Placement:
 
     Attributes:
         resized: height and width of the whole image.
-        rows, columns: those that the crop leaves of it.
+        rows, columns: the rows and columns that the crop leaves.
         size: height and width of the training image.
         fill: value of the padding, at the right and the bottom before the flip.
         flip: cv2.flip's code, or None.
@@ -128,7 +128,7 @@ class Placement:
 
 
 class ImageFile:
-    """An image whose head is read, and whose pixels are when it is known which are needed.
+    """An image whose head is read at once, and its pixels when it is known which are needed.
 
     Attributes:
         size: height and width, after the turn that its EXIF data ask for.
@@ -137,14 +137,14 @@ class ImageFile:
     def __init__(self, path: str) -> None:
         """
         Raises:
-            OSError: and others of Pillow, if it cannot be read.
+            OSError: it cannot be read; Pillow also raises other errors.
         """
         with PathManager.open(path, "rb") as file:
             self._head = Image.open(io.BytesIO(file.read()))
         self.size = upright_size(self._head)[::-1]
 
     def draw(self, place: Placement, channels: Sequence[int]) -> Tensor:
-        """The training image, once.
+        """Make the training image; call it once.
 
         Args:
             place: of an image of this size.
@@ -182,7 +182,7 @@ class ImageFile:
 
 
 def _eighths(size: tuple[int, int], resized: tuple[int, int]) -> int:
-    """At how many eighths of its size an image is decoded: 1, 2, 4 or 8."""
+    """The number of eighths of its size at which an image is decoded: 1, 2, 4 or 8."""
     if min(size) < _SMALLEST:
         return 8
     sides = list(zip(size, resized, strict=True))
@@ -202,11 +202,11 @@ def _resize(pixels: np.ndarray, extent: tuple[float, float], size: tuple[int, in
 def transform_polygons(
     objects: Sequence[Sequence[np.ndarray]], transforms: T.TransformList
 ) -> list[list[np.ndarray]]:
-    """The polygons of several objects, as ``transforms.apply_polygons`` has them one by one.
+    """Transform the polygons of several objects, as ``transforms.apply_polygons`` does one by one.
 
     Args:
         objects: the polygons of each object, float64 [points, 2].
-        transforms: a crop leaves polygons out, or more than one of one.
+        transforms: a crop may drop a polygon, or split it into several.
 
     Returns:
         The polygons that are left of each object.
@@ -237,7 +237,7 @@ def transform_polygons(
 
 
 def _crop(crop: T.CropTransform, polygon: np.ndarray) -> list[np.ndarray]:
-    """What the crop leaves of a polygon [points, 2]."""
+    """The parts of a polygon [points, 2] within the crop."""
     start, end = np.array([crop.x0, crop.y0]), np.array([crop.x0 + crop.w, crop.y0 + crop.h])
     low, high = polygon.min(0), polygon.max(0)
     if (high <= start).any() or (low >= end).any():

@@ -1,8 +1,8 @@
-"""What is decided about one annotation: its box, its mask and its keypoints.
+"""The decision about one annotation: its box, its mask and its keypoints.
 
 :func:`decide` is the only place that repairs or drops an annotation. :mod:`.coco` asks it for files
 in COCO's format, and :func:`decided` for the records that another function registers. Mapper,
-evaluators, statistics and ``lambda-det check`` use what it leaves.
+evaluators, statistics and ``lambda-det check`` use the result.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from lambda_det.errors import printable
 
 logger = logging.getLogger(__name__)
 
-FAR = 1e6  # pixels: no image is so large, and pycocotools runs out of memory at larger coordinates
-MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**30)  # of an image: Pillow reads none with more
+FAR = 1e6  # pixels: no image is as large, and pycocotools runs out of memory at larger coordinates
+# pixels of an image: Pillow reads none with more
+MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**30)
 # Boxes of COCO train2017 itself reach over the border by a rounding error, and stay as they are
 ROUNDING = 1.0  # pixels
-_FEW_PIXELS, _FEW_SHARE = 5.0, 0.02  # how far a hand may draw over the border: pixels, of a side
+# how far a person may draw over the border: pixels, and a share of a side
+_FEW_PIXELS, _FEW_SHARE = 5.0, 0.02
 
 Fault = tuple[Kind, str]
 
 
 class Decided(list):
-    """Annotations about which everything is decided."""
+    """Annotations about which everything has been decided."""
 
 
 def decide(
     annotation: dict[str, Any], height: int | None, width: int | None, keypoints: int | None = None
 ) -> tuple[dict[str, Any] | None, list[Fault]]:
-    """An annotation as it is used, itself if it is sound, and what was wrong with it.
+    """Decide about an annotation: return it as it is used, itself if it is sound, and its faults.
 
     An object without a usable box is left out. A box is cut at the border. A mask that cannot be
     used is taken away, and :func:`mask_of` then gives the box; keypoints of another number are
@@ -49,11 +51,11 @@ def decide(
     Args:
         annotation: in Detectron2's dataset format; it is not changed.
         height, width: of the picture; None if they are unknown, and then masks and border are not
-            looked at.
+            checked.
         keypoints: how many an object has; None: any number.
 
     Returns:
-        The annotation, or None; and kind and words of each fault.
+        The annotation, or None; and the kind and the words of each fault.
     """
     faults: list[Fault] = []
     is_crowd = annotation.get("iscrowd", 0)
@@ -75,7 +77,7 @@ def decide(
 
 
 def decided(record: dict[str, Any], keypoints: int | None = None) -> tuple[dict, list[Fault]]:
-    """A record of Detectron2's dataset format about which everything is decided, and the faults.
+    """Decide about a record of Detectron2's dataset format: return the new record, and the faults.
 
     Args:
         record: it is not changed.
@@ -103,7 +105,7 @@ def all_decided(
 
     Args:
         records: in Detectron2's dataset format; they are not changed.
-        name: of the data set, for the warnings. A process gives each once.
+        name: of the data set, for the warnings. A process gives each warning once.
         keypoints: how many an object has; None: any number.
     """
     result, cases = [], {}
@@ -193,7 +195,7 @@ def around(mask: list[list[float]] | dict[str, Any]) -> tuple[float, float, floa
 def _holds(
     box: Sequence[float], mask: list[list[float]] | dict[str, Any], height: int, width: int
 ) -> bool:
-    """Whether at least half of a usable mask lies in its box; stray parts far away may be."""
+    """Whether at least half of a usable mask lies in its box; stray parts may be far away."""
     if isinstance(mask, dict):
         pixels = mask_util.decode(mask)
         x0, y0 = np.floor(np.clip(box[:2], 0, [width, height])).astype(int)
@@ -224,7 +226,7 @@ def has_box(annotation: Mapping[str, Any]) -> bool:
     try:
         if annotation["bbox_mode"] == BoxMode.XYWH_ABS:
             x0, y0, width, height = annotation["bbox"]
-            x1, y1 = x0 + width, y0 + height  # sound ones in a tenth of the time
+            x1, y1 = x0 + width, y0 + height  # this recognises sound boxes in a tenth of the time
         else:
             x0, y0, x1, y1 = corners(annotation)
         return bool(-FAR < x0 < x1 < FAR and -FAR < y0 < y1 < FAR)
@@ -241,7 +243,7 @@ def rectangle(x0: float, y0: float, x1: float, y1: float) -> list[float]:
 def mask_of(
     annotation: Mapping[str, Any], height: int, width: int
 ) -> list[list[float]] | dict[str, Any]:
-    """The mask of an annotation that was decided about; its box stands for one that it lacks."""
+    """The mask of an annotation after :func:`decide`; its box where it has no mask."""
     mask = annotation.get("segmentation")
     if mask:
         return mask
@@ -285,7 +287,7 @@ def _size_of_runs(mask: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def written_polygons(segmentation: Any) -> Any:
-    """Polygons as COCO has them, of a list of numbers or of points in the place of polygons."""
+    """Polygons in COCO's form, from a list of numbers or of points in the place of polygons."""
     if not isinstance(segmentation, list):
         return segmentation
     if len(segmentation) >= 6 and all(map(_is_number, segmentation)):
@@ -311,11 +313,12 @@ def _is_point(value: Any) -> bool:
 def usable_mask(
     segmentation: Any, height: int, width: int
 ) -> list[list[float]] | dict[str, Any] | None:
-    """The part of a mask in COCO's format that can be used, itself if that is all; None for none.
+    """The usable part of a mask in COCO's format; the mask itself if all is usable, None if nothing
+    is.
 
-    Broken polygons are left out. One that reaches out of its image by more than the image's size is
-    cut at the border, because pycocotools keeps every pixel of an outline in memory. One whose
-    signed area is 0 is split where it crosses itself, or is none.
+    Broken polygons are left out. A polygon that reaches beyond its image by more than the image's
+    size is cut at the border, because pycocotools keeps every pixel of an outline in memory. A
+    polygon whose signed area is 0 is split where it crosses itself, or left out.
 
     Args:
         segmentation: polygons [[x0, y0, x1, y1, ...], ...], or a run-length mask.
@@ -365,7 +368,7 @@ def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[s
     text = counts.encode() if isinstance(counts, str) else counts
     if text == again["counts"]:
         return segmentation
-    # Runs of no length may be there; runs that are too few end pycocotools' comparison of masks
+    # runs of length 0 are allowed; too few runs make pycocotools' comparison of masks fail
     return again if _sum_of_runs(text) == height * width else None
 
 
@@ -389,8 +392,8 @@ def _sum_of_runs(text: bytes) -> int:
 def _is_whole(counts: str | bytes) -> bool:
     """Whether compressed runs end where their text does.
 
-    A character is 48 and six bits, the highest of which says that another one follows. pycocotools
-    believes it, reads on past the end, and writes more runs than it has memory for.
+    A character is 48 plus six bits, and the highest bit says that another one follows. pycocotools
+    trusts it, reads past the end, and writes beyond its memory.
     """
     text = counts.encode() if isinstance(counts, str) else counts
     digits = np.frombuffer(text, np.uint8) - np.uint8(48)  # characters below 48 wrap to above 63
@@ -418,7 +421,7 @@ def is_polygon(points: Any) -> bool:
 
 
 def area_of(points: Any) -> float:
-    """The area of a polygon [x0, y0, x1, y1, ...]; lobes of one that crosses itself may cancel."""
+    """The area of a polygon [x0, y0, x1, y1, ...]; lobes may cancel where it crosses itself."""
     x, y = list(points[::2]), list(points[1::2])
     return abs(sum(map(mul, x, y[1:] + y[:1])) - sum(map(mul, y, x[1:] + x[:1]))) / 2
 
@@ -430,8 +433,8 @@ def _has_area(points: Any) -> bool:
 def without_crossings(points: np.ndarray) -> list[np.ndarray]:
     """Split a polygon [points, 2] that crosses or touches itself into polygons that do not.
 
-    fvcore's crop would keep only one lobe of it. One in five polygons around panoptic masks is of
-    this kind, and one in fifty would lose more than a tenth of its area. It takes milliseconds.
+    fvcore's crop would keep only one lobe of it. One in five polygons around panoptic masks crosses
+    itself, and one in fifty would lose more than a tenth of its area. Splitting takes milliseconds.
     """
     outline = shapely.Polygon(points)
     if outline.is_valid:

@@ -20,11 +20,11 @@ class Annotations:
     """Collects predictions, and writes them as one file of images, annotations and categories.
 
     Categories have the ids 1, 2, ... in the order of the detector's classes. Each annotation has a
-    box, polygons where the detector has masks (run lengths of an empty one), keypoints where it has
-    them, and its score.
+    box, polygons where the detector has masks (run lengths for an empty mask), keypoints where it
+    has them, and its score.
 
-    Until they are written, they are kept as JSON: as Python's lists, polygons would take several
-    times the memory.
+    Until they are written, they are kept as JSON, because polygons as Python's lists would take
+    several times the memory.
     """
 
     def __init__(self, class_names: list[str] | None) -> None:
@@ -74,7 +74,7 @@ class Annotations:
 
         Raises:
             ConfigError: the file cannot be written.
-            DataError: the folder cannot.
+            DataError: the folder cannot be written.
         """
         names = self._names or [str(index) for index in range(self._highest)]
         categories = [json.dumps({"id": i, "name": name}) for i, name in enumerate(names, start=1)]
@@ -90,7 +90,7 @@ class Annotations:
 
 
 def _runs(mask: np.ndarray) -> dict[str, Any]:
-    """A mask [H, W] as run lengths: COCO's tools fail on an empty one without any polygon."""
+    """A mask [H, W] as run lengths: COCO's tools fail on an empty mask without any polygon."""
     runs = pycocotools.mask.encode(np.asfortranarray(mask, np.uint8))
     return {**runs, "counts": runs["counts"].decode()}
 

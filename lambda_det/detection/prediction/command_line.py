@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
         refuse_existing(args.json, args.overwrite)
     if args.format:
         refuse_existing(labels, args.overwrite, folder=args.format != "coco")
-    if args.format and args.format != "coco":  # two names that clash are refused before the work
+    if args.format and args.format != "coco":  # two equal names are refused before the work
         place_labels((p.name for p in pictures if not p.is_video), args.format, labels)
     predictor = Predictor(
         source,

@@ -1,4 +1,4 @@
-"""Run a trained detector on files of images and videos, and draw what it finds."""
+"""Run a trained detector on files of images and videos, and draw its predictions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 IMAGE_SUFFIXES = frozenset([".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"])
 VIDEO_SUFFIXES = frozenset([".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"])
-# Images of other formats are drawn to PNG files
+# images of other formats are drawn to PNG files
 _WRITTEN_SUFFIXES = frozenset([".jpeg", ".jpg", ".png"])
 
 
@@ -132,7 +132,7 @@ def plan_dataset(
 
 
 def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
-    """The folder that names of an input's files are relative to, and the files.
+    """The folder from which the names of an input's files start, and the files.
 
     Raises:
         DataError: there are none.
@@ -163,7 +163,7 @@ def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
 
 
 def _target(output: Path, relative: Path) -> Path:
-    # A data set may have images outside its folder; their pictures stay inside the output folder
+    # a data set may have images outside its folder; their pictures stay inside the output folder
     relative = Path(*(part for part in relative.parts if part not in ("..", relative.anchor)))
     suffix = relative.suffix.lower()
     if suffix in VIDEO_SUFFIXES:
@@ -330,7 +330,7 @@ def _frames(first: np.ndarray, capture: cv2.VideoCapture) -> Iterator[np.ndarray
 
 @contextlib.contextmanager
 def _written(target: Path) -> Iterator[Path]:
-    """Write to a temporary name, which is renamed at the end, so that ``target`` is complete."""
+    """Write to a temporary name, which is renamed at the end, so ``target`` is complete."""
     draft = target.with_name(f"unfinished-{target.name}")
     try:
         with writing_to(target):

@@ -1,4 +1,4 @@
-"""Find instances in images with the detector of a run, or with an exported one."""
+"""Find instances in images with the detector of a run or with an exported one."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ __all__ = ["Prediction", "Predictor", "read_bgr"]
 Image = str | os.PathLike | np.ndarray
 # Images as Detectron2's models take them, to their "instances"
 Detector = Callable[[list[dict[str, Any]]], list[dict[str, Instances]]]
-# By the ending of a file, the class in another module that opens a detector in it, and is called as
-# a Detector; it also has ``about``, ``channels``, ``resize`` and ``batch``
+# For the ending of a file the class, in another module, that opens its detector and is called as a
+# Detector; it also has ``about``, ``channels``, ``resize`` and ``batch``
 OPENERS = {".onnx": "lambda_det.export.exported:ExportedDetector"}
-# By the beginning of an address, the function in another module that fetches a detector from there
+# For the beginning of an address the function, in another module, that fetches a detector from
+# there
 FETCHERS = {"hf://": "lambda_det.own_data.hub:of_hub"}
 
 
@@ -41,7 +42,7 @@ class Prediction:
     """The instances of one image, the highest scores first, in pixels of that image.
 
     Attributes:
-        instances: as Detectron2 has them, on the CPU.
+        instances: Detectron2's, on the CPU.
         class_names: of all classes of the detector; None if they are not known.
     """
 
@@ -68,18 +69,18 @@ class Prediction:
 
     @property
     def names(self) -> list[str]:
-        """The class of each instance in words; its number where the names are not known."""
+        """The name of each instance's class, or its number where the names are not known."""
         known = self.class_names
         return [known[index] if known else str(index) for index in self.classes]
 
     @property
     def masks(self) -> np.ndarray | None:
-        """[N, H, W] bool; None of a detector without masks."""
+        """[N, H, W] bool; None for a detector without masks."""
         return self.instances.pred_masks.numpy() if self.instances.has("pred_masks") else None
 
     @property
     def keypoints(self) -> np.ndarray | None:
-        """[N, K, 3] float32: x, y, score; None of a detector without keypoints."""
+        """[N, K, 3] float32: x, y, score; None for a detector without keypoints."""
         has = self.instances.has("pred_keypoints")
         return self.instances.pred_keypoints.numpy() if has else None
 
@@ -95,7 +96,7 @@ class Predictor:
     another process, opens the same source again.
 
     Attributes:
-        origin: the file of the weights, which ones of the file, and after how many steps.
+        origin: the file of the weights, which of the file's weights, and the number of steps.
         class_names: of the predicted classes by index; None if they are not known.
     """
 
@@ -118,20 +119,20 @@ class Predictor:
                 names the weights of the whole detector. The run of a LazyConfig must be from people
                 you trust, because what it names is called.
             checkpoint: of a folder: "best" at its evaluations, "last", or the number of its step.
-            raw: the trained weights, where a checkpoint has averaged ones, too.
+            raw: the trained weights, also where a checkpoint has averaged ones.
             score_threshold: lowest score of the instances to return, from 0 to 1. An exported
-                detector leaves out what scored below the threshold that it was exported with.
+                detector leaves out instances below the threshold of its export.
             device: such as "cpu" or "cuda"; None for that of the configuration. An exported
                 detector is computed on the CPU.
             precision: "float32" or "bfloat16"; None for that of the configuration.
-            batch_size: images that are computed at once, if they have one size once they are
-                resized: with padding around it an image has other results. A file of a fixed batch
-                takes that one.
+            batch_size: images that are computed at once, if they have one size after resizing,
+                because padding would change the results. A file of a fixed batch takes its own.
 
         Raises:
-            ConfigError: a value cannot be, the device is missing, or the model finds no instances.
-            WeightsError: there are no weights, they do not fit the model, or nothing says which
-                detector they are of.
+            ConfigError: a value cannot work, the device is missing, or the model predicts no
+                instances.
+            WeightsError: there are no weights, they do not fit the model, or nothing says to which
+                detector they belong.
         """
         self._made_of = (
             source,
@@ -173,7 +174,8 @@ class Predictor:
         model = run.detector(device, precision)
         self.origin, self.class_names = run.origin, run.classes.get("thing_classes")
         for module in model.modules():
-            if hasattr(module, "test_score_thresh"):  # of RoI heads and of dense detectors
+            # the attributes of RoI heads and of dense detectors
+            if hasattr(module, "test_score_thresh"):
                 module.test_score_thresh = self._threshold
         pixels = run.parts.pixels
         self._channels = _order(pixels.format if pixels else "BGR")
@@ -190,7 +192,7 @@ class Predictor:
         self._detect = detector
 
     def __reduce__(self) -> tuple[Callable[..., Predictor], tuple[Any, ...]]:
-        """Source and options, for ``pickle`` and ``copy``: neither weights nor compiled parts."""
+        """Source and options, for ``pickle`` and ``copy``, without weights and compiled parts."""
         source, options = self._made_of
         return partial(Predictor, **options), (source,)
 
@@ -247,7 +249,7 @@ class Predictor:
 
 
 def _by_size(model: Detector) -> Detector:
-    """The detector, computing together only what has one size, as nothing is padded then."""
+    """The detector with batches of images of one size only, so nothing is padded."""
 
     def detect(inputs: list[dict[str, Any]]) -> list[dict[str, Instances]]:
         groups: dict[torch.Size, list[int]] = {}
@@ -283,7 +285,7 @@ def _imported(name: str) -> Callable[..., Any]:
 
 
 def local_path(source: str | os.PathLike) -> str | os.PathLike:
-    """A path on this machine; what an address of FETCHERS names is fetched."""
+    """A path on this machine; the file of an address of FETCHERS is fetched."""
     for prefix, fetch in FETCHERS.items():
         if str(source).startswith(prefix):
             return _imported(fetch)(source)
