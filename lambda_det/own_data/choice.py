@@ -22,15 +22,16 @@ from lambda_det.own_data.recipe import USABLE
 
 __all__ = ["DEFAULT", "RECIPES", "Chosen", "choose"]
 
-DEFAULT = "finetune/base.yaml"  # what all of these are made of
-# The best first: the first whose weights can be had, and of which a GPU holds LEAST_IMAGES by its
-# RECIPE.MEMORY. Those for a CPU have none; the weights of the last one are in this package.
+DEFAULT = "finetune/base.yaml"  # the base of all these recipes
+# The best first. The first one counts whose weights can be had, and of which a GPU holds
+# LEAST_IMAGES images by its RECIPE.MEMORY. Recipes for a CPU have no RECIPE.MEMORY; the weights of
+# the last one are in this package.
 RECIPES = {
     "cuda": ("mask_rcnn_resnetrs101_se", "mask_rcnn_resnetrs50_se", "mask_rcnn_lambda_resnet26t"),
     "cpu": ("light_mobilenet_v2", "light_lambdaresnet26"),
 }
 LEAST_IMAGES = 4
-_HOST, _SECONDS = "https://huggingface.co", 3  # of timm's weights; to wait for it
+_HOST, _SECONDS = "https://huggingface.co", 3  # the host of timm's weights; seconds to wait for it
 
 
 class Chosen(NamedTuple):
@@ -38,7 +39,7 @@ class Chosen(NamedTuple):
 
     Attributes:
         file: its configuration.
-        keys: that belong to the data and to the machine, with their values.
+        keys: for the data and the machine, with their values.
         rows: for the table: what, the choice, and why.
     """
 
@@ -61,10 +62,10 @@ def choose(
         annotations: as in COCO's format.
         typed: keys of the command line.
         machine: where the training is to run.
-        size: that is typed; None where it is to follow from images and objects.
+        size: the typed size; None if it follows from images and objects.
 
     Raises:
-        ConfigError: other machines or processes may choose another one.
+        ConfigError: other machines or processes may choose another recipe.
     """
     if not machine.is_alone:
         raise ConfigError(
@@ -105,7 +106,7 @@ def choose(
 
 
 def _can_be_had(url: str) -> bool:
-    """Whether weights come with this package, are kept here, or there is a connection to them."""
+    """Whether weights are in this package or in the cache, or can be downloaded."""
     if url.startswith("lambda://"):
         return True
     name, folder = url.removeprefix("timm://"), Path(get_cache_dir(), "lambda_det")
@@ -115,7 +116,9 @@ def _can_be_had(url: str) -> bool:
 
 @functools.cache
 def _is_connected() -> bool:
-    """Whether the host of timm's weights answers; it is asked once, and not where HF forbids it."""
+    """Whether the host of timm's weights answers; it is asked once, and not if HF_HUB_OFFLINE is
+    set.
+    """
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         return False
     try:

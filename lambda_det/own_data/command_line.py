@@ -99,7 +99,7 @@ def print_report(report: Report) -> None:
 
 
 def print_other_classes(report: Report, first: Report) -> bool:
-    """Print what training says of a part with other classes; returns whether they are the same."""
+    """Print what training says about a part with other classes; whether all are the same."""
     here, there = list(report.categories.values()), list(first.categories.values())
     try:
         refuse_others("classes", report.json_file, here, first.json_file, there)
@@ -110,7 +110,7 @@ def print_other_classes(report: Report, first: Report) -> bool:
 
 
 def print_copies(parts: Mapping[str, list[str]]) -> bool:
-    """Print of which pictures there are copies; returns whether two parts share one."""
+    """Print which pictures have copies; return whether two parts share a picture."""
     pairs, within = shared_copies(parts)
     if within:
         copies = sum(map(len, within))

@@ -1,6 +1,7 @@
-"""Copies of one picture: on both sides of a split they make AP too high.
+"""Copies of one picture, which make AP too high if they are on both sides of a split.
 
-They are files of the same bytes, or what Roboflow makes of one and calls NAME_jpg.rf.HASH.jpg.
+They are files of the same bytes, or Roboflow's variants of a picture, which it calls
+NAME_jpg.rf.HASH.jpg.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _COPY = re.compile(r"(.+?)(_(jpe?g|png|bmp|tiff?|webp))?\.rf\.[\w-]+(\.\w+)?", r
 
 
 def copies(pictures: Mapping[str, Path]) -> dict[str, str]:
-    """A group for each picture: that of its copies, or itself alone.
+    """A group for each picture: its copies and itself, or itself alone.
 
     Args:
-        pictures: by name; one that is not there is known by its name alone.
+        pictures: by name; a missing one is identified by its name alone.
     """
     groups = {name: _source(name) for name in pictures}
-    same: dict[str, str] = {}  # another group of the same pictures
+    same: dict[str, str] = {}  # a second group of the same pictures
 
     def first(group: str) -> str:
         while group in same:
@@ -42,7 +43,7 @@ def copies(pictures: Mapping[str, Path]) -> dict[str, str]:
 def shared_copies(
     parts: Mapping[str, Iterable[str]],
 ) -> tuple[list[tuple[str, str]], list[list[str]]]:
-    """Pictures of which there are copies.
+    """Pictures that have copies.
 
     Args:
         parts: the files of the pictures of each part of a data set, by its name.
@@ -66,13 +67,15 @@ def shared_copies(
 
 
 def _source(name: str) -> str:
-    """The name without what Roboflow adds to that of a copy."""
+    """The name without Roboflow's addition for a copy."""
     match = _COPY.fullmatch(Path(name).name)
     return f"{match[1]}.rf" if match else name
 
 
 def _equal_files(pictures: Mapping[str, Path]) -> list[list[str]]:
-    """Names of the same bytes. Few files are read: those of equal sizes, and then of equal ends."""
+    """Groups of files with the same bytes. Few files are read: those with equal sizes, and then
+    equal ends.
+    """
     groups = [list(pictures)]
     for feature in (_size, _end, _digest):
         groups = [
@@ -87,11 +90,11 @@ def _equal_files(pictures: Mapping[str, Path]) -> list[list[str]]:
 def _by_feature(
     pictures: Mapping[str, Path], feature: Callable[[Path], Any]
 ) -> Iterable[list[str]]:
-    """Names of pictures with equal features; files that cannot be read are for others to name."""
+    """Groups of pictures with equal features; files that cannot be read are reported elsewhere."""
     classes: dict[Any, list[str]] = defaultdict(list)
     for name, picture in pictures.items():
         with contextlib.suppress(OSError, ValueError):
-            if picture.is_file():  # to open a named pipe would wait for its writer
+            if picture.is_file():  # opening a named pipe would wait for its writer
                 classes[feature(picture)].append(name)
     return classes.values()
 
@@ -106,7 +109,7 @@ def _end(picture: Path) -> bytes:
         return file.read()
 
 
-_END = 1024  # bytes that differ in nearly all different pictures
+_END = 1024  # at this number of bytes nearly all different pictures differ
 
 
 def _digest(picture: Path) -> bytes:

@@ -12,7 +12,7 @@ __all__ = ["write_draft"]
 
 
 def write_draft(content: Any, folder: Path, stem: str) -> str:
-    """Write a file in COCO's format into a folder, under a name that is free there.
+    """Write a file in COCO's format into a folder, under a new name.
 
     Raises:
         DataError: it cannot be written.

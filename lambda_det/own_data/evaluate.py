@@ -1,4 +1,4 @@
-"""``lambda-det evaluate``: a trained detector on other data, beside what its run says of itself."""
+"""``lambda-det evaluate``: a trained detector on other data, beside the results of its run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ __all__ = ["ResultsOnData", "evaluate", "main"]
 logger = logging.getLogger(__name__)
 
 _PARTS = ("train", "val", "test")
-_ENDINGS = ("/AP", "/AP50", "/mIoU", "/PQ")  # of the names of results that are shown
+_ENDINGS = ("/AP", "/AP50", "/mIoU", "/PQ")  # endings of the names of results that are shown
 EXAMPLES = """
 On the test part of the data that the run was trained on, or of another folder:
   %(prog)s output/mine --part test
@@ -80,7 +80,7 @@ class _Data(NamedTuple):
         name: of its results' folder.
         labels: a file in COCO's format.
         images: the folder of its pictures.
-        source: the labels as the user has them.
+        source: the user's own labels.
     """
 
     name: str
@@ -94,14 +94,15 @@ class ResultsOnData:
     """A trained detector on some data.
 
     Attributes:
-        folder: of predictions, configuration and log, of which ``lambda-det report`` makes a page.
+        folder: with predictions, configuration and log, from which ``lambda-det report`` makes a
+            page.
         weights: file and step, for a reader.
-        data: what was evaluated on, and how many images.
+        data: the data of the evaluation, and the number of images.
         results: by their names in metrics.json.
         own: results of the run's own evaluation after the same step; {} where there was none.
-        trained_on: how many of the images were trained on; None where it cannot be seen.
+        trained_on: how many of the images were trained on; None where this is unknown.
         images: number of all images.
-        classes: results by class of boxes and, where there are some, of masks.
+        classes: results by class for boxes and, if there are any, for masks.
     """
 
     folder: Path
@@ -114,7 +115,7 @@ class ResultsOnData:
     classes: Sequence[Detections] = field(default=())
 
     def sentences(self) -> list[str]:
-        """What was evaluated on what, and what its figures cannot say."""
+        """The weights and the data of the evaluation, and what its figures cannot show."""
         lines = [f"{self.weights}, evaluated on {self.data}."]
         if self.trained_on is None:
             lines.append("Whether these images were trained on cannot be seen.")
@@ -161,18 +162,18 @@ def evaluate(
     raw: bool = False,
     opts: Sequence[str] = (),
 ) -> ResultsOnData:
-    """Evaluate a trained detector, and leave the results in a folder of their own.
+    """Evaluate a trained detector, and write the results to a separate folder.
 
     Args:
         run: its folder, or one of its checkpoints.
         data: the folder of a data set; None for that of the run.
-        part: "train", "val" or "test"; None for the test part, or the one that there is.
+        part: "train", "val" or "test"; None for the test part, or the only existing one.
         labels, images: a file or folder of labels in place of ``data``, and its pictures.
         output: the folder for the results; None for one below "evaluations" of the run's.
         checkpoint, raw, opts: of :func:`lambda_det.detection.saved_run.open_run`.
 
     Raises:
-        UserError: one sentence on what cannot be.
+        UserError: one sentence on what cannot work.
     """
     saved = open_run(run, checkpoint, raw=raw, opts=opts)
     home = Path(saved.origin.file).parent
@@ -181,7 +182,7 @@ def evaluate(
         folder = Path(output) if output else home / "evaluations" / (chosen.name if chosen else "")
         refuse_other_run(folder, "--output")
         folder.mkdir(parents=True, exist_ok=True)
-        for earlier in folder.glob("inference*"):  # of other weights
+        for earlier in folder.glob("inference*"):  # the results are of other weights
             shutil.rmtree(earlier)
         if chosen:
             copied = folder / f"{chosen.name}.json"
@@ -207,7 +208,7 @@ def evaluate(
         trained_on = len({file for file, _ in pairs})
     where = chosen.source if chosen else ", ".join(task.parts.test_names)
     classes: Sequence[Detections] = ()
-    with contextlib.suppress(UserError):  # a model of semantic masks, or one that finds nothing
+    with contextlib.suppress(UserError):  # the model predicts semantic masks, or nothing
         classes = evaluate_run(folder).results
     evaluated = ResultsOnData(
         folder,
@@ -232,7 +233,7 @@ def _data(
     images: str | None,
     draft: Path,
 ) -> _Data | None:
-    """What the flags name; None for the data that the run is evaluated on.
+    """The data that the flags name; None for the data on which the run is evaluated.
 
     Raises:
         ConfigError: flags do not go together.
@@ -274,7 +275,7 @@ def _data(
 
 
 def _by_name(parts: Sequence[Any]) -> Iterable[tuple[str, Any]]:
-    """Parts by name: of two, the second one is called val as well as test."""
+    """Parts by name; with two parts, the second one is both val and test."""
     names = {1: ("train",), 2: ("train", "val"), 3: _PARTS}[len(parts)]
     yield from zip(names, parts, strict=True)
     if len(parts) == 2:
@@ -296,7 +297,7 @@ def _parts_of_run(cfg: CfgNode, home: Path) -> dict[str, tuple[str, str, str]]:
 
 
 def _named(labels: str, images: str, source: str) -> _Data:
-    """With a name that says the content of the labels."""
+    """Add a name that identifies the content of the labels."""
     path = Path(labels)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     stem = path.stem.removesuffix(f"_{digest}")
@@ -304,13 +305,14 @@ def _named(labels: str, images: str, source: str) -> _Data:
 
 
 def _configuration(saved: SavedRun, folder: Path, data: _Data | None) -> CfgNode | DictConfig:
-    """That of the run, on other data and with another folder."""
+    """The configuration of the run with other data and another folder."""
     config = copy.deepcopy(saved.config)
     if isinstance(config, DictConfig):
         config.train.output_dir = str(folder)
         return config
     config.OUTPUT_DIR, config.MODEL.WEIGHTS = str(folder), saved.origin.file
-    if not Path(config.DATASETS.TRAIN_IMAGES).is_dir():  # moved since, and not needed
+    # may have been moved since, and is not needed
+    if not Path(config.DATASETS.TRAIN_IMAGES).is_dir():
         config.DATASETS.TRAIN_JSON = config.DATASETS.TRAIN_IMAGES = ""
     if data:
         config.DATASETS.TEST_JSON = str(data.labels.absolute())
@@ -327,7 +329,7 @@ def _pictures(names: Iterable[str]) -> list[str]:
 
 
 def _trained_pictures(config: CfgNode | DictConfig) -> list[str]:
-    """The files that a run was trained on; [] where that cannot be seen."""
+    """The files on which a run was trained; [] where that is unknown."""
     if isinstance(config, DictConfig) or not config.DATASETS.TRAIN_JSON:
         return []
     with contextlib.suppress(UserError):
@@ -337,7 +339,7 @@ def _trained_pictures(config: CfgNode | DictConfig) -> list[str]:
 
 
 def _keep(evaluated: ResultsOnData) -> None:
-    """Write what the page of an evaluation says of it."""
+    """Write the facts for the page of an evaluation."""
     content = {
         "sentences": evaluated.sentences(),
         "results": {name: result._asdict() for name, result in evaluated.results.items()},

@@ -22,7 +22,7 @@ __all__ = ["Split", "hold_out", "part_of", "smallest_share"]
 logger = logging.getLogger(__name__)
 
 
-SHARES = (0.1, 0.2, 0.3, 0.5)  # that are tried where none is asked for
+SHARES = (0.1, 0.2, 0.3, 0.5)  # the shares that are tried where none is given
 
 
 class Split(NamedTuple):
@@ -30,10 +30,11 @@ class Split(NamedTuple):
 
     Attributes:
         share: of the images, above 0 and below 1, by the hash of their names.
-        group_by: a regular expression. Images whose names match the same (of an expression with
-            groups, the first one) stay on one side; another image is alone. By default copies of
-            one picture stay on one side.
-        stratify: each class has its share, as far as groups allow, and not only the images.
+        group_by: a regular expression. Images stay on one side if their names have the same match
+            (the first group of an expression with groups); an image without a match is alone. By
+            default the copies of one picture stay on one side.
+        stratify: each class, and not only all images together, has its share, as far as groups
+            allow.
     """
 
     share: float
@@ -46,7 +47,7 @@ class Split(NamedTuple):
     def check(self) -> None:
         """
         Raises:
-            ConfigError: the share or the regular expression cannot be.
+            ConfigError: the share or the regular expression is invalid.
         """
         if not 0 < self.share < 1:
             raise ConfigError(f"{self}: give a share between 0 and 1, such as 0.1.")
@@ -60,7 +61,7 @@ def _digest(name: str) -> bytes:
 
 
 def smallest_share(json_file: str, image_folder: str, group_by: str = "", *, folder: Path) -> float:
-    """The smallest share that holds out an image and leaves some of each class; 0.0 for none.
+    """The smallest share that holds out an image and leaves images of each class; 0.0 for none.
 
     Args:
         json_file, image_folder, folder: as of :func:`hold_out`.
@@ -86,9 +87,9 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
         The files to train on and to evaluate on.
 
     Raises:
-        ConfigError: the split cannot be.
-        DataError: the file is not in COCO's format; or no image would be held out, none would
-            remain, or none of a class would remain.
+        ConfigError: the split is invalid.
+        DataError: the file is not in COCO's format; or no image would be held out, or none would
+            remain, in all or of a class.
     """
     split.check()
     report = file_report(json_file, image_folder)
@@ -136,7 +137,7 @@ def _held_out(content: Mapping[str, Any], image_folder: str, split: Split) -> se
     for image, name in zip(content["images"], names, strict=True):
         groups[group_of[name]].append(image["id"])
     if not split.stratify:
-        # Only the name decides, so images that are added later do not move others
+        # only the name decides, so images that are added later do not move others
         limit = split.share * 2**64
         names = [name for name in groups if int.from_bytes(_digest(name)[:8], "big") < limit]
         return {id for name in names for id in groups[name]}
@@ -152,7 +153,7 @@ def _held_out(content: Mapping[str, Any], image_folder: str, split: Split) -> se
 
 
 def _groups_by(expression: str, names: Sequence[str]) -> dict[str, str]:
-    """The group of each name: what the expression finds in it, else the name.
+    """The group of each name: the match of the expression, or the name itself.
 
     Raises:
         ConfigError: no name matches.
@@ -167,7 +168,7 @@ def _groups_by(expression: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def _stratified(counts: Mapping[str, Counter], shares: Sequence[float]) -> dict[str, int]:
-    """The part of each group, so that each class has its shares: Sechidis et al., ECML 2011.
+    """The part of each group, such that each class has its shares: Sechidis et al., ECML 2011.
 
     Args:
         counts: by group the images of each class, and all of them as None.
@@ -177,7 +178,7 @@ def _stratified(counts: Mapping[str, Counter], shares: Sequence[float]) -> dict[
     wanted = [{kind: share * count for kind, count in left.items()} for share in shares]
     waiting, parts = dict(sorted(counts.items(), key=lambda row: _digest(row[0]))), {}
     while waiting:
-        # The rarest class first, at last images without one
+        # the rarest class first, and images without objects last
         rare = min(filter(left.get, left), key=lambda kind: (kind is None, left[kind], str(kind)))
         chosen = [name for name in waiting if counts[name][rare]]
         for name in sorted(chosen, key=lambda name: -counts[name][rare]):

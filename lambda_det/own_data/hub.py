@@ -71,16 +71,16 @@ Send them, as the account of `hf auth login` or of the token in HF_TOKEN:
 
 
 def of_hub(source: Any) -> Any:
-    """Fetch the detector that hf://OWNER/NAME names; anything else is returned as it is.
+    """Fetch the detector that hf://OWNER/NAME names; any other source is returned as it is.
 
     Args:
         source: as a Predictor takes it. hf://OWNER/NAME/FILE.onnx is an exported detector.
 
     Returns:
-        The folder with the weights, which record what they are of, or the file, on this machine.
+        The local folder with the weights, which record their network, or the local file.
 
     Raises:
-        ConfigError: opening what is there could run a program.
+        ConfigError: opening the files could run a program.
         DataError: it cannot be fetched, or is something else.
     """
     if not str(source).startswith("hf://"):
@@ -99,7 +99,7 @@ def of_hub(source: Any) -> Any:
         folder = Path(snapshot_download(f"{owner}/{name}", allow_patterns=wanted))
     if lacking := [part for part in wanted if not (folder / part).is_file()]:
         raise DataError(f"{source} has no {lacking[0]}, which lambda-det push writes.")
-    beside = folder / _CONFIG  # which another program may have fetched
+    beside = folder / _CONFIG  # another program may have fetched it
     if not file and beside.is_file() and is_lazy_file(beside):
         raise ConfigError(
             f"{source} is a LazyConfig, which names programs to call: look at {folder}, and name "
@@ -110,10 +110,10 @@ def of_hub(source: Any) -> Any:
 
 @contextlib.contextmanager
 def _connection(failed: str, instead: str) -> Iterator[None]:
-    """Make a sentence of what huggingface_hub raises, whose advice has many lines."""
+    """Turn errors of huggingface_hub, whose advice has many lines, into one sentence."""
     try:
         yield
-    except Exception as error:  # it and its HTTP client have errors of many types
+    except Exception as error:  # the library and its HTTP client raise errors of many types
         said = reason(error).partition(". ")[0][:200]
         raise DataError(
             f"{failed} ({type(error).__name__}: {said}): look at the name, the connection and the "
@@ -124,17 +124,17 @@ def _connection(failed: str, instead: str) -> Iterator[None]:
 def write_folder(
     run: Path, repository: str, folder: Path, license: str, checkpoint: str = "best"
 ) -> None:
-    """Write what is sent: model card, weights, configuration and a detector as ONNX.
+    """Write the files to send: model card, weights, configuration and a detector as ONNX.
 
     Args:
         run: the folder of a training of a detector.
         repository: OWNER/NAME.
-        folder: made if need be. Files of an earlier call are replaced.
+        folder: is made if necessary. Files of an earlier call are replaced.
         license: an identifier of the Hub.
         checkpoint: as :func:`lambda_det.training.checkpoint_files.choose_checkpoint` takes it.
 
     Raises:
-        UserError: one sentence on what cannot be. The folder is as it was.
+        UserError: one sentence on what cannot work. The folder stays as it was.
     """
     # Matplotlib takes a second, and `import lambda_det` imports this module
     from lambda_det.own_data.report.reading import label_of, results_of
@@ -177,7 +177,7 @@ def write_folder(
 
 
 def _without_folders(value: Any) -> Any:
-    """Plain values with names in place of absolute paths, which concern nobody else."""
+    """Plain values with names in place of absolute paths, which are private."""
     if isinstance(value, Mapping):
         return {key: _without_folders(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -208,7 +208,7 @@ def _card(
     *,
     has_onnx: bool,
 ) -> str:
-    """The model card: what the Hub reads of it, and a text.
+    """The model card: the metadata for the Hub, and a text.
 
     Args:
         repository: OWNER/NAME.
@@ -217,7 +217,7 @@ def _card(
         classes: their names.
         results: values of those weights by their labels.
         license: an identifier of the Hub.
-        has_onnx: whether an exported detector is sent, too.
+        has_onnx: whether an exported detector is also sent.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -268,7 +268,9 @@ def _card(
 
 
 def markdown(text: str) -> str:
-    """A text that Markdown shows as it is, in one line: no picture, link, table or HTML."""
+    """Escape a text, so Markdown shows it literally and in one line: no picture, link, table or
+    HTML.
+    """
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return re.sub(r"([\\`*_{}\[\]()<>#+!|~&$:@.^=])", r"\\\1", line)
 

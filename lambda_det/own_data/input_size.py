@@ -1,9 +1,10 @@
-"""The size of the input and the finest map of a recipe, as the objects and the pictures want them.
+"""The size of the input and the finest map of a recipe, fitted to objects and pictures.
 
-An anchor meets an object of its own size only from four strides of its map on (``recipe.py``):
-smaller objects are not resolved by that map. Where they are more than a third, the recipe gets a
-map of half the stride, and then a larger input until they are a tenth. A step takes twice the time
-at most. docs/results.md has what was measured of the rule; its three limits are guesses.
+An anchor matches an object of its own size only from four strides of its map on (``recipe.py``):
+that map does not resolve smaller objects. Where they are more than a third of all objects, the
+recipe gets a map of half the stride, and then a larger input until they are a tenth. A step takes
+at most twice the time. docs/results.md has what was measured of the rule; its three limits are
+guesses.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from lambda_det.own_data.recipe import LEAST_BOXES, STRIDES_PER_ANCHOR, map_stri
 
 __all__ = ["FittedInput", "fit_input", "sizes_for"]
 
-LARGEST_SCALE = 2  # of an image: more pixels than that show nothing new, and take time
-MOST_SMALL = 1 / 3  # of the objects, up to which a recipe stays as it is
-FEW_SMALL = 0.1  # of the objects: no larger input for the smallest tenth
+LARGEST_SCALE = 2  # scale of an image: more pixels than that show nothing new, and take time
+MOST_SMALL = 1 / 3  # share of the objects up to which a recipe stays as it is
+FEW_SMALL = 0.1  # share of the objects: the smallest tenth gets no larger input
 LARGEST_COST = 2.0  # of a step, relative to one of the recipe
 # The time of a step is a constant, and a part that grows with the pixels. Fitted to the recipe with
 # MobileNet-v2 on one core: 0.71 and 0.99 s at 384 and 512 pixels, with the finer map 0.78, 1.19
@@ -37,7 +38,7 @@ _FINER = {"res3": "res2", "p3": "p2"}
 
 
 class FittedInput(NamedTuple):
-    """What follows from the sizes of pictures and objects.
+    """The keys that follow from the sizes of pictures and objects.
 
     Attributes:
         keys: of the configuration, with their values and the reasons.
@@ -55,14 +56,14 @@ def fit_input(
     typed: Collection[str],
     size: int | None = None,
 ) -> FittedInput:
-    """The size of the input, and a finer map for small objects.
+    """Choose the size of the input, and a finer map for small objects.
 
     Args:
         cfg: the recipe.
         images: with id, width and height, as in COCO's format.
         annotations: as in COCO's format.
-        typed: keys of the command line. A size or a map among them: objects change neither.
-        size: of the shorter side in the test, in pixels, that is typed; None where it is to follow.
+        typed: keys of the command line. If a size or a map is among them, objects change neither.
+        size: the typed shorter side in the test, in pixels; None if it follows from the data.
     """
     keys: dict[str, tuple[Any, str]] = {}
     base = cfg.INPUT.MIN_SIZE_TEST
@@ -145,7 +146,7 @@ def _sides(
 
 
 def _finer_maps(cfg: CfgNode) -> dict[str, Any]:
-    """Keys that put a map of half the stride before the others; {} where there is none."""
+    """Keys that put a map of half the stride before the others; {} where no such map exists."""
     features = {key: list(attrgetter(key)(cfg)) for key in _MAPS}
     if not all(names and names[0] in _FINER for names in features.values()):
         return {}
@@ -159,15 +160,15 @@ def _finer_maps(cfg: CfgNode) -> dict[str, Any]:
 def _side(
     sides: np.ndarray, base: float, largest: float, least: int, finer: bool
 ) -> tuple[float, str]:
-    """The shorter side at which all but the smallest tenth have ``least`` pixels, within limits.
+    """The shorter side at which all objects except the smallest tenth have ``least`` pixels.
 
     Args:
         sides: of the objects, where the shorter side has ``base`` pixels.
-        largest: of the shorter side, that pictures of this size are worth.
+        largest: of the shorter side for pictures of this size.
         finer: whether the finer map is used.
 
     Returns:
-        Pixels of the shorter side, and the limit that may have held them back.
+        Pixels of the shorter side within the limits, and the limit that was reached, if any.
     """
     pixels = _OF_PIXELS + (_OF_FINER_MAP if finer else 0)
     affordable = base * math.sqrt((LARGEST_COST - _CONSTANT) / pixels)

@@ -1,8 +1,9 @@
-"""The parts of a data set in the folders of usual tools: what is trained on, and evaluated on.
+"""The parts of a data set, to train and to evaluate on, in the folders of usual tools.
 
 Those of Roboflow and Ultralytics (train, valid, test, with images and labels), of Pascal VOC
 (Annotations, JPEGImages, ImageSets/Main), of COCO (annotations beside train2017 and val2017), and
-one folder of pictures with a file of labels each. What has no word of a part is the training part.
+one folder of pictures with a file of labels each. Anything without a word for a part is the
+training part.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Part(NamedTuple):
     Attributes:
         labels: a file in COCO's format.
         images: the folder of its pictures.
-        source: the labels as the user has them, for messages.
+        source: the user's own labels, for messages.
     """
 
     labels: Path
@@ -67,13 +68,13 @@ def find_parts(
 
     Args:
         place: its folder, or YOLO's data.yaml in it.
-        images: the folder of the pictures, by parts or not; None if they are in ``place``.
-        folder: for files in COCO's format that are made of labels of other formats.
+        images: the folder of the pictures, with or without parts; None if they are in ``place``.
+        folder: for files in COCO's format that are made from labels of other formats.
 
     Returns:
-        The name of the format, and the parts: what to train on; what to evaluate on, if that is
-        apart; and, beside those two, a test part. Labels that are converted get the classes of all
-        parts.
+        The name of the format, and the parts: what to train on; what to evaluate on, if it is
+        separate; and a test part in addition to those two. Labels that are converted get the
+        classes of all parts.
 
     Raises:
         DataError: nothing there is of a known format, or it is not clear what belongs together.
@@ -96,7 +97,7 @@ def find_parts(
 
 
 def find_images(labels: str | Path) -> Path:
-    """The folder of the pictures of labels, where none is named: in or beside them.
+    """The folder of the pictures of labels, in or beside them, where none is named.
 
     Raises:
         DataError: no folder there holds the pictures of a file in COCO's format, or several do.
@@ -109,17 +110,17 @@ def find_images(labels: str | Path) -> Path:
 
 # ----------------------------------------------------------------------------------- words of parts
 def _named_part(path: Path, root: Path) -> str:
-    """The part that a path below a folder is of, by the last of its words that names one; or ""."""
+    """The part of a path below a folder, by the last of its words that names one; or ""."""
     below = path.relative_to(root) if path.is_relative_to(root) else Path()
     words = [word.lower() for word in _WORD.findall(below.as_posix())]
     return next((_PART_OF_WORD[word] for word in reversed(words) if word in _PART_OF_WORD), "")
 
 
-_WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of TrainImages, for one, two
+_WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # TrainImages, for example, has two words
 
 
 def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
-    """Groups by part, of which one is to train on: the one of no part, if no other one is.
+    """Groups by part with one to train on: the group without a part, if no other is.
 
     Raises:
         DataError: there are groups of parts, but none to train on.
@@ -143,7 +144,7 @@ def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------------------- of COCO's
 def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
-    # COCO's own files of keypoints, captions, stuff and segments stand beside those of instances
+    # COCO's own files of keypoints, captions, stuff and segments lie beside those of instances
     instances = [file for file in files if file.name.startswith("instances")]
     groups: dict[str, list[Path]] = {}
     for file in instances or files:
@@ -190,13 +191,14 @@ def _contents(
 def _split(
     content: dict[str, Any], root: Path, home: Path, of_one: bool
 ) -> dict[str, dict[str, Any]]:
-    """Content by part: by the folder of the labels, their subset, or the folder of the picture.
+    """Divide content into parts: by the folder of the labels, their subset, or the folder of the
+    picture.
 
     Args:
         content: of all labels.
         root: the folder of the labels.
         home: the folder of the pictures.
-        of_one: whether a file of labels is of one picture, so that its own name does not count.
+        of_one: whether a file of labels belongs to one picture, so its own name does not count.
 
     Raises:
         DataError: there is a part to train on, and labels of no part beside it.
@@ -215,7 +217,7 @@ def _split(
         if source.suffix.lower() not in PICTURES:
             labelled.setdefault(part, []).append(source)
     if "" in ids and "" not in labelled and len(ids) > 1:
-        del ids[""]  # pictures without labels, beside those of parts
+        del ids[""]  # pictures without labels, beside the pictures of parts
     if "" in ids and "train" in ids:
         raise DataError(
             f"{root}: {len(labelled[''])} of {sum(map(len, labelled.values()))} labels are in no "
@@ -227,14 +229,15 @@ def _split(
     parts = {}
     for part, chosen in _with_train(root, ids).items():
         parts[part] = part_of(content, chosen)
-        findings = content["info"]["findings"] if part == "train" else []  # they are of all parts
+        # they belong to all parts
+        findings = content["info"]["findings"] if part == "train" else []
         name = _common_folder(labelled.get(part, []), root) or f"{root} ({part})"
         parts[part]["info"] = {**content["info"], "labels": name, "findings": findings}
     return parts
 
 
 def _common_folder(files: Iterable[Path], root: Path) -> str:
-    """The folder below another one that files are in; "" if there is none."""
+    """The folder of files below another one; "" if there is none."""
     folders = {os.path.abspath(file.parent) for file in files}
     common = Path(os.path.commonpath(folders)) if folders else root
     below = os.path.relpath(common, os.path.abspath(root)) if folders else "."
@@ -263,7 +266,7 @@ def _named_by_yolo(file: Path) -> dict[str, Content]:
     """The labels of the parts that data.yaml names, or lists beside it; {} if there are none.
 
     Raises:
-        DataError: what it names is not there, or it names parts, but none to train on.
+        DataError: a path is missing, or it names parts, but none to train on.
     """
     content = yolo_content(file)
     if not any(_part_of_key(key) for key in content):
@@ -286,7 +289,7 @@ def _named_by_yolo(file: Path) -> dict[str, Content]:
             f"{file} names pictures for {' and '.join(paths)}, but not for train; its keys are "
             f"{listed(content, 9)}."
         )
-    if paths.get("val") == paths.get("train"):  # as in examples that show that a model learns
+    if paths.get("val") == paths.get("train"):  # as in examples that overfit on purpose
         paths.pop("val", None)
     contents = {}
     for part in paths:
@@ -301,10 +304,10 @@ def _part_of_key(key: Any) -> str | None:
 
 
 def _values(file: Path, key: Any, value: Any, is_part: bool) -> list[str]:
-    """The texts of a key of data.yaml.
+    """The paths of a key of data.yaml.
 
     Raises:
-        DataError: the key names a part, and its value can be no path.
+        DataError: the key names a part, and its value cannot be a path.
     """
     values = value if isinstance(value, list) else [value]
     if is_part and value and not all(isinstance(text, str) for text in values):
@@ -316,7 +319,7 @@ def _values(file: Path, key: Any, value: Any, is_part: bool) -> list[str]:
 
 
 def _lists_beside(file: Path) -> dict[str, str]:
-    """Lists of pictures that are called like parts, train.txt for one, beside the names."""
+    """Lists of pictures with names of parts, such as train.txt, beside the names of classes."""
     lists = {}
     for path in sorted(file.parent.glob("*.txt")):
         if _part_of_key(path.stem):
@@ -329,7 +332,7 @@ def _lists_beside(file: Path) -> dict[str, str]:
 def _refuse_typing_error(file: Path, key: Any, values: list[str], homes: Iterable[Path]) -> None:
     """
     Raises:
-        DataError: a key that is nearly the name of a part names pictures, or what may be a path.
+        DataError: a key that is nearly the name of a part names pictures, or something like a path.
     """
     if not isinstance(key, str):
         return
@@ -349,13 +352,13 @@ def _places(file: Path, part: str, values: list[str], homes: Iterable[Path]) -> 
     """The folders and lists that data.yaml names for a part.
 
     Raises:
-        DataError: one is not there.
+        DataError: one is missing.
     """
     is_darknet = file.suffix not in (".yaml", ".yml")
     places = {text: _place(text, homes, is_darknet) for text in values}
     missing = [text for text, place in places.items() if place is None]
     if missing and part == "test" and len(missing) == len(places):
-        # Roboflow writes the name of a part that it has no pictures for
+        # Roboflow also writes the names of parts without pictures
         logger.warning(f"{file}: its test part is not there ({listed(missing)})")
         return []
     if missing:
@@ -375,12 +378,12 @@ def _seen(folder: Path) -> str:
 def _place(value: str, homes: Iterable[Path], is_elsewhere: bool = False) -> Path | None:
     """The folder or list of pictures that data.yaml names.
 
-    Roboflow's are one level too high. Of a path of another machine the last parts do, if they have
-    the word for the part.
+    Roboflow's paths are one level too high. For a path of another machine the last parts suffice,
+    if they have the word for the part.
 
     Args:
         value: the path.
-        homes: folders that it may begin in.
+        homes: folders in which it may begin.
         is_elsewhere: whether it begins in another folder, as the paths of Darknet do.
     """
     text = value.strip().replace("\\", "/")
@@ -400,10 +403,10 @@ def _place(value: str, homes: Iterable[Path], is_elsewhere: bool = False) -> Pat
 def _pictures_in(
     file: Path, part: str, places: list[Path], homes: Iterable[Path]
 ) -> tuple[list[Path], Path]:
-    """The pictures of folders and lists, and a folder that they are in.
+    """The pictures of folders and lists, and a folder that holds all of them.
 
     Raises:
-        DataError: a picture of a list is not there, or there is none.
+        DataError: a picture of a list is missing, or there is none.
     """
     paths: dict[Path, None] = {}
     for place in places:

@@ -1,4 +1,4 @@
-"""What of a machine, and of the processes on it, a recipe depends on."""
+"""The facts of a machine and its processes on which a recipe depends."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Machine"]
 
 
 class Machine(NamedTuple):
-    """Where a training is to run.
+    """The machine of a training.
 
     Attributes:
-        device: that PyTorch finds, or that is typed.
+        device: the one that PyTorch finds, or the typed one.
         processes: of the training, on all machines together.
-        memory: GiB of the smallest GPU that is used on this machine; None without one. Not what is
-            free: a run that is started again has to get the same batch.
-        is_alone: whether no other machine, and no other process, chooses as this one does.
+        memory: GiB of the smallest GPU that is used on this machine; None without one. It is not
+            the free memory, because a run that is started again must get the same batch.
+        is_alone: whether this process is the only one, on one machine, that chooses.
     """
 
     device: str
@@ -34,7 +34,7 @@ class Machine(NamedTuple):
         """
         Args:
             args: of the command line.
-            device: that is typed; None for the best that PyTorch finds here.
+            device: the typed one; None for the best that PyTorch finds here.
 
         Raises:
             ConfigError: there is no such device.

@@ -15,12 +15,13 @@ __all__ = ["folder_of_coco"]
 
 
 def folder_of_coco(file: Path, above: Path, is_of_part: Callable[[Path], bool]) -> Path:
-    """The folder below which the names in a file of COCO's format lead to its pictures.
+    """The folder from which the names in a file of COCO's format lead to its pictures.
 
     Args:
         file: in COCO's format.
         above: the folder that is searched.
-        is_of_part: whether a folder is of the same part of the data as the file; such come first.
+        is_of_part: whether a folder belongs to the same part of the data as the file; such folders
+            come first.
 
     Raises:
         DataError: no folder holds its pictures, or several hold the same names.
@@ -38,7 +39,7 @@ def folder_of_coco(file: Path, above: Path, is_of_part: Callable[[Path], bool]) 
 
 
 def _names(file: Path) -> list[str]:
-    """Of the pictures; what is no name is for the reader of the file to refuse."""
+    """The names of the pictures; the reader of the file refuses values that are no names."""
     images = read_json(str(file)).get("images")
     entries = images if isinstance(images, list) else []
     names = [entry.get("file_name") for entry in entries if isinstance(entry, dict)]
@@ -46,7 +47,7 @@ def _names(file: Path) -> list[str]:
 
 
 def _folders(above: Path) -> list[Path]:
-    """The folder and those below it that files lie in, at any depth."""
+    """The folder and the folders below it, at any depth, that hold files."""
     folders = {above: None}
     for path in walk(above):
         for folder in path.parents:
@@ -65,7 +66,7 @@ def _holds(folder: Path, names: Collection[str]) -> bool:
 def _spread(
     file: Path, above: Path, names: Collection[str], is_of_part: Callable[[Path], bool]
 ) -> Path:
-    """The folder above the pictures that the ends of some names lead to."""
+    """The folder above the pictures to which the ends of some names lead."""
     pictures, places = PictureFolder(above), {}
     for name in names:
         found = pictures.named(name)[1]

@@ -1,8 +1,8 @@
-"""Own data before a training: labels become COCO files, flags and recipe keys of a configuration.
+"""Own data before a training: labels become COCO files; flags and the recipe become keys.
 
 :func:`prepare` ends before the task begins. It is a function of data, machine and flags. Training,
-evaluation and the page of a run know only what it leaves: files in COCO's format in the folder of
-the run, and keys of Detectron2 and of ours.
+evaluation and the page of a run use only its result: files in COCO's format in the folder of the
+run, and keys of Detectron2 and of this package.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ __all__ = ["FOLDER", "SOURCES", "add_flags", "prepare"]
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "data"  # of the files in COCO's format, in that of the run
+FOLDER = "data"  # the folder of the files in COCO's format, within the run's
 SMALLEST = 32  # pixels, the stride of a backbone
-SOURCES = "sources.json"  # in it: what the files were made of
+SOURCES = "sources.json"  # a file in it: the labels from which the files were made
 _PARTS = ("train", "test")
 _KEYS = [f"DATASETS.{part.upper()}_{what}" for part in _PARTS for what in ("JSON", "IMAGES")]
-Row = tuple[str, str, str]  # of the table: what, the choice, and why
+Row = tuple[str, str, str]  # a row of the table: what, the choice, and why
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -103,14 +103,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Put a configuration in the place of flags for own data, and files in that of its labels.
+    """Replace the flags for own data by a configuration, and the labels by files.
 
-    With ``--resume`` the data and the recipe of the run stand; of ``--data`` is only seen whether
-    it has changed since.
+    With ``--resume`` the data and the recipe of the run stay; ``--data`` is only checked for
+    changes since then.
 
     Args:
         args: of a parser with :func:`add_flags`. ``config_file`` and ``opts`` become those of the
-            configuration, and ``records`` what there is to log.
+            configuration, and ``records`` the messages to log.
 
     Raises:
         ConfigError: there is neither a file nor data, or flags do not go together.
@@ -123,7 +123,7 @@ def prepare(args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _recording() -> Iterator[list[dict[str, Any]]]:
-    """Keep what is logged for the log of the run, which is not open yet."""
+    """Keep messages for the log of the run, which is not open yet."""
     records: list[dict[str, Any]] = []
 
     class Recorder(logging.Handler):
@@ -185,7 +185,7 @@ def _prepare(args: argparse.Namespace) -> None:
             keys |= recipe.fit_schedule(cfg)
     keys |= files | {"RECIPE.ENABLED": False, "RECIPE.KEEP": sorted(kept)}
     args.opts = [*_words(keys), *args.opts]
-    # The keys count from here on
+    # the keys count from here on
     args.data = args.train_json = args.train_images = args.test_json = args.test_images = None
 
 
@@ -197,9 +197,10 @@ def _keys_of_file(
     draft: Path,
     rows: list[Row],
 ) -> dict[str, Any]:
-    """Keys that belong to the file of the configuration, which is chosen where none is named.
+    """The file of the configuration, chosen where none is named, and keys that belong to it.
 
-    Where ``MODEL.WEIGHTS`` is the checkpoint of a detector, it is the configuration of that.
+    Where ``MODEL.WEIGHTS`` is the checkpoint of a detector, it is the configuration of that
+    detector.
     """
     if args.config_file is not None:
         return {}
@@ -231,11 +232,12 @@ def _keys_of_file(
 
 
 def _earlier_detector(typed: Mapping[str, str]) -> SavedRun | None:
-    """The detector whose checkpoint is typed as MODEL.WEIGHTS; None for other weights, or none."""
+    """The detector whose checkpoint is typed as MODEL.WEIGHTS; None for other weights."""
     file = typed.get("MODEL.WEIGHTS", "")
     if not file or not Path(file).is_file():
         return None
-    with contextlib.suppress(ConfigError, WeightsError):  # of a backbone, or of another trainer
+    # it is of a backbone, or of another trainer
+    with contextlib.suppress(ConfigError, WeightsError):
         earlier = open_run(file)
         return earlier if isinstance(earlier.config, CfgNode) else None
     return None
@@ -244,7 +246,7 @@ def _earlier_detector(typed: Mapping[str, str]) -> SavedRun | None:
 def _keys_of_flags(args: argparse.Namespace, typed: Mapping[str, str]) -> dict[str, Any]:
     """
     Raises:
-        ConfigError: a batch or a size cannot be, or sizes stand among the keys, too.
+        ConfigError: a batch or a size is invalid, or sizes are also among the keys.
     """
     keys: dict[str, Any] = {}
     if args.size is not None:
@@ -281,7 +283,7 @@ def _words(keys: Mapping[str, Any]) -> list[str]:
 
 
 def _folder(args: argparse.Namespace, typed: Mapping[str, str]) -> Path:
-    """That of the run."""
+    """The folder of the run."""
     if "OUTPUT_DIR" in typed:
         return Path(typed["OUTPUT_DIR"])
     return Path((load_config(args) if args.config_file else get_config(DEFAULT)).OUTPUT_DIR)
@@ -292,8 +294,9 @@ class _Data(NamedTuple):
     """The parts of a data set.
 
     Attributes:
-        parts: files in COCO's format by "train", "test" and "rest", a test part that is left alone.
-        wholes: the files before images were held out, by the same names.
+        parts: files in COCO's format by "train", "test" and "rest"; the last is a test part that is
+            not used.
+        wholes: the files from before images were held out, by the same names.
         split: what was held out; None for nothing.
     """
 
@@ -303,7 +306,7 @@ class _Data(NamedTuple):
 
 
 def _read_labels(args: argparse.Namespace, draft: Path, rows: list[Row]) -> dict[str, Any]:
-    """Labels of any format as files of COCO's, each with the folder of its pictures, by part.
+    """Convert labels of any format to COCO files, each with the folder of its pictures, by part.
 
     Raises:
         ConfigError: flags do not go together.
@@ -345,7 +348,7 @@ def _read_labels(args: argparse.Namespace, draft: Path, rows: list[Row]) -> dict
 
 
 def _read_data(args: argparse.Namespace, draft: Path, rows: list[Row]) -> _Data:
-    """The data that flags name; with images held out, where nothing is named to evaluate on."""
+    """The data that flags name, with images held out where nothing to evaluate on is named."""
     parts = _read_labels(args, draft, rows)
     asked = args.data or (args.config_file is None and args.train_json)
     group_by, stratify = args.group_by or "", bool(args.stratify)
@@ -370,7 +373,7 @@ def _read_data(args: argparse.Namespace, draft: Path, rows: list[Row]) -> _Data:
 def _check_choice(args: argparse.Namespace) -> None:
     """
     Raises:
-        ConfigError: there is nothing that a recipe could be chosen by.
+        ConfigError: there is nothing by which a recipe could be chosen.
     """
     if args.eval_only or not (args.data or args.train_json):
         raise ConfigError(
@@ -380,7 +383,7 @@ def _check_choice(args: argparse.Namespace) -> None:
 
 
 def _write_data(args: argparse.Namespace, folder: Path, data: _Data) -> dict[str, str]:
-    """Write the parts into the folder of the run; returns the keys that name them.
+    """Write the parts into the folder of the run; return the keys that name them.
 
     Raises:
         ConfigError: the folder holds another run.
@@ -420,7 +423,7 @@ def _keys_of(part: str, path: Path, images: str) -> dict[str, str]:
 
 
 def _copy(file: str, folder: Path) -> Path:
-    """Copy a file into the folder of the run, under a name that says its content."""
+    """Copy a file into the folder of the run, under a name that identifies its content."""
     content = Path(file).read_bytes()
     path = Path(file)
     path = folder / FOLDER / f"{path.stem}_{hashlib.sha256(content).hexdigest()[:8]}{path.suffix}"
@@ -429,7 +432,7 @@ def _copy(file: str, folder: Path) -> Path:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file, while other processes may write the same."""
+    """Write a file, which other processes may write at the same time."""
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}{DRAFT}")
     with refused(DataError, f"{path} cannot be written", "", OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -441,7 +444,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _digest(file: str) -> str:
-    """Of what a file in COCO's format says, wherever its labels were."""
+    """A digest of the content of a file in COCO's format, without the places of its labels."""
     content = read_json(file)
     lists = [content.get(name) for name in ("images", "annotations", "categories")]
     text = json.dumps(_without_sources(lists), sort_keys=True)
@@ -466,7 +469,7 @@ class _PreparedRun(NamedTuple):
     Attributes:
         file: its configuration.
         keys: of that, with their values.
-        sources: what its data were made of.
+        sources: the labels from which its data were made.
     """
 
     file: Path
@@ -497,7 +500,7 @@ class _PreparedRun(NamedTuple):
 
 
 def _data_of_run(args: argparse.Namespace, run: _PreparedRun, draft: Path) -> dict[str, Any]:
-    """The keys of the data of a run, and of the file to evaluate on where it is named anew.
+    """The keys of the data of a run, and of the file to evaluate on if another is named.
 
     Raises:
         ConfigError: another share is held out.
@@ -511,7 +514,7 @@ def _data_of_run(args: argparse.Namespace, run: _PreparedRun, draft: Path) -> di
                 f"--resume continues the run in {run.file.parent}, which has --"
                 f"{flag.replace('_', '-')} {held_out[name]!r}; now it is {value!r}."
             )
-    # Read as any run is, which finds files that were moved with it
+    # it is read like any run, which finds files that were moved with it
     cfg = load_config(argparse.Namespace(config_file=str(run.file), opts=[]))
     keys = {key: value for key in _KEYS if (value := attrgetter(key)(cfg))}
     if not (args.data or args.train_json or args.test_json):

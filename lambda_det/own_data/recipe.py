@@ -1,4 +1,4 @@
-"""A training that fits the user's own data: what follows from a data set, and why.
+"""A training that fits the user's own data: the keys that follow from a data set, and why.
 
 The recipe changes batch, schedule, sampling and anchors, never the architecture: each level keeps
 its number of anchors. A key that the command line sets is left as it is.
@@ -32,24 +32,24 @@ from lambda_det.training.log import log_table
 
 logger = logging.getLogger(__name__)
 
-LEAST_BOXES = 50  # below which anchors stay as they are
-IMBALANCE = 10  # times as many images of the largest class as of the smallest
-# An anchor of a level meets the objects of its size only if its side has this number of strides:
-# half a stride off, a square of four strides overlaps an equal one by an IoU of 0.62. A single
-# level has to do for small objects, too: Detectron2's C4 and DC5 begin at two strides.
+LEAST_BOXES = 50  # with fewer boxes anchors stay as they are
+IMBALANCE = 10  # ratio of the images of the largest class to those of the smallest
+# An anchor of a level matches objects of its size only if its side has this number of strides: half
+# a stride away, a square of four strides overlaps an equal one by an IoU of 0.62. A single level
+# must also serve small objects: Detectron2's C4 and DC5 begin at two strides.
 STRIDES_PER_ANCHOR, _STRIDES_ON_ONE_LEVEL = 4, 2
-_OCTAVE_STEP = 2 ** (1 / 3)  # between anchors of one level at least, as RetinaNet has them
+_OCTAVE_STEP = 2 ** (1 / 3)  # least ratio between anchors of one level, as in RetinaNet
 # Detectron2's own schedule, 3x, lowers the rate at 210k and 250k of 270k steps
 _LR_STEPS = (210 / 270, 250 / 270)
 _BATCH = 16  # images of a step in Detectron2's baselines
-_BATCH_ON_CPU = 4  # ours: a step of seconds
+_BATCH_ON_CPU = 4  # ours, because a step takes seconds
 _MOST_EPOCHS = 1_000_000
-_MOST_ROUNDS = 1000  # of k-means, which ends after a few dozen
-_SHARE = 0.2  # of a run's time that evaluations may take
-_LEAST_ON_ALL = 3  # evaluations, before it is better to have more of them on a sample
+_MOST_ROUNDS = 1000  # most steps of k-means, which ends after a few dozen
+_SHARE = 0.2  # share of a run's time that evaluations may take
+_LEAST_ON_ALL = 3  # with fewer evaluations than this, more of them on a sample are better
 _LEAST_SAMPLE = 50  # images
-USABLE = 0.9  # of a GPU's memory: the count is none of a real run
-# What a recipe may change, and the command line sets literally
+USABLE = 0.9  # share of a GPU's memory, because the memory was counted and not measured
+# Keys that a recipe may change, and that the command line sets literally
 FITTED_KEYS = frozenset(
     [
         "DATALOADER.REPEAT_THRESHOLD",
@@ -75,14 +75,14 @@ FITTED_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a recipe wants to know of a data set.
+    """The facts of a data set that a recipe needs.
 
     Attributes:
-        images: that are trained on, with those that are kept as background.
-        images_of_class: how many images show each class, for the classes that occur.
+        images: to train on, including those that are kept as background.
+        images_of_class: how many images show each class that occurs.
         boxes: [N, 2] widths and heights in pixels of the input.
         has_masks: whether any object has one.
-        most_objects: of one image.
+        most_objects: the most objects of one image.
     """
 
     images: int
@@ -132,7 +132,7 @@ class Derived:
 
 
 def epochs_for(images: int) -> float:
-    """Passes over the images: 30 up to 1,000 of them, falling with their logarithm to 16 at 20,000.
+    """Passes over the images: 30 up to 1,000 images, falling with their logarithm to 16 at 20,000.
 
     More images need more steps and fewer passes. Mayaku 2.0 follows the same rule.
     """
@@ -141,10 +141,10 @@ def epochs_for(images: int) -> float:
 
 
 def derive(cfg: CfgNode, statistics: Statistics, machine: Machine) -> list[Derived]:
-    """Everything that follows from the data and the machine, in the order of a configuration.
+    """All keys that follow from the data and the machine, in the order of a configuration.
 
     Args:
-        cfg: RECIPE says how.
+        cfg: RECIPE has the rules.
         statistics: of the training set.
         machine: where the training is to run.
 
@@ -198,7 +198,9 @@ def _masks(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
 
 
 def _batch(cfg: CfgNode, images: int, machine: Machine) -> list[Derived]:
-    """What fits into the memory of the GPUs if it is known; else the file's for that number."""
+    """The batch that fits into the memory of the GPUs, if it is known; else the file's for that
+    number.
+    """
     solver = cfg.SOLVER
     if "SOLVER.IMS_PER_BATCH" in cfg.RECIPE.KEEP:
         return []
@@ -236,8 +238,8 @@ class _Evaluations(NamedTuple):
     """The evaluations of a training.
 
     Attributes:
-        period: steps between two of them; 0 for one at the end alone.
-        sample: images that those before the last one are on; 0 for all.
+        period: steps between two of them; 0 for a single one at the end.
+        sample: number of images of all evaluations before the last one; 0 for all images.
         reason: in words.
     """
 
@@ -247,27 +249,28 @@ class _Evaluations(NamedTuple):
 
 
 def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float) -> _Evaluations:
-    """As many evaluations as a fifth of the time has room for.
+    """As many evaluations as fit into a fifth of the time.
 
-    They are on all images while at least ``_LEAST_ON_ALL`` of them can be, else on a sample before
-    the last one. The last one is always there, and the one before it is a whole period earlier.
+    They are on all images if at least ``_LEAST_ON_ALL`` of them fit, else on a sample, except the
+    last one. The last one always takes place, and the one before it is a whole period earlier.
 
     Args:
         steps: of the training.
         batch: images of a step.
         images: to evaluate on.
         most: evaluations.
-        cost: of an image of an evaluation, in images of a step.
+        cost: the cost of an image in an evaluation, in images of a step.
     """
     if not images:
         return _Evaluations(math.ceil(steps / most), 0, f"{most} evaluations")
-    room = _SHARE / (1 - _SHARE) * steps * batch / max(cost, 1e-9) - images  # beside the last one
+    # in addition to the last one
+    room = _SHARE / (1 - _SHARE) * steps * batch / max(cost, 1e-9) - images
     before, sample = most - 1, 0
     if before * images > room:
         before = max(int(room // images), 0)
         size = max(_LEAST_SAMPLE, int(room / most))
         if before < min(_LEAST_ON_ALL, most) - 1 and size < images:
-            # The last one is on the sample, too, to be compared with those before it
+            # the last one is also on the sample, to be compared with those before it
             of_sample = min(int(room // size), most) - 1
             if of_sample > before:
                 before, sample = of_sample, size
@@ -284,7 +287,9 @@ def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float)
 
 
 def _test_images(cfg: CfgNode) -> int:
-    """0 where there are none, or where they are missing, which is refused when all is checked."""
+    """The number of test images; 0 where there are none, or where they are missing, which the later
+    check refuses.
+    """
     with contextlib.suppress(UserError, OSError, LookupError):
         return number_of_images(cfg.DATASETS.TEST)
     return 0
@@ -295,7 +300,7 @@ def _schedule(cfg: CfgNode, images: int, batch: int, *, has_masks: bool = True) 
     rate = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].base_lr
     epochs = recipe.EPOCHS or epochs_for(images)
     wanted = math.ceil(epochs * images / batch)
-    # What is asked for is taken literally
+    # typed epochs are used literally
     steps = max(wanted, 1 if recipe.EPOCHS else recipe.MIN_STEPS)
     which = "asked for" if recipe.EPOCHS else "by the rule for this number of images"
     reason = f"{epochs:.3g} epochs, {which}, of {images} images in batches of {batch}"
@@ -310,7 +315,7 @@ def _schedule(cfg: CfgNode, images: int, batch: int, *, has_masks: bool = True) 
     )
     evaluations = evaluations_for(steps, batch, _test_images(cfg), recipe.EVALUATIONS, cost)
     rows = [Derived("SOLVER.MAX_ITER", steps, reason)]
-    if "Step" in cfg.SOLVER.LR_SCHEDULER_NAME:  # a cosine has no steps
+    if "Step" in cfg.SOLVER.LR_SCHEDULER_NAME:  # a cosine schedule has no steps
         rows.append(
             Derived(
                 "SOLVER.STEPS",
@@ -354,9 +359,11 @@ def _sampling(statistics: Statistics) -> list[Derived]:
 
 
 def _anchors(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
-    """As many sizes of each level and ratios as the file has, from the boxes at the input's size.
+    """Anchors from the boxes at the input's size, with as many sizes for each level, and ratios, as
+    in the file.
 
-    Several levels get a cluster each, and its steps to the next octave; a single one gets all.
+    Several levels get a cluster each, and its steps to the next octave; a single level gets all
+    clusters.
     """
     generator, boxes = cfg.MODEL.ANCHOR_GENERATOR, statistics.boxes
     strides = map_strides(cfg)
@@ -366,12 +373,12 @@ def _anchors(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
     (count,) = counts
     several = len(strides) > 1
     centres = _clusters(np.log(boxes.prod(1)) / 2, len(strides) if several else count)
-    # Fewer clusters than wanted: the upper ones continue by doubling
+    # with too few clusters, the upper ones continue by doubling
     while len(centres) < (len(strides) if several else count):
         centres.append(2 * centres[-1])
     if several:
         sizes = [
-            # From a size to below its double, as RetinaNet has three
+            # from a size to below its double, as RetinaNet has three
             [least, *(round(least * 2 ** (i / count), 1) for i in range(1, count))]
             for centre, stride in zip(centres, strides, strict=True)
             for least in [max(round(centre), STRIDES_PER_ANCHOR * stride)]
@@ -386,14 +393,15 @@ def _anchors(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
     sides = ", ".join(f"{centre:.0f}" for centre in centres)
     found = [Derived("MODEL.ANCHOR_GENERATOR.SIZES", sizes, f"{reason}: {sides}; {least}")]
     ratios = _clusters(np.log(boxes[:, 1] / boxes[:, 0]), len(generator.ASPECT_RATIOS[0]))
-    if len(ratios) == len(generator.ASPECT_RATIOS[0]):  # else boxes say nothing about the others
+    # otherwise boxes show nothing about the others
+    if len(ratios) == len(generator.ASPECT_RATIOS[0]):
         ratios = [[round(ratio, 2) for ratio in ratios]]
         found.append(Derived("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", ratios, reason))
     return found
 
 
 def _detections(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
-    """Room for all objects of the fullest image, and for as many false detections again."""
+    """Room for all objects of the fullest image, and for the same number of false detections."""
     least = 2 * statistics.most_objects
     keys = ["TEST.DETECTIONS_PER_IMAGE"]
     if cfg.MODEL.PROPOSAL_GENERATOR.NAME == "RPN" and _has_proposals(cfg):
@@ -407,7 +415,7 @@ def _has_proposals(cfg: CfgNode) -> bool:
 
 
 def map_strides(cfg: CfgNode) -> list[int]:
-    """Of the maps with anchors; [] where there are none, or not the usual ones."""
+    """The strides of the maps with anchors; [] where there are none, or unusual ones."""
     maps = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].anchor_maps
     by_rpn = _has_proposals(cfg)
     if (
@@ -425,15 +433,16 @@ def map_strides(cfg: CfgNode) -> list[int]:
 
 
 def _clusters(logarithms: np.ndarray, count: int) -> list[float]:
-    """Centres, rising, of up to ``count`` clusters of numbers that are given by their logarithms.
+    """The centres, in rising order, of up to ``count`` clusters of numbers, given by their
+    logarithms.
 
-    k-means from the quantiles, so that the same boxes give the same anchors.
+    It is k-means from the quantiles, so the same boxes give the same anchors.
     """
     rising = np.sort(logarithms)
     sums = np.concatenate([[0], np.cumsum(rising)])
     centres = np.unique(np.quantile(rising, (np.arange(count) + 0.5) / count))
     for _ in range(_MOST_ROUNDS):
-        # Each cluster is what lies between the middles of neighbouring centres, if there is any
+        # each cluster is what lies between the middles of neighbouring centres, if anything
         ends = np.searchsorted(rising, (centres[1:] + centres[:-1]) / 2)
         ends = np.unique([0, *ends, len(rising)])
         moved = np.diff(sums[ends]) / np.diff(ends)
@@ -459,17 +468,17 @@ def input_scale(cfg: CfgNode) -> Callable[[int, int], float]:
 
 
 def fit_to_data(cfg: CfgNode, machine: Machine) -> dict[str, Any]:
-    """What follows from the data, and one table of the log that says what and why.
+    """The keys that follow from the data, and one table of the log with their values and reasons.
 
     Args:
-        cfg: names registered data. RECIPE.ENABLED is not looked at; keys of RECIPE.KEEP stay.
+        cfg: names registered data. RECIPE.ENABLED is ignored; keys of RECIPE.KEEP stay.
         machine: where the training is to run.
 
     Returns:
         Keys with their values.
 
     Raises:
-        ConfigError: a key of RECIPE cannot be, or no data set is named.
+        ConfigError: a key of RECIPE is invalid, or no data set is named.
         DataError: a data set is missing or empty.
     """
     statistics = Statistics.of(_records(cfg), input_scale(cfg))
@@ -477,7 +486,7 @@ def fit_to_data(cfg: CfgNode, machine: Machine) -> dict[str, Any]:
 
 
 def fit_schedule(cfg: CfgNode) -> dict[str, Any]:
-    """Of :func:`fit_to_data` what follows from the number of epochs, for a run that goes on."""
+    """The part of :func:`fit_to_data` that follows from the number of epochs, for a resumed run."""
     return _kept_apart(cfg, _schedule(cfg, len(_records(cfg)), cfg.SOLVER.IMS_PER_BATCH))
 
 
@@ -491,7 +500,7 @@ def _records(cfg: CfgNode) -> Sequence[dict[str, Any]]:
 
 
 def _kept_apart(cfg: CfgNode, rules: Iterable[Derived]) -> dict[str, Any]:
-    """The values of the rules, without those of keys that are kept; logs a table of all."""
+    """The values of the rules without keys that are kept; log a table of all."""
     applied = {}
     rows = [(rule.key, "", rule.value, rule.reason) for rule in _known(cfg)]
     for rule in rules:
@@ -505,7 +514,7 @@ def _kept_apart(cfg: CfgNode, rules: Iterable[Derived]) -> dict[str, Any]:
 
 
 def _known(cfg: CfgNode) -> list[Derived]:
-    """What follows from the user's files when they are registered, for the table."""
+    """The keys that follow from the user's files when they are registered, for the table."""
     if not cfg.DATASETS.TRAIN_JSON:
         return []
     (name,) = cfg.DATASETS.TRAIN

@@ -1,4 +1,4 @@
-"""Labels as annotation tools write them, read into COCO's format.
+"""Read the labels of annotation tools into COCO's format.
 
 The table of the formats is in ``formats.py``; each has a module with a function that reads it. The
 readers are ours: labelformat 0.1.17 has none for LabelMe and VIA, needs the class names of Pascal

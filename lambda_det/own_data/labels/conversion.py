@@ -1,4 +1,4 @@
-"""Labels of any format as one content of COCO's format."""
+"""Convert labels of any format to the content of one COCO file."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def read_labels(
     images: str | Path | None = None,
     paths: Iterable[Path] | None = None,
 ) -> dict[str, Any]:
-    """The labels of a file or folder in COCO's format.
+    """Read the labels of a file or folder into COCO's format.
 
     Args:
         place: a folder of Pascal VOC, LabelMe, VIA or CVAT files, such a file, YOLO's data.yaml, a
             file of COCO's, or a list of pictures (``.txt``) in or below the folder of their labels.
         images: the folder of the pictures; by default that of the labels. Names are relative to it.
-        paths: the pictures that are meant; by default all in ``images``.
+        paths: the pictures to consider; by default all in ``images``.
 
     Returns:
         ``images``, ``annotations`` and ``categories``: those of data.yaml in its order, others by
-        name. The size of an image is the one that its file of labels states, else that of the
+        name. The size of an image is the one that its file of labels states, or that of the
         picture. Objects with polygons or masks have a ``segmentation``. Images and objects have a
-        ``source``: their file of labels, and what in it. ``info`` has ``labels``, which is
+        ``source``: their file of labels, and the place in it. ``info`` has ``labels``, which is
         ``place``, and ``findings``: what was repaired or left out.
 
     Raises:
@@ -108,14 +108,16 @@ def read_labels(
 
 
 def _is_list(place: Path) -> bool:
-    """Whether it is a list of pictures, and not names of classes, nor COCO's of another ending."""
+    """Whether it is a list of pictures, and not of names of classes, nor a COCO file of this
+    ending.
+    """
     if not place.is_file() or place.suffix != ".txt":
         return False
     return not place.name.endswith(_LISTS) and format_of(place) != COCO
 
 
 def _listed_pictures(list_file: Path, pictures: Pictures) -> list[Path]:
-    """The pictures that a list names, one a line.
+    """The pictures that a list names, one in each line.
 
     Raises:
         DataError: one is not there.
@@ -132,14 +134,14 @@ def _listed_pictures(list_file: Path, pictures: Pictures) -> list[Path]:
 def _placed(
     rows: Iterable[LabelledPicture], are_alone: bool, pictures: Pictures, findings: Findings
 ) -> list[tuple[LabelledPicture, Path]]:
-    """Labelled pictures that are there, with their files.
+    """Labelled pictures that exist, with their files.
 
     Args:
         rows: the pictures.
-        are_alone: whether a file of labels is of one picture, and may be called like it.
+        are_alone: whether a file of labels belongs to one picture, and may have its name.
 
     Raises:
-        DataError: none is there, or two labels name the same one.
+        DataError: no picture exists, or two labels name the same one.
     """
     rows = list(rows)
     if are_alone:
@@ -164,9 +166,9 @@ def _placed(
 def _compare_copies(
     rows: Sequence[LabelledPicture], pictures: Pictures, findings: Findings
 ) -> None:
-    """Look whether files of labels show the pictures that they name, and are called like.
+    """Check whether copies in files of labels show the pictures that the files name.
 
-    Some of them are compared: where pictures were exchanged, few are as they were.
+    Only some are compared, because few pictures are right where pictures were exchanged.
     """
     with_copies = [row for row in rows if row.copy and normal(_stem(row.name)) == _own_stem(row)]
     for row in with_copies[:: -(-len(with_copies) // _COMPARED) or 1]:
@@ -180,11 +182,11 @@ def _own_stem(row: LabelledPicture) -> str:
     return normal(row.source.stem)
 
 
-_COMPARED = 50  # files of labels whose copies are decoded
+_COMPARED = 50  # number of files of labels whose copies are decoded
 
 
 def _is_elsewhere(name: str, path: Path, folder: Path) -> bool:
-    """Whether a name has another folder than the one, below that of all pictures, of its file."""
+    """Whether a name has another folder than its file has below the folder of all pictures."""
     parents = [part for part in name.replace("\\", "/").split("/")[:-1] if part.strip(".")]
     if not parents or path.parent == folder:
         return False
@@ -196,8 +198,8 @@ def _picture_of(
 ) -> Path:
     """The file of a labelled picture.
 
-    Pictures may have been renamed since they were labelled. Where the file of labels is called like
-    another picture than the one that it names, its own copy or its size decides between them.
+    Pictures may have been renamed since they were labelled. Where the file of labels has the name
+    of one picture and names another one, its own copy or its size decides between them.
 
     Raises:
         DataError: it is not there, or it is not clear which one it is.
@@ -238,11 +240,11 @@ def _stem(name: str) -> str:
     return Path(name.replace("\\", "/")).stem
 
 
-_SAME = 6  # levels of grey by which a copy that was compressed again may differ in the mean
+_SAME = 6  # mean difference in levels of grey of a copy that was compressed again
 
 
 def _difference(copy: bytes, picture: Path) -> float:
-    """The mean difference of two pictures in levels of grey, seen from afar."""
+    """The mean difference of two pictures in levels of grey, at a small size."""
     small = []
     for file in (io.BytesIO(copy), picture):
         with reading(picture, "remove or mend it"), Image.open(file) as image:
@@ -252,10 +254,11 @@ def _difference(copy: bytes, picture: Path) -> float:
 
 
 def _refuse_second_claims(placed: Iterable[tuple[LabelledPicture, Path]]) -> None:
-    """A picture named twice in one file by one name has two entries; others are a mistake.
+    """Refuse pictures with two labels. A picture that one file names twice by the same name has two
+    entries.
 
     Raises:
-        DataError: two files, or two names in one, are of the same picture.
+        DataError: two files, or two names in one file, mean the same picture.
     """
     claims: dict[Path, LabelledPicture] = {}
     doubled = []
@@ -313,9 +316,9 @@ def _content(
 
 
 def _size(row: LabelledPicture, path: Path, findings: Findings) -> tuple[int, int]:
-    """The size that the boxes count in: what their file states, if they fit into it.
+    """The size to which the boxes refer: what their file states, if they fit into it.
 
-    Whether it is the picture's is for ``check`` and the reader of records to say, as of COCO's own.
+    ``check`` and the reader of records find out whether it is the picture's, as for COCO files.
     """
     if row.size is None or not row.objects:
         return size_of(path)
@@ -330,7 +333,7 @@ def _size(row: LabelledPicture, path: Path, findings: Findings) -> tuple[int, in
 
 
 def _fits(row: LabelledPicture, size: tuple[int, int]) -> bool:
-    """Whether all boxes are within a picture of a size, but for a pixel."""
+    """Whether all boxes are within a picture of a size, except for one pixel."""
     corners = np.array([thing.box for thing in row.objects]).reshape(-1, 4)
     return bool((corners[:, 2:] <= np.array(size) + 1).all())
 
@@ -357,7 +360,7 @@ _LISTS = FORMATS["YOLO with a list of names"].endings
 
 
 def only(place: Path, files: list[Path]) -> str:
-    """The file of labels where there is to be one. Lists of names that say the same count as one.
+    """The file of labels where there must be a single one. Lists of the same names count as one.
 
     Raises:
         DataError: there are several.
@@ -369,13 +372,13 @@ def only(place: Path, files: list[Path]) -> str:
 
 
 def as_coco(*places: tuple[str, str], folder: Path) -> list[str]:
-    """Files in COCO's format for labels of any.
+    """Make files in COCO's format from labels of any format.
 
     Args:
         places: labels as in :func:`read_labels` and the folder of their pictures, of the parts of
-            one data set: all get the classes of all. Those of COCO's format stay themselves, as
-            does what is not there.
-        folder: for the files that are made of the others.
+            one data set: all get the classes of all. Files of COCO's format and missing ones are
+            returned as they are.
+        folder: for the files that are made from the others.
 
     Raises:
         DataError: as :func:`read_labels`.
@@ -395,7 +398,7 @@ def as_coco(*places: tuple[str, str], folder: Path) -> list[str]:
 
 
 def give_all_classes(contents: Collection[dict[str, Any]]) -> None:
-    """Let the parts of a data set have the classes of all, in place.
+    """Give the parts of a data set the classes of all parts, in place.
 
     Raises:
         DataError: they have none.

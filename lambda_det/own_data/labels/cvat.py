@@ -46,7 +46,7 @@ def read_cvat(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledP
 
 
 def _object(shape: ElementTree.Element, size: tuple[int, int] | None) -> LabelledObject | None:
-    """The object of a shape in a picture of a size; None for one without an area."""
+    """The object of a shape in a picture of a given size; None for a shape without an area."""
     value = shape.attrib
     angle = math.radians(float(value.get("rotation", 0)))
     if shape.tag == "box":
@@ -59,10 +59,10 @@ def _object(shape: ElementTree.Element, size: tuple[int, int] | None) -> Labelle
     if shape.tag == "ellipse":
         x, y, rx, ry = (float(value[key]) for key in ("cx", "cy", "rx", "ry"))
         return polygon(value["label"], ellipse((x, y), rx, ry, angle))
-    if shape.tag == "cuboid":  # the corners of its front and of its back
+    if shape.tag == "cuboid":  # the corners of the front and the back
         points = [[float(value[f"{axis}{at}"]) for axis in "xy"] for at in _CUBOID]
         return LabelledObject(value["label"], around(np.array(points)))
-    if shape.tag == "mask":  # runs of a part of the image, row by row, from zeros on
+    if shape.tag == "mask":  # runs of a part of the image, row by row, beginning with zeros
         left, top, width, height = (int(value[key]) for key in ("left", "top", "width", "height"))
         runs = [int(run) for run in value["rle"].split(",")]
         if sum(runs) != width * height or math.prod(size) > MAX_PIXELS:

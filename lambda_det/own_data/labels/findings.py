@@ -1,4 +1,4 @@
-"""What readers of labels repair, leave out or doubt; it goes with the content that they make."""
+"""What readers of labels repair, leave out or doubt; it is part of the content that they make."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from lambda_det.detection.data.report import DOUBTFUL, NOTED, REFUSED, REPAIRED, Kind
 from lambda_det.errors import printable
 
-_FIRST, _LONGEST = 3, 600  # cases of a kind that are kept, letters of one
+_FIRST, _LONGEST = 3, 600  # number of cases of a kind that are kept, and letters of one case
 
 
 NO_PICTURE = Kind(DOUBTFUL, "labels without a picture that can be read, which are left out")
@@ -24,14 +24,14 @@ OTHER_COPY = Kind(REFUSED, "labels whose imageData shows another picture than th
 
 
 class Findings(dict[Kind, list[str]]):
-    """All cases of each kind: the file, and what in it."""
+    """All cases of each kind: the file, and the place in it."""
 
     def add(self, kind: Kind, case: str) -> None:
         """Record a case."""
         self.setdefault(kind, []).append(case)
 
     def plain(self) -> list[dict[str, Any]]:
-        """As a file can hold them: of each kind the number of cases and the first ones."""
+        """Plain values for a file: for each kind the number of cases and the first ones."""
         return [
             {
                 "severity": kind.severity,

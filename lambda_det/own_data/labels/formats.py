@@ -35,13 +35,13 @@ class LabelFormat(NamedTuple):
 
     Attributes:
         endings: of the names of its files, or whole names.
-        signs: what the file has at its top: ``<root>`` of XML, ``"key"`` of JSON, ``key:`` of YAML.
+        signs: words at the top of the file: ``<root>`` of XML, ``"key"`` of JSON, ``key:`` of YAML.
             One of them is enough. ``"*.key"`` is a key of an entry. Where a row has no signs, the
             name of the file is enough.
-        read: gives the pictures with their objects; None for COCO's own.
+        read: reads the pictures with their objects; None for COCO's own.
         pictures: how many pictures a file describes: "all" of a data set, "some" or "one". A file
             of "one" has the name of its picture with another ending.
-        boxes: how labels write them, of ``box_form.WRITTEN``.
+        boxes: how labels write boxes, of ``box_form.WRITTEN``.
     """
 
     endings: tuple[str, ...]
@@ -51,7 +51,7 @@ class LabelFormat(NamedTuple):
     boxes: str = "corners"
 
 
-# The first format of which there are files counts
+# the first format that has files counts
 FORMATS = {
     "YOLO": LabelFormat((".yaml", ".yml"), ("names:",), read_yolo, "all", "centres"),
     COCO: LabelFormat((".json",), ('"images"', '"annotations"'), None, "all"),
@@ -70,11 +70,11 @@ FORMATS = {
     ),
 }
 _OF_SIGN = {sign: name for name, row in FORMATS.items() for sign in row.signs}
-_VIA = "via_region_data.json"  # beside which others are copies
+_VIA = "via_region_data.json"  # formats beside which other files are copies
 
 
 def recognise(place: Path) -> tuple[str, list[Path]]:
-    """The format of a file or folder, and its files of labels.
+    """Find the format of a file or folder, and its files of labels.
 
     Raises:
         DataError: nothing there is of a known format.
@@ -84,7 +84,7 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
         raise DataError(f"There is no file or folder of labels {place}.")
     there = list(walk(place)) if place.is_dir() else [place]
     for name, row in FORMATS.items():
-        # A file that is named counts by its content, whatever its ending is
+        # a file that is named is recognised by its content, whatever its ending is
         by_content = place.is_file() and row.signs
         files = [file for file in there if by_content or file.name.lower().endswith(row.endings)]
         if row.signs:
@@ -94,7 +94,7 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
             kept = [file for file in files if file.name == _VIA or file.parent not in folders]
             return name, [file for file in files if file.name == "data.yaml"] or kept
     if place.is_file() and place.suffix not in (".xml", ".yaml", ".yml"):
-        return COCO, [place]  # whose own reader says what is wrong with it
+        return COCO, [place]  # its own reader says what is wrong with it
     names = ", ".join(FORMATS)
     raise DataError(f"{place} holds no labels of a known format ({names}); {_seen(there)}.")
 
@@ -113,7 +113,7 @@ def refuse_address(place: str | Path) -> None:
 
 # ----------------------------------------------------------------------------------- signs of files
 def format_of(file: Path) -> str | None:
-    """The format whose sign a file has, by its content; None for none.
+    """The format whose sign the content of a file has; None for none.
 
     Raises:
         DataError: it cannot be read.
@@ -129,7 +129,7 @@ def _sign(file: Path, *version: int) -> str | None:
 
     Args:
         file: it is read as far as it takes.
-        version: its time and size, by which a changed file is read again.
+        version: its time and size; a changed file is read again.
     """
     content = file.read_bytes()
     if file.suffix.lower() in (".yaml", ".yml"):
@@ -140,7 +140,8 @@ def _sign(file: Path, *version: int) -> str | None:
     return next(filter(_OF_SIGN.__contains__, keys), None)
 
 
-# Names, or as the older ones their number with a part: train alone is in files of other programs
+# names, or in older files their number together with a part: "train" alone also occurs in files of
+# other programs
 _YOLO = re.compile(
     r"^[\"']?names[\"']?\s*:|\A\s*{(?:[^\0]*[{,\s])?[\"']?names[\"']?\s*:"
     r"|\A(?=[^\0]*^nc\s*:)[^\0]*^train\s*:",
@@ -172,7 +173,7 @@ _OPENING, _COLON, _COMMA = (re.compile(rf"\s*{sign}\s*") for sign in ("{", ":", 
 
 # ------------------------------------------------------------------------- what is there in place
 def _seen(there: list[Path]) -> str:
-    """What files of no known format are, for the end of a sentence."""
+    """What files of no known format look like, for the end of a sentence."""
     if len(there) == 1 and there[0].suffix in (".xml", ".yaml", ".yml", ".json"):
         return f"{there[0]} has none of the signs {', '.join(_OF_SIGN)} at its top"
     labels = [file for file in there if file.suffix == ".txt" and looks_like_labels(file)]

@@ -29,7 +29,7 @@ from lambda_det.own_data.labels.objects import (
 from lambda_det.own_data.labels.pictures import Pictures
 from lambda_det.own_data.labels.xml import stated_size
 
-_IGNORED = "__ignore__"  # no class: LabelMe's own exporters leave it out
+_IGNORED = "__ignore__"  # this is no class: LabelMe's own exporters leave it out
 _OUTLINES = ("polygon", "rotation", "oriented_rectangle", "quadrilateral")  # also X-AnyLabeling's
 
 
@@ -61,8 +61,8 @@ def objects_of(
 
     Args:
         file: of the shapes.
-        shapes: each of which ``convert`` makes one of LabelMe's.
-        findings: where shapes are counted that are left out.
+        shapes: ``convert`` makes each of them a shape of LabelMe's.
+        findings: for shapes that are left out.
         size: width and height of the picture, which masks of a part of it need.
         place: of the shapes in the file, for messages.
     """
@@ -79,7 +79,7 @@ def objects_of(
         if thing is None:
             leave_out(findings, str(shape.get("shape_type")), where)
             continue
-        group = shape.get("group_id")  # polygons of one object
+        group = shape.get("group_id")  # the polygons of each object
         alone = group is None or isinstance(thing.mask, dict)
         key = number if alone else (label, str(group))
         groups.setdefault(key, []).append(thing._replace(where=where))
@@ -93,7 +93,7 @@ def _object(
     findings: Findings,
     where: str,
 ) -> LabelledObject | None:
-    """The object of a shape; None for one without an area."""
+    """The object of a shape; None for a shape without an area."""
     form = shape.get("shape_type") or "polygon"
     points = np.array(shape["points"], float).reshape(-1, 2)
     if form == "rectangle":

@@ -1,4 +1,6 @@
-"""What a reader of a label format gives: pictures with objects, made of the shapes in its file."""
+"""The result of a reader of a label format: pictures with objects, made from the shapes in its
+file.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ __all__ = [
     "turned",
 ]
 
-_CIRCLE = 32  # corners of the polygon that takes a circle's place
+_CIRCLE = 32  # number of corners of a polygon in place of a circle
 
 
 class LabelledObject(NamedTuple):
@@ -43,7 +45,7 @@ class LabelledObject(NamedTuple):
         label: its class.
         box: x0, y0, x1, y1 in pixels.
         mask: polygons [[x0, y0, x1, y1, ...], ...], or run lengths; None where it has only a box.
-        where: its place, for messages: a file, and what in it.
+        where: its place, for messages: a file, and the place in it.
     """
 
     label: str
@@ -53,16 +55,16 @@ class LabelledObject(NamedTuple):
 
 
 class LabelledPicture(NamedTuple):
-    """A picture as a file of labels has it.
+    """A picture in a file of labels.
 
     Attributes:
         source: the file of labels.
         name: of the picture, which may be a path of another machine.
         objects: in it.
-        size: width and height that the file of labels states, which its numbers count in; None
+        size: width and height that the file of labels states, to which its numbers refer; None
             where it states none.
-        subset: a part of the data that it belongs to, where the format has such.
-        copy: the picture itself as a file of labels may have it.
+        subset: the part of the data to which it belongs, where the format has parts.
+        copy: the picture itself, if the file of labels holds a copy.
     """
 
     source: Path
@@ -74,7 +76,7 @@ class LabelledPicture(NamedTuple):
 
 
 def reading(what: object, advice: str = "write it again") -> AbstractContextManager[None]:
-    """Turns errors of libraries, and of a file's missing parts, into one that names the file."""
+    """Turn errors of libraries, and missing parts of a file, into one error that names the file."""
     return refused(DataError, f"{what} cannot be read", advice, *_ERRORS)
 
 
@@ -99,12 +101,12 @@ def size_of(picture: Path) -> tuple[int, int]:
 
 
 def leave_out(findings: Findings, shape: str, where: str) -> None:
-    """Count a shape that no box or mask can be made of."""
+    """Count a shape from which no box or mask can be made."""
     findings.add(NO_AREA, f"{where}: {shape}")
 
 
 def area(thing: LabelledObject) -> float:
-    """Of the mask where there is one, as COCO has it."""
+    """The area of the mask or the box, as in COCO's format."""
     if isinstance(thing.mask, dict):
         return float(pycocotools.mask.area(thing.mask))
     return sum(map(area_of, thing.mask or ())) or area_of(rectangle(*thing.box))
@@ -122,7 +124,7 @@ def polygon(label: str, points: Iterable[Iterable[float]]) -> LabelledObject:
 
 
 def ellipse(centre: Iterable[float], rx: float, ry: float, angle: float = 0.0) -> np.ndarray:
-    """Corners [_CIRCLE, 2] of an ellipse that is turned by an angle in radians, clockwise."""
+    """The corners [_CIRCLE, 2] of an ellipse that is turned clockwise by an angle in radians."""
     turn = np.linspace(0, 2 * np.pi, _CIRCLE, endpoint=False)
     ring = (rx * np.cos(turn) + 1j * ry * np.sin(turn)) * np.exp(1j * angle)
     return np.c_[ring.real, ring.imag] + centre

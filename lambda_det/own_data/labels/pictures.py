@@ -1,4 +1,4 @@
-"""Which picture a file of labels means."""
+"""Find the picture that a file of labels means."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MissingPicture", "Pictures"]
 
 
 class MissingPicture(DataError):
-    """The picture of a file of labels is not there."""
+    """The picture of a file of labels is missing."""
 
 
 class Pictures(PictureFolder):
@@ -23,7 +23,7 @@ class Pictures(PictureFolder):
         """
         Args:
             folder: where they are; their names are relative to it.
-            paths: of the pictures that are meant; None for all below the folder.
+            paths: of the pictures to consider; None for all below the folder.
 
         Raises:
             DataError: there is no such folder.
@@ -34,12 +34,12 @@ class Pictures(PictureFolder):
         self._by_path = {_absolute(path): path for path in self.paths}
 
     def find(self, where: str, home: Path, *names: str) -> Path:
-        """The picture of the first name that is there.
+        """The picture of the first name that exists.
 
-        A path below ``home`` comes first, and then the last parts of a path.
+        A path below ``home`` comes first, then the last parts of a path.
 
         Args:
-            where: what names it, for messages.
+            where: the file that names it, for messages.
             home: the folder of the file that names it.
             names: as labels have them, which may be paths of another machine.
 
@@ -70,7 +70,7 @@ class Pictures(PictureFolder):
 
 
 def _nearest(pictures: set[Path], home: Path) -> set[Path]:
-    """Those of some pictures that share most names of folders with a file of labels.
+    """The pictures that share most names of folders with a file of labels.
 
     Pascal VOC has drawings of its labels beside JPEGImages.
     """

@@ -26,15 +26,15 @@ def read_via(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPi
 
 
 def _regions(regions: Any) -> list[Any]:
-    """The first version has them in an object, by their numbers."""
+    """The regions; the first version has them in an object, by their numbers."""
     return list(regions.values() if isinstance(regions, dict) else regions)
 
 
 def _shape(region: dict[str, Any]) -> dict[str, Any]:
-    """A shape of LabelMe's. Its class is the first attribute that has a value, or "object"."""
+    """Make a shape of LabelMe's. Its class is the first attribute with a value, or "object"."""
     shape, label = region["shape_attributes"], "object"
     for value in reversed(list((region.get("region_attributes") or {}).values())):
-        if isinstance(value, dict):  # a box to tick for each class
+        if isinstance(value, dict):  # a checkbox for each class
             value = next((key for key, is_ticked in value.items() if is_ticked), "")
         label = str(value or "").strip() or label
     form, columns = shape["name"], (shape.get(f"all_points_{x}", ()) for x in "xy")

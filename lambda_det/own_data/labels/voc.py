@@ -14,7 +14,9 @@ _SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
 def read_voc(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPicture]:
-    """Corners count as they are written: today's tools do not add the one of the VOC devkit."""
+    """Read a file. Corners are used as they are written, because today's tools do not add 1 as the
+    VOC devkit does.
+    """
     root, objects = read_xml(file), []
     for node in root.iter("object"):
         where = f"{file}, line {line_of(node)}"

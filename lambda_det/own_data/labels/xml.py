@@ -34,21 +34,22 @@ def read_xml(file: Path) -> ElementTree.Element:
         try:
             parser.Parse(content, True)
         except expat.ExpatError:
-            read_text(file)  # names another encoding, which is the cause then
+            read_text(file)  # the file names another encoding, which is the cause then
             raise
         return builder.close()
 
 
 def _in_known_encoding(content: bytes) -> tuple[bytes, str | None]:
-    """What expat can parse, and its encoding where that is not as the content says.
+    """The content in a form that expat can parse, and its encoding where the content names another.
 
-    It knows few encodings by itself, and none of more than one byte but Unicode's.
+    Expat itself has few encodings, and Unicode's are its only ones of more than one byte.
     """
     encoding = None
     if declared := _DECLARED.match(content):
         with contextlib.suppress(LookupError, UnicodeDecodeError):
             content, encoding = content.decode(declared[1].decode()).encode(), "utf-8"
-    # Blank lines stay, which messages count; a declaration has to be the first thing of a file
+    # blank lines stay because messages count lines; a declaration must be at the beginning of a
+    # file
     return _BEHIND_BLANKS.sub(rb"\1", content), encoding
 
 
@@ -70,7 +71,7 @@ def stated_size(width: str | None, height: str | None) -> tuple[int, int] | None
 
 
 def root_name(content: bytes) -> str | None:
-    """The name of the root element, also of a file that is broken behind it; None for none."""
+    """The name of the root element, also if the file is broken behind it; None for none."""
     names: list[str] = []
     content, encoding = _in_known_encoding(content)
     parser = expat.ParserCreate(encoding)

@@ -39,7 +39,7 @@ Listing = Callable[[Path], dict[str, Path]]  # see _text_files
 
 
 class _Loader(yaml.SafeLoader):
-    """Merge keys, whose nested aliases grow without limit, are refused."""
+    """Refuses merge keys, whose nested aliases grow without limit."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[LabelledPicture]:
-    """The labels of all pictures; one without a label file has no object."""
+    """Read the labels of all pictures; a picture without a label file has no object."""
     names, has_points = yolo_names(file), "kpt_shape" in yolo_content(file)
     _count_names(file, names, findings)
     listing = functools.cache(_text_files)
@@ -60,7 +60,7 @@ def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[La
             size = np.array(size_of(picture))
             for number, line in enumerate(read_text(labels).splitlines(), 1):
                 if words := line.split():
-                    # A box, and of a pose its points
+                    # a box, and the points of a pose
                     words = words[:5] if has_points else words
                     objects.append(_object(words, size, names, f"{labels}, line {number}"))
         yield LabelledPicture(labels or picture, str(picture.absolute()), objects)
@@ -69,8 +69,8 @@ def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[La
 
 
 def yolo_content(file: Path) -> dict[str, Any]:
-    """What data.yaml says. Of a list of names, such as classes.txt, these, and what a ``.data``
-    file of Darknet beside it says of the parts.
+    """The content of data.yaml; or a list of names, such as classes.txt, with the parts of a
+    ``.data`` file of Darknet beside it.
 
     Raises:
         DataError: it cannot be read.
@@ -90,7 +90,7 @@ def yolo_names(file: Path) -> dict[int, str]:
     """The names of the classes by their numbers.
 
     Raises:
-        DataError: there are none, or they are no names.
+        DataError: there are no names, or they are of another type.
     """
     names = yolo_content(file).get("names")
     if not names or not isinstance(names, (list, dict)):
@@ -99,7 +99,7 @@ def yolo_names(file: Path) -> dict[int, str]:
         pairs = enumerate(names) if isinstance(names, list) else names.items()
         numbered = {int(key): name for key, name in pairs}
     for number, name in numbered.items():
-        # The text of nested aliases can be larger than any memory
+        # the text of nested aliases can exceed any memory
         if isinstance(name, (list, dict, set, tuple)) or name is None:
             kind = "nothing" if name is None else f"a {type(name).__name__}"
             raise DataError(f"{file}: the name of class {number} is {kind}; write a text there.")
@@ -107,7 +107,7 @@ def yolo_names(file: Path) -> dict[int, str]:
 
 
 def _count_names(file: Path, names: dict[int, str], findings: Findings) -> None:
-    """Add what is doubtful about the names of the classes."""
+    """Add the doubts about the names of the classes."""
     numbers: dict[str, list[int]] = {}
     for number, name in names.items():
         numbers.setdefault(name, []).append(number)
@@ -132,7 +132,9 @@ def _label_file(picture: Path, beside_names: Path, listing: Listing) -> Path | N
 
 
 def _places(picture: Path, beside_names: Path) -> tuple[Path, Path, Path]:
-    """In labels/ where the path of a picture has images/, beside it, or beside the names."""
+    """The places of a label file: labels/ where the path of a picture has images/, beside it, or
+    beside the names.
+    """
     return _among_labels(picture), picture.absolute(), beside_names.absolute()
 
 
@@ -155,7 +157,7 @@ def _text_files(folder: Path) -> dict[str, Path]:
 
 
 def _unused(folder: Path, home: Path, listing: Listing) -> Iterator[tuple[Path, str]]:
-    """The label files of no picture below a folder, each with what is in the picture's place."""
+    """The label files without a picture below a folder, with what is in the picture's place."""
     below = list(walk(folder))
     labels_folder = _among_labels(folder)
     if labels_folder != folder.absolute() and labels_folder.is_dir():
@@ -193,7 +195,7 @@ def is_list_of_names(file: Path) -> bool:
     return len(words) > 0 and len(lines) <= _HEAD and all(len(w.split()) <= 4 for w in words)
 
 
-_HEAD = 1000  # bytes of a file that tell what it is
+_HEAD = 1000  # bytes of a file that show its kind
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
