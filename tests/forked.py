@@ -7,7 +7,6 @@ importing is decided already here, so a test of that starts Python itself.
 import multiprocessing
 import os
 import runpy
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 _PRELOADED = (
     *("lambda_det.detection", "lambda_det.classification", "lambda_det.own_data.report.run_page"),
@@ -72,10 +72,10 @@ def run_as_torchrun(
     words: Sequence[object], folder: Path, *, number: int = 2, **options: object
 ) -> list[subprocess.CompletedProcess]:
     """Run a program in processes with the variables by which torchrun connects them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_PORT": port}
+    # As torchrun does: a port that was only looked for could be another program's by then
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_PORT": store.port}
+    shared["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     with ThreadPool(number) as pool:
 
         def run_rank(rank: int) -> subprocess.CompletedProcess:

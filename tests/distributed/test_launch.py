@@ -71,9 +71,10 @@ def _kill_itself():
     ids=["killed", "mistake", "status"],
 )
 def test_the_cause_is_named_and_not_what_followed(how, error, words):
+    before = {*multiprocessing.active_children()}
     with pytest.raises(error, match=words):
         launch(functools.partial(_end, how=how), _args("--num-gpus", "2"), device="cpu")
-    assert not multiprocessing.active_children()
+    assert not {*multiprocessing.active_children()} - before
 
 
 def _note_start_method(args):
