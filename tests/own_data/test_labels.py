@@ -13,6 +13,7 @@ from lambda_det.detection.data.records import read_image
 from lambda_det.errors import DataError
 from lambda_det.own_data.command_line import convert_main
 from lambda_det.own_data.labels import read_labels, recognise
+from lambda_det.own_data.labels.objects import of_mask
 
 VOC = """<annotation><filename>{name}</filename><size><width>1</width><height>1</height></size>
 {objects}</annotation>"""
@@ -110,6 +111,24 @@ def test_labelme_masks(tmp_path):
     found = pycocotools.mask.decode(one["segmentation"])
     assert found.shape == (30, 40) and found[2:4, 3:5].tolist() == [[0, 1], [1, 1]]
     assert found.sum() == 3 == one["area"] and one["bbox"] == [3, 2, 2, 2]
+
+
+def test_masks_of_a_part_are_pycocotools_masks_of_the_picture():
+    random = np.random.default_rng(0)
+    for _ in range(500):
+        width, height = random.integers(1, 12, 2).tolist()
+        left, top = random.integers(-3, 10, 2).tolist()
+        part = random.random(random.integers(1, 14, 2)) < random.choice([0.1, 0.5, 0.9, 1])
+        around = np.zeros((60, 60), np.uint8, order="F")
+        around[top + 20 :, left + 20 :][: part.shape[0], : part.shape[1]] = part
+        picture = np.asfortranarray(around[20 : 20 + height, 20 : 20 + width])
+        thing = of_mask("cup", part, (left, top), (width, height))
+        if thing is None:
+            assert not picture.any()
+            continue
+        assert thing.mask["counts"].encode() == pycocotools.mask.encode(picture)["counts"]
+        x, y, w, h = pycocotools.mask.toBbox(pycocotools.mask.encode(picture)).tolist()
+        assert thing.box == (x, y, x + w, y + h)
 
 
 def test_via(tmp_path):

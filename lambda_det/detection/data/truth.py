@@ -197,6 +197,11 @@ def _holds(
 ) -> bool:
     """Whether at least half of a usable mask lies in its box; stray parts may be far away."""
     if isinstance(mask, dict):
+        outline = around(mask)
+        if min(outline[0] - box[0], outline[1] - box[1]) >= 0 and (
+            max(outline[2] - box[2], outline[3] - box[3]) <= 0
+        ):
+            return True
         pixels = mask_util.decode(mask)
         x0, y0 = np.floor(np.clip(box[:2], 0, [width, height])).astype(int)
         x1, y1 = np.ceil(np.clip(box[2:], 0, [width, height])).astype(int)
@@ -346,35 +351,46 @@ def usable_mask(
 
 
 def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[str, Any] | None:
-    """A run-length mask in COCO's compressed form; None if it is empty or not of that size."""
+    """A run-length mask in COCO's compressed form; None if it is empty or not of that size.
+
+    No pixel is decoded, since a picture may have many millions of them.
+    """
     try:
         if list(segmentation["size"]) != [height, width] or height * width > MAX_PIXELS:
             return None
         counts = segmentation["counts"]
         if isinstance(counts, list):
-            whole = all(type(count) is int and count >= 0 for count in counts)
-            if not whole or sum(counts) != height * width:
+            if not all(type(count) is int for count in counts):
                 return None
-            segmentation = mask_util.frPyObjects(segmentation, height, width)
-            counts = segmentation["counts"]
-        elif not _is_whole(counts):
+            runs = counts
+        elif _is_whole(counts):
+            runs = _runs(counts.encode() if isinstance(counts, str) else counts)
+        else:
             return None
-        pixels = mask_util.decode(segmentation)
-        if not pixels.any():
-            return None
-        again = mask_util.encode(np.asfortranarray(pixels))
-    except Exception:  # pycocotools has no error class of its own
+    except Exception:  # a size or counts of any other kind
         return None
-    text = counts.encode() if isinstance(counts, str) else counts
-    if text == again["counts"]:
-        return segmentation
-    # runs of length 0 are allowed; too few runs make pycocotools' comparison of masks fail
-    return again if _sum_of_runs(text) == height * width else None
+    # Too few runs make pycocotools' comparison of masks fail
+    if not runs or min(runs) < 0 or sum(runs) != height * width or not any(runs[1::2]):
+        return None
+    if runs is counts or 0 in runs[1:]:
+        plain = {"size": [height, width], "counts": _joined(runs)}
+        return mask_util.frPyObjects(plain, height, width)
+    return segmentation
 
 
-def _sum_of_runs(text: bytes) -> int:
-    """The pixels of COCO's compressed runs: five bits a character, from the third run on as the
-    difference from the run before the last."""
+def _joined(runs: Sequence[int]) -> list[int]:
+    """Runs of zeros and ones in turn, without those of no length but for the first."""
+    joined = [0]
+    for number, run in enumerate(runs):
+        if run and number % 2 != (len(joined) - 1) % 2:
+            joined.append(0)
+        joined[-1] += run
+    return joined
+
+
+def _runs(text: bytes) -> list[int]:
+    """COCO's compressed runs: five bits a character, from the third run on as the difference from
+    the run before the last."""
     runs: list[int] = []
     value, shift = 0, 0
     for digit in text:
@@ -386,7 +402,7 @@ def _sum_of_runs(text: bytes) -> int:
                 value -= 1 << shift
             runs.append(value + (runs[-2] if len(runs) > 2 else 0))
             value, shift = 0, 0
-    return sum(runs)
+    return runs
 
 
 def _is_whole(counts: str | bytes) -> bool:

@@ -68,9 +68,7 @@ def _object(shape: ElementTree.Element, size: tuple[int, int] | None) -> Labelle
         if sum(runs) != width * height or math.prod(size) > MAX_PIXELS:
             raise ValueError(f"its runs are of {sum(runs)} pixels")
         part = np.repeat(np.arange(len(runs)) % 2, runs).reshape(height, width)
-        mask = np.zeros(size[::-1], np.uint8)
-        mask[top : top + height, left : left + width] = part
-        return of_mask(value["label"], mask)
+        return of_mask(value["label"], part, (left, top), size)
     return None
 
 

@@ -106,10 +106,8 @@ def _object(
     if form == "mask":  # a PNG of a part of the image, which begins at the first point
         part = _decoded(shape["mask"]) if shape.get("mask") else None
         if part is not None:
-            mask = Image.new("1", size)
-            left, top = points[0].round().astype(int).tolist()
-            mask.paste(Image.fromarray(np.array(part) > 0), (left, top))
-            if thing := of_mask(label, np.array(mask)):
+            corner = points[0].round().astype(int).tolist()
+            if thing := of_mask(label, np.array(part) > 0, corner, size):
                 return thing
         findings.add(EMPTY_MASK, where)
         return LabelledObject(label, around(points))

@@ -136,13 +136,37 @@ def turned(corners: np.ndarray, angle: float) -> np.ndarray:
     return (corners - corners.mean(0)) @ turn + corners.mean(0)
 
 
-def of_mask(label: str, mask: np.ndarray) -> LabelledObject | None:
-    """The object of a mask [H, W]; None if it is empty."""
-    rows, columns = np.nonzero(mask)
+def of_mask(
+    label: str, part: np.ndarray, corner: tuple[int, int], size: tuple[int, int]
+) -> LabelledObject | None:
+    """The object of the mask of a part of a picture; None if it is empty.
+
+    Args:
+        part: [h, w]; what is out of the picture is cut.
+        corner: x and y of its first pixel.
+        size: width and height of the picture, of which no pixel is touched: it may have millions.
+    """
+    (left, top), (width, height) = corner, size
+    part = part[max(-top, 0) : max(height - top, 0), max(-left, 0) : max(width - left, 0)]
+    left, top = max(left, 0), max(top, 0)
+    columns, rows = np.flatnonzero(part.any(0)), np.flatnonzero(part.any(1))
     if not len(rows):
         return None
-    runs = pycocotools.mask.encode(np.asfortranarray(mask, np.uint8))
-    box = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+    # Runs go down the columns of the picture, and from the end of one to the next
+    edges = np.diff(np.pad(part.astype(np.int8), ((1, 1), (0, 0))), axis=0).T
+    starts, ends = (
+        (left + column) * height + top + row
+        for column, row in (np.nonzero(edges == 1), np.nonzero(edges == -1))
+    )
+    is_end = np.append(ends[:-1] != starts[1:], True)
+    is_start = np.append(True, is_end[:-1])
+    changes = np.stack([starts[is_start], ends[is_end]], axis=1).ravel()
+    counts = np.diff(np.concatenate([[0], changes, [width * height]]))
+    if not counts[-1]:
+        counts = counts[:-1]
+    plain = {"size": [height, width], "counts": counts.tolist()}
+    runs = pycocotools.mask.frPyObjects(plain, height, width)
+    box = (left + columns[0], top + rows[0], left + columns[-1] + 1, top + rows[-1] + 1)
     return LabelledObject(
         label, tuple(map(float, box)), {**runs, "counts": runs["counts"].decode()}
     )

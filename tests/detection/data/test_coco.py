@@ -568,3 +568,21 @@ def test_a_changed_file_is_read_again(content, write):
     assert check_coco(*write(content)).annotations == 8
     content["annotations"].pop()
     assert check_coco(*write(content)).annotations == 7
+
+
+def test_runs_are_those_that_pycocotools_reads():
+    """Of no length in any place, as lists and compressed."""
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        height, width = random.integers(1, 9, 2).tolist()
+        runs = random.integers(0, 4, 9).tolist()
+        runs.append(height * width - sum(runs))
+        plain = {"size": [height, width], "counts": runs}
+        usable = usable_runs(plain, height, width)
+        if runs[-1] < 0 or not any(runs[1::2]):
+            assert usable is None
+            continue
+        pixels = np.repeat(np.arange(len(runs)) % 2, runs).reshape(width, height).T
+        compressed = mask_util.frPyObjects(plain, height, width)
+        for mask in (usable, usable_runs(compressed, height, width)):
+            assert mask == mask_util.encode(np.asfortranarray(pixels, np.uint8))

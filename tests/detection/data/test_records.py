@@ -3,7 +3,7 @@
 import cv2
 import numpy as np
 import pytest
-from PIL import Image, features
+from PIL import Image
 
 from lambda_det.detection.data import TolerantMapper
 from lambda_det.detection.data.records import (
@@ -13,37 +13,12 @@ from lambda_det.detection.data.records import (
     upright_size,
 )
 from lambda_det.detection.data.transforming import ImageFile
-
-# What is stored so that EXIF's orientation makes the picture of it
-_STORED = {
-    1: None,
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
-# Of formats that hold EXIF data: the ending, options, and the orientations that OpenCV 5 turns
-_ALL = tuple(_STORED)
-FORMATS = {
-    "JPEG": ("jpg", {"quality": 95}, _ALL),
-    "MPO": ("mpo", {"quality": 95}, _ALL),
-    "PNG": ("png", {}, _ALL),
-    "WEBP": ("webp", {"lossless": True}, _ALL),
-    "TIFF": ("tif", {}, _ALL[:4]),
-    "TIFF, packed": ("tif", {"compression": "tiff_lzw"}, _ALL[:4]),
-    "AVIF": ("avif", {"quality": 100}, ()),
-}
-_WITHOUT_EXIF = {"BMP": "bmp", "GIF": "gif", "PPM": "ppm", "JPEG2000": "jp2", "TGA": "tga"}
+from tests.stored_pictures import TURNED, TURNS, UPRIGHT, made_picture, stored
 
 
 @pytest.fixture(scope="module")
 def picture() -> np.ndarray:
-    """RGB [48, 64, 3] that no turn leaves as it is."""
-    small = np.random.default_rng(0).integers(0, 255, (3, 4, 3), dtype=np.uint8)
-    return np.kron(small, np.ones((16, 16, 1), np.uint8))
+    return made_picture()
 
 
 def readings(cfg, path) -> dict[str, np.ndarray]:
@@ -64,32 +39,23 @@ def assert_alike(image: np.ndarray, picture: np.ndarray, who: str) -> None:
     assert np.abs(image.astype(int) - picture[..., ::-1]).mean() < 8, who
 
 
-@pytest.mark.parametrize("number", _STORED)
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("number", TURNS)
+@pytest.mark.parametrize("kind", TURNED)
 def test_a_picture_is_turned_once(cfg, tmp_path, picture, kind, number):
-    ending, options, by_opencv = FORMATS[kind]
-    if kind == "AVIF" and not features.check("avif"):
-        pytest.skip("this Pillow has no AVIF")
-    path, exif = tmp_path / f"turned.{ending}", Image.Exif()
-    exif[274] = number
-    stored, turn = Image.fromarray(picture), _STORED[number]
-    stored = stored if turn is None else stored.transpose(turn)
-    stored.save(path, kind.partition(",")[0], exif=exif.tobytes(), **options)
+    path = stored(tmp_path, picture, kind, number)
     with Image.open(path) as image:
         assert upright_size(image) == (64, 48)
     assert ImageFile(str(path)).size == (48, 64)
     images = readings(cfg, path)
-    if number in by_opencv and (image := cv2.imread(str(path))) is not None:
+    if number in TURNED[kind][2] and (image := cv2.imread(str(path))) is not None:
         images["OpenCV"] = image  # what a script hands to a Predictor
     for who, image in images.items():
         assert_alike(image, picture, who)
 
 
-@pytest.mark.parametrize("kind", _WITHOUT_EXIF)
+@pytest.mark.parametrize("kind", UPRIGHT)
 def test_formats_without_an_orientation(cfg, tmp_path, picture, kind):
-    path = tmp_path / f"plain.{_WITHOUT_EXIF[kind]}"
-    Image.fromarray(picture).save(path, kind)
-    for who, image in readings(cfg, path).items():
+    for who, image in readings(cfg, stored(tmp_path, picture, kind)).items():
         assert_alike(image, picture, who)
 
 

@@ -16,10 +16,12 @@ import lambda_det
 from lambda_det.detection import DetectionTask, load_lazy_config
 from lambda_det.detection.lazy import dump_lazy
 from lambda_det.detection.prediction import Predictor
+from lambda_det.detection.prediction.predictor import read_bgr
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export import export_network
 from lambda_det.export.sources import network_to_export
 from tests.export.conftest import needs_any_size
+from tests.stored_pictures import LOSSLESS, TURNED, UPRIGHT, made_picture, stored
 from tests.training.tiny_detector import tiny_config
 
 LAZY_CONFIG = Path(__file__).parents[3] / "configs" / "mask_rcnn_lambdaresnet50.py"
@@ -51,6 +53,18 @@ def test_predicts_as_detectron2_does(run, channels, size):
     torch.testing.assert_close(ours.scores, theirs.scores)
     # Folded norms round otherwise, which may move a border by a pixel
     assert (ours.pred_masks != theirs.pred_masks).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("kind", [*TURNED, *UPRIGHT])
+def test_a_path_is_predicted_as_the_upright_picture_in_it(predictor, tmp_path, kind):
+    picture = made_picture()
+    for number in (1, 3, 6, 7) if kind in TURNED else (1,):
+        path = stored(tmp_path, picture, kind, number)
+        found = predictor(path)
+        assert len(found) > 0 and found.instances.image_size == (48, 64)
+        assert same(found, predictor(read_bgr(path)))
+        if kind in LOSSLESS:
+            assert same(found, predictor(picture, channels="RGB"))
 
 
 @pytest.fixture(scope="module")
