@@ -25,7 +25,7 @@ __all__ = ["FittedInput", "fit_input", "sizes_for"]
 LARGEST_SCALE = 2  # scale of an image: more pixels than that show nothing new, and take time
 MOST_SMALL = 1 / 3  # share of the objects up to which a recipe stays as it is
 FEW_SMALL = 0.1  # share of the objects: the smallest tenth gets no larger input
-LARGEST_COST = 2.0  # of a step, relative to one of the recipe
+LARGEST_COST = 2.0  # longest time of a step, as a multiple of the recipe's
 # The time of a step is a constant, and a part that grows with the pixels. Fitted to the recipe with
 # MobileNet-v2 on one core: 0.71 and 0.99 s at 384 and 512 pixels, with the finer map 0.78, 1.19
 # and 1.75 s at 384, 512 and 640.

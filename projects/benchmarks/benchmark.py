@@ -34,7 +34,7 @@ from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, exit_status
 
 DTYPES = ("float32", "bfloat16", "float16")
-# Of some presets, which says Preset.options
+# options of some presets, see Preset.options
 OPTIONS: dict[str, dict[str, Any]] = {
     "dtype": {
         "choices": DTYPES,
@@ -72,7 +72,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The options of the one preset that is asked for; those of another one are refused."""
+    """The options of the chosen preset; options of other presets are refused."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", choices=PRESETS)
     name = first.parse_known_args(argv)[0].preset

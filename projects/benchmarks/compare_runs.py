@@ -22,14 +22,14 @@ from lambda_det.training.logged import is_of_machine
 if TYPE_CHECKING:
     import torch
 
-_LEFT_OUT = ("config",)  # of a checkpoint: its text, for which config.yaml is compared
+_LEFT_OUT = ("config",)  # the entry of a checkpoint with its text; config.yaml is compared instead
 _STATUS = """
 Exit status: 0 if nothing differs, 1 if something does, 2 after an error, which is one sentence.
 """
 
 
 class NoRun(UserError):
-    """A folder holds nothing to compare."""
+    """The folder has nothing to compare."""
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -71,7 +71,9 @@ def compare_metrics(
     second: Mapping[int, Mapping[str, float]],
     tolerance: float,
 ) -> Iterator[str]:
-    """Yield what differs: the first iteration with its values, then each value at its worst."""
+    """Yield the differences: the first iteration with its values, then the largest difference of
+    each value.
+    """
     if only := sorted(set(first) ^ set(second)):
         yield f"metrics: {len(only)} iteration(s) are in one run alone, the first is {only[0]}"
     common = sorted(set(first) & set(second))
@@ -139,9 +141,11 @@ def tensor_difference(first: torch.Tensor, second: torch.Tensor) -> float:
 def compare_checkpoints(
     name: str, first: Mapping[str, Any], second: Mapping[str, Any], tolerance: float
 ) -> Iterator[str]:
-    """Yield what differs in two checkpoints of one name: the first tensor, the worst, and values.
+    """Yield the differences of two checkpoints of one name: the first tensor, the worst tensor, and
+    values.
 
-    Values are the numbers and words beside the tensors, as of the schedule and the best results.
+    Values are the numbers and words beside the tensors, for example of the schedule and the best
+    results.
     """
     import torch
 
@@ -189,7 +193,8 @@ def common_checkpoints(first: Path, second: Path) -> list[str]:
 
 
 def compare(first: Path, second: Path, tolerance: float) -> Iterator[str]:
-    """Yield what differs between two runs, configuration first; the checkpoints up to the first.
+    """Yield the differences of two runs, configuration first; checkpoints up to the first that
+    differs.
 
     Raises:
         UserError: a folder holds no run, or a checkpoint cannot be read.
@@ -211,11 +216,11 @@ def compare(first: Path, second: Path, tolerance: float) -> Iterator[str]:
         found = list(compare_checkpoints(name, *pair, tolerance))
         yield from found
         if found and len(names) > 1:
-            return  # what follows from it differs, too
+            return  # later ones follow from it and also differ
 
 
 def report(lines: Iterable[str]) -> int:
-    """Print the differences; whether there are any but in the configuration."""
+    """Print the differences; return whether there are any outside of the configuration."""
     status = 0
     for line in lines:
         print(line)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The first hour on a GPU: what this project has to know of a new one, measured by itself.
+"""The first hour on a GPU: it measures what this project must know about a new one.
 
 Parts of at most nine minutes run one after another, each in a process of its own. Every measurement
 is written at once to OUTPUT/first_hour.json and to the table OUTPUT/first_hour.md. The same command
@@ -37,7 +37,7 @@ PARTS = "abcdefg"
 OTHERS = {
     "timm": "timm",
     "lambda_networks": "lambda-networks",
-}  # by module, whose layers part b has
+}  # by module; part b has their layers
 NEEDED = ("torch", "detectron2", "numpy", "tabulate", "pytest", "hypothesis")
 
 
@@ -80,7 +80,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run_once(args: argparse.Namespace) -> int:
-    """A part in this process."""
+    """Run one part in this process."""
     import torch
 
     from lambda_benchmarks.first_hour import SMALL, Place, Scale, is_broken, units
@@ -98,7 +98,7 @@ def run_once(args: argparse.Namespace) -> int:
 
 
 def run_all(args: argparse.Namespace, words: list[str]) -> int:
-    """Parts in processes of their own, until nothing is left."""
+    """Run parts in separate processes, until nothing is left."""
     file = args.output / "first_hour.json"
     while True:
         before = file.read_bytes() if file.exists() else b""
@@ -121,7 +121,8 @@ def run_all(args: argparse.Namespace, words: list[str]) -> int:
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     args = parse_args(words)
-    if args.device == "cpu":  # Triton's interpreter runs the kernels; before anything imports it
+    # Triton's interpreter runs the kernels; it must be set before anything imports Triton
+    if args.device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
     def work() -> int:

@@ -34,7 +34,7 @@ SOLVER.BASE_LR 0.01
 """
 
 
-# What must not grow: its unit, and the growth in 1000 steps that may be chance
+# the quantities that must not grow: the unit, and the growth in 1000 steps that may be chance
 QUANTITIES = {
     "process": ("MB", 10),
     "workers": ("MB", 10),
@@ -45,7 +45,7 @@ QUANTITIES = {
 
 
 def resources() -> dict[str, float]:
-    """What this process and its children use now, by the names of QUANTITIES."""
+    """The present use of this process and its children, by the names of QUANTITIES."""
     import torch
 
     children = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
@@ -59,7 +59,7 @@ def resources() -> dict[str, float]:
 
 
 def _resident(process: int) -> float:
-    """MB of memory of a process that it shares with no other; 0 if it has ended."""
+    """MB of memory that a process does not share with others; 0 if it has ended."""
     try:
         pages = Path(f"/proc/{process}/statm").read_text().split()
     except OSError:
@@ -68,7 +68,7 @@ def _resident(process: int) -> float:
 
 
 def watched_task() -> type:
-    """The task of tools/train_net.py, which also writes down what it uses."""
+    """The task of tools/train_net.py, which also records its use of resources."""
     from detectron2.engine import HookBase
     from detectron2.utils import comm
 
@@ -95,7 +95,7 @@ def watched_task() -> type:
 
 
 def report(path: Path) -> list[str]:
-    """Print the slope of each quantity, and return a sentence on each that grows."""
+    """Print the slope of each quantity, and return a sentence about each that grows."""
     import numpy as np
 
     with path.open(newline="") as file:
@@ -114,7 +114,7 @@ def report(path: Path) -> list[str]:
 
 
 def long_run(args: argparse.Namespace) -> int:
-    """Train and report; 1 if something grows."""
+    """Train and report; return 1 if something grows."""
     from lambda_det.detection import parser, run
     from lambda_det.errors import ConfigError
 

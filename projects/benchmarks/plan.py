@@ -2,10 +2,10 @@
 """Estimate time and memory of a training from two small steps that are measured here.
 
 A detector computes one image of a quarter and one of half the side of its training images, a
-classifier two and six images of their size. Seconds and bytes are taken for linear in the pixels of
-all images, with a part that each image (of a detector) or each pass (of a classifier) takes
-whatever its size. Weights, gradients and the optimiser's numbers are counted. README.md has how far
-the estimate was from steps of other sizes.
+classifier two and six images of their size. Seconds and bytes are assumed to be linear in the
+pixels of all images, plus a constant for each image (of a detector) or each pass (of a classifier).
+Weights, gradients and the optimiser's numbers are counted. README.md has the error of the estimate
+for steps of other sizes.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from lambda_det.training.precision import Precision
 from lambda_det.training.settings import Settings
 from lambda_det.training.task import Task
 
-FRAGMENTS = 1.08  # of all tensors, for what the allocator loses between them
-OBJECTS = 20  # of an image of a detector; COCO has 7 on average
-CONTEXT = GIB  # of CUDA, cuDNN and cuBLAS on a GPU
-MOST_IMAGES = 512  # at once; more are not looked at
+FRAGMENTS = 1.08  # share of all tensors that the allocator loses between them
+OBJECTS = 20  # objects in an image of a detector; COCO has 7 on average
+CONTEXT = GIB  # memory of CUDA, cuDNN and cuBLAS on a GPU
+MOST_IMAGES = 512  # the most images at once that are considered
 _KNOWN = {"cifar10": (10, 50_000)}  # classes and images of a DATA.FORMAT; else ImageNet's
 
 _EXAMPLES = """examples:
@@ -59,7 +59,7 @@ Data are not needed. Times are those of this machine, which takes four steps or 
 # ------------------------------------------------------------------------------------- measurements
 @dataclass(frozen=True)
 class Step:
-    """A training step that was taken.
+    """A measured training step.
 
     Attributes:
         images, side: of the batch; images are squares.
@@ -79,12 +79,11 @@ class Step:
 
 @dataclass(frozen=True)
 class LinearFit:
-    """What steps of other sizes will take, by two that were taken.
+    """The cost of steps of other sizes, from two measured steps.
 
     Attributes:
         small, large: the steps.
-        by_image: whether what does not depend on the pixels is taken for each image, or for each
-            pass.
+        by_image: whether the constant is for each image, or for each pass.
     """
 
     small: Step
@@ -102,7 +101,7 @@ class LinearFit:
         return images if self.by_image else 1
 
     def seconds(self, images: int, side: int, accumulate: int = 1) -> float:
-        """Of an optimiser step with a number of batches."""
+        """Seconds of an optimiser step with a number of batches."""
         return accumulate * self._fitted("seconds", images, side) + self.large.update
 
     def memory(self, images: int, side: int) -> int:
@@ -111,7 +110,7 @@ class LinearFit:
 
 
 def measure(task: Task, sizes: Iterable[tuple[int, int]]) -> list[Step]:
-    """Take training steps on noise, of each (images, side of an image), on the task's device."""
+    """Take training steps on noise for each (images, side of an image), on the task's device."""
     device = torch.device(task.settings.device)
     model = task.build_model().train()
     optimizer = task.build_optimizer(model)
@@ -131,12 +130,12 @@ def measure(task: Task, sizes: Iterable[tuple[int, int]]) -> list[Step]:
         batch = _noise(task, images, side)
 
         def gradients(batch: Any = batch) -> None:
-            optimizer.zero_grad(set_to_none=False)  # as in accumulation, where they are there
+            optimizer.zero_grad(set_to_none=False)  # as in accumulation, where gradients exist
             with EventStorage(), precision.autocast():
                 loss = sum(model(batch).values())
             loss.backward()
 
-        timed(gradients), timed(optimizer.step)  # the first ones take longer
+        timed(gradients), timed(optimizer.step)  # the first steps take longer
         times = [(timed(gradients), timed(optimizer.step)) for _ in range(2)]
         held = [value for state in optimizer.state.values() for value in state.values()]
         held += [p.grad for p in model.parameters() if p.grad is not None]
@@ -162,7 +161,7 @@ def _noise(task: Task, images: int, side: int) -> Any:
 
 
 def _noisy_sample(side: int, keypoints: int) -> dict[str, object]:
-    """An image of noise in Detectron2's format, with whatever annotations a model may want."""
+    """An image of noise in Detectron2's format, with all annotations that a model may need."""
     corners = torch.rand(OBJECTS, 2) * side / 2
     sides = 16 + torch.rand(OBJECTS, 2) * (side / 2 - 16)
     objects = Instances((side, side))
@@ -188,7 +187,7 @@ def load_task(file: str, opts: list[str]) -> tuple[Task, tuple[int, int], list[s
     """The task of a file, the largest size of its images, and notes for the user.
 
     Raises:
-        ConfigError: the file, a key or a value cannot be.
+        ConfigError: the file, a key or a value is invalid.
     """
     words = argparse.Namespace(
         config_file=file, opts=list(opts), synthetic_data=False, debug_numerics=False
@@ -229,7 +228,7 @@ def fit_task(task: Task, size: tuple[int, int]) -> LinearFit:
 def make_plan(
     file: str, opts: list[str], *, gpu_memory: float | None = None, gpus: int = 1
 ) -> Iterator[str]:
-    """The plan of a training, line by line as it is found.
+    """The plan of a training, line by line as it is computed.
 
     Args:
         file: a configuration of a detector or a classifier.
@@ -276,7 +275,7 @@ def _plan_lines(
     side = round((size[0] * size[1]) ** 0.5)
     batch = settings.images_per_step
     more = fit.large.state // 3 if settings.ema_decay else 0  # averaged weights
-    more += fit.large.state // 3 if gpus > 1 else 0  # gradients lie in a second place to be sent
+    more += fit.large.state // 3 if gpus > 1 else 0  # gradients are copied once more to be sent
     rows, fitting = [], None
     for images in (2**power for power in itertools.count()):
         memory = int(FRAGMENTS * (fit.memory(images, side) + more)) + CONTEXT

@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Time a training step alone and beside the same process, by how threads wait, in turns.
+"""Time a training step alone and beside a second process, for different ways in which threads wait,
+in turns.
 
 GOMP_SPINCOUNT is the number of rounds in which a thread waits before it sleeps; none: unset.
 """
@@ -48,7 +49,7 @@ def main() -> None:
             for spin in SPINS:
                 alone = median(start(network, spin, SECONDS))
                 other = start(network, spin, 3 * SECONDS)
-                time.sleep(SECONDS / 2)  # until the other one has begun
+                time.sleep(SECONDS / 2)  # until the other process has begun
                 beside = median(start(network, spin, SECONDS))
                 other.communicate()
                 print(

@@ -4,7 +4,7 @@
 Each row of a study is trained with the first seed, then each with the next. results.csv in the
 study's folder has a line for each training that has ended; it is not trained again. A stopped study
 continues where it was.
-The figures are not the paper's, which are of ImageNet at 224x224: only their order is compared.
+The paper's figures are of ImageNet at 224x224, so only their order is compared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ ALL = ("MODEL.NAME", "resnet50_lambda_c2345")
 LAYER = "MODEL.LAMBDA_RESNET"
 LARGER = ("INPUT.SIZE", 64, "INPUT.PADDING", 8)
 
-# By study: by row the paper's top-1, None where it prints none, and what differs from the recipe
+# for each study and row the paper's top-1, None where it prints none, and the difference from the
+# recipe
 Study = dict[str, tuple[float | None, tuple[object, ...]]]
 
 
@@ -76,13 +77,13 @@ STUDIES: dict[str, Study] = {
         resnet50_lambda_c5=77.3,
     ),
     # Table 13 has them with 101 and 152 layers, and the figures are those of 101. On small images
-    # 50 will do.
+    # 50 layers suffice.
     "hybrid": by_name(
         resnet_rs50=81.3, resnet_rs50_se=81.8, lambda_resnet50=82.3, lambda_resnet50_c4=82.6
     ),
     # The CIFAR-10 reproduction
     "pair": PAIR,
-    # With what its public code does otherwise, each alone: lambda_paper/reproduction.py
+    # with each difference of its public code alone: lambda_paper/reproduction.py
     "reproduction": PAIR
     | {
         row: (None, ("MODEL.NAME", f"resnet50_lambda_{kind}"))
@@ -135,7 +136,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def words_of(args: argparse.Namespace, pairs: tuple[object, ...], seed: int) -> list[str]:
-    """The configuration of a training, but for where it is written."""
+    """The configuration of a training, without its folder."""
     where = ("DATA.TRAIN", args.data / "train", "DATA.VAL", args.data / "test")
     pairs = tuple(str(word).replace("resnet50", args.network) for word in pairs)
     words = ("--config-file", args.config_file, *where, *pairs, "SEED", seed, *args.opts)
@@ -158,7 +159,7 @@ def train(words: list[str], folder: Path) -> dict[str, str]:
 
 
 def check_size(args: argparse.Namespace, folder: Path) -> str:
-    """Note the size of a study in its folder; return what is wrong if it has another one there."""
+    """Record the size of a study in its folder; return an error if another one is recorded."""
     from fvcore.common.config import CfgNode
 
     recipe = CfgNode.load_yaml_with_base(str(args.config_file))
@@ -175,7 +176,9 @@ def check_size(args: argparse.Namespace, folder: Path) -> str:
 
 
 def table(study: Study, found: dict[str, list[Evaluations]]) -> str:
-    """A row for each network, how far the order is the paper's, and how far seeds decide it."""
+    """A row for each network, the agreement of the order with the paper's, and how far seeds decide
+    it.
+    """
     seeds = min(map(len, found.values()))
     steps = sorted(set.intersection(*(set(one) for row in found.values() for one in row)))
     of_step = {
@@ -263,7 +266,7 @@ def main(argv: list[str] | None = None) -> int:
                     return 2
                 pairs = (word.split(":") for word in by_step)
                 found.setdefault(name, []).append({int(s): float(top1) for s, top1 in pairs})
-    except subprocess.CalledProcessError as error:  # it has said why
+    except subprocess.CalledProcessError as error:  # it has printed the reason
         return error.returncode
     print(table(study, found))
     return 0

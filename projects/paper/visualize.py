@@ -2,8 +2,8 @@
 """Draw what the lambda layers of a backbone compute from an image.
 
 The pictures show the learned position embeddings, the positions that the content lambda reads, the
-weights of the context in one output, and the effective receptive field. Of a network without lambda
-layers, only the last is drawn.
+weights of the context in one output, and the effective receptive field. For a network without
+lambda layers, only the last is drawn.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from lambda_det.export.sources import network_of_run
 
 
 def fed(detector: ExportedDetector, task: DetectionTask, count: int) -> Iterator[dict]:
-    """What the file takes of training images."""
+    """The inputs of the file from training images."""
     task.register_data()
     loader = task.parts.make_test_loader(task.parts.train_names[0])
     for record in islice(chain.from_iterable(loader), count):
@@ -53,7 +53,7 @@ def is_kept(node: onnx.NodeProto, words: list[str]) -> bool:
 
 
 def quantise(args: argparse.Namespace, inputs: Iterator[dict], kept: list[str]) -> None:
-    """Write the 8-bit file, with the nodes of these names as they are."""
+    """Write the 8-bit file, in which the nodes of these names stay as they are."""
     reader = SimpleNamespace(get_next=lambda: next(inputs, None))
     kinds = ["Conv", "Gemm", "MatMul"]
     options = {"op_types_to_quantize": kinds, "nodes_to_exclude": kept, "per_channel": True}

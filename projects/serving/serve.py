@@ -52,7 +52,9 @@ def run(args: argparse.Namespace) -> None:
     app = make_app(predictor, limits)
 
     class Server(uvicorn.Server):
-        """Says that it stops before it does, so that who sends requests here can turn away."""
+        """Reports that it will stop before it does, so senders of requests can choose another
+        server.
+        """
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if sig == signal.SIGINT or app.state.service.stopping:

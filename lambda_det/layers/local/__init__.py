@@ -248,7 +248,7 @@ def _operator(name: str, module: ModuleType) -> tuple[CustomOpDef, CustomOpDef]:
         mutates_args=(),
         schema=f"(Tensor grad, {_INPUTS}) -> (Tensor, Tensor, Tensor)",
     )
-    # What torch.compile has to know of the results
+    # the shapes of the results, for torch.compile
     output.register_fake(_empty_output)
     backward.register_fake(_empty_gradients)
     output.register_autograd(
@@ -259,7 +259,7 @@ def _operator(name: str, module: ModuleType) -> tuple[CustomOpDef, CustomOpDef]:
 
 
 _MODULES = {"query_first": query_first, "compiled": compiled, "fused": fused}
-# By name, the operator of the output and that of its gradients
+# for each name the operator of the output and that of the gradients
 OPERATORS = {name: _operator(name, module) for name, module in _MODULES.items()}
 IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     **{name: output for name, (output, _) in OPERATORS.items()},

@@ -47,7 +47,7 @@ def _sizes(queries: Tensor, values: Tensor, embedding: Tensor) -> _Sizes:
     batch, height, width, heads, k = queries.shape
     v, u = values.shape[3:]
     scope_y, scope_x = embedding.shape[2:]
-    # The kernel gets pointers: what does not fit together would be read beyond its end
+    # The kernel gets pointers: tensors that do not fit together would be read beyond their ends.
     if (
         values.shape[:3] != queries.shape[:3]
         or embedding.shape[:2] != (k, u)
@@ -74,7 +74,7 @@ def _sizes(queries: Tensor, values: Tensor, embedding: Tensor) -> _Sizes:
         rp=rp,
         kp=_padded(k, lanes),
         vp=_padded(v, lanes),
-        wp=width - 1 + rp,  # of the window that the last query's vectors reach
+        wp=width - 1 + rp,  # width of the window that the last query's vectors reach
     )
 
 
@@ -89,7 +89,7 @@ def _dense(x: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
 
 
 def _pair(dtype: torch.dtype) -> int:
-    """How many numbers the kernel takes in one step of a product."""
+    """The number of values that the kernel takes in one step of a product."""
     return _sum_dtype(dtype).itemsize // dtype.itemsize
 
 

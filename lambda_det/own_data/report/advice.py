@@ -1,4 +1,4 @@
-"""What would bring most: what AP50 would be without each kind of error, and what to change.
+"""What would bring most: AP50 without each kind of error, and what to change.
 
 The kinds of errors, and the repair of one kind at a time, are those of TIDE (Bolya et al., ECCV
 2020, sections 2.2 and 2.3). The package tidecv is not used: it knows no sizes and no images.
@@ -18,18 +18,18 @@ from lambda_det.own_data.report.matching import FALSE, IGNORED, LEAST_IOU, assig
 
 __all__ = ["Change", "advise", "ap50", "sort_errors"]
 
-SMALL = 32  # side in pixels of the network's input, of objects that a larger input would help
-CONFIDENT = 0.8  # score of predictions that an annotation may lack for
-_CLASSES = 5  # that are looked at, those of which most are missed
-_YOUNG = 0.1  # share of AP50 by which that of a young run rises in the last third of its steps
+SMALL = 32  # side in pixels of the network's input: a larger input would help with smaller objects
+CONFIDENT = 0.8  # score of predictions whose annotation may be missing
+_CLASSES = 5  # number of classes that are named, those with the most missed objects
+_YOUNG = 0.1  # share of AP50 by which the AP50 of a young run rises in the last third of its steps
 _CASCADE = (
     " Three box heads in a row (MODEL.ROI_HEADS.NAME CascadeROIHeads) place boxes better than one."
 )
-_NEAR = 0.1  # IoU from which a prediction means an object
+_NEAR = 0.1  # IoU from which a prediction is assigned to an object
 
 
 class Change(NamedTuple):
-    """What to change, by how much AP50 would rise at most, and what shows it."""
+    """What to change, the most by which AP50 would rise, and the evidence."""
 
     change: str
     gain: float
@@ -37,15 +37,15 @@ class Change(NamedTuple):
 
 
 class JudgedPrediction(NamedTuple):
-    """A prediction, and what is wrong with it.
+    """A prediction, and its error.
 
     Attributes:
-        image, category: ids; of the category, that which it was given.
+        image, category: ids; the category is the predicted one.
         score: of the prediction.
         verdict: "right"; "class": a good box of another class; "place": the box lies badly;
             "twice": the object was found already; "nothing": no object is near; "both": class and
             place are wrong.
-        meant: id of the annotation that it means, None for "nothing".
+        meant: id of the annotation to which it is assigned, None for "nothing".
     """
 
     image: Any
@@ -58,7 +58,7 @@ class JudgedPrediction(NamedTuple):
 def sort_errors(
     ground_truth: COCO, entries: Sequence[Mapping[str, Any]], iou_type: str
 ) -> tuple[list[JudgedPrediction], set[int]]:
-    """What is wrong with each prediction outside of crowds, and the objects that none means.
+    """The error of each prediction outside of crowds, and the objects without any prediction.
 
     Args:
         ground_truth: with ``iscrowd`` in every annotation.
@@ -96,7 +96,7 @@ def sort_errors(
 
 
 def _wrong(iou: np.ndarray, same: np.ndarray) -> tuple[str, int | None]:
-    """What is wrong with a false prediction, and the index of the object that it means."""
+    """The error of a false prediction, and the index of the object to which it is assigned."""
     own, other = np.where(same, iou, 0.0), np.where(same, 0.0, iou)
     if max(iou, default=0.0) < _NEAR:
         return "nothing", None
@@ -114,7 +114,7 @@ def ap50(predictions: Sequence[JudgedPrediction], objects: Mapping[int, int]) ->
 
     Args:
         predictions: of :func:`sort_errors`.
-        objects: how many objects each category has, without crowds.
+        objects: number of objects of each category, without crowds.
     """
     category = np.array([p.category for p in predictions], int)
     order = np.lexsort(([-p.score for p in predictions], category))
@@ -135,8 +135,8 @@ def repaired(
 ) -> list[JudgedPrediction]:
     """The predictions after the repair of some, by their places in the list.
 
-    A prediction that means an object of its own becomes right; one whose object is found by
-    another, or that means none, is left out.
+    A prediction becomes right if it is the only one of its object; it is left out if another has
+    found the object, or if it has none.
 
     Args:
         predictions: of :func:`sort_errors`.
@@ -163,16 +163,15 @@ def advise(
     scale: float = 1.0,
     is_cascade: bool = False,
 ) -> list[Change]:
-    """What could be changed. The change that would bring most comes first.
+    """The possible changes, with the one that would bring most first.
 
-    The gains are bounds: what AP50 would be if all errors of a kind were gone. They overlap. Of a
-    run whose AP50 was still rising by much, a longer training comes first, because the errors that
-    are left then are others.
+    The gains are bounds: the AP50 if all errors of a kind were gone. They overlap. If AP50 was
+    still rising by much, a longer training comes first, because its errors will be different.
 
     Args:
         ground_truth, entries, iou_type: as for :func:`sort_errors`.
         records: of the run's metrics.json, for its curves.
-        trained: how many objects each class has in training, by its name; empty if unknown.
+        trained: number of objects of each class in training, by its name; empty if unknown.
         scale: sides of the network's input as a share of those of the images.
         is_cascade: whether the detector has several box heads in a row already.
     """
@@ -285,8 +284,8 @@ def advise(
 def _longer(records: Sequence[Mapping[str, float]], iou_type: str) -> tuple[Change | None, bool]:
     """A longer training, where AP50 was best at the end, and whether the run is young.
 
-    AP50 of a young run still rises by much. Of others the loss of the test set must not rise, which
-    it does in young ones: the more boxes find an object, the more of them count in the loss.
+    AP50 of a young run still rises by much. In other runs the loss of the test set must not rise.
+    In young runs it does: the more boxes find an object, the more of them count in the loss.
     """
     names = (f"{iou_type}_EMA/AP50", f"{iou_type}/AP50")
     name = next((n for n in names if any(n in record for record in records)), "")

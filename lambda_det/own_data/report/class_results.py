@@ -1,4 +1,4 @@
-"""What a detector does on each class, and which class it takes for which, by COCO's own code."""
+"""The results of a detector on each class, and its confusion of classes, by COCO's own code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _IOU_50 = 0  # index of the threshold 0.5 in COCO's list
 
 
 class ClassResult(NamedTuple):
-    """What a detector does on one class; AP in percent, NaN where the class has no such object.
+    """The results of a detector on one class; AP in percent, NaN where the class has no such
+    object.
 
     Attributes:
         name: of the class.
@@ -43,7 +44,7 @@ class ClassResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Detections:
-    """The results of boxes or of masks by class, and what is taken for what.
+    """The results of boxes or of masks by class, and the confusion of classes.
 
     Attributes:
         iou_type: "bbox" or "segm".
@@ -68,8 +69,8 @@ def evaluate_detections(
         iou_type: "bbox" or "segm".
         score: predictions of a lower score are left out of the confusion matrix.
     """
-    # loadRes changes what it is given. It takes the areas of boxes where there are boxes, so those
-    # of masks need entries without, as in Detectron2's evaluation.
+    # loadRes changes its input. It uses the areas of boxes where there are boxes, so entries for
+    # masks must have none, as in Detectron2's evaluation.
     left_out = "bbox" if iou_type == "segm" else ""
     predictions = ground_truth.loadRes(
         [{key: value for key, value in entry.items() if key != left_out} for entry in results]
@@ -126,7 +127,7 @@ def _best_threshold(evaluation: COCOeval, index: int, objects: int) -> tuple[flo
 def _confusion(
     ground_truth: COCO, predictions: COCO, categories: Sequence[int], iou_type: str, score: float
 ) -> np.ndarray:
-    """Count which class each object is taken for; predictions in a crowd are not counted."""
+    """Count the predicted class of each object; predictions in a crowd do not count."""
     place = {category: index for index, category in enumerate(categories)}
     nothing = len(categories)
     matrix = np.zeros((nothing + 1, nothing + 1), int)

@@ -1,4 +1,4 @@
-"""The predictions of a run's last evaluation, beside the ground truth that they are of."""
+"""The predictions of a run's last evaluation, with their ground truth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ __all__ = ["Evaluated", "evaluate_run", "read_predictions"]
 logger = logging.getLogger(__name__)
 
 RESULTS = "coco_instances_results.json"
-# Where an evaluation leaves its results; those of averaged weights first, as model_best.pth counts
+# The folders of an evaluation's results; those of averaged weights come first, as for
+# model_best.pth
 _FOLDERS = {"inference_EMA": "averaged weights", "inference": "trained weights"}
 
 
@@ -40,8 +41,8 @@ class Evaluated:
         weights: "averaged weights" or "trained weights".
         ground_truth: of the data set.
         entries: the predictions on its images, as of :func:`read_predictions`.
-        lost: number of predictions on images that the data set does not have.
-        results: those of boxes and, where there are some, of masks.
+        lost: number of predictions on images that are not in the data set.
+        results: results of boxes and, if there are any, of masks.
     """
 
     task: DetectionTask
@@ -54,7 +55,7 @@ class Evaluated:
 
 
 def evaluate_run(run: Path, dataset: str = "", score: float = 0.5) -> Evaluated:
-    """Compute what a detector of instances does on its test set from the results of its run.
+    """Compute the results of a detector of instances on its test set from the files of its run.
 
     Args:
         run: its folder.
@@ -62,7 +63,7 @@ def evaluate_run(run: Path, dataset: str = "", score: float = 0.5) -> Evaluated:
         score: predictions of this score or more are in the confusion matrix.
 
     Raises:
-        UserError: the run was not evaluated, or its data are not where they were.
+        UserError: the run was not evaluated, or its data were moved.
     """
     task = DetectionTask(
         load_any_config(argparse.Namespace(config_file=str(run / "config.yaml"), opts=[]))
@@ -108,7 +109,7 @@ def read_predictions(path: str | Path, dataset: str) -> list[dict[str, Any]]:
 
     Args:
         path: of the file.
-        dataset: that it is of, for messages.
+        dataset: to which it belongs, for messages.
 
     Raises:
         DataError: the file is missing or no JSON, or its entries are no predictions of instances.
@@ -137,7 +138,7 @@ def _belonging(
     results: str | Path,
     dataset: str,
 ) -> list[dict[str, Any]]:
-    """The predictions on images that the data set has; the others are counted in a warning.
+    """The predictions on images of the data set; a warning counts the others.
 
     Raises:
         DataError: the data set lacks a category of the predictions, or all of their images.

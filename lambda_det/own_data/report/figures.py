@@ -1,4 +1,4 @@
-"""The figures of a page: curves over the steps, and which class is taken for which."""
+"""The figures of a page: curves over the steps, and the confusion of classes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lambda_det.training.task import SAMPLE
 
 __all__ = ["CLASSES_CONFUSED", "PANELS", "draw_confusion", "draw_curves", "draw_panel"]
 
-_POINTS = 600  # of a curve; more would only make the page larger
-CLASSES_CONFUSED = 20  # in the confusion matrix
-_SCORES = ("/AP", "/AP50", "_top1", "/mIoU", "/PQ")  # how the names of the drawn results end
+_POINTS = 600  # points of a curve; more would only make the page larger
+CLASSES_CONFUSED = 20  # classes in the confusion matrix
+_SCORES = ("/AP", "/AP50", "_top1", "/mIoU", "/PQ")  # endings of the names of the drawn results
 _TOTAL = ("total_loss", "validation/total_loss")
 
-# Which metrics are drawn together, by the title
+# the metrics that are drawn together, by the title
 PANELS: dict[str, Callable[[str], bool]] = {
     "total loss": lambda name: name in _TOTAL,
     "AP or accuracy, percent": lambda name: (
@@ -33,7 +33,7 @@ PANELS: dict[str, Callable[[str], bool]] = {
 
 
 def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bool:
-    """Draw metrics over the steps; whether there is one.
+    """Draw metrics over the steps; return whether there is one.
 
     Args:
         axes: to draw in.
@@ -64,7 +64,7 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, 
 
 
 def draw_curves(records: Sequence[Mapping[str, float]]) -> list[str]:
-    """The panels of which a run has logged something, as SVG."""
+    """The panels for which a run has logged something, as SVG."""
     figures = []
     for title in PANELS:
         figure, axes = new_axes(5.2, 3.4)
@@ -74,7 +74,7 @@ def draw_curves(records: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def draw_confusion(detections: Detections) -> str:
-    """What each class is taken for, as SVG; of many classes those with most mistakes."""
+    """The confusion of classes, as SVG; with many classes, those with the most mistakes."""
     matrix, names = detections.confusion, [c.name for c in detections.classes]
     wrong = matrix.sum(0) + matrix.sum(1) - 2 * np.diag(matrix)
     kept = np.sort(np.argsort(-wrong[:-1], kind="stable")[:CLASSES_CONFUSED])

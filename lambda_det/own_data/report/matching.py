@@ -1,4 +1,4 @@
-"""Which predictions find which objects of an image, at an IoU of 0.5 as in COCO's evaluation."""
+"""Assign predictions to the objects of an image, at an IoU of 0.5 as in COCO's evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FALSE, IGNORED = -1, -2
 
 
 def overlaps(found: Sequence[Any], objects: Sequence[Any], crowds: Sequence[bool]) -> np.ndarray:
-    """[predictions, objects] IoUs; of a crowd, the share of the prediction that lies in it.
+    """[predictions, objects] IoUs; for a crowd, the share of the prediction that lies in it.
 
     Args:
         found, objects: boxes x, y, width, height in pixels, or run-length encoded masks.
@@ -37,8 +37,8 @@ def assign(
     Args:
         overlaps: of :func:`overlaps`, predictions in the order in which they may choose.
         crowds: as there.
-        allowed: [predictions, objects], whether a prediction may take an object, as those of its
-            class; None for all.
+        allowed: [predictions, objects], whether a prediction may take an object, for example only
+            of its class; None for all.
     """
     crowds = np.asarray(crowds, bool)
     overlaps = overlaps if allowed is None else np.where(allowed, overlaps, 0.0)

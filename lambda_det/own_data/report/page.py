@@ -31,8 +31,8 @@ def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
 def to_svg(figure: Figure, label: str) -> str:
     text = io.StringIO()
     for part in figure.findobj(Text):
-        part.set_parse_math(False)  # names may have a $ in them
-    # As text, which a browser has all letters for. Matplotlib's own font may lack some, and warns.
+        part.set_parse_math(False)  # names may have a $
+    # as text, because a browser has all letters; Matplotlib's own font may lack some, and warns
     with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
@@ -98,7 +98,7 @@ class Page:
             self._parts.append(f"<p>{html.escape(note)}</p>")
 
     def numbers(self, values: Mapping[str, str]) -> None:
-        """Large figures, each with what it is."""
+        """Large figures, each with its meaning."""
         cells = (
             f'<div class="number"><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>'
             for name, value in values.items()

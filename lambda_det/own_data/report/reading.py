@@ -1,4 +1,4 @@
-"""What the folder of a run holds: logged numbers, configuration, checkpoints."""
+"""The content of a run's folder: logged numbers, configuration, checkpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ __all__ = [
 
 EVALUATION = "evaluation.json"  # in a folder of lambda-det evaluate
 _FINAL = "model_final.pth"
-_RESULTS = ("/AP", "_top1", "/mIoU", "/PQ")  # how the names of results end that name a checkpoint
+# endings of the results by which a checkpoint is chosen
+_RESULTS = ("/AP", "_top1", "/mIoU", "/PQ")
 _LABEL = re.compile(r"(.*/)?(bbox|segm)(_EMA|_TTA)?/(\w+)")
 _KINDS = {"bbox": "box", "segm": "mask"}
 _WEIGHTS = {"_EMA": ", averaged weights", "_TTA": ", augmented test", None: ""}
@@ -61,7 +62,7 @@ def read_saved(run: Path) -> dict[str, Any]:
 
 
 def read_evaluation(folder: Path) -> dict[str, Any] | None:
-    """What ``lambda-det evaluate`` says of the results in a folder; None in that of a run.
+    """The facts that ``lambda-det evaluate`` wrote about the results in a folder; None for a run.
 
     Returns:
         "sentences", and by their names "results" and "own", those of the run, as
@@ -82,7 +83,7 @@ class Result(NamedTuple):
 
     Attributes:
         value: of the metric.
-        low, high: between which values it may lie by chance of the images; None if unknown.
+        low, high: the interval in which it may lie by chance of the images; None if unknown.
     """
 
     value: float
@@ -103,11 +104,11 @@ class RunState:
 
     Attributes:
         records: of :func:`read_metrics`.
-        steps: how many were done.
-        planned: how many the configuration asks for; 0 if it does not say.
+        steps: number of finished steps.
+        planned: number of steps of the configuration; 0 if unknown.
         last: the name of the last checkpoint; "" for none.
-        weights: those of the best checkpoint, or of the last one where none is the best; None
-            where there is no file.
+        weights: the weights of the best checkpoint, or of the last one if none is the best; None if
+            there is no file.
         is_best: whether ``weights`` are those of the best checkpoint.
     """
 
@@ -150,9 +151,9 @@ def results_of(
 
     Args:
         records: of :func:`read_metrics`.
-        averaged: the kind. Where only the others were evaluated, their results are given.
+        averaged: the kind. If only the other kind was evaluated, its results are given.
         step: after which the weights were saved; None for the last evaluation.
-        endings: of the names of results; by default of those that name a checkpoint.
+        endings: of the names of results; by default those by which a checkpoint is chosen.
 
     Returns:
         Results by their names in metrics.json.
@@ -185,7 +186,7 @@ def read_state(run: Path, config: Mapping[str, Any]) -> RunState:
     last, chosen = last_checkpoint(str(run)), choose_checkpoint(str(run))
     weights = Origin.of(chosen, read_checkpoint(chosen)) if os.path.isfile(chosen) else None
     planned = config.get("SOLVER", {}).get("MAX_ITER") or config.get("train", {}).get("max_iter")
-    # A stop may have come between the last line of the log and the checkpoint
+    # the run may have stopped between the last line of the log and the checkpoint
     numbered = re.fullmatch(r"model_(\d+)\.pth", os.path.basename(last))
     iterations = [int(record["iteration"]) for record in records]
     if numbered:
@@ -204,7 +205,7 @@ def label_of(metric: str, *, with_weights: bool = True) -> str:
     """The name of a result for readers: "bbox_EMA/AP50" is "box AP50, averaged weights".
 
     Args:
-        metric: the name in metrics.json. Of several data sets it begins with that of one.
+        metric: the name in metrics.json. With several data sets it begins with the name of one.
         with_weights: say which weights, where they are not the trained ones.
     """
     match = _LABEL.fullmatch(metric)

@@ -33,7 +33,7 @@ __all__ = ["build_report", "write_report"]
 
 logger = logging.getLogger(__name__)
 
-_CHANGES, _LEAST_GAIN = 3, 0.2  # to name at most, and by how much AP50 must rise at least
+_CHANGES, _LEAST_GAIN = 3, 0.2  # the most changes to name, and the least rise of AP50
 # The heads of the columns of a class's result
 _COLUMNS = (
     "class",
@@ -78,8 +78,8 @@ def build_report(
 ) -> Page:
     """The page of a run.
 
-    What a run does not have yet is left out, and the page says so. The page of a classifier has
-    the curves and the speed.
+    Parts that a run does not have yet are left out, and the page says so. The page of a classifier
+    has the curves and the speed.
 
     Args:
         run: its folder, with config.yaml.
@@ -99,7 +99,7 @@ def build_report(
     config = read_saved(run)
     state = read_state(run, config)
     page = _evaluation_head(run) or _run_head(run, state, config)
-    if "DATA" in config:  # that of a classifier
+    if "DATA" in config:  # it is of a classifier
         return page
     try:
         evaluated = evaluate_run(run, dataset, score)
@@ -193,11 +193,11 @@ def _add_advice(
     records: Sequence[Mapping[str, float]],
     is_cascade: bool,
 ) -> None:
-    """The changes that would bring most, and what shows it."""
+    """Add the changes that would bring most, and the evidence."""
     parts, ground_truth = evaluated.task.parts, evaluated.ground_truth
     trained: Counter[str] = Counter()
     for name in parts.train_names or ():
-        # The training's files may be gone since, or of another kind
+        # the training's files may have been removed, or be of another kind
         with contextlib.suppress(UserError, LookupError, TypeError):
             report = file_report(*registered_files(name))
             for number, count in report.counts.items():
@@ -227,7 +227,7 @@ def _add_advice(
 
 
 def _add_classes(page: Page, evaluated: Evaluated) -> None:
-    """AP, and the score to choose, of each class."""
+    """Add AP and the best score of each class."""
     note = f"The {evaluated.weights} on {evaluated.dataset}, at the last evaluation."
     if evaluated.lost:
         predictions = len(evaluated.entries) + evaluated.lost

@@ -31,7 +31,7 @@ IMAGES = 64
 LIBRARIES = ("pillow", "simplejpeg", "opencv-python-headless", "torchvision", "timm")
 _NORMALIZE = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
-# Takes the bytes of a file, or a dataset dict, and a number, which random choices depend on
+# a function of the bytes of a file, or a dataset dict, and a number on which random choices depend
 Pipeline = Callable[[Any, int], object]
 
 
@@ -78,7 +78,7 @@ def cases(compared: dict[str, Pipeline], files: Sequence[Any]) -> list[Case]:
 
 
 def pipelines() -> dict[str, Pipeline]:
-    """What is compared, by name; ratios are to the first."""
+    """The pipelines by name; ratios are to the first."""
     classic = transforms.Compose(
         [
             transforms.RandomResizedCrop(SIZE),
@@ -130,7 +130,7 @@ def ours(layers: int) -> Pipeline:
 
 
 def timm_transform(auto_augment: str | None) -> Callable[[Image.Image], object]:
-    """As timm's loader makes it where it normalises on the device, as ours does."""
+    """timm's transform, as its loader makes it if it normalises on the device, as ours does."""
     return create_transform(
         SIZE,
         is_training=True,

@@ -34,8 +34,8 @@ from lambda_det.training.precision import Precision
 
 SHAPES = runpy.run_path(str(Path(__file__).parents[3] / "datasets" / "make_shapes.py"))
 DRAWN = 128  # side of the pictures before they are resized
-# A logit beside 80 others of about 0. Random weights would find nothing above the threshold of the
-# scores, and so compute no masks; with this they find the first class everywhere.
+# A logit beside 80 others of about 0. With random weights no score would exceed the threshold, and
+# no masks would be computed; with this logit the first class is found everywhere.
 FOUND = 5.0
 POINTS = 17  # of a person
 ZOO = {
@@ -49,13 +49,13 @@ ZOO = {
 
 
 class Detector(nn.Module):
-    """A detector as a function of pictures: its loss in training, and otherwise what it finds.
+    """A detector as a function of pictures: its loss in training, and otherwise its predictions.
 
     Args:
         model: takes Detectron2's batches.
-        inference: the model that finds; it may share its parameters.
+        inference: the model for inference; it may share the parameters.
         precision: of training.
-        samples: what a batch holds of each picture beside its pixels.
+        samples: what a batch holds for each picture besides its pixels.
         keeps: whether the process keeps the memory that it frees, as ours do.
     """
 
@@ -70,7 +70,7 @@ class Detector(nn.Module):
         super().__init__()
         self.model, self.precision, self.samples = model, precision, samples
         self.keeps = keeps
-        self._inference = [inference.eval()]  # its parameters are not to be trained, or counted
+        self._inference = [inference.eval()]  # its parameters must not be trained or counted
 
     def forward(self, *pictures: Tensor) -> Tensor | list[dict[str, Any]]:
         batch = [
@@ -85,7 +85,9 @@ class Detector(nn.Module):
 
 
 def give_back_memory() -> None:
-    """As glibc does by itself in a process of large maps; undoes ``keep_memory``."""
+    """Let glibc give memory back, as it does by itself in a process of large maps; undo
+    ``keep_memory``.
+    """
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
         # M_MMAP_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD of malloc.h
@@ -107,7 +109,7 @@ def our_detector(
     """
     cfg = _config(depth, ["INPUT.LSJ.SIZE", side, *changes], device)
     task = DetectionTask(cfg)
-    # By the configuration alone the layout depends on the processor, too
+    # with the configuration alone the layout would also depend on the processor
     model = build_model(cfg) if changes else task.build_model()
     pictures, samples = _pictures(batch, side)
     _find_something(model, pictures, samples)
@@ -118,8 +120,8 @@ def our_detector(
 def detectron2_detector(
     depth: int, batch: int, side: int, device: str
 ) -> tuple[Detector, tuple[Tensor, ...]]:
-    """The same on Detectron2's ResNet, as its train_net.py trains and evaluates it, in float32."""
-    # One process without a synchronised norm
+    """Mask R-CNN on Detectron2's ResNet in float32, as its train_net.py trains and tests it."""
+    # one process needs no synchronised norm
     norms = [f"MODEL.{part}.NORM" for part in ("FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD", "RESNETS")]
     changes = [word for key in norms for word in (key, "BN")]
     changes += ["MODEL.BACKBONE.NAME", "build_resnet_fpn_backbone", "MODEL.RESNETS.DEPTH", depth]
@@ -131,7 +133,7 @@ def detectron2_detector(
 
 
 def zoo_detector(name: str, fast: bool, side: int) -> tuple[Detector, tuple[Tensor, ...]]:
-    """One of Detectron2's model zoo on the CPU, as its train_net.py runs it, or accelerated.
+    """A detector of Detectron2's model zoo on the CPU, as its train_net.py runs it, or accelerated.
 
     Args:
         name: of ZOO.
@@ -177,7 +179,9 @@ def _find_something(
 
 @torch.no_grad()
 def take_statistics(model: nn.Module, *inputs: Tensor) -> None:
-    """Of its norms in one run, without which the maps of a deep network grow without end."""
+    """Set the statistics of its norms in one run; without them the maps of a deep network grow
+    without limit.
+    """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:

@@ -45,7 +45,9 @@ NAMES = ("query_first", "conv", "fused")  # implementations that a GPU can run
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 LAYOUTS = ("channels last", "contiguous")
 HEADS, QUERY_DEPTH, SCOPE = 4, 16, 23
-TOLERANCE = 2  # times the error of plain PyTorch, ``conv``, as in tests/layers/test_gpu.py
+# the allowed error, as a multiple of that of plain PyTorch (``conv``), as in
+# tests/layers/test_gpu.py
+TOLERANCE = 2
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Scale:
         dtypes: of everything.
         depths: of networks.
         side: of images.
-        images: of a batch of networks, halved where the memory ends.
+        images: in a batch of networks; halved where the memory is too small.
         rounds: of each comparison.
         tests: of pytest: by name, the words that select them.
         compiler: backend of torch.compile.
@@ -101,7 +103,7 @@ SMALL = Scale(
 
 @dataclass(frozen=True)
 class Place:
-    """Where the parts run.
+    """The device and the folders of the parts.
 
     Attributes:
         device: "cuda" or, to rehearse, "cpu".
@@ -130,7 +132,9 @@ def units(place: Place) -> list[Unit]:
 
 
 def device_problem(device: str) -> str | None:
-    """Why there is no such device, as PyTorch says it: no GPU, an old driver; None if there is."""
+    """PyTorch's reason why there is no such device, such as no GPU or an old driver; None if there
+    is.
+    """
     if torch.device(device).type != "cuda" or torch.cuda.is_available():
         return None
     try:
@@ -232,10 +236,10 @@ def position_inputs(
 
 
 def position_errors(names: Sequence[str], inputs: list[Tensor]) -> dict[str, str]:
-    """Of each implementation the largest error of output and gradients against float64.
+    """The largest error of output and gradients against float64, for each implementation.
 
     Returns:
-        By name, a text with the error as a share of what is allowed.
+        For each name a text with the error as a share of the allowed one.
     """
     queries, values, _ = inputs
     shape = (*queries.shape[:4], values.shape[3])
@@ -294,7 +298,7 @@ def _layer_rows(place: Place, dtype: str, layout: str, batch: int, _: float) -> 
 
 @contextlib.contextmanager
 def exact_float32() -> Iterator[None]:
-    """Without TF32, whose products have fewer digits than float32."""
+    """Switch off TF32, whose products have fewer digits than float32."""
     before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     torch.backends.cudnn.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
@@ -306,7 +310,7 @@ def exact_float32() -> Iterator[None]:
 
 
 def row_of(result: Result, base: Result, mode: str, text: str = "", about: str = "") -> Row:
-    """A row of the table of what was measured of a case in forward and in ``mode``."""
+    """A row of the table for a case: the measurements in forward and in ``mode``."""
     forward, training = (figures(result, base, name) for name in (FORWARD, mode))
     notes = [text] if text else []
     for name, figure in ((FORWARD, forward), (mode, training)):
@@ -350,7 +354,7 @@ def _network_rows(
     setting = Setting(
         torch.device(place.device), DTYPES[dtype], channels_last=True, rounds=place.scale.rounds
     )
-    # In float16 gradients are infinite now and then, as there is no loss scale: no weight changes
+    # in float16 gradients are sometimes infinite, because there is no loss scale; no weight changes
     mode = BOTH if dtype == "float16" else STEP
     group = Group(f"{kind}, {about}", make_cases(place, depth), (FORWARD, mode))
     results = measure_group(group, setting)
@@ -358,7 +362,7 @@ def _network_rows(
 
 
 def plain_resnet(depth: int, batch: int, side: int) -> tuple[nn.Module, tuple[Tensor]]:
-    """Detectron2's own backbone, trained from scratch as its baselines are."""
+    """Detectron2's own backbone, with the settings of its baselines from scratch."""
     cfg = get_cfg()
     cfg.MODEL.RESNETS.DEPTH, cfg.MODEL.RESNETS.NORM = depth, "BN"
     cfg.MODEL.RESNETS.OUT_FEATURES = ["res2", "res3", "res4", "res5"]
@@ -407,7 +411,7 @@ def _compiled(place: Place, depth: int) -> list[Case]:
 
 
 def _detectors(place: Place, depth: int) -> list[Case]:
-    """All in the precision of the unit, by autocast around the whole detector."""
+    """The detectors, all in the precision of the unit, by autocast around the whole detector."""
     plain = ["SOLVER.AMP.ENABLED", False, "MODEL.CHANNELS_LAST", True]
     again = [*plain, "MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS", True]
     sizes = {"side": place.scale.side, "device": place.device}
@@ -428,10 +432,10 @@ def _detectors(place: Place, depth: int) -> list[Case]:
 def run_python(words: Sequence[str], log: Path, deadline: float, **environment: str) -> str:
     """Run Python with these words in the checkout, and return what it printed.
 
-    At the deadline it gets SIGTERM, which lets a training save its state.
+    At the deadline it gets SIGTERM, so a training saves its state.
 
     Raises:
-        Unfinished: the time was over, or the training says that it goes on later.
+        Unfinished: the time was over, or the training ended with the status to continue later.
         RuntimeError: it failed, with its last line.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -446,7 +450,7 @@ def run_python(words: Sequence[str], log: Path, deadline: float, **environment: 
             stderr=subprocess.STDOUT,
         )
         try:
-            # The training needs some seconds of the part to save its state
+            # the training needs some seconds of the part to save its state
             status = process.wait(max(deadline - time.monotonic() - 30, 1))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGTERM)

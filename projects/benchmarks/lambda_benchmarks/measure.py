@@ -35,8 +35,8 @@ FORWARD = "forward"  # in eval mode, without gradients
 BOTH = "forward+backward"  # in training mode: gradients of parameters and of inputs that want them
 STEP = "training step"  # the same, and the optimiser: SGD with momentum and weight decay
 
-# Work shorter than this is repeated within a round; otherwise the clock and the launch of a kernel
-# would be measured.
+# Shorter work is repeated within a round; otherwise the clock and the launch of a kernel would be
+# measured.
 SHORTEST = 0.05
 MOST_REPEATS = 200
 OUT_OF_MEMORY = "out of memory"  # the reason why a case has no figures
@@ -46,16 +46,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Case:
-    """One of the things compared.
+    """One of the cases that are compared.
 
     Attributes:
         name: unique in its group.
         make: makes the model, a module or a function of tensors, and its inputs on the CPU in
             float32.
-        images: of a run, for images per second; 0 where there are none.
-        columns: more to show beside it.
-        smaller: makes the same case with fewer images, which stands in for it where the memory
-            ends; times are then scaled to the images of the case that was asked for.
+        images: of a run, for images per second; 0 for none.
+        columns: further columns of its row.
+        smaller: makes the same case with fewer images, which replaces it where the memory is too
+            small; times are then scaled to the images of the original case.
     """
 
     name: str
@@ -76,14 +76,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all cases have in common.
+    """The settings that all cases have in common.
 
     Attributes:
         device: where they run.
         dtype: of the products; other than float32 through autocast.
-        autocast: False where a case makes everything in that dtype itself.
+        autocast: False if a case makes everything in that dtype itself.
         channels_last: memory format of weights and inputs of four dimensions.
-        rounds: that are counted.
+        rounds: number of counted rounds.
     """
 
     device: torch.device
@@ -95,11 +95,11 @@ class Setting:
 
 @dataclass
 class Result:
-    """What was measured of a case.
+    """The measurements of a case.
 
     Attributes:
-        case: the case, or the smaller one that stands in for it.
-        images: of the case that was asked for, which times are scaled to.
+        case: the case, or the smaller one that replaced it.
+        images: of the original case, to which times are scaled.
         sizes: the number of parameters, and bytes of the model and of its inputs.
         seconds: of one run in each round, by mode.
         peak_bytes: by mode, beyond model and inputs; the state of the optimiser counts.
@@ -115,7 +115,7 @@ class Result:
 
 
 class Subject:
-    """The model and the inputs of a case on the device, and what can be done with them."""
+    """The model and the inputs of a case on the device, and the operations on them."""
 
     def __init__(self, case: Case, setting: Setting) -> None:
         model, inputs = case.make()
@@ -138,7 +138,7 @@ class Subject:
             for x in inputs
         )
         self.grads: list[Tensor] | None = None
-        # The paper's, with a rate that changes next to nothing: the weights must stay finite
+        # the paper's optimiser with a tiny rate, because the weights must stay finite
         self.optimizer = torch.optim.SGD(
             self.parameters or [torch.zeros(1)],
             lr=1e-9,
@@ -170,7 +170,7 @@ class Subject:
             tensor.grad = None
 
     def time(self, mode: str, repeats: int = 1) -> float:
-        """Seconds of one run, of ``repeats`` in a row."""
+        """Seconds of one run, as the mean of ``repeats`` in a row."""
         start = timer()  # it waits for a GPU
         for _ in range(repeats):
             self.run(mode)
@@ -189,7 +189,7 @@ class Subject:
         """Peak memory of one run beyond the model and the inputs."""
         self.clear()
         state: list[Tensor] = []
-        if mode == STEP:  # it is there from the second step on
+        if mode == STEP:  # it exists from the second step on
             values = [v for held in self.optimizer.state.values() for v in held.values()]
             state = [value for value in values if isinstance(value, Tensor)]
         peak = peak_memory(lambda: self.run(mode), self.setting.device) + tensor_bytes(state)
@@ -212,10 +212,10 @@ def output_tensors(output: Any) -> list[Tensor]:
 
 
 def take_turns(things: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
-    """Yield the round and a thing: each thing once a round, in changing order.
+    """Yield the round and a thing: each thing once in a round, in changing order.
 
-    Every second round has the order of the round before it backwards. After it, the order begins
-    with the next thing.
+    Every second round has the reverse order of the round before. After it, the order begins with
+    the next thing.
     """
     for turn in range(rounds):
         start = turn // 2 % max(len(things), 1)
@@ -231,9 +231,9 @@ def measure_group(group: Group, setting: Setting) -> list[Result]:
     without it.
     """
     results = [Result(case, case.images) for case in group.cases]
-    # The baselines are convolutions, and shall have the fastest that cuDNN has for them
+    # the baselines are convolutions, which get cuDNN's fastest algorithm
     torch.backends.cudnn.benchmark = True
-    work = []  # what has its turn: a case in a mode, so many times in a row
+    work = []  # a turn: a case in a mode, and how often it runs in a row
     for result in results:
         say(f"{group.title}: warming up {result.case.name}")
         began = _warm_up(result, group.modes, setting)
@@ -294,12 +294,12 @@ def _warm_up(
 def _attempted(
     result: Result, modes: Sequence[str], setting: Setting, work: Callable[[], T]
 ) -> T | None:
-    """What the work returns; None where it fails, with the reason in the result for these modes."""
+    """The result of the work; None if it fails, with the reason in the result for these modes."""
     try:
         return work()
     except Exception as error:
         why = OUT_OF_MEMORY if is_out_of_memory(error) else reason(error)[:200]
-    # Only after the block is the exception gone, which holds what was allocated
+    # the exception, which holds the allocated memory, is gone only after the block
     result.reasons |= dict.fromkeys(modes, why)
     gc.collect()
     if setting.device.type == "cuda":
@@ -308,7 +308,7 @@ def _attempted(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ended, on a GPU or the CPU."""
+    """Whether an exception means out of memory, on a GPU or the CPU."""
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
     texts = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
@@ -319,7 +319,7 @@ def limit_memory(gigabytes: float | None) -> None:
     """Let allocations on the CPU fail before the system kills the process. Linux only.
 
     Args:
-        gigabytes: that the process may take beyond what it has; None: 0.9 of what is free.
+        gigabytes: that the process may take in addition; None: 0.9 of the free memory.
     """
     if resource is None or not Path("/proc/self/status").exists():
         return
@@ -335,5 +335,5 @@ def _kilobytes(path: str, name: str) -> int:
 
 
 def say(line: str) -> None:
-    """Print apart from the figures."""
+    """Print to stderr, apart from the figures."""
     print(line, file=sys.stderr, flush=True)

@@ -12,11 +12,11 @@ GIB = 2**30
 
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> int:
-    """The most bytes of tensors that ``work`` has at once, beyond those alive before it.
+    """The peak bytes of tensors during ``work``, beyond those that existed before it.
 
     On a GPU the allocator reports it. On the CPU it is the sum of the allocator's own events, which
-    is exact and excludes other parts of the process. Memory that a library takes elsewhere than
-    from PyTorch's allocator is not counted. Counting slows the work down: don't time it.
+    is exact and excludes other parts of the process. Memory that a library does not take from
+    PyTorch's allocator is not counted. Counting slows the work down: don't time it.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

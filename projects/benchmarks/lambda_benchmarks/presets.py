@@ -1,7 +1,7 @@
-"""What is compared: the presets of projects/benchmarks/benchmark.py as tables of cases.
+"""The presets of projects/benchmarks/benchmark.py as tables of cases.
 
 Each preset is a function of the options and the setting that makes groups of cases; its docstring
-is the text of ``--help``. Figures of the paper stand beside the cases that they belong to.
+is the text of ``--help``. Figures of the paper are beside their cases.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Options = argparse.Namespace
 
 @dataclass(frozen=True)
 class Preset:
-    """What a preset measures, and what it can be told.
+    """What a preset measures, and its options.
 
     Attributes:
         groups: makes the groups of the options and the setting.
-        options: that it follows, beside those of all presets.
+        options: that it follows, in addition to those of all presets.
         libraries: distributions whose versions belong beside the figures.
     """
 
@@ -61,7 +61,7 @@ def image_side(args: Options, default: int, small: int) -> int:
 
 
 def implementations(args: Options, default: list[str]) -> list[str]:
-    """The names asked for; raises ConfigError for unknown ones."""
+    """The chosen names; ConfigError for unknown ones."""
     names = args.implementations or default
     for name in names:
         check_implementation(name)
@@ -168,7 +168,7 @@ def _timm_layer(channels: int) -> nn.Module:
     return Peer(channels, r=23, dim_head=16, num_heads=4)
 
 
-# By the name of the distribution; makes a layer of so many channels
+# for the name of a distribution a function that makes a layer of a number of channels
 PEERS: dict[str, Callable[[int], nn.Module]] = {
     "lambda-networks": _lucidrains_layer,
     "timm": _timm_layer,
@@ -180,7 +180,7 @@ def convolution(channels: int) -> nn.Module:
 
 
 def layer_cases(names: list[str], batch: int, side: int, channels: int) -> list[Case]:
-    """The convolution, our layer in these implementations, and other people's of these names."""
+    """The convolution, our layer in these implementations, and these packages' layers."""
     makers: dict[str, Callable[[int], nn.Module]] = {CONVOLUTION: convolution}
     for name in names:
         if name in PEERS:
@@ -430,7 +430,7 @@ CONVERTED = ("lambda_resnet26t", "lambda_resnet26rpt_256", "lambda_resnet50ts")
 
 
 def convert(args: Options, setting: Setting) -> list[Group]:
-    """What convert_lambda_layers brings for timm's three lambda ResNets, at 1024x1024.
+    """The gain of convert_lambda_layers for timm's three lambda ResNets, at 1024x1024.
 
     Whole classifiers with random weights: timm's own layers, and the same network with ours in
     their places. Inference, and a training step of forward, backward and SGD. Ratios are to timm's.
@@ -439,7 +439,7 @@ def convert(args: Options, setting: Setting) -> list[Group]:
     """
     side, batch, groups = image_side(args, 1024, 256), args.batch or 1, []
     for name in CONVERTED[:1] if args.small else CONVERTED:
-        # The other networks take any size, and know no such option
+        # the other networks take any size, and have no such option
         options = {"img_size": side} if "rpt" in name else {}
         cases = [
             Case(title, partial(with_images, create, name, batch, side, **options), batch)

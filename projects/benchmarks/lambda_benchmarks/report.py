@@ -1,4 +1,4 @@
-"""What was measured and on which machine: quartiles, ratios, tables and JSON."""
+"""Report the measurements and the machine: quartiles, ratios, tables and JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quartiles(values: Sequence[float] | np.ndarray) -> list[float]:
 
 
 def figures(result: Result, base: Result, mode: str) -> dict[str, Any]:
-    """All of one case in one mode, or the reason why there is nothing."""
+    """All figures of one case in one mode, or the reason why there are none."""
     if mode in result.reasons:
         return {"reason": result.reasons[mode]}
     seconds = _scaled_seconds(result, mode)
@@ -46,7 +46,7 @@ def figures(result: Result, base: Result, mode: str) -> dict[str, Any]:
 
 
 def _scaled_seconds(result: Result, mode: str) -> np.ndarray:
-    """The seconds of each round for as many images as were asked for."""
+    """The seconds of each round, scaled to the images of the original case."""
     scale = result.images / result.case.images if result.case.images else 1
     return np.array(result.seconds[mode]) * scale
 
@@ -108,7 +108,7 @@ def _spread(values: Sequence[float] | None, form: str, factor: float = 1) -> str
 
 
 def _short(value: float) -> str:
-    """At least three digits, and all of those before the point."""
+    """A number with at least three digits, and all digits before the point."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -151,7 +151,7 @@ def describe_machine(device: torch.device, libraries: tuple[str, ...] = ()) -> d
 
 
 def machine_line(machine: dict[str, Any]) -> str:
-    """The same in a line; the load is that of the last minute, before we start."""
+    """The machine in one line; the load is that of the last minute before the start."""
     return ", ".join(f"{name} {value}" for name, value in machine.items() if value is not None)
 
 

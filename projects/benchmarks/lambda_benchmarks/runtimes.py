@@ -26,7 +26,7 @@ Call = Callable[..., Any]
 
 
 def here(network: Network, path: Path, dtype: torch.dtype) -> Call:
-    """As lambda-det predict computes it."""
+    """Compute it as lambda-det predict does."""
     model = network.original.__self__.model if network.detector else network.original
     model = for_inference(accelerate(model), str(dtype).removeprefix("torch."))
     if not network.detector:
@@ -73,7 +73,7 @@ def backbone(name: str, side: int) -> tuple[Network, tuple[Tensor, ...]]:
 
 
 def mask_rcnn(name: str, side: int) -> tuple[Network, tuple[Tensor, ...]]:
-    """For images of this size; masks within their boxes."""
+    """Mask R-CNN for images of this size; masks within their boxes."""
     if name == "ResNet-50":
         made, pictures = detectron2_detector(50, 1, side, "cpu")
     else:
@@ -82,7 +82,7 @@ def mask_rcnn(name: str, side: int) -> tuple[Network, tuple[Tensor, ...]]:
     return network, as_inputs(network, pictures[0].float(), 1)
 
 
-# By what makes them, the names of what is compared
+# the names of the compared networks, by the functions that make them
 NETWORKS = {backbone: tuple(BACKBONES), mask_rcnn: ("LambdaResNet-50", "ResNet-50")}
 
 

@@ -1,8 +1,8 @@
-"""Long measurements in small units: each writes its result at once, and is not made again.
+"""Long measurements in small units: each writes its result at once, and is not repeated.
 
 A part is one process that takes the next units until its time is over. The record is a JSON file; a
-Markdown table is made of it. A unit that ends its process, by a crash or by a limit of time, is
-tried again as often as it says, and then has that as its result.
+Markdown table is made of it. A unit that ends its process, by a crash or a time limit, is tried
+again for its number of attempts, and then has the failure as its result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COLUMNS = {
 
 
 class Unfinished(Exception):
-    """The time of the part is over; the unit goes on in the next part where it was stopped."""
+    """The time of the part is over; the unit continues in the next part."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Unit:
         name: unique.
         work: makes its rows before the deadline that it gets, a time of ``time.monotonic``; raises
             ``Unfinished``, or any error, which is its result then.
-        seconds: that must be left of a part before it begins.
-        attempts: how many processes it may end before it counts as failed.
+        seconds: that must be left in a part before it begins.
+        attempts: how many processes it may crash before it counts as failed.
     """
 
     part: str
@@ -60,7 +60,7 @@ class Record:
     """The results of all parts in a file.
 
     Args:
-        path: of the JSON file; what it holds is continued.
+        path: of the JSON file; an existing one is continued.
         machine: what the machine is, for a new file.
     """
 
@@ -74,7 +74,7 @@ class Record:
         return unit.name in self.content["units"]
 
     def attempts(self, unit: Unit) -> int:
-        """How often it was begun without a result."""
+        """How often a unit was begun without a result."""
         return self.content["attempts"].get(unit.name, 0)
 
     def begin(self, unit: Unit) -> None:
@@ -82,7 +82,7 @@ class Record:
         self._write()
 
     def finish(self, unit: Unit, rows: list[Row], seconds: float) -> None:
-        """Write the rows of a unit, and the table of all."""
+        """Write the rows of a unit, and the table of all units."""
         self.content["units"][unit.name] = {"part": unit.part, "seconds": seconds, "rows": rows}
         self._write()
 
@@ -122,7 +122,7 @@ def run_part(
         units: in their order.
         record: of what was made before.
         seconds: of the part.
-        is_broken: whether nothing more can be made in this process, asked after each error.
+        is_broken: whether this process can no longer work; it is called after each error.
 
     Returns:
         Whether all units have a result.
@@ -147,7 +147,7 @@ def run_part(
             rows = unit.work(deadline)
         except Unfinished:
             return False
-        except Exception as error:  # libraries raise their own
+        except Exception as error:  # libraries raise errors of their own
             text = OUT_OF_MEMORY if is_out_of_memory(error) else reason(error)[:300]
             rows, failed = [{"case": unit.name, "result": text}], True
         record.finish(unit, rows, time.monotonic() - start)

@@ -37,7 +37,8 @@ __all__ = ["Choice", "Unlabelled", "list_images", "predict", "select"]
 
 logger = logging.getLogger(__name__)
 
-_KEPT, _LOWEST = 10, 1e-3  # classes that are kept of a prediction, and their probability, at least
+# the most classes that are kept of a prediction, and their least probability
+_KEPT, _LOWEST = 10, 1e-3
 _SECONDS_BETWEEN_LINES = 10
 
 
@@ -69,7 +70,7 @@ class Unlabelled:
     """Images to label.
 
     Attributes:
-        root: the folder that the names are relative to, as an absolute path.
+        root: the folder from which the names start, as an absolute path.
         names: paths of the images, sorted.
         sha256: of the names.
     """
@@ -91,7 +92,7 @@ def list_images(root: str) -> Unlabelled:
 
     def digested() -> Iterator[str]:
         for name in sorted(image_files(root)):
-            digest.update(os.fsencode(name) + b"\0")  # no name holds a null byte
+            digest.update(os.fsencode(name) + b"\0")  # no name has a null byte
             yield name
 
     names = PackedNames(digested())
@@ -101,7 +102,7 @@ def list_images(root: str) -> Unlabelled:
 
 
 class _Images(Dataset):
-    """Images for the teacher, each with ""; None and a sentence if it cannot be read."""
+    """Images for the teacher, each with ""; or None and a sentence if it cannot be read."""
 
     def __init__(self, source: FileSource, transform: TestTransform) -> None:
         self._source = source
@@ -175,7 +176,7 @@ def predict(
 
 
 def _head(teacher: Teacher, images: Unlabelled) -> dict[str, Any]:
-    """Everything that the lines depend on, as the head of their file."""
+    """The head of the file: everything on which its lines depend."""
     made = (
         f"{teacher.description}, weights of SHA-256 {teacher.sha256}, {teacher.cfg.INPUT.SIZE} "
         f"pixels, crop {teacher.cfg.INPUT.TEST_CROP}, {len(images.names)} images with names of "
@@ -198,7 +199,7 @@ def _resume(predictions: Path, teacher: Teacher, images: Unlabelled) -> int:
                 break
             end += len(line)
         file.truncate(end)
-    names = _read(predictions, teacher, images).names  # an error is better now than after days
+    names = _read(predictions, teacher, images).names  # an error now is better than one after days
     if not len(names):
         return 0
     last = names[len(names) - 1]

@@ -34,8 +34,9 @@ from lambda_det.errors import DataError, printable
 _FIRST_LINE = "# lambda_det pseudo-labels 2"
 _PAIR = r"[0-9]{1,9}:[0-9][0-9.]{0,11}(?:e-[0-9]{1,2})?"
 _ROW = re.compile(rf"([^\t]+)\t((?:{_PAIR},)*{_PAIR})")
-_SUM = 1.001  # of rounded probabilities, at most
-_TEXT = {"encoding": "utf-8", "errors": "surrogateescape", "newline": "\n"}  # of any file name
+_SUM = 1.001  # the largest sum of rounded probabilities
+# longest line of any file name
+_TEXT = {"encoding": "utf-8", "errors": "surrogateescape", "newline": "\n"}
 
 
 @dataclasses.dataclass
@@ -45,7 +46,7 @@ class PseudoLabels:
     Attributes:
         classes: names of the classes.
         teacher: a description of the teacher.
-        root: the folder that the names started from when the labels were made.
+        root: the folder from which the names started when the labels were made.
         names: paths of the images.
         ends: int64 [images], where the pairs of each image end.
         pairs: int32 [pairs], indices of ``classes``, the most probable of an image first.
@@ -83,11 +84,11 @@ def write_pseudo_labels(
 
     Args:
         path: the file; an existing one is replaced.
-        rows: of each image the name below ``root``, and class indices with their probabilities,
+        rows: for each image the name below ``root``, and class indices with their probabilities,
             the most probable first.
         classes: names of the classes.
         teacher: a description of the teacher, in one line.
-        root: the folder that the names start from.
+        root: the folder from which the names start.
 
     Returns:
         The number of rows.
@@ -162,7 +163,7 @@ class PseudoLabelSource(FileSource):
 
     Args:
         path: a file of :func:`write_pseudo_labels`.
-        root: the folder that its names start from, now.
+        root: the folder from which its names start now.
         classes: the training data's.
 
     Raises:
@@ -184,7 +185,7 @@ class PseudoLabelSource(FileSource):
     def soft_label(self, index: int, temperature: float) -> np.ndarray:
         """The teacher's probabilities, float32 [classes].
 
-        Classes that the file does not name share what is left of 1.
+        Classes that the file does not name share the rest.
 
         Args:
             index: of the image.

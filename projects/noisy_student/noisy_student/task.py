@@ -26,7 +26,7 @@ from noisy_student.pseudo_labels import PseudoLabelSource
 
 __all__ = ["Student", "StudentLoader", "StudentTask", "get_student_config"]
 
-_SEED = 2_000_003  # added to the run's, so that both kinds of images have orders of their own
+_SEED = 2_000_003  # added to the run's seed, so both kinds of images have different orders
 
 
 def get_student_config() -> CfgNode:
@@ -35,10 +35,12 @@ def get_student_config() -> CfgNode:
     # A file that projects/noisy_student/pseudo_label.py wrote, and the folder of its images
     cfg.DATA.PSEUDO_LABELS = ""
     cfg.DATA.PSEUDO_IMAGES = ""
-    # So many of them for each labelled image of a batch, besides SOLVER.IMS_PER_BATCH. Epochs count
-    # the labelled images alone, and the learning rate follows them.
+    # The number of these images for each labelled image of a batch, in addition to
+    # SOLVER.IMS_PER_BATCH. Epochs count only the labelled images, and the learning rate follows
+    # them.
     cfg.DATA.PSEUDO_RATIO = 1.0
-    # Of the teacher's probabilities, which are the labels; 0: its most probable class alone
+    # The temperature of the teacher's probabilities, which are the labels; 0: only its most
+    # probable class
     cfg.DATA.PSEUDO_TEMPERATURE = 1.0
     return cfg
 
@@ -73,9 +75,9 @@ class Student(PixelClassifier):
 
 
 class StudentLoader:
-    """Batches of labelled images, each with pseudo-labelled ones; both can be begun anywhere.
+    """Batches of labelled and pseudo-labelled images; both kinds can begin at any place.
 
-    Each kind has loader processes, an order and epochs of its own.
+    Each kind has its own loader processes, order and epochs.
 
     Args:
         labelled: of the labelled images.

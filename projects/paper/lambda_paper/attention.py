@@ -1,8 +1,9 @@
-"""The paper's baselines: self-attention with relative positions (Tables 3 and 4), and linear.
+"""The paper's baselines: self-attention with relative positions, and linear attention.
 
-To import this module adds the networks that have them, ``resnet50_local_attention`` and so on, to
-those of :func:`lambda_det.list_models`. With ``DETECTRON2_ENV_MODULE=lambda_paper.attention`` in
-the environment, and this folder's parent in ``PYTHONPATH``, Detectron2 imports it in every process.
+They are in Tables 3 and 4. Importing this module adds their networks, ``resnet50_local_attention``
+and so on, to :func:`lambda_det.list_models`. With ``DETECTRON2_ENV_MODULE=lambda_paper.attention``
+in the environment, and this folder's parent in ``PYTHONPATH``, Detectron2 imports it in every
+process.
 
 Each layer takes maps [B, C, H, W] and returns them in the same layout. Attention maps are held in
 memory, as in the implementations of the paper's time. Letters in einsum: b batch, h heads, d depth
@@ -21,15 +22,15 @@ from lambda_det.errors import ConfigError
 from lambda_det.modeling.replacements import KINDS, Kind, MakeNorm
 from lambda_det.modeling.specs import ALL, SPECS, STAGES, PaperFigures
 
-HEADS = 8  # with which the paper's figures come out
+HEADS = 8  # the number that gives the paper's figures
 
 
 class SelfAttention(nn.Module):
-    """The projections that all have. ``depth`` is that of a head's queries and keys.
+    """The projections that all forms have. ``depth`` is that of a head's queries and keys.
 
     Args:
         dim: channels in.
-        heads: that divide the channels of queries, keys and values.
+        heads: they divide the channels of queries, keys and values.
         key_dim: channels of all queries, and of all keys; ``dim`` if None.
         value_dim: channels of all values, and out; ``dim`` if None.
     """
@@ -55,9 +56,10 @@ class SelfAttention(nn.Module):
         return queries * self.depth**-0.5, keys, values
 
     def multiply_adds(self, height: int, width: int) -> int:
-        """Of logits and sums over the context, without projections and positions' terms.
+        """Multiply-adds of logits and sums over the context, without projections and positions'
+        terms.
 
-        ``pairs`` of a layer: how many of a query and a position of its context a map has.
+        ``pairs`` of a layer: the number of pairs of a query and a position of its context in a map.
         """
         return self.pairs(height, width) * self.heads * (self.depth + self.value_depth)
 
@@ -113,7 +115,7 @@ class AxialAttention(nn.Module):
         try:
             self.along_column = RowAttention(dim, heads, map_size[0], norm)
             self.along_row = RowAttention(dim, heads, map_size[1], norm)
-        except ValueError as error:  # of a group norm whose groups do not divide the channels
+        except ValueError as error:  # a group norm whose groups do not divide the channels
             raise ConfigError(
                 f"A norm within axial attention cannot be made ({error}); take NORM BN or SyncBN."
             ) from error
@@ -128,13 +130,13 @@ class RowAttention(SelfAttention):
 
     The logit is N(q.k) + N(q.r_q[X - x]) + N(k.r_k[X - x]), and the output N(sum of v) +
     N(sum of r_v[X - x]). N are norms, with weights of their own for each term and head of the
-    logits and for each channel of the output; queries, keys and values have norms, too.
+    logits and for each channel of the output; queries, keys and values also have norms.
 
     Args:
         dim: channels in and out.
         heads: that divide them.
         width: of the largest map.
-        norm: makes a norm of so many channels.
+        norm: makes a norm of a number of channels.
     """
 
     def __init__(self, dim: int, heads: int, width: int, norm: MakeNorm) -> None:
@@ -267,12 +269,12 @@ class DoubleAttention(nn.Module):
         return x + self.norm(self.output(output.unflatten(2, x.shape[2:])))
 
     def multiply_adds(self, height: int, width: int) -> int:
-        """Of the two products."""
+        """Multiply-adds of the two products."""
         return 2 * height * width * self.output.in_channels**2
 
 
 def _laid_out_as(x: Tensor, output: Tensor) -> Tensor:
-    """The output in the layout of x, so that no convolution after it lays its input out anew."""
+    """The output in the layout of x, so no later convolution changes the layout of its input."""
     if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
         return output.contiguous(memory_format=torch.channels_last)
     return output
@@ -302,8 +304,8 @@ KINDS |= {
     "double": Kind(lambda dim, size, norm: DoubleAttention(dim, norm), follows=True),
 }
 
-# By kind: the blocks of the vanilla ResNet-50 that have the layer, the side of the largest image,
-# and what the paper prints
+# For each kind the blocks of the vanilla ResNet-50 that have the layer, the side of the largest
+# image, and the paper's figures
 _NETWORKS = {
     "global": (
         dict.fromkeys(STAGES, ALL),
@@ -334,4 +336,4 @@ for _kind, (_blocks, _side, _paper) in _NETWORKS.items():
 
 
 def setup_environment() -> None:
-    """What Detectron2 calls after it has imported this module; nothing is left to do."""
+    """Do nothing: Detectron2 calls this after it has imported the module."""

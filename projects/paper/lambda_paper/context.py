@@ -1,4 +1,6 @@
-"""What an output depends on: a lambda layer's weights of its context, and receptive fields."""
+"""The dependence of an output on its input: a lambda layer's weights of its context, and receptive
+fields.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from torchvision.utils import make_grid
 from lambda_paper.context import effective_positions, radius
 
 _DPI = 100
-_BRIGHTNESS = 0.55  # of the image under a map
+_BRIGHTNESS = 0.55  # opacity of the image under a map
 _HEADS = 4  # largest number of heads that are drawn one by one
 _KEYS = 16  # largest number of keys that are drawn; a multi-head layer has |h||k||u|
 
@@ -44,7 +44,7 @@ def embeddings(embedding: np.ndarray, title: str, dilation: int = 1) -> np.ndarr
     """
     *lead, r_y, r_x = embedding.shape
     depth = lead[-2]
-    # A row for each u of each head, and in it each k
+    # a row for each u of each head, with each k in it
     maps = np.moveaxis(embedding, -4, -3).reshape(-1, r_y, r_x)
     columns = depth if len(maps) > depth else math.ceil(math.sqrt(depth))
     heads = lead[0] if len(lead) == 3 else 1
@@ -210,7 +210,9 @@ def receptive_fields(
 
 
 def _bar(figure: Figure, shown: ScalarMappable, axes: list[Axes], label: str) -> None:
-    """A colour bar with ticks at both ends and the centre, as short logarithmic bars have none."""
+    """A colour bar with ticks at both ends and the centre, because short logarithmic bars have
+    none.
+    """
     norm = shown.norm
     ticks = [norm.vmin, 1 if isinstance(norm, LogNorm) else 0, norm.vmax]
     bar = figure.colorbar(shown, ax=axes, shrink=0.7, extend="both", ticks=ticks)
@@ -224,7 +226,7 @@ def _ratio(value: float) -> str:
 
 
 def _names(sizes: Mapping[str, int]) -> list[str]:
-    """Of all indices, such as "h 1, k 0"; k, and what there are several of."""
+    """Names of all indices, such as "h 1, k 0": k, and others if there are several."""
     named = [letter for letter, size in sizes.items() if size > 1 or letter == "k"]
     indices = np.ndindex(*(sizes[letter] for letter in named))
     return [", ".join(f"{n} {i}" for n, i in zip(named, index, strict=True)) for index in indices]
@@ -266,7 +268,7 @@ def overlay(
     Args:
         axes: to draw on.
         picture: [height, width, 3] uint8.
-        values: [H, W], of cells that cover the picture evenly.
+        values: [H, W], for cells that cover the picture evenly.
         norm: the scale. Its lower end is transparent; with ``cmap`` "bwr", its centre.
         cmap: name of the colormap.
         title: of the axes.
@@ -294,7 +296,7 @@ def overlay(
         axes.add_patch(Rectangle(corner[::-1], *cell[::-1], fill=False, color="lime", lw=1))
     axes.set_title(title, fontsize=9)
     axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
-    # A colour bar cannot be made of an image whose transparency differs by pixel
+    # a colour bar cannot be made from an image whose transparency differs by pixel
     return ScalarMappable(norm, cmap)
 
 

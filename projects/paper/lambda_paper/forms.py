@@ -47,7 +47,7 @@ def channel_attention(queries: Tensor, weights: Tensor) -> Tensor:
 
     Args:
         queries: [b, n, k], the positions of a feature map.
-        weights: [b, k], made of the whole map, as the excitation of a squeeze-and-excitation is.
+        weights: [b, k], made from the whole map, like the excitation of squeeze-and-excitation.
 
     Returns:
         [b, n, k].
@@ -62,7 +62,7 @@ def spatial_attention(queries: Tensor, weights: Tensor) -> Tensor:
 
     Args:
         queries: [b, n, k], the positions of a feature map.
-        weights: [b, n], made of all channels, such as those of :class:`SpatialWeights`.
+        weights: [b, n], made from all channels, such as those of :class:`SpatialWeights`.
 
     Returns:
         [b, n, k].

@@ -1,12 +1,12 @@
 """The lambda layer beyond maps: sequences, volumes, strides, other contexts, given embeddings.
 
-A context that is not the input is that of Section 3.1, a stride that of Section 3.4, and embeddings
-given with a call are those of any relation, such as the edges of a graph (Sections 2.1 and 3.1).
+Section 3.1 has contexts that are not the input, Section 3.4 strides. Embeddings that are given with
+a call belong to any relation, such as the edges of a graph (Sections 2.1 and 3.1).
 
 Letters are those of :mod:`lambda_det.layers.lambda_layer`. Shapes are written for maps, queries
 [b, H, W, h, k] and values [b, H', W', v, u]. The positions of a sequence are a map of one row, and
-those of a volume D, H, W. Phases of a stride and slices of a volume become intra-depth: all but
-contexts of each query and given embeddings become the sum of
+those of a volume D, H, W. Phases of a stride and slices of a volume become intra-depth: everything
+except separate contexts of queries and given embeddings becomes the sum of
 :func:`lambda_det.layers.local_position_output` on one map. So every implementation that takes an
 intra-depth above 1 computes them, forward and backward.
 """
@@ -32,7 +32,7 @@ from lambda_det.layers.masked import hide_padding, spread
 class GeneralPosition(RelativePosition):
     """:class:`RelativePosition` for maps and volumes, of values on another map than the queries.
 
-    Of volumes the embedding is [k, u, r_z, r_y, r_x], and sizes have three sides.
+    For volumes the embedding is [k, u, r_z, r_y, r_x], and sizes have three sides.
     """
 
     DIMENSIONS = (2, 3)
@@ -48,7 +48,7 @@ class GeneralPosition(RelativePosition):
         implementation: str = "auto",
         stride: int = 1,
     ) -> Tensor:
-        """The position output of queries whose map is not that of the values, or of volumes.
+        """The position output for volumes, and for queries whose map is not that of the values.
 
         y[b, n, h, v] = sum over k, u and the offsets r of
 
@@ -159,18 +159,18 @@ class GeneralLambdaLayer(LambdaLayer):
                 to the input; the others, padding, take no part in any lambda. [n, m]: True where
                 query n may look at context position m, rows first, for the whole batch (Appendix
                 C.2).
-            context: [B, dim, H', W'], which keys and values are made of (Section 3.1). Its first
+            context: [B, dim, H', W'], from which keys and values are made (Section 3.1). Its first
                 position is at the same place as that of ``x``.
             embeddings: position embeddings of this call instead of the layer's own, such as the
                 relations of a graph: [n, m, k, u], or [B, n, m, k, u] for those of each example.
         """
         source = x if context is None else context
         self._check_input(x, source, mask, embeddings)
-        if mask is not None and mask.dim() == 3:  # of a sequence, a map of one row
+        if mask is not None and mask.dim() == 3:  # a sequence as a map of one row
             mask = mask[:, :, None]
         if self.stride > 1:
             context = source
-            # A convolution would copy the view, too, and of odd sides not see its layout
+            # a convolution would also copy the view, and with odd sides not recognise its layout
             every = slice(None, None, self.stride)
             x = x[(..., *[every] * (x.dim() - 2))].clone()
         parts = self.project(_as_map(x), None if context is None else _as_map(context))
@@ -188,7 +188,7 @@ class GeneralLambdaLayer(LambdaLayer):
         """Queries of ``x`` [b, dim, H, W]; keys and values of the context, if there is one."""
         queries, keys, values = self.qkv(x).split(self.rows, dim=1)
         if context is not None:
-            # With all rows, since hooks of the convolution expect its whole output
+            # with all rows, because hooks of the convolution expect its whole output
             keys, values = self.qkv(context).split(self.rows, dim=1)[1:]
         queries = split(normed(self.query_norm, queries), self.query_depth)
         keys = split(keys, self.intra_depth)
@@ -257,7 +257,7 @@ class GeneralLambdaLayer(LambdaLayer):
             _check_shape("embeddings", embeddings, shape, [len(x), *shape])
         if mask is not None:
             padding = [1, *context.shape[2:]]
-            # A padding mask of one example serves for all
+            # a padding mask of one example serves for all
             _check_shape("mask", mask, [len(x), *padding], [1, *padding], pairs)
 
 
@@ -277,7 +277,8 @@ def _as_map(x: Tensor) -> Tensor:
 def pairs_output(
     queries: Tensor, values: Tensor, embeddings: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """The position output [b, H, W, h, v] of embeddings [n, m, k, u], or one such for each image.
+    """The position output [b, H, W, h, v] of embeddings [n, m, k, u], or [b, n, m, k, u] for each
+    image.
 
     n and m count the positions of queries and values, rows first. The mask is that of a
     :class:`GeneralLambdaLayer`.
@@ -300,7 +301,7 @@ def pairs_of_offsets(
     """One embedding [n, m, k, u] per pair of a query and a value, zero outside the scope.
 
     Args:
-        embedding: [k, u, r_y, r_x]; of volumes [k, u, r_z, r_y, r_x].
+        embedding: [k, u, r_y, r_x]; for volumes [k, u, r_z, r_y, r_x].
         size: of the map of queries.
         context: of the map of values.
         stride: a query's place on the map of values is its own times this.
@@ -330,7 +331,7 @@ def _on_one_map(
         sides = zip(size, values.shape[1:-2], strict=True)
         steps = [stride if max(pair) > 1 else 1 for pair in sides]
         values, embedding = _phases_as_depth(values, embedding, steps)
-    # With the values that a query reaches
+    # with the values that a query reaches
     whole = [
         max(own, min(other, own + reach // 2))
         for own, other, reach in zip(size, values.shape[1:-2], embedding.shape[2:], strict=True)

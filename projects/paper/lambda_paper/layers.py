@@ -99,11 +99,11 @@ def draw_layers(
 
 
 def write_pictures(folder: str | Path, drawn: Pictures, *, overwrite: bool = False) -> list[Path]:
-    """Draw pictures, each written to a PNG file once it is drawn: complete, or not there.
+    """Draw pictures, and write each to a PNG file once it is complete.
 
     Args:
         folder: is made.
-        drawn: by name what makes a picture [H, W, 3] of uint8, RGB.
+        drawn: functions by name that make a picture [H, W, 3] of uint8, RGB.
         overwrite: replace existing pictures.
 
     Raises:
@@ -157,10 +157,11 @@ def pictures_of(
     draws: int = 8,
     seed: int = 0,
 ) -> Pictures:
-    """Run a network that returns features by name; what makes a picture of each part, by name.
+    """Run a network that returns features by name; return functions that make a picture of each
+    part.
 
-    They are receptive_field, and of each lambda layer LAYER.embeddings, LAYER.reach and
-    LAYER.context, as far as the layer has these parts.
+    Their names are receptive_field, and for each lambda layer LAYER.embeddings, LAYER.reach and
+    LAYER.context, if the layer has these parts.
 
     Args:
         network: in evaluation mode.

@@ -1,7 +1,7 @@
 """The Mask R-CNN of TensorFlow's TPU repository, as parts of Detectron2.
 
-They are what no key of Detectron2 gives. detection_choices.md has all choices, with the places
-where TPU's code makes them. Detectron2 knows the names once this module is imported: it does so in
+They are the parts that no key of Detectron2 gives. detection_choices.md has all choices, with the
+places in TPU's code. Detectron2 knows the names once this module is imported, which it does in
 every process with ``DETECTRON2_ENV_MODULE=lambda_paper.tpu`` and this folder's parent in
 ``PYTHONPATH``.
 """
@@ -32,7 +32,7 @@ def set_norms(module: nn.Module) -> None:
 
 
 class _StridedConv(nn.Module):
-    """p6 of p5: a 3x3 convolution of stride 2, padded as TensorFlow's "same"."""
+    """p6 from p5: a 3x3 convolution of stride 2, padded as TensorFlow's "same"."""
 
     num_levels, in_feature = 1, "p5"
 
@@ -46,7 +46,7 @@ class _StridedConv(nn.Module):
 
 
 class TPUFPN(modeling.FPN):
-    """An FPN whose only norms are those of its outputs, p2 to p6. p6 is made of p5 without norm.
+    """An FPN whose only norms are those of its outputs, p2 to p6. p6 is made from p5 without norm.
 
     Args:
         norm: of the outputs.
@@ -84,7 +84,7 @@ class TPURPNHead(proposal_generator.StandardRPNHead):
     @configurable
     def __init__(self, *, norm: str, levels: int, **options: Any) -> None:
         super().__init__(**options)
-        if isinstance(self.conv, nn.Conv2d):  # as Detectron2 has it where there is one
+        if isinstance(self.conv, nn.Conv2d):  # as in Detectron2, where there is one
             self.conv = nn.Sequential(self.conv)
         self.norms = nn.ModuleList(
             nn.ModuleList(get_norm(norm, conv.out_channels) for conv in self.conv)
@@ -145,7 +145,7 @@ class TPURPN(proposal_generator.RPN):
 
 @modeling.ROI_BOX_HEAD_REGISTRY.register()
 class TPUBoxHead(roi_heads.FastRCNNConvFCHead):
-    """Its linear layers are followed by norms, too."""
+    """Detectron2's box head with norms also after the linear layers."""
 
     @configurable
     def __init__(self, input_shape: ShapeSpec, *, conv_norm: str, **options: Any) -> None:
@@ -171,7 +171,7 @@ class TPUOutputLayers(roi_heads.FastRCNNOutputLayers):
 
 @modeling.ROI_MASK_HEAD_REGISTRY.register()
 class TPUMaskHead(roi_heads.MaskRCNNConvUpsampleHead):
-    """The transposed convolution is followed by a norm, too."""
+    """Detectron2's mask head with a norm also after the transposed convolution."""
 
     @configurable
     def __init__(self, input_shape: ShapeSpec, *, conv_norm: str, **options: Any) -> None:
@@ -184,14 +184,14 @@ class TPUMaskHead(roi_heads.MaskRCNNConvUpsampleHead):
 
 @modeling.ROI_HEADS_REGISTRY.register()
 class TPUROIHeads(roi_heads.StandardROIHeads):
-    """With :class:`TPUOutputLayers`."""
+    """ROI heads with :class:`TPUOutputLayers`."""
 
     @classmethod
     def _init_box_head(cls, cfg: CfgNode, input_shape: dict[str, ShapeSpec]) -> dict[str, Any]:
         parts = super()._init_box_head(cfg, input_shape)
-        parts["box_predictor"].__class__ = TPUOutputLayers  # which has the same layers
+        parts["box_predictor"].__class__ = TPUOutputLayers  # it has the same layers
         return parts
 
 
 def setup_environment() -> None:
-    """What Detectron2 calls after it has imported this module; nothing is left to do."""
+    """Do nothing: Detectron2 calls this after it has imported the module."""

@@ -33,7 +33,7 @@ class Service:
 
     Attributes:
         accepted, answered: requests within the limit of the queue.
-        stopping: whether the end is near; what comes is still answered.
+        stopping: whether the server will end soon; requests are still answered.
     """
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
@@ -51,7 +51,7 @@ class Service:
 
     @asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
-        """From the start of the server to its end, when all that it accepted is answered."""
+        """Run from the start of the server to its end, when all accepted requests are answered."""
         with ThreadPoolExecutor(2, "pixels") as self._pixels:
             limits = self.limits
             self._batches = Batches(self._compute, limits.batch, limits.wait, self._sizes.observe)
@@ -70,7 +70,7 @@ class Service:
             content, status = {"detail": "The detector failed; the server's log says why."}, 500
         if status == 503:
             headers["Retry-After"] = "1"
-        if self.stopping:  # so that the next one goes to another server
+        if self.stopping:  # so the next request goes to another server
             headers["Connection"] = "close"
         self._requests.labels(status).inc()
         self._seconds.observe(time.perf_counter() - start)
@@ -105,9 +105,10 @@ class Service:
         return await run(self._pixels, as_json, found, "masks" in request.query_params)
 
     def _compute(self, images: Sequence[np.ndarray]) -> list[Prediction]:
-        if self.predictor.cfg is None:  # exported, and each is computed as if it were alone
+        # it is exported, and each image is computed as if it were alone
+        if self.predictor.cfg is None:
             return self.predictor(images, channels="RGB")
-        # A run pads smaller images, and an answer must not depend on who asks at the same time
+        # a run pads smaller images, and an answer must not depend on other requests
         found: dict[int, Prediction] = {}
         order = sorted(range(len(images)), key=lambda i: images[i].shape)
         for _, group in groupby(order, lambda i: images[i].shape):

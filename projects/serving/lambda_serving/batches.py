@@ -14,10 +14,10 @@ class Batches:
     """Collects images until there are enough of them, or the first has waited long enough.
 
     One thread computes. An image whose request was cancelled is left out. If a batch fails, its
-    images are computed one by one, so that only the request of a bad one fails.
+    images are computed one by one, so only the request of a bad image fails.
 
     Args:
-        compute: from images to as many results.
+        compute: from images to the same number of results.
         most: images of a batch.
         wait: seconds that the first image waits for others.
         seen: called with the size of each batch.
@@ -35,13 +35,13 @@ class Batches:
         self._worker = asyncio.create_task(self._work())
 
     async def __call__(self, image: Any) -> Any:
-        """The result of an image, or what the computation of it raises."""
+        """The result of an image, or the error of its computation."""
         place = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((image, place))
         return await place
 
     async def close(self) -> None:
-        """Compute what is waiting, and stop."""
+        """Compute the waiting images, and stop."""
         self._queue.put_nowait(None)
         await self._worker
 
@@ -51,7 +51,7 @@ class Batches:
             while is_open:
                 entries, end = [await self._queue.get()], loop.time() + self._wait
                 while entries[-1] is not None and len(entries) < self._most:
-                    try:  # what is there comes along even after the wait
+                    try:  # waiting images are taken even after the time is over
                         rest = max(end - loop.time(), 0) if self._queue.empty() else None
                         entries.append(await asyncio.wait_for(self._queue.get(), rest))
                     except asyncio.TimeoutError:
@@ -74,7 +74,7 @@ class Batches:
                     await self._answer([entry])
                 return
         for (_, place), result in zip(entries, results, strict=True):
-            if place.done():  # cancelled in the meantime
+            if place.done():  # it was cancelled in the meantime
                 continue
             if isinstance(result, Exception):
                 place.set_exception(result)

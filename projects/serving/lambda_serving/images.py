@@ -25,7 +25,7 @@ def _limit(default: float, words: str) -> Any:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server takes; a flag of ``serve.py`` each."""
+    """The limits of the server, each with a flag of ``serve.py``."""
 
     batch: int = _limit(8, "images computed together at most")
     wait: float = _limit(0.01, "seconds that the first image of a batch waits for others")
@@ -43,7 +43,7 @@ class Limits:
 
 
 class Refused(Exception):
-    """A request that is not answered: HTTP's status, and one sentence for the client."""
+    """A refused request: HTTP's status, and one sentence for the client."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -54,8 +54,8 @@ def decoded(data: bytes, most_pixels: int) -> np.ndarray:
     """An image as uint8 [H, W, 3], RGB, upright as its EXIF data say.
 
     Raises:
-        Refused: 413 if its header promises more pixels, of which none is then decoded; 415 if it is
-            no image, or has more than 8 bits a channel.
+        Refused: 413 if its header has more pixels, before any is decoded; 415 if it is no image, or
+            has more than 8 bits a channel.
     """
     try:
         with warnings.catch_warnings():  # Pillow's own limit is not the user's
@@ -84,7 +84,7 @@ def decoded(data: bytes, most_pixels: int) -> np.ndarray:
 
 
 def as_json(found: Prediction, masks: bool) -> dict[str, Any]:
-    """What was found: boxes x0, y0, x1, y1 in pixels; masks as run lengths of COCO, if wanted."""
+    """A prediction as JSON: boxes x0, y0, x1, y1 in pixels; with ``masks``, COCO's run lengths."""
     height, width = found.instances.image_size
     answer = {
         "width": width,
