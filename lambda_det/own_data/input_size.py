@@ -3,8 +3,8 @@
 An anchor matches an object of its own size only from four strides of its map on (``recipe.py``):
 that map does not resolve smaller objects. Where they are more than a third of all objects, the
 recipe gets a map of half the stride, and then a larger input until they are a tenth. A step takes
-at most twice the time. docs/results.md has what was measured of the rule; its three limits are
-guesses.
+at most twice the time. Pictures of the test are a quarter larger than the largest in training.
+docs/results.md has what was measured of the rule; its limits are guesses.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ LARGEST_SCALE = 2  # scale of an image: more pixels than that show nothing new, 
 MOST_SMALL = 1 / 3  # share of the objects up to which a recipe stays as it is
 FEW_SMALL = 0.1  # share of the objects: the smallest tenth gets no larger input
 LARGEST_COST = 2.0  # longest time of a step, as a multiple of the recipe's
+TEST_SCALE = 1.25  # scale of the test's size for small objects, from the largest in training
 # The time of a step is a constant, and a part that grows with the pixels. Fitted to the recipe with
 # MobileNet-v2 on one core: 0.71 and 0.99 s at 384 and 512 pixels, with the finer map 0.78, 1.19
 # and 1.75 s at 384, 512 and 640.
@@ -99,6 +100,10 @@ def fit_input(
     why = f"{cost}; {limit}" if after > FEW_SMALL else cost
     rows.append(("", f"{after:.0%} below {least} pixels at {side:g}", why))
     changes = finer | (sizes_for(cfg, side) if side > base else {})
+    in_test = _MULTIPLE * math.floor(min(TEST_SCALE * side, largest) / _MULTIPLE)
+    if in_test > side and not cfg.RECIPE.MEMORY:
+        changes |= {key: v for key, v in sizes_for(cfg, in_test).items() if key.endswith("TEST")}
+        rows.append(("", f"{in_test} pixels in the test", "small objects gain by it, without a step"))
     keys |= {key: (value, "for small objects") for key, value in changes.items()}
     return FittedInput(keys, rows)
 

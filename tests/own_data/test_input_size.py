@@ -46,26 +46,32 @@ def test_small_objects_get_a_finer_map_and_then_pixels(cfg):
         section, name = key.split(".")[1:]
         assert keys[key][1:] == cfg.MODEL[section][name]
     assert keys["MODEL.ANCHOR_GENERATOR.SIZES"] == [[16], *cfg.MODEL.ANCHOR_GENERATOR.SIZES]
-    side = keys["INPUT.MIN_SIZE_TEST"]
+    side = keys["INPUT.MIN_SIZE_TRAIN"][-1]
     assert np.mean(sides * side / 640 < 16) <= 0.1 < np.mean(sides * (side - 32) / 640 < 16)
-    assert keys["INPUT.MIN_SIZE_TRAIN"][-1] == side
-    before, after = (said for _, said, _ in fitted.rows)
+    # A quarter more in the test, in whole strides of the backbone
+    assert keys["INPUT.MIN_SIZE_TEST"] == 1.25 * side // 32 * 32
+    before, after, in_test = (said for _, said, _ in fitted.rows)
+    assert in_test.startswith(f"{keys['INPUT.MIN_SIZE_TEST']} pixels")
     assert before == f"{np.mean(sides * 384 / 640 < 32):.0%} below 32 pixels at 384"
     assert after == f"{np.mean(sides * side / 640 < 16):.0%} below 16 pixels at {side}"
     # The finer map alone is enough where the objects are all of 18 pixels
     keys = values(fit_input(cfg, *labels([30] * 99), {}))
-    assert keys["MODEL.RPN.IN_FEATURES"][0] == "p2" and "INPUT.MIN_SIZE_TEST" not in keys
+    assert keys["MODEL.RPN.IN_FEATURES"][0] == "p2" and "INPUT.MIN_SIZE_TRAIN" not in keys
 
 
 @pytest.mark.parametrize(
     # A step of twice the time: 0.3 + 0.8 * 1.458**2, or twice the pixels of the image
-    ("size", "side", "limit"),
-    [((640, 640), 544, "more than 2 times"), ((200, 200), 384, "enlarged 2 times at most")],
+    ("size", "side", "in_test", "limit"),
+    [
+        ((640, 640), 544, 672, "more than 2 times"),
+        ((200, 200), 384, 384, "enlarged 2 times at most"),
+    ],
 )
-def test_the_input_grows_within_limits(cfg, size, side, limit):
+def test_the_input_grows_within_limits(cfg, size, side, in_test, limit):
     fitted = fit_input(cfg, *labels([4] * 99, size), {})
-    assert values(fitted).get("INPUT.MIN_SIZE_TEST", 384) == side
-    said, why = fitted.rows[-1][1:]
+    assert values(fitted).get("INPUT.MIN_SIZE_TRAIN", [384])[-1] == side
+    assert values(fitted).get("INPUT.MIN_SIZE_TEST", 384) == in_test
+    said, why = fitted.rows[1][1:]
     assert said == f"100% below 16 pixels at {side}" and limit in why
 
 

@@ -176,7 +176,7 @@ def test_small_objects_get_a_finer_map(data):
     assert table(args)["small objects"][0] == "100% below 32 pixels at 384"
     assert [r["msg"] for r in args.records if "below 16 pixels at 384" in r["msg"]]
     cfg = keys(args)
-    assert cfg.INPUT.MIN_SIZE_TEST == 384
+    assert max(cfg.INPUT.MIN_SIZE_TRAIN) == cfg.INPUT.MIN_SIZE_TEST == 384
     model = on_meta(cfg)
     assert model.proposal_generator.anchor_generator.strides == [4, 8, 16, 32, 64]
     assert cfg.MODEL.ANCHOR_GENERATOR.SIZES[:2] == [[18], [35]]  # those of the boxes, doubled
