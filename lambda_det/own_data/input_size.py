@@ -103,7 +103,7 @@ def fit_input(
     in_test = _MULTIPLE * math.floor(min(TEST_SCALE * side, largest) / _MULTIPLE)
     if in_test > side and not cfg.RECIPE.MEMORY:
         changes |= {key: v for key, v in sizes_for(cfg, in_test).items() if key.endswith("TEST")}
-        rows.append(("", f"{in_test} pixels in the test", "small objects gain by it, without a step"))
+        rows.append(("", f"{in_test} pixels in the test", "no step takes longer for it"))
     keys |= {key: (value, "for small objects") for key, value in changes.items()}
     return FittedInput(keys, rows)
 
