@@ -122,9 +122,7 @@ setup(
         "safetensors>=0.4",
         # Locks the folder of a run; torch needs it, too.
         "filelock>=3.12",
-        # The table of its published weights, which the recipes start from; TensorFlow's RMSProp.
-        "timm>=1.0.12",
-        # Downloads published weights; timm needs it, too.
+        # Downloads published weights, which the recipes start from.
         "huggingface_hub>=0.17",
         # The fixed-size crop of polygons imports it, and no Detectron2 asks for it.
         "shapely>=2.0",
@@ -149,6 +147,8 @@ setup(
     extras_require={
         # Decodes the JPEGs of ImageNet bit for bit as Pillow does, in six sevenths of the time.
         "fast": ["simplejpeg>=1.8"],
+        # TensorFlow's RMSProp, for MobileNet on ImageNet; teachers for pseudo-labels.
+        "pretraining": ["timm>=1.0.12"],
         "onnx": ["onnx>=1.16", "onnxruntime>=1.17", "onnxscript>=0.3"],
         "docs": [
             # Nobody keeps MkDocs 1, and mkdocs-material is only mended. Its successor Zensical

@@ -85,7 +85,7 @@ def make_environment(pair: Pair, python: str, folder: Path, detectron2: str) -> 
     build = ["setuptools>=70.1,<81", "wheel"]
     subprocess.run([*pip, *pins, *build], check=True)
     tests = ["pytest>=8", "pytest-xdist", "hypothesis", "scipy"]
-    subprocess.run([*pip, *pins, *build, *tests, f"{ROOT}[onnx]"], check=True)
+    subprocess.run([*pip, *pins, *build, *tests, f"{ROOT}[onnx,pretraining]"], check=True)
     # The tests run in the checkout, whose modules they shall meet
     subprocess.run([*pip[:-2], "uninstall", "--yes", "--quiet", "lambda_det"], check=True)
     tool = ROOT / "tools" / "install_detectron2.py"

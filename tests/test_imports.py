@@ -93,6 +93,7 @@ def test_the_import_changes_nothing_of_pytorch_and_imports_no_wing():
         import lambda_det
         lambda_det.Predictor
         assert torch._meta_registrations.div_rtn is before
+        assert not {"huggingface_hub", "matplotlib", "scipy", "timm"} & {*sys.modules}
         wings = ("export", "own_data", "report", "hub", "classification")
         print([m for m in sys.modules for wing in wings if m.startswith(f"lambda_det.{wing}")])
     """

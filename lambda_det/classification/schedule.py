@@ -12,7 +12,7 @@ from detectron2.solver.build import get_default_optimizer_params
 from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, refused
 
 __all__ = ["EpochSchedule", "Plan", "build_optimizer", "peak_learning_rate", "plan_training"]
 
@@ -89,7 +89,9 @@ def _rmsprop(groups: list[dict], cfg: CfgNode) -> torch.optim.Optimizer:
     # timm's follows TensorFlow, which the paper's MobileNet was trained with: epsilon inside the
     # root, squares that start at 1, the learning rate within the momentum. PyTorch's differs in all
     # three. Decay and epsilon are those of TensorFlow's mobile networks.
-    from timm.optim import RMSpropTF
+    what, advice = "SOLVER.OPTIMIZER rmsprop is timm's", "install it (`pip install timm`)"
+    with refused(ConfigError, what, advice, ImportError):
+        from timm.optim import RMSpropTF
 
     return RMSpropTF(groups, lr=1.0, alpha=0.9, eps=1e-3, momentum=cfg.SOLVER.MOMENTUM)
 

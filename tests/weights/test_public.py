@@ -1,11 +1,14 @@
 """URLs of published weights: what they name, and what happens without a connection."""
 
 import huggingface_hub
+import numpy as np
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 
 from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.weights import public
 from lambda_det.weights.loading import read_weights
 from lambda_det.weights.public import fetch, is_public, read_public
 
@@ -46,6 +49,20 @@ def test_what_is_known_before_the_download(url, model, license, top1, size):
         "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
     }
     assert url in public.describe() and f"{top1:.1f}" in public.describe()
+
+
+def test_timm_s_files_are_those_of_timm():
+    """The table here is read without importing timm, which takes seconds."""
+    listed = timm.models.list_pretrained()
+    for name in (*public._TIMM_TOP1, *public._TIMM):
+        ours, theirs = fetch(f"timm://{name}"), timm.models.get_pretrained_cfg(name)
+        full = next(full for full in listed if full == name or full.startswith(f"{name}."))
+        assert theirs.hf_hub_id == f"timm/{full}" and f"/timm/{full}/" in ours.origin
+        assert ours.license == theirs.license
+        assert np.allclose(ours.pixels.mean, np.multiply(theirs.mean, 255))
+        assert np.allclose(ours.pixels.std, np.multiply(theirs.std, 255))
+    ours = {name for name in listed if name.partition(".")[0] in public._TIMM}
+    assert ours - {*public._TIMM_TOP1} == {"resnet50.bamboo"}  # without a licence
 
 
 @pytest.mark.parametrize(
