@@ -26,10 +26,9 @@ KERNELS = os.environ.get("LAMBDA_DET_KERNELS") == "1"
 
 
 def version() -> str:
-    """That of the newest tag such as v0.1.0, "0.1.0+3.gCOMMIT" on the third commit after it.
+    """The version of the newest tag such as v0.1.0; "0.1.0+3.gCOMMIT" on the third commit after it.
 
-    Without tags, git or a clone it is that of lambda_det/version.py, which distributions are
-    written with.
+    Without tags, git or a clone it is that of lambda_det/version.py, which distributions contain.
     """
     describe = ["git", "describe", "--tags", "--long", "--match", "v[0-9]*"]
     try:
@@ -45,7 +44,7 @@ def version() -> str:
 
 
 def write_version(folder: str) -> None:
-    """Let lambda_det/version.py of what is built say its version."""
+    """Write the version into lambda_det/version.py of the build."""
     file = Path(folder, FILE)
     if file.is_file():  # an editable installation has none
         text = re.sub(VERSION, f'__version__ = "{version()}"', file.read_text("utf-8"), flags=re.M)
@@ -54,7 +53,7 @@ def write_version(folder: str) -> None:
 
 
 def write_kernels(folder: Path) -> None:
-    """Compile the kernels for each processor that wheels have them for."""
+    """Compile the kernels for each processor of a wheel."""
     compiling = runpy.run_path(str(ROOT / "lambda_det" / "native" / "compiling.py"))
     compiler = shlex.split(os.environ.get("CXX") or "g++")
     for name, flags in compiling["PROCESSORS"][platform.machine()].items():
@@ -120,13 +119,13 @@ setup(
         "pillow>=9.4",
         "pycocotools>=2.0.7",
         "safetensors>=0.4",
-        # Locks the folder of a run; torch needs it, too.
+        # Locks the folder of a run; torch also needs it.
         "filelock>=3.12",
         # Downloads published weights, which the recipes start from.
         "huggingface_hub>=0.17",
         # The fixed-size crop of polygons imports it, and no Detectron2 asks for it.
         "shapely>=2.0",
-        # What Detectron2 itself imports, within its bounds. Its tracker of SORT needs scipy, too.
+        # What Detectron2 itself imports, within its bounds. Its SORT tracker also needs scipy.
         "cloudpickle",
         "fvcore>=0.1.5.post20221221,<0.1.6",
         "hydra-core>=1.1",
@@ -151,7 +150,7 @@ setup(
         "pretraining": ["timm>=1.0.12"],
         "onnx": ["onnx>=1.16", "onnxruntime>=1.17", "onnxscript>=0.3"],
         "docs": [
-            # Nobody keeps MkDocs 1, and mkdocs-material is only mended. Its successor Zensical
+            # Nobody maintains MkDocs 1, and mkdocs-material gets only fixes. Its successor Zensical
             # reads mkdocs.yml, but does not run our hook yet.
             "mkdocs<2",
             "mkdocs-material>=9.5",

@@ -2,8 +2,8 @@
 """Run the quick tests under pairs of Python and PyTorch, and write the table of docs/versions.md.
 
 Each pair gets an environment of its own, of 3 to 6 GB, which is removed after its run. Interpreters
-are looked for on the PATH and among pyenv's; a pair without one is left out, and its row in the
-table stays as it was.
+are searched on the PATH and among pyenv's; a pair without an interpreter is left out, and its row
+in the table stays as it was.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MARKERS = "not (slow or fuzz or benchmark or gpu)"
 
 @dataclass(frozen=True)
 class Pair:
-    """What is tested together."""
+    """The versions that are tested together."""
 
     python: str
     torch: str
@@ -37,8 +37,8 @@ class Pair:
         return f"{self.python}:{self.torch}"
 
 
-# Each version of Python, PyTorch and NumPy at least once, and the oldest of all together.
-# PyTorch 2.4 has no wheels for Python 3.13, and 2.15 none for 3.10.
+# each version of Python, PyTorch and NumPy at least once, and the oldest versions together PyTorch
+# 2.4 has no wheels for Python 3.13, and 2.15 none for 3.10.
 PAIRS = [
     Pair("3.10", "2.4.1", "0.19.1", "1.26.4"),
     Pair("3.10", "2.14.1", "0.29.2", "2.2.6"),
@@ -86,7 +86,7 @@ def make_environment(pair: Pair, python: str, folder: Path, detectron2: str) -> 
     subprocess.run([*pip, *pins, *build], check=True)
     tests = ["pytest>=8", "pytest-xdist", "hypothesis", "scipy"]
     subprocess.run([*pip, *pins, *build, *tests, f"{ROOT}[onnx,pretraining]"], check=True)
-    # The tests run in the checkout, whose modules they shall meet
+    # the tests run in the checkout, because they must import its modules
     subprocess.run([*pip[:-2], "uninstall", "--yes", "--quiet", "lambda_det"], check=True)
     tool = ROOT / "tools" / "install_detectron2.py"
     subprocess.run([own, tool, "--source", detectron2], check=True)
@@ -181,7 +181,7 @@ def main(argv: list[str] | None = None) -> int:
             continue
         row = run_pair(pair, args)
         if row is None:
-            failed |= bool(args.only)  # it was asked for
+            failed |= bool(args.only)  # the pair was asked for
         else:
             print(row, flush=True)
             write_page({**read_rows(), pair.name: row})

@@ -20,7 +20,9 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Let links to files outside docs/ lead to the repository, or be names where it is unknown."""
+    """Let links to files outside docs/ lead to the repository, or turn them into names where it is
+    unknown.
+    """
 
     def link(match):
         text, target, section = match[1], match[2], match[3] or ""
@@ -28,7 +30,7 @@ def on_page_markdown(markdown, page, config, files):
         if place.startswith("docs/") or place == "README.md":
             return match[0] if place != "README.md" else f"[{text}](index.md{section})"
         if not (ROOT / place).exists():
-            return match[0]  # for --strict to name
+            return match[0]  # so --strict reports it
         url = config.repo_url
         return f"[{text}]({url.rstrip('/')}/blob/main/{place}{section})" if url else text
 
@@ -36,7 +38,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def _from_docs(readme):
-    """The links of a page at the top as a page in docs/ has them."""
+    """Rewrite the links of a page at the top as links of a page in docs/."""
 
     def link(match):
         target = match[2]

@@ -81,7 +81,7 @@ def make_panoptic_shapes(root: str | os.PathLike, **numbers: int) -> str:
     polygons and the keypoints of :data:`KEYPOINTS`, ``annotations/panoptic_{train,val}.json`` with
     ``panoptic_{train,val}/*.png`` in COCO's panoptic format, and ``stuff_{train,val}/*.png`` with
     0 for things and the classes of :data:`STUFF_CLASSES` from 1. Polygons are whole; panoptic masks
-    hold the visible part. The rest is as :func:`make_shapes` has it.
+    hold the visible part. Everything else is as in :func:`make_shapes`.
     """
     return _write_dataset(root, "shapes_panoptic", numbers, _write_panoptic_split)
 
@@ -102,7 +102,7 @@ def _write_dataset(
     if _is_made(folder, manifest):
         return folder
     os.makedirs(root, exist_ok=True)
-    # Written elsewhere and renamed, so that an interrupted run leaves no half data set.
+    # It is written elsewhere and renamed, so an interrupted run leaves no half data set.
     workplace = tempfile.mkdtemp(prefix=f".{name}-", dir=root)
     try:
         made = os.path.join(workplace, name)
@@ -159,7 +159,7 @@ def _write_split(folder: str, split: str, count: int, size: int, seed: int) -> N
 
 
 def _describe_shape(number: int, image_id: int, category: int, polygon: np.ndarray) -> dict:
-    """COCO's annotation of a shape, of a polygon [points, 2]."""
+    """COCO's annotation of a shape with the outline [points, 2]."""
     x, y = polygon.T
     box = (x.min(), y.min(), x.max() - x.min(), y.max() - y.min())
     return {
@@ -212,7 +212,7 @@ def place_shapes(rng: np.random.Generator, size: int) -> list[tuple[int, np.ndar
 def paint_shapes(
     rng: np.random.Generator, picture: np.ndarray, shapes: list[tuple[int, np.ndarray]]
 ) -> np.ndarray:
-    """Paint the shapes over a background, float [size, size, 3]; returns uint8."""
+    """Paint the shapes over a background, float [size, size, 3]; return uint8."""
     size = len(picture)
     for category, polygon in shapes:
         coverage = _rasterise(polygon, size)[..., None]

@@ -1,4 +1,4 @@
-"""What an .onnx of lambda-det export finds: python detect.py detector.onnx photo.jpg."""
+"""Predict with an .onnx of lambda-det export: python detect.py detector.onnx photo.jpg."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ def resized(image, shortest, longest, fixed):
 
 
 def paste(mask, box, height, width):
-    """A mask [side, side] within its box as one of the image: bool [height, width]."""
+    """Paste a mask [side, side] within its box into the image: bool [height, width]."""
     x0, y0, x1, y1 = box
     cells = np.arange(len(mask))
     y = (np.arange(height)[:, None] + 0.5 - y0) / (y1 - y0) * len(cells) - 0.5

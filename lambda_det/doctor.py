@@ -24,7 +24,7 @@ from lambda_det.errors import command_parser
 DESCRIPTION = """\
 Print what is installed here and what of it works, and how to mend what does not: the versions, the
 operators that were tried, memory and threads, Detectron2's own report of the environment, and each
-fault with its mend. It works where PyTorch or Detectron2 are missing, too.
+fault with its mend. It also works where PyTorch or Detectron2 are missing.
 """
 EXAMPLES = """examples:
   %(prog)s

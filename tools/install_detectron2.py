@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Install Detectron2, which is not on PyPI, into the Python that runs this file.
 
-One that can be imported is left as it is. Otherwise it comes from
+A Detectron2 that can be imported is left as it is. Otherwise it comes from
 
 1. git: the pinned upstream commit, built with its C++ operators; or, where that fails,
 2. a wheel: another project on PyPI has Detectron2's Python files of early 2023 in its wheel. Its
@@ -68,7 +68,7 @@ class NotInstalled(Exception):
 
 
 def last_line(output: str) -> str:
-    """The line of pip's, git's or Python's output that says what failed."""
+    """The line of pip's, git's or Python's output that names the failure."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if "error:" in line.lower() or line.startswith("fatal:")]
     return (telling or lines or ["no message"])[-1]
@@ -96,7 +96,7 @@ def pip(command: str, *arguments: str) -> None:
 
 
 def python(code: str) -> str:
-    """Run code in a new interpreter, away from the current folder and what lies in it."""
+    """Run code in a new interpreter, outside of the current folder."""
     with tempfile.TemporaryDirectory() as folder:
         return run([sys.executable, "-c", code], cwd=folder).strip()
 
@@ -133,7 +133,9 @@ def find_installed() -> str | None:
 
 
 def install_package(source: str, *, compiled: bool) -> None:
-    """Build and install from a folder or an address; remove what cannot be imported afterwards."""
+    """Build and install from a folder or an address; remove the installation if it cannot be
+    imported.
+    """
     if compiled:
         print(
             "Building Detectron2's C++ operators with the installed PyTorch: 1 to 2 minutes on 2 "
@@ -155,7 +157,7 @@ def from_git() -> None:
     """Build the pinned upstream commit."""
     if shutil.which("git") is None:
         raise NotInstalled("git is not installed")
-    # No question for a password, and no long wait where packets get lost
+    # no question for a password, and no long wait if packets are lost
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
     try:
         run(["git", "ls-remote", GIT_URL, "HEAD"], env=environment, timeout=GIT_PROBE_SECONDS)

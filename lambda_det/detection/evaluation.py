@@ -117,7 +117,7 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         if self._output_dir:
             file = self._metadata.get("json_file") or ""
             write_identity(self._output_dir, self._metadata.name, file, self._coco_api)
-        # Its tables are logged, too, and stand in log.txt
+        # its tables are also logged, so log.txt has them
         with contextlib.redirect_stdout(io.StringIO()):
             super()._eval_predictions(predictions, img_ids)
 

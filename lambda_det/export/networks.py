@@ -169,7 +169,7 @@ def fields(instances: Instances) -> dict[str, Tensor]:
 
 
 class DetectorGraph(nn.Module):
-    """A detector of Detectron2 on images of one canvas, each of which may fill only a part of it.
+    """A detector of Detectron2 on images of one canvas; each may fill only a part of it.
 
     Images are resized before, and masks are pasted after it. :func:`exportable_detections` makes
     the shapes of all tensors independent of what the images show.

@@ -211,7 +211,7 @@ def _in_windows(embedding: Tensor) -> Tensor:
 
 def _first(x: Tensor, height: int, width: int) -> Tensor:
     """The first rows and columns of [b, H, W, ..]."""
-    # Not slices, of which an exporter would have to prove that they lie inside
+    # not slices, because an exporter would have to prove that they lie inside
     for dim, size in ((1, height), (2, width)):
         x = x.index_select(dim, torch.arange(size, device=x.device))
     return x

@@ -155,7 +155,7 @@ def export_network(
 
 
 def _sizes(network: Network, sizes: Sequence[tuple[int, int]] | None) -> Sequence[tuple[int, int]]:
-    """Sizes to compare on, of which an FPN takes multiples of its largest stride."""
+    """Sizes to compare on; an FPN takes only multiples of its largest stride."""
     stride, fixed = network.stride, network.fixed
     if sizes is None:
         sizes = [fixed or (h + -h % stride, w + -w % stride) for h, w in SIZES]

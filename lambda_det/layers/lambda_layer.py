@@ -248,7 +248,7 @@ class ContentLambda(nn.Module):
                     # those of queries, keys and values are joined, would take twice the time.
                     k.register_hook(lambda grad: grad if grad is None else grad.contiguous())
                 k = normalize_keys(k, self.key_norm, None if mask is None else mask.flatten(1))
-                # In this order the gradient of values that are a map per channel is one, too
+                # in this order the gradient of values that are a map per channel is also one
                 content_lambda = torch.einsum("bmvu,bmku->bvk", v.to(k.dtype), k).mT.to(q.dtype)
                 if q.stride(-1) == 1:
                     y = torch.einsum("bnhk,bkv->bnhv", q, content_lambda)

@@ -173,7 +173,7 @@ def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
         base = ResNetSpec(blocks, se_stages=("res2", "res3"))
         specs[f"lambda_resnet{depth}"] = replace(base, lambda_blocks={"res4": in_c4, "res5": ALL})
         specs[f"lambda_resnet{depth}_c4"] = replace(base, lambda_blocks={"res4": ALL, "res5": ALL})
-        # ResNet-RS has these depths, too (Bello et al. 2021, Revisiting ResNets), except for 26
+        # ResNet-RS also has these depths, except 26 (Bello et al. 2021, Revisiting ResNets)
         plain = ResNetSpec(blocks)
         specs[f"resnet_rs{depth}"] = plain
         specs[f"resnet_rs{depth}_se"] = replace(plain, se_stages=STAGES)

@@ -1,7 +1,7 @@
 """Kernels in C++ for the CPU, from the wheel, or compiled by g++ when the first of them is used.
 
-One library holds them all. A kernel is a function of C for each dtype, with the pointers of
-tensors and structures first and the number of threads last.
+One library holds all of them. A kernel is a C function for each dtype, with the pointers of tensors
+and structures first and the number of threads last.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def cache_folder() -> Path:
 
 
 def exposed(folder: Path) -> Path | None:
-    """What another user than root could put a library of his own into ``folder`` by, or None.
+    """The path by which another user than root could put a library into ``folder``, or None.
 
-    That is the folder itself, one that it lies in, or a link on the way to it. In a folder with the
-    sticky bit, such as /tmp, nobody can replace what belongs to others.
+    It is the folder itself, one of its parents, or a link on the way to it. In a folder with the
+    sticky bit, such as /tmp, nobody can replace files of others.
     """
     for path in dict.fromkeys((folder, folder.resolve())):
         for place in (path, *path.parents):
@@ -79,9 +79,11 @@ def _private_folder() -> Path:
 
 
 def _build(compiler: list[str]) -> Path:
-    """Compile for this processor, or take what an earlier process of this user has compiled."""
+    """Compile for this processor, or take the library that an earlier process of this user
+    compiled.
+    """
     native = ["-march=native"]
-    # The compiler's macros tell its version and every instruction set it would use here
+    # the compiler's macros show its version and every instruction set that it would use here
     macros = compiling.run([*compiler, *native, "-dM", "-E", "-x", "c++", os.devnull])
     files = (*compiling.files(".cpp"), *compiling.files(".h"))
     texts = [file.read_text("utf-8") for file in files]
@@ -108,9 +110,9 @@ def _is_of_this_user(file: Path) -> bool:
 
 
 def _brought() -> ctypes.CDLL | None:
-    """The best of the libraries that came with the wheel, if this processor has what it needs."""
+    """The best library of the wheel whose instructions this processor has, or None."""
     for file in reversed(compiling.files(".so")):
-        with contextlib.suppress(OSError):  # made for another system than this
+        with contextlib.suppress(OSError):  # it is made for another system
             library = ctypes.CDLL(str(file))
             if library.suits_this_processor():
                 return library
@@ -137,7 +139,7 @@ def _library() -> ctypes.CDLL | str:
         file = _build(compiler)
         library = ctypes.CDLL(str(file))
         if file.parent != cache_folder():
-            shutil.rmtree(file.parent)  # a library that is loaded needs its file no more
+            shutil.rmtree(file.parent)  # a loaded library no longer needs its file
         return library
     except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         # RuntimeError: there is no home; ValueError: CXX has an open quote
@@ -146,7 +148,7 @@ def _library() -> ctypes.CDLL | str:
         return f"{named} made no kernels that can be loaded here"
 
 
-@torch.compiler.assume_constant_result  # so that torch.compile does not look into the building
+@torch.compiler.assume_constant_result  # so torch.compile does not trace the compilation
 def missing() -> str | None:
     """Why there are no kernels; None if there are."""
     library = _library()
@@ -159,19 +161,21 @@ def has(name: str, dtype: torch.dtype) -> bool:
 
 
 def vector_bytes() -> int:
-    """Of the vectors of multiply.h, which rows are padded to."""
+    """Bytes of the vectors of multiply.h, to which rows are padded."""
     return _library().vector_bytes()
 
 
 def is_transformed() -> bool:
-    """Whether torch.func is at work. PyTorch 2.4 cannot ask that while it compiles."""
+    """Whether torch.func transforms the call; PyTorch 2.4 does not know while it compiles."""
     is_asked = not (torch.__version__.startswith("2.4.") and torch.compiler.is_compiling())
     return is_asked and torch._C._are_functorch_transforms_active()
 
 
 def readable(*tensors: Tensor) -> bool:
-    """Whether a kernel can be given their addresses; it would read anywhere for other tensors."""
-    if is_transformed():  # such tensors have none
+    """Whether a kernel can be given the addresses of tensors; for other tensors it would read
+    anywhere.
+    """
+    if is_transformed():  # such tensors have no addresses
         return False
     return all(type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" for x in tensors)
 

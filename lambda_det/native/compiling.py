@@ -14,7 +14,7 @@ __all__ = ["FLAGS", "PROCESSORS", "compile_kernels", "files", "run"]
 # The objects are linked without libgomp: the process must not hold a second pool of threads beside
 # the one of PyTorch, which has its OpenMP library in the global scope.
 FLAGS = ["-O3", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-std=c++17", "-c"]
-# What a wheel brings, the best last: 0.98 to 1.05 of the time of -march=native
+# the processors of a wheel, the best last: 0.98 to 1.05 of the time of -march=native
 PROCESSORS = {
     "x86_64": {
         "1_avx2": ["-march=x86-64-v3"],

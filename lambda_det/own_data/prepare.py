@@ -73,7 +73,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "0.1 with --data or without --config",
     )
     data.add_argument(
-        "--stratify", action="store_const", const=True, help="each class has its share, too"
+        "--stratify", action="store_const", const=True, help="each class has its share as well"
     )
     data.add_argument(
         "--group-by",

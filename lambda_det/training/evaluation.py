@@ -162,7 +162,7 @@ class Evaluation(HookBase):
             return ""
         # the lowest loss is the best
         is_better = operator.lt if name.rpartition("/")[2].startswith(_LOSSES) else operator.gt
-        # The last one is on all images, too, but those before it were on the sample
+        # the last one is also on all images, but those before it were on the sample
         compared = f"{SAMPLE}/{name}" if f"{SAMPLE}/{name}" in values else name
         value = values[compared]
         first = self.best_step < 0 and not math.isnan(value)

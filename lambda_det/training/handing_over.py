@@ -114,7 +114,7 @@ class _WithTensors(pickle.Unpickler):
 
 
 def _problem(size: int) -> str:
-    """Why so many bytes should not go into shared memory; "" where they may."""
+    """The reason why this number of bytes should not go into shared memory; "" if they may."""
     if not size or not os.path.isdir(_FOLDER):
         return ""
     memory = shutil.disk_usage(_FOLDER)

@@ -118,7 +118,7 @@ class Forecast(HookBase):
     Register it before the evaluation, whose time is not that of a step.
     """
 
-    _STEPS = 10  # of which the median counts; the first ones of a process take longer
+    _STEPS = 10  # steps whose median counts, because the first steps of a process take longer
 
     def before_train(self) -> None:
         self._seconds: list[float] = []

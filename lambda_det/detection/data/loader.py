@@ -245,8 +245,8 @@ def _warn(cfg: CfgNode, records: list[Record] | Dataset) -> None:
     evaluated = {_identity(name) for name in cfg.DATASETS.TEST}
     if both := [name for name in cfg.DATASETS.TRAIN if _identity(name) in evaluated]:
         warn(
-            f"{', '.join(both)}: the images that are trained on are evaluated on, too, so the "
-            "figures do not say what the model makes of other images"
+            f"{', '.join(both)}: these images are trained and evaluated on, so the figures do not "
+            "show how the model performs on other images"
         )
 
 

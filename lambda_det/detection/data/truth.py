@@ -379,7 +379,7 @@ def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[s
 
 
 def _joined(runs: Sequence[int]) -> list[int]:
-    """Runs of zeros and ones in turn, without those of no length but for the first."""
+    """Runs of zeros and ones in turn, without runs of length 0 except the first."""
     joined = [0]
     for number, run in enumerate(runs):
         if run and number % 2 != (len(joined) - 1) % 2:

@@ -144,7 +144,8 @@ def of_mask(
     Args:
         part: [h, w]; what is out of the picture is cut.
         corner: x and y of its first pixel.
-        size: width and height of the picture, of which no pixel is touched: it may have millions.
+        size: width and height of the picture; its pixels are not touched, because it may have
+            millions.
     """
     (left, top), (width, height) = corner, size
     part = part[max(-top, 0) : max(height - top, 0), max(-left, 0) : max(width - left, 0)]

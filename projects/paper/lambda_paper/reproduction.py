@@ -47,7 +47,7 @@ class Pairs(nn.Module):
 
 
 class Pooled(nn.Module):
-    """A norm of [B, (groups, c), H, W] over groups, too: of queries with groups of heads.
+    """A norm of [B, (groups, c), H, W] also over groups: for queries with groups of heads.
 
     Without groups of [B, v, H, W] over channels, with statistics for each position: of values.
     """
