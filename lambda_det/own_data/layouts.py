@@ -27,6 +27,7 @@ from lambda_det.own_data.labels import (
     FORMATS,
     give_all_classes,
     only,
+    other_labels,
     read_labels,
     recognise,
 )
@@ -82,6 +83,9 @@ def find_parts(
     place = Path(place)
     name, files = recognise(place)
     root = place if place.is_dir() else place.parent
+    if place.is_dir() and (others := other_labels(place, name)):
+        counts = listed(f"{count} files of {other}" for other, count in others.items())
+        logger.warning(f"{place}: labels of {name} are read, and not {counts}")
     home = Path(images) if images else root
     if name == COCO:
         parts = _of_coco(root, files, home)
@@ -269,8 +273,9 @@ def _named_by_yolo(file: Path) -> dict[str, Content]:
         DataError: a path is missing, or it names parts, but none to train on.
     """
     content = yolo_content(file)
+    lists: dict[str, str] = {}
     if not any(_part_of_key(key) for key in content):
-        content |= _lists_beside(file)
+        content |= (lists := _lists_beside(file))
     home = content.get("path")
     homes = [file.parent / home, file.parent] if isinstance(home, str) else [file.parent]
     paths: dict[str, list[Path]] = {}
@@ -289,6 +294,8 @@ def _named_by_yolo(file: Path) -> dict[str, Content]:
             f"{file} names pictures for {' and '.join(paths)}, but not for train; its keys are "
             f"{listed(content, 9)}."
         )
+    if lists:
+        _log_unlisted(file, paths)
     if paths.get("val") == paths.get("train"):  # as in examples that overfit on purpose
         paths.pop("val", None)
     contents = {}
@@ -327,6 +334,18 @@ def _lists_beside(file: Path) -> dict[str, str]:
             if Path(next(lines, "")).suffix.lower() in PICTURES:
                 lists[path.stem] = path.name
     return lists
+
+
+def _log_unlisted(file: Path, paths: Mapping[str, Iterable[Path]]) -> None:
+    """Say which pictures are in no list."""
+    used = {os.path.abspath(path) for part in paths.values() for path in part}
+    pictures = (path for path in walk(file.parent) if path.suffix.lower() in PICTURES)
+    rest = [path for path in pictures if os.path.abspath(path) not in used]
+    if rest:
+        logger.warning(
+            f"{file}: {len(rest)} pictures beside it are in no list ({', '.join(paths)}), such as "
+            f"{rest[0]}"
+        )
 
 
 def _refuse_typing_error(file: Path, key: Any, values: list[str], homes: Iterable[Path]) -> None:

@@ -151,6 +151,10 @@ CASES = {
         {"a.xml": f'\n\n<?xml version="1.0"?>{voc("a.png", BOX)}', "a.png": ""},
         (0, ["labels of Pascal VOC", "1 cup"]),
     ),
+    "labels of two formats": (
+        {"a.json": coco("a.png"), "b.xml": voc("a.png", BOX), "a.png": ""},
+        (0, ["labels of COCO are read, and not 1 files of Pascal VOC"]),
+    ),
     # --------------------------------------------------------- sizes that labels state
     "VOC of a picture that was made smaller": (
         {"a.xml": voc("a.png", BOX, size=(80, 60)), "a.png": ""},
@@ -326,6 +330,21 @@ CASES = {
     "a picture twice in a file of CVAT": (
         {"a.xml": cvat("a.png", "a.png").replace("cup", "key", 1), "a.png": ""},
         (0, ["1 images", "1 cup", "1 key", "ids 1 and 2: they are merged"]),
+    ),
+    "a picture twice in a file of COCO, with its folder and without": (
+        {
+            "images/a.png": "",
+            "a.json": json.dumps(
+                {
+                    **json.loads(coco("a.png")),
+                    "images": [
+                        {"id": number, "file_name": name, "width": 40, "height": 30}
+                        for number, name in enumerate(["a.png", "images\\a.png"], 1)
+                    ],
+                }
+            ),
+        },
+        (0, ["1 images", "1 cup", "ids 1 and 2: they are merged"]),
     ),
     "a picture twice in a file of VIA": (
         {
@@ -506,8 +525,9 @@ CASES = {
             "classes.txt": "cup\n",
             **{"train.txt": "images/a.png\n", "val.txt": "\nimages/b.png\n"},
             **{"images/a.png": "", "images/b.png": "", "labels/a.txt": LINE, "labels/b.txt": LINE},
+            "images/c.png": "",
         },
-        (0, ["(train)", "(val)", "1 images", "! 2 images"]),
+        (0, ["(train)", "(val)", "1 images", "! 2 images", "1 pictures beside it are in no list"]),
     ),
     **{
         f"parts called {train} and {val}": (

@@ -308,11 +308,18 @@ def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
         elif pictures:
             path = str(pictures.pop())
             other = claims.setdefault(os.path.normpath(path), name)
-            if normal(other) == normal(name):
+            if normal(other) == normal(name) or _is_in_folder(name, path):
                 paths[name] = path
             else:
                 report.add(PICTURE, f"{name} is not there, and {path} is {other}")
     return paths
+
+
+def _is_in_folder(name: str, path: str) -> bool:
+    """Whether a name is that of a picture below the parent of its folder, as images/0.png is."""
+    parents = os.path.abspath(path).split(os.sep)
+    names = [part for part in name.replace("\\", "/").split("/") if part != "."]
+    return len(names) > 1 and [*map(normal, names)] == [*map(normal, parents[-len(names) :])]
 
 
 def _is_file(path: str) -> bool:

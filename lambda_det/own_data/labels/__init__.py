@@ -7,7 +7,13 @@ messages then name.
 """
 
 from lambda_det.own_data.labels.conversion import as_coco, give_all_classes, only, read_labels
-from lambda_det.own_data.labels.formats import COCO, FORMATS, recognise, refuse_address
+from lambda_det.own_data.labels.formats import (
+    COCO,
+    FORMATS,
+    other_labels,
+    recognise,
+    refuse_address,
+)
 
 __all__ = [
     "COCO",
@@ -15,6 +21,7 @@ __all__ = [
     "as_coco",
     "give_all_classes",
     "only",
+    "other_labels",
     "read_labels",
     "recognise",
     "refuse_address",

@@ -24,7 +24,15 @@ from lambda_det.own_data.labels.voc import read_voc
 from lambda_det.own_data.labels.xml import root_name
 from lambda_det.own_data.labels.yolo import is_list_of_names, looks_like_labels, read_yolo
 
-__all__ = ["COCO", "FORMATS", "LabelFormat", "format_of", "recognise", "refuse_address"]
+__all__ = [
+    "COCO",
+    "FORMATS",
+    "LabelFormat",
+    "format_of",
+    "other_labels",
+    "recognise",
+    "refuse_address",
+]
 
 COCO = "COCO"
 Reader = Callable[[Path, Pictures, Findings], Iterator[LabelledPicture]]
@@ -109,6 +117,13 @@ def refuse_address(place: str | Path) -> None:
             f"{place} is an address, and data to train or evaluate on have to be files here: copy "
             "them, as aws s3 sync and gcloud storage rsync do, or mount them."
         )
+
+
+def other_labels(place: Path, name: str) -> dict[str, int]:
+    """How many files of labels in other formats than ``name`` a folder holds, by their formats."""
+    files = [file for file in walk(place) if file.suffix.lower() in (".json", ".xml")]
+    counts = Counter(filter(None, map(format_of, files)))
+    return {other: count for other, count in counts.items() if other != name}
 
 
 # ----------------------------------------------------------------------------------- signs of files
