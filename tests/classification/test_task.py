@@ -47,7 +47,7 @@ def test_what_a_run_leaves(finished):
     assert checkpoint["statistics"] == "precise"
     assert (finished / "last_checkpoint").read_text() == "model_final.pth"
     numbered = sorted(path.name for path in finished.glob("model_0*.pth"))
-    assert numbered == ["model_0000002.pth"]  # the newest one
+    assert numbered == []  # one is kept, the final one
     assert (finished / "model_best.pth").exists()
     assert len((finished / "held_out.txt").read_text().splitlines()) == 6
     assert list(finished.glob("events.out.tfevents*"))

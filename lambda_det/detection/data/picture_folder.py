@@ -7,7 +7,7 @@ import os
 import re
 import unicodedata
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -42,11 +42,19 @@ def walk(folder: str | os.PathLike) -> list[Path]:
         with contextlib.suppress(PermissionError, FileNotFoundError), os.scandir(here) as entries:
             seen = [entry for entry in entries if not entry.name.startswith(".")]
             seen = [entry for entry in seen if entry.name not in _HIDDEN]
-            folders = [entry for entry in seen if entry.is_dir()]
+            folders = [entry for entry in seen if _leads_to(entry.is_dir)]
             folders.sort(key=lambda entry: (entry.is_symlink(), entry.name))
             waiting.extend(here / entry.name for entry in folders)
-            files += [here / entry.name for entry in seen if entry.is_file()]
+            files += [here / entry.name for entry in seen if _leads_to(entry.is_file)]
     return sorted(files)
+
+
+def _leads_to(is_one: Callable[[], bool]) -> bool:
+    """Whether an entry is a folder or a file; a link in a circle is neither, and an error."""
+    try:
+        return is_one()
+    except OSError:
+        return False
 
 
 def normal(name: str) -> str:

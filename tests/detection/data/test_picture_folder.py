@@ -88,4 +88,5 @@ def test_links_are_followed_without_circles_and_hidden_folders_left_out(tmp_path
     (tmp_path / "data").mkdir()
     (tmp_path / "data/images").symlink_to(tmp_path / "store")
     (tmp_path / "store/again").symlink_to(tmp_path / "data")
+    (tmp_path / "store/itself.jpg").symlink_to(tmp_path / "store/itself.jpg")
     assert list(walk(tmp_path / "data")) == [tmp_path / "data/images/a.jpg"]
