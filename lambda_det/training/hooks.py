@@ -173,13 +173,15 @@ def _duration(seconds: float) -> str:
 
 
 class Progress(HookBase):
-    """Shows a bar over the steps on the screen or in a notebook, with the loss of the last step."""
+    """Shows a bar over the steps on the screen or in a notebook, with the loss of the last step.
+
+    Register it in the first process, which alone knows the loss.
+    """
 
     def before_train(self) -> None:
         trainer = self.trainer
-        hidden = not comm.is_main_process()
         steps = {"total": trainer.max_iter, "initial": trainer.start_iter}
-        self._bar = tqdm(unit="step", disable=hidden, dynamic_ncols=True, **steps)
+        self._bar = tqdm(unit="step", dynamic_ncols=True, **steps)
 
     def after_step(self) -> None:
         self._bar.set_postfix(

@@ -162,7 +162,7 @@ def train(
         if checkpoint is None:
             _check_weights_exist(task)
         trainer = Trainer(task, checkpoint, debug_numerics=debug_numerics)
-        if progress:
+        if progress and comm.is_main_process():
             trainer.register_hooks([Progress()])
 
         _open_folder(task, log, lock)

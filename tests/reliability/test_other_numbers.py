@@ -29,7 +29,9 @@ def test_two_processes_take_up_the_run_of_one(tmp_path):
         log = tmp_path / f"{name}.txt"
         argv = words_of(name, *numbers)
         assert train("detection", argv, log, folder=tmp_path / name) == 0, log.read_text()
-    for done in forked.run_as_torchrun([TOOL, *words_of("two", 8, 1, 2)], tmp_path):
+    # With a bar, which the first process shows
+    words_of_two = ["--progress", *words_of("two", 8, 1, 2)]
+    for done in forked.run_as_torchrun([TOOL, *words_of_two], tmp_path):
         assert done.returncode == 0, done.stdout[-5000:]
     assert "Process 1 of 2" in (tmp_path / "two" / "log.txt.rank1").read_text()
 
