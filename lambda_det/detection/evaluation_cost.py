@@ -1,6 +1,6 @@
-"""What evaluations cost beside the steps of a training: for schedules and for forecasts.
+"""The cost of evaluations relative to the steps of a training, for schedules and forecasts.
 
-An image of a step, forwards and backwards at the sizes of training, is the unit.
+The unit is an image of a step, forwards and backwards at the sizes of training.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ BOXES, MASKS, LOSSES = 0.7, 3.0, 0.7
 
 
 def cost_of_image(*, has_masks: bool, has_losses: bool, sets_of_weights: int = 1) -> float:
-    """Of an image of the test set.
+    """The cost of an image of the test set.
 
     Args:
         has_masks: whether the detector finds masks.
-        has_losses: whether the losses of the test set are computed, once.
-        sets_of_weights: that are evaluated: the trained ones, their average, or both.
+        has_losses: whether the losses of the test set are also computed, once.
+        sets_of_weights: number of evaluated sets of weights: 1 for the trained or the averaged
+            ones, 2 for both.
     """
     return sets_of_weights * (MASKS if has_masks else BOXES) + (LOSSES if has_losses else 0.0)
 
 
 def number_of_images(names: Iterable[str]) -> int:
-    """Of registered data sets, without a look at the images."""
+    """The number of images of registered data sets, which are not opened."""
     count = 0
     for name in names:
         if is_coco(name):

@@ -1,4 +1,4 @@
-"""Batches of loader processes: through shared memory, or through a pipe where it has no room.
+"""Send batches of loader processes through shared memory, or through a pipe where it is full.
 
 torch's DataLoader has only the first way. Where ``/dev/shm`` is full, as Docker's 64 MiB soon are,
 the thread of a loader process that sends a batch fails, and the training waits for it until the
@@ -22,9 +22,9 @@ from torch.utils.data._utils.pin_memory import pin_memory
 __all__ = ["Packed", "Packing", "full_shared_memory"]
 
 _FOLDER = "/dev/shm"  # of shared memory on Linux
-# Left for others: semaphores of the next loader's processes, and what NCCL exchanges
+# room for others: semaphores of the next loader's processes, and NCCL's exchange
 _KEPT_SHARE, _KEPT_BYTES = 1 / 4, 2**28
-_NEXT_TO_NOTHING = 2**16  # bytes; semaphores of loader processes have a page each
+_NEXT_TO_NOTHING = 2**16  # bytes; semaphores of loader processes take a page each
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Packed:
     Attributes:
         rest: the pickled batch with a number in place of each tensor.
         tensors: in shared memory; or pickled, where that has no room.
-        problem: why they are not in shared memory; "" where they are.
+        problem: why they are not in shared memory; "" if they are.
     """
 
     rest: bytes
@@ -49,14 +49,14 @@ class Packed:
         return _WithTensors(io.BytesIO(self.rest), tensors).load()
 
     def pin_memory(self) -> Packed:
-        """The same in pinned memory; the DataLoader calls it where it pins."""
+        """The batch in pinned memory; the DataLoader calls it if it pins."""
         if isinstance(self.tensors, bytes):
             self.tensors = pickle.loads(self.tensors)
         return Packed(self.rest, pin_memory(self.tensors), self.problem)
 
 
 class Packing:
-    """Makes a batch of a list of items, and packs it; in a loader process."""
+    """Makes a batch of a list of items, and packs it in a loader process."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         """
@@ -71,7 +71,8 @@ class Packing:
             items: of the data set.
 
         Returns:
-            Their batch. Whatever cannot be pickled is an error here, and reaches the main process.
+            Their batch. An object that cannot be pickled raises its error here, which reaches the
+            main process.
         """
         stream = io.BytesIO()
         pickler = _WithoutTensors(stream)
@@ -82,14 +83,14 @@ class Packing:
             try:
                 for tensor in tensors:
                     tensor.share_memory_()
-            except RuntimeError as error:  # another process took the room, or there is no file left
+            except RuntimeError as error:  # another process took the room, or no file is left
                 problem = str(error)
         packed = pickle.dumps(tensors) if problem else tensors
         return Packed(stream.getvalue(), packed, problem)
 
 
 class _WithoutTensors(pickle.Pickler):
-    """Collects the tensors of what it pickles."""
+    """Collects the tensors of the objects that it pickles."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
@@ -124,7 +125,7 @@ def _problem(size: int) -> str:
 
 
 def full_shared_memory() -> str:
-    """What is left of shared memory, where that is next to nothing; "" where there is some."""
+    """The rest of shared memory in words, if it is nearly full; "" otherwise."""
     if not os.path.isdir(_FOLDER):
         return ""
     memory = shutil.disk_usage(_FOLDER)

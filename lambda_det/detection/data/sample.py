@@ -10,7 +10,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 
 __all__ = ["sample_of"]
 
-# What the truth and the names of a data set's instances are known by
+# metadata by which the ground truth and the names of a data set's instances are found
 _KEPT = (
     "thing_classes",
     "thing_colors",
@@ -22,7 +22,7 @@ _KEPT = (
 
 
 def sample_of(name: str, size: int) -> str:
-    """The name of a registered data set with ``size`` images of another one, evenly spread.
+    """Register a sample of ``size`` images of a data set, evenly spread, and return its name.
 
     Args:
         name: a registered data set.
@@ -33,7 +33,7 @@ def sample_of(name: str, size: int) -> str:
     """
     if size <= 0 or MetadataCatalog.get(name).get("evaluator_type") not in (None, "coco"):
         return name
-    records = DatasetCatalog.get(name)  # after which the metadata have the ids of the categories
+    records = DatasetCatalog.get(name)  # after this the metadata have the ids of the categories
     if not isinstance(records, Sequence) or len(records) <= size:
         return name
     sample = f"{name}_sample_{size}"
