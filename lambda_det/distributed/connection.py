@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
@@ -148,12 +149,15 @@ def distribute(
     device_ids = [torch.cuda.current_device()] if torch.device(device).type == "cuda" else None
     # Synchronised norms have the same running statistics on every process. Other norms save those
     # of the first process, or they are estimated over all processes before they are used.
-    distributed = DistributedDataParallel(
-        model,
-        device_ids=device_ids,
-        broadcast_buffers=False,
-        find_unused_parameters=find_unused_parameters,
-    )
+    with warnings.catch_warnings():
+        # PyTorch 2.15 wants another name for it, under which buffers are sent at the start, too
+        warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
+        distributed = DistributedDataParallel(
+            model,
+            device_ids=device_ids,
+            broadcast_buffers=False,
+            find_unused_parameters=find_unused_parameters,
+        )
     if fp16_compression:
         distributed.register_comm_hook(None, fp16_compress_hook)
     return distributed
