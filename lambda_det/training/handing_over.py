@@ -11,7 +11,8 @@ import io
 import os
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ __all__ = ["Packed", "Packing", "full_shared_memory"]
 _FOLDER = "/dev/shm"  # of shared memory on Linux
 # room for others: semaphores of the next loader's processes, and NCCL's exchange
 _KEPT_SHARE, _KEPT_BYTES = 1 / 4, 2**28
+_PLENTY = 2**33  # bytes; more than all loader processes of a machine take at the same moment
 _NEXT_TO_NOTHING = 2**16  # bytes; semaphores of loader processes take a page each
 
 
@@ -78,13 +80,15 @@ class Packing:
         pickler = _WithoutTensors(stream)
         pickler.dump(self._collate(items))
         tensors = pickler.tensors
-        problem = _problem(sum(tensor.untyped_storage().nbytes() for tensor in tensors))
-        if not problem:
-            try:
-                for tensor in tensors:
-                    tensor.share_memory_()
-            except RuntimeError as error:  # another process took the room, or no file is left
-                problem = str(error)
+        size = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+        with _one_at_a_time():
+            problem = _problem(size)
+            if not problem:
+                try:
+                    for tensor in tensors:
+                        tensor.share_memory_()
+                except RuntimeError as error:  # another program took the room
+                    problem = str(error)
         packed = pickle.dumps(tensors) if problem else tensors
         return Packed(stream.getvalue(), packed, problem)
 
@@ -112,6 +116,25 @@ class _WithTensors(pickle.Unpickler):
 
     def persistent_load(self, number: int) -> Tensor:
         return self._tensors[number]
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Where shared memory is scarce, only one process of the machine looks at it and takes some.
+
+    Several would each see the same room, and where there is none PyTorch 2.4 dies of a bus error.
+    """
+    if not os.path.isdir(_FOLDER) or shutil.disk_usage(_FOLDER).free > _PLENTY:
+        yield
+        return
+    import fcntl  # Windows has neither it nor the folder
+
+    folder = os.open(_FOLDER, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _problem(size: int) -> str:
