@@ -239,6 +239,6 @@ def _check_data(config: DictConfig, train: bool) -> None:
         _made(config.dataloader.evaluator, "dataloader.evaluator")
     elif not train:
         raise ConfigError(
-            "There is nothing to evaluate: dataloader.test and dataloader.evaluator say on what "
-            "and by what."
+            "There is nothing to evaluate: set dataloader.test to the data and "
+            "dataloader.evaluator to the measure."
         )

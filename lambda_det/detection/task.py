@@ -228,7 +228,7 @@ class DetectionTask(Task):
         """
         parts, run = self.parts, classes.of_checkpoint(content)
         if run is None:
-            logger.info(f"{path} does not say what its classes are: taken as the data have them")
+            logger.info(f"{path} does not record its classes, so those of the data are used")
             return
         names = (*(parts.train_names if self._is_trained else ()), *parts.test_names)
         classes.check(parts.detector, names, run, path)

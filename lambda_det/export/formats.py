@@ -84,7 +84,7 @@ def format_of(path: str | Path) -> Format:
     form = FORMATS.get(Path(path).suffix)
     if form is None:
         names = ", ".join(f"{suffix} ({form.name})" for suffix, form in FORMATS.items())
-        raise ConfigError(f"{path} says no format by its ending; end it in one of {names}.")
+        raise ConfigError(f"{path} has an ending that names no format; use one of {names}.")
     return form
 
 

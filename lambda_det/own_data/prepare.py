@@ -526,7 +526,7 @@ def _data_of_run(args: argparse.Namespace, run: _PreparedRun, draft: Path) -> di
         elif _digest(file) != before.get(part):
             raise DataError(
                 f"The labels in {args.data or args.train_json} have changed since the run in "
-                f"{run.file.parent} began: --resume without --data goes on with those of then, and "
-                "another --output trains on those of now."
+                f"{run.file.parent} began: --resume without --data continues with its own labels, "
+                "and another --output trains on the new ones."
             )
     return keys

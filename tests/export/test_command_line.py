@@ -98,7 +98,7 @@ REFUSED = {
     "{run} d.onnx --fixed 64x70": "multiples of 32",
     "{run} d.onnx --fixed 64x64 --sizes 64x96": "no other ones",
     "{run} d.pt2": ".onnx holds detectors",
-    "{run} d.ts": "d.ts says no format",
+    "{run} d.ts": "names no format",
 }
 
 

@@ -183,7 +183,7 @@ CASES = {
                 **dict.fromkeys([f"{number}.png" for number in range(5)], ""),
                 **dict.fromkeys([f"{number}.txt" for number in range(5)], f"0 {numbers}\n"),
             },
-            (1, ["5 box that is written in another form", words, "! over the border"]),
+            (1, ["5 box in another form", words, "! over the border"]),
         )
         for numbers, words in {
             ".1 .1 .9 .9": "corners",

@@ -40,21 +40,21 @@ class Kind(NamedTuple):
 
 ID = Kind(REFUSED, "id that is not listed, or is used twice")
 PICTURE = Kind(REFUSED, "picture that is missing, cannot be read or has another size")
-FORM = Kind(REFUSED, "box that is written in another form than its format has")
+FORM = Kind(REFUSED, "box in another form than that of its format")
 BOX = Kind(UNUSABLE, "object without a usable box, which is left out")
 OUTSIDE = Kind(UNUSABLE, "box far over the border of its picture, where it is cut")
-MASK = Kind(UNUSABLE, "mask that cannot be used; what is left of it, or the box, stands for it")
+MASK = Kind(UNUSABLE, "mask that cannot be used; its usable part, or the box, replaces it")
 VALUE = Kind(DOUBTFUL, "value of an annotation that cannot be used, and counts as absent")
 BORDER = Kind(REPAIRED, "box a few pixels over the border of its picture, where it is cut")
-MEANT = Kind(REPAIRED, "entry that is read as what is meant by it")
+MEANT = Kind(REPAIRED, "entry that is read as it was meant")
 CLASS = Kind(DOUBTFUL, "classes whose names are the same, or differ by blanks or letter case alone")
-CROWD = Kind(DOUBTFUL, "crowd, of uncommonly many, which are neither learnt nor counted in AP")
-TURNED = Kind(DOUBTFUL, "picture that its EXIF data turn; its labels have to be of the turned one")
+CROWD = Kind(DOUBTFUL, "crowd, one of unusually many; crowds are neither learnt nor counted in AP")
+TURNED = Kind(DOUBTFUL, "picture that its EXIF data turn; its labels must fit the turned picture")
 TWICE = Kind(DOUBTFUL, "object that is in its picture twice: AP counts one of the two as missed")
 DENSE = Kind(NOTED, "picture with more than COCO's 100 objects, which AP counts nevertheless")
 EMPTY = Kind(NOTED, "picture without an object")
 UNSEEN = Kind(NOTED, "class without an object")
-NO_MASK = Kind(NOTED, "object without a mask, which others have")
+NO_MASK = Kind(NOTED, "object without a mask, while other objects have one")
 
 
 @dataclass

@@ -11,15 +11,15 @@ _FIRST, _LONGEST = 3, 600  # number of cases of a kind that are kept, and letter
 
 
 NO_PICTURE = Kind(DOUBTFUL, "labels without a picture that can be read, which are left out")
-COUNT = Kind(DOUBTFUL, "number of classes that is not that of their names")
+COUNT = Kind(DOUBTFUL, "number of classes that differs from the number of their names")
 ELSEWHERE = Kind(NOTED, "picture that is in another folder than its labels name")
 NO_AREA = Kind(NOTED, "shape without an area, such as a point or a line, which is left out")
 NO_CLASS = Kind(NOTED, "shape called __ignore__, which is left out")
 DIFFICULT = Kind(NOTED, "object marked as difficult, which is an object like the others")
-EMPTY_MASK = Kind(REPAIRED, "empty mask, whose rectangle stands for it")
-SIZE = Kind(REPAIRED, "labels whose size is too small for their boxes; the picture's counts")
-RENAMED = Kind(REPAIRED, "labels that name another picture than they are of")
-OTHER_NAME = Kind(REFUSED, "labels that name another picture than the one that has their name")
+EMPTY_MASK = Kind(REPAIRED, "empty mask, which its rectangle replaces")
+SIZE = Kind(REPAIRED, "labels whose size is too small for their boxes; the picture's is used")
+RENAMED = Kind(REPAIRED, "labels that name another picture than the one to which they belong")
+OTHER_NAME = Kind(REFUSED, "labels that have the name of one picture and name another one")
 OTHER_COPY = Kind(REFUSED, "labels whose imageData shows another picture than they name")
 
 

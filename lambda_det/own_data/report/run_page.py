@@ -251,7 +251,7 @@ def _add_confusion(page: Page, detections: Detections, score: float) -> None:
     if (classes := len(detections.classes)) > CLASSES_CONFUSED:
         shown = f" Of {classes} classes the {CLASSES_CONFUSED} with most mistakes are shown."
     page.section(
-        "What is taken for what",
+        "Confusion of classes",
         f"Boxes of a score of {score:g} or more, at an IoU of 0.5. Rows are the true classes; "
         "the last column counts missed objects, the last row false predictions. The colour is the "
         f"share of the whole row.{shown}",

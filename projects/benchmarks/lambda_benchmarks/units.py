@@ -132,9 +132,7 @@ def run_part(
         if record.is_finished(unit):
             continue
         if record.attempts(unit) >= unit.attempts:
-            text = (
-                f"its process ended {record.attempts(unit)} times, by a crash or for want of time"
-            )
+            text = f"its process ended {record.attempts(unit)} times, by a crash or a time limit"
             record.finish(unit, [{"case": unit.name, "result": text}], 0.0)
             continue
         if not first and time.monotonic() + unit.seconds > deadline:
