@@ -1,15 +1,20 @@
 """Every reader sees a picture upright, in whatever format it is stored."""
 
+import struct
+import zlib
+
 import cv2
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from lambda_det.detection.data import TolerantMapper
 from lambda_det.detection.data.records import (
     decoding_fault,
     image_fault,
     read_image,
+    size_fault,
     upright_size,
 )
 from lambda_det.detection.data.transforming import ImageFile
@@ -59,6 +64,25 @@ def test_formats_without_an_orientation(cfg, tmp_path, picture, kind):
         assert_alike(image, picture, who)
 
 
+@pytest.mark.parametrize("place", [b"IDAT", b"IEND", b"XMP"])
+def test_where_a_png_says_how_it_lies(tmp_path, picture, place):
+    """Before its pixels, behind them, or in a text of Adobe's."""
+    path, exif = tmp_path / "turned.png", Image.Exif()
+    exif[274] = 6
+    info = PngInfo()
+    if place == b"XMP":
+        info.add_itxt("XML:com.adobe.xmp", '<x tiff:Orientation="6"/>')
+    Image.fromarray(picture).transpose(TURNS[6]).save(path, pnginfo=info)
+    if place != b"XMP":
+        chunk = b"eXIf" + exif.tobytes().removeprefix(b"Exif\0\0")
+        chunk = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+        content = path.read_bytes()
+        start = content.index(place) - 4
+        path.write_bytes(content[:start] + chunk + content[start:])
+    assert_alike(read_image({"file_name": str(path)}), picture, place)
+    assert size_fault({"file_name": str(path), "height": 48, "width": 64}) is None
+
+
 @pytest.mark.parametrize("ending", ["jpg", "png"])
 def test_a_look_sees_the_damage_that_a_reading_sees(tmp_path, ending):
     path = tmp_path / f"photo.{ending}"
@@ -70,5 +94,8 @@ def test_a_look_sees_the_damage_that_a_reading_sees(tmp_path, ending):
     for share in (0, 0.01, 0.5, 0.98):
         path.write_bytes(whole[: int(len(whole) * share)])
         assert decoding_fault(record) == image_fault(record) is not None
+    if ending == "png":
+        Image.fromarray(noise[..., 0].astype(np.uint16)).save(path)
+        assert "more than 8 bits" in decoding_fault(record)
     path.unlink()
     assert decoding_fault(record) == image_fault(record) is not None
