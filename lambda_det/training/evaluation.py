@@ -100,10 +100,16 @@ class Evaluation(HookBase):
             return
         weights = "averaged" if is_of_averaged_weights(self.best_name) else "raw"
         stopped = f"; the run stopped early, after step {self.last_step}"
+        best, interval = self.best, self.best_interval
         sampled = ", on a sample of the images" if self.trainer.task.is_sampled else ""
+        if sampled and self.best_step == self.last_step:  # it was evaluated on all of them, too
+            values = flatten_results_dict(self.results)
+            if self.best_name in values:
+                best, interval = values[self.best_name], _interval(self.best_name, values)
+                sampled = ", on all images"
         logger.info(
             f"The best evaluation is that after step {self.best_step}: {self.best_name} "
-            f"{self.best:.4g}{_chance(self.best_interval)}, of the {weights} weights in "
+            f"{best:.4g}{_chance(interval)}, of the {weights} weights in "
             f"model_best.pth{sampled}{stopped if self._is_out_of_patience() else ''}"
         )
 

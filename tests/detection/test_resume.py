@@ -16,7 +16,7 @@ from detectron2.modeling import GeneralizedRCNN
 
 from lambda_det.detection import DetectionTask, lazy_parser, parser, run, schedule
 from lambda_det.distributed.signals import SIGNALS
-from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted
+from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Interrupted, Preempted
 from lambda_det.training import log, start
 from lambda_det.training import trainer as trainer_module
 from tests import forked
@@ -161,11 +161,13 @@ def test_a_signal_saves_after_the_step(train, whole, tmp_path, monkeypatch, numb
     handlers = [signal.getsignal(number) for number in SIGNALS]
     with monkeypatch.context() as patch:
         signal_in(patch, 4, number)
-        with pytest.raises(Preempted) as caught:
+        with pytest.raises((Preempted, Interrupted)) as caught:
             train(folder)
+    by_hand = number == signal.SIGINT
+    assert isinstance(caught.value, Interrupted) == by_hand
     last = folder / "model_0000004.pth"
     assert str(caught.value) == (
-        f"Stopped by {number.name} after step 5; {last} holds all of it: the same command with "
+        f"Stopped by {'Ctrl-C' if by_hand else number.name} after step 5; {last} holds all of it: the same command with "
         "--resume continues."
     )
     assert (folder / "last_checkpoint").read_text() == last.name

@@ -96,6 +96,16 @@ def test_the_last_evaluation_is_compared_on_the_sample_of_the_others(tmp_path, c
     assert [row["bbox_AP"] for row in _rows(tmp_path)] == ["3.0", "5.0", "9.0"]
 
 
+def test_the_last_line_has_the_result_on_all_images_where_there_is_one(tmp_path, caplog):
+    caplog.set_level("INFO", "lambda_det")
+    last = {**_box(9)[0], "sample": _box(6)[0]}
+    trainer = _Trainer(tmp_path, [*_box(3, 5), last], steps=3)
+    trainer.task.is_sampled = True
+    trainer.run()
+    assert (trainer.evaluation.best_step, trainer.evaluation.best) == (3, 6)
+    assert "bbox/AP 9" in caplog.messages[-1] and "on all images" in caplog.messages[-1]
+
+
 def test_a_run_that_stops_early_is_evaluated_on_all(tmp_path):
     last = {**_box(7)[0], "sample": _box(4)[0]}
     trainer = _Trainer(tmp_path, [*_box(5, 4), last], steps=9, patience=1)
