@@ -166,8 +166,9 @@ def test_a_signal_saves_after_the_step(train, whole, tmp_path, monkeypatch, numb
     by_hand = number == signal.SIGINT
     assert isinstance(caught.value, Interrupted) == by_hand
     last = folder / "model_0000004.pth"
+    name = "Ctrl-C" if by_hand else number.name
     assert str(caught.value) == (
-        f"Stopped by {'Ctrl-C' if by_hand else number.name} after step 5; {last} holds all of it: the same command with "
+        f"Stopped by {name} after step 5; {last} holds all of it: the same command with "
         "--resume continues."
     )
     assert (folder / "last_checkpoint").read_text() == last.name
