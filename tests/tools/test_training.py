@@ -260,13 +260,6 @@ def test_a_lazy_config_that_is_not_there(tmp_path, last_error):
     assert "file.py" in last_error()
 
 
-def test_an_error_in_a_lazy_config_is_python_s_own(tmp_path):
-    file = tmp_path / "file.py"
-    file.write_text("raise RuntimeError('no luck')")
-    with pytest.raises(RuntimeError, match="no luck"):
-        cli.main(["train", "--config", str(file)])
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_asked_for_and_not_there(kind, tmp_path, last_error):
     assert kind.train(output=tmp_path / "run", device="cuda") == 2
