@@ -498,9 +498,14 @@ def metrics_of(run: Path) -> dict[str, float]:
     return values
 
 
+_SHOWN = (("bbox", "AP"), ("bbox", "AP50"), ("segm", "AP"))
+
+
 def _result_of(run: Path) -> str:
     values = metrics_of(run)
-    names = [name for name in values if name.endswith(("bbox/AP", "bbox/AP50", "segm/AP"))]
+    # The recipes for own data evaluate only averaged weights
+    weights = "_EMA" if "bbox_EMA/AP" in values and "bbox/AP" not in values else ""
+    names = [f"{kind}{weights}/{ap}" for kind, ap in _SHOWN if f"{kind}{weights}/{ap}" in values]
     shown = [f"{name} {values[name]:.1f}" for name in names]
     return ", ".join([*shown, f"{values['time']:.3f} s a step"])
 

@@ -357,7 +357,7 @@ def test_trainings_kill_and_processes(tmp_path):
     by_case = {row["case"]: row for row in rows}
     assert "passed" in by_case["pytest -m gpu, all"]["result"]
     assert "bbox/AP" in by_case["the demo's training"]["result"]
-    assert "bbox/AP" in by_case["BCCD by the default recipe"]["result"]
+    assert "bbox_EMA/AP" in by_case["BCCD by the default recipe"]["result"]
     assert "the same bits" in by_case["SIGKILL after step 2, then --resume"]["result"]
     assert by_case["--num-gpus 2, a step of the demo"]["training_ms"] > 0
 
