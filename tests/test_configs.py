@@ -85,6 +85,7 @@ def test_all_of_them_are_here():
     assert any(name.startswith("quick") for name in ALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_it_loads_and_its_detector_is_built(name):
     cfg = _load(name)

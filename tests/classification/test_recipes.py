@@ -45,6 +45,7 @@ def load_recipe_by_name(name, *pairs):
     return load_recipe(parser().parse_args(["--config-file", str(CONFIGS / name), *pairs]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_recipe_describes_a_model_and_a_schedule(recipe):
     cfg = load_recipe_by_name(recipe, "MODEL.DEVICE", "meta")

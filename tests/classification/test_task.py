@@ -176,6 +176,7 @@ def test_a_folder_of_another_run_is_left_as_it_is(finished, arguments, words, te
     assert {path: path.stat().st_mtime_ns for path in finished.iterdir()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "words", "error", "named"),
     [
@@ -192,6 +193,7 @@ def test_a_checkpoint_of_another_model_is_refused(
     assert not folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.posix
 def test_a_checkpoint_of_other_classes_is_refused(finished, arguments, renamed):
     data = renamed(blue="blue", green="lime", red="red")

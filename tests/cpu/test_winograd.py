@@ -51,6 +51,7 @@ def all_channels(monkeypatch):
     monkeypatch.setattr(winograd, "_LEAST", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_channels")
 @pytest.mark.parametrize("layout", [torch.contiguous_format, LAST])
 def test_equals_the_convolution_on_random_sizes(layout):
@@ -80,6 +81,7 @@ def test_sums_over_few_channels(channels, out):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(
     "size", [(11, 128, 128, 7, 7), (1, 128, 256, 32, 32), (6, 256, 256, 14, 14)]

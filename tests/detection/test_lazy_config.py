@@ -236,6 +236,7 @@ def test_helpers_of_a_file_and_new_arguments_may_be_set():
     assert lazy.optimizer.nesterov and lazy.train.wandb.project == "mine"
 
 
+@pytest.mark.slow
 def test_an_error_of_a_file_or_a_node_names_its_place(tmp_path):
     (tmp_path / "mine.py").write_text("model = 1\nother = undefined\n")
     with pytest.raises(ConfigError, match=r"mine\.py cannot be loaded: NameError: .*line 2"):

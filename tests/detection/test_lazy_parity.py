@@ -92,6 +92,7 @@ def test_the_network_is_the_same(name):
         assert yaml[module] == lazy[module], module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAPER)
 def test_the_run_is_the_same(name):
     yaml, lazy = yaml_task(name), lazy_task(name)
@@ -123,6 +124,7 @@ def _rate(scheduler, step: int) -> float:
     return scheduler.get_lr()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "accumulate"), [(128, 1), (1, 1), (3, 1), (8, 1), (9, 7), (131, 1), (256, 1)]
 )

@@ -75,6 +75,7 @@ def counting(monkeypatch, tmp_path):
     return argparse.Namespace(config_file=str(file), opts=[], **data)
 
 
+@pytest.mark.slow
 def test_a_head_of_another_project(counting):
     assert "COUNTER" not in load_config(argparse.Namespace(config_file=None, opts=[])).MODEL
     task = DetectionTask(load_config(counting))

@@ -58,6 +58,7 @@ def test_the_weights_of_a_classifier_land_in_both_places(tmp_path, prefix):
             assert torch.equal(own[place + name], tensor), name
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_a_c4_detector_comes_back_whole(tmp_path):
     model, other = build_model(_c4_cfg()), build_model(_c4_cfg())
     torch.save({"model": model.state_dict()}, tmp_path / "model.pth")

@@ -42,6 +42,7 @@ def test_raw_weights_that_are_not_folded(checkpoint, tmp_path, capsys):
     assert read_backbone(path)["meta"]["folded"] is False
 
 
+@pytest.mark.slow
 def test_a_file_in_half_precision(checkpoint, tmp_path, capsys):
     """Kernels are rounded, norms are not, and what loads it is in float32."""
     whole, half = tmp_path / "whole.pth", tmp_path / "half.pth"

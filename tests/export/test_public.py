@@ -56,6 +56,7 @@ def test_detectron2_s_own_checkpointer_loads_it(placed, network):
     assert PathManager.isfile(URL)
 
 
+@pytest.mark.slow
 def test_create_backbone_loads_it(placed, network, caplog):
     with caplog.at_level("INFO"):
         backbone = lambda_det.create_backbone("mobilenet_v2", ("res5",), URL)

@@ -53,6 +53,7 @@ def test_the_file_of_a_detector(checkpoint, tmp_path, place):
     assert list(errors)[-1] == "res5"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finite", [True, False])
 def test_features_of_other_weights_or_that_are_not_finite(
     checkpoint, tmp_path, monkeypatch, finite

@@ -303,6 +303,7 @@ def test_a_dilated_block_is_the_plain_block_on_every_subgrid(dilation, options):
     assert torch.allclose(*gradients, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_dilated_stage_holds_the_strided_stage_in_between():
     """Vanilla blocks have no pooling: what a stride leaves out is all that a dilation adds.
 

@@ -57,6 +57,7 @@ def _on_meta(name):
         return lambda_det.create_classifier(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters(name):
     millions = sum(p.numel() for p in _on_meta(name).parameters()) / 1e6
@@ -89,6 +90,7 @@ def test_operations(name, giga):
     assert 2 * measure(_on_meta(name), 224).multiply_adds / 1e9 == pytest.approx(giga, rel=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -347,6 +347,7 @@ def test_boxes_of_other_anchors_leave_them_as_they_are(cfg):
     assert not any("ANCHOR" in found for found in derived(cfg, records))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keep", "images"), [(False, 100), (True, 1000)])
 def test_the_recipe_counts_what_the_loader_keeps(cfg, tmp_path, caplog, keep, images):
     """900 pictures without an object count only where they are trained on, as background."""

@@ -133,6 +133,7 @@ def test_training_starts_from_other_classes_and_says_so(tmp_path, caplog):
     assert f"start afresh: {CLASSES}, " in line and line.endswith(", extra")
 
 
+@pytest.mark.slow
 def test_a_run_compares_its_pixel_settings_with_the_file(tmp_path):
     cfg = tiny_config()
     model = build_model(cfg)

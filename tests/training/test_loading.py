@@ -110,6 +110,7 @@ def test_a_script_without_a_main_guard_is_told_so(monkeypatch, capsys):
     assert 'if __name__ == "__main__":' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_ends_the_run_with_the_keys():
     before = children()
     loader = train(doing(lambda: time.sleep(600)), num_workers=1, timeout=1)

@@ -332,6 +332,7 @@ def test_one_convolution_and_its_norm_are_changed_and_nothing_else():
     assert all(torch.equal(t, before[name]) for name, t in given.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_first_weights_learn_as_fast_as_before(name):
     """A step of SGD on the folded network is one on the original network, at the same rate."""

@@ -267,6 +267,7 @@ def _first_names(name: str) -> str:
     return name.replace("rpn.head.conv.0.0.", "rpn.head.conv.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "rename"),
     [*((name, str) for name in THEIRS), ("mask_rcnn_resnet50_coco_v1", _first_names)],
@@ -284,6 +285,7 @@ def test_every_tensor_has_its_place(recipe, rename):
 CLASSES_OF = {"mask_rcnn_resnet50_coco": "ROI_HEADS", "retinanet_resnet50_coco": "RETINANET"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", CLASSES_OF)
 def test_layers_of_other_classes_start_afresh(recipe):
     model = on_meta(read(recipe, f"MODEL.{CLASSES_OF[recipe]}.NUM_CLASSES", "3"))
@@ -295,6 +297,7 @@ def test_layers_of_other_classes_start_afresh(recipe):
     assert report.afresh == report.unused == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("theirs", "ours", "pairs", "key"),
     [
@@ -340,6 +343,7 @@ def test_anchors_are_theirs_on_maps_of_odd_sides(recipe):
     assert torch.equal(ours, _by_size(theirs) if "retinanet" in recipe else theirs)
 
 
+@pytest.mark.slow
 def test_masks_may_start_afresh_or_be_left_out():
     with_masks, without = (
         on_meta(read(f"{kind}_rcnn_resnet50_coco")) for kind in ("mask", "faster")

@@ -495,6 +495,7 @@ def mobilenet():
     return make("timm", "mobilenetv2_100", num_classes=7)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_classifier_starts_from_their_network_and_its_last_layer(mobilenet, tmp_path):
     torch.save(mobilenet.state_dict(), tmp_path / "w.pth")
@@ -506,6 +507,7 @@ def test_a_classifier_starts_from_their_network_and_its_last_layer(mobilenet, tm
     assert (classifier(image) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
+@pytest.mark.slow
 def test_weights_for_other_classes_say_so(mobilenet, tmp_path, caplog):
     torch.save(mobilenet.state_dict(), tmp_path / "w.pth")
     classifier = lambda_det.create_classifier("mobilenet_v2", 3)

@@ -194,6 +194,7 @@ sys.exit(0 if done + 1 == 3 else STATUS)
 """
 
 
+@pytest.mark.slow
 def test_parts_follow_until_nothing_is_left(tmp_path, monkeypatch):
     """Also when one is ended by a signal; without progress it ends."""
     words = ["--output", str(tmp_path / "out"), "--device", "cpu"]

@@ -109,6 +109,7 @@ def test_case_that_fails_has_its_reason():
     assert "ratio" not in other[FORWARD] and other[FORWARD]["seconds"][1] > 0
 
 
+@pytest.mark.slow
 def test_a_batch_is_halved_until_it_fits(clock):
     """As in Appendix F.3; times are those of as many images as were asked for."""
     tried = []

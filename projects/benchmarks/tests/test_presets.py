@@ -54,6 +54,7 @@ def check(group: dict, modes: list[str], cases: list[str]) -> None:
     assert group["cases"][cases[0]][modes[0]]["ratio"] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_local_in_bfloat16(run, monkeypatch):
     monkeypatch.setattr(presets, "LOCAL_SIZES", [(1, (4, 5), 8, 3), (2, (3, 3), 8, 5)])
     options = ("--dtype", "bfloat16", "--implementations", "conv", "query_first")

@@ -162,6 +162,7 @@ def test_the_hash_of_names_tells_them_apart(tmp_path):
     assert [a.names[0], a.names[1]] == ["1.jpg", "2.jpg"]
 
 
+@pytest.mark.slow
 def test_predictions_of_another_teacher_are_not_continued(
     teacher, checkpoint, unlabelled, tmp_path
 ):
@@ -292,6 +293,7 @@ def test_timms_models_are_teachers(timm_weights, file):
         )
 
 
+@pytest.mark.slow
 def test_teachers_that_cannot_be(timm_weights, checkpoint, tmp_path):
     weights = str(timm_weights[0] / "weights.pth")
     with pytest.raises(ConfigError, match="resnet10q"):

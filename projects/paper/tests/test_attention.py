@@ -175,6 +175,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [(4, 5), (1, 3)])
 def test_equals_the_sum_over_pairs(kind, size):

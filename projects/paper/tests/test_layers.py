@@ -212,6 +212,7 @@ def test_the_field_is_at_the_position_of_the_file(image, tmp_path, monkeypatch):
     assert abs(ys.mean() - 61) < 4 and abs(xs.mean() - 9) < 4 and len(ys) < 400
 
 
+@pytest.mark.slow
 def test_mistakes_end_before_anything_is_written(image, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match="32 0"):

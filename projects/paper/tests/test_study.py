@@ -26,6 +26,7 @@ def test_each_row_is_a_network(study, row):
         build_classifier(load_recipe(parser().parse_args(list(map(str, words)))), 10)
 
 
+@pytest.mark.slow
 def test_the_table_has_means_intervals_and_the_order():
     study = {"a": (1.0, ()), "b": (2.0, ()), "c": (2.0, ()), "d": (4.0, ())}
     found = {"a": [10.0, 12.0], "b": [20.0, 20.0], "c": [20.0, 20.0], "d": [50.0, 30.0]}

@@ -187,6 +187,7 @@ def test_unreadable_training_images_are_named_and_replaced_by_the_next(cfg, capl
             assert sum(name in message for message in messages) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_unreadable_images_end_a_training_past_the_limit_and_every_evaluation(cfg, workers):
     cfg.DATALOADER.NUM_WORKERS = workers

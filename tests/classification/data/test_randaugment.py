@@ -217,6 +217,7 @@ def test_strengths_are_the_references():
                 assert stats.chisquare(counts.ravel()).pvalue > 0.001
 
 
+@pytest.mark.slow
 def test_operations_are_drawn_evenly_with_replacement_and_always_applied(monkeypatch):
     """Each stand-in writes the number of its call, and which it is, into a pixel of its own."""
 

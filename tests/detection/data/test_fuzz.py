@@ -67,6 +67,7 @@ def test_each_kind_of_broken_image_alone(ground_truth, kind):
         assert outcome == "DataError"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STRANGE_NAMES, ids=ascii)
 @pytest.mark.parametrize("there", [True, False])
 def test_each_strange_name_of_an_image(ground_truth, name, there):

@@ -34,6 +34,7 @@ def test_works_as_a_command_from_another_folder(run, image, tmp_path):
     assert cv2.imread(str(tmp_path / "out" / "photo.png")).shape == (48, 64, 3)
 
 
+@pytest.mark.slow
 def test_keys_at_the_end_change_the_model_which_computes_in_bfloat16(run, image, tmp_path, capsys):
     more = ("--score-threshold", "0", "--precision", "bfloat16", "TEST.DETECTIONS_PER_IMAGE", "2")
     assert tool.main(arguments(run, image, tmp_path, *more)) == 0
@@ -89,6 +90,7 @@ def test_a_run_by_its_folder_and_annotations_beside_the_pictures(run, image, tmp
     assert tool.main([*words, "--overwrite"]) == 0
 
 
+@pytest.mark.slow
 def test_labels_of_other_tools_beside_the_pictures(run, image, tmp_path, capsys):
     """Of two inputs, each label names its picture; names that clash are refused before the work."""
     other, out = tmp_path / "other", tmp_path / "out"

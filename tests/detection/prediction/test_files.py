@@ -288,6 +288,7 @@ def write_video(path, sizes=(48, 64)):
     writer.release()
 
 
+@pytest.mark.slow
 def test_a_video_keeps_its_frames_rate_and_size(predictor, tmp_path):
     write_video(tmp_path / "film.mp4")
     result = predict(predictor, plan_files([tmp_path / "film.mp4"], tmp_path / "out", False))
@@ -365,6 +366,7 @@ def read_coco(path) -> COCO:
         return COCO(str(path))
 
 
+@pytest.mark.slow
 def test_annotations_are_what_was_found(predictor, images, tmp_path):
     write_video(images / "film.mp4")
     planned = plan_files([images, images / "film.mp4"], tmp_path / "out", False)

@@ -156,6 +156,7 @@ def test_one_image_in_all_forms(predictor, picture, tmp_path):
     assert not same(predictor(picture, channels="RGB"), expected)
 
 
+@pytest.mark.slow
 def test_several_images_and_batches(run, predictor, picture):
     wide = np.ascontiguousarray(picture[:20])
     expected = [predictor(picture), predictor(wide)]

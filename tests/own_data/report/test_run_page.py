@@ -50,6 +50,7 @@ def test_numbers_by_class_are_coco_s(ground_truth):
         assert result.objects == sum(a["category_id"] == category for a in anns)
 
 
+@pytest.mark.slow
 def test_best_threshold_has_the_highest_f1(ground_truth):
     results = noisy_results(ground_truth)
     for result in evaluate_detections(ground_truth, results, "bbox", 0.0).classes:
@@ -173,6 +174,7 @@ def test_page_is_whole_and_fetches_nothing(ground_truth):
     assert not re.search(r"url\((?!#)", text)
 
 
+@pytest.mark.slow
 def test_curves_of_a_run(tmp_path):
     records = [{"iteration": i, "total_loss": 3 / (i + 1), "lr": 0.1} for i in range(19, 2000, 20)]
     records.append({"iteration": 1999, "bbox/AP": 40.0})
@@ -261,6 +263,7 @@ def test_the_best_checkpoint_counts_and_an_early_stop_is_said(run):
     assert "<b>100</b><span>steps" in text and "after 100 of 40,000 steps" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("averaged", [False, True])
 def test_the_first_number_is_that_of_the_weights_that_count(run, averaged):
     """The results of the other weights are in the curves only."""
@@ -384,6 +387,7 @@ def test_runs_and_options_that_cannot_be(run, options, named):
     assert not list(run.rglob("report.html"))
 
 
+@pytest.mark.slow
 def test_runs_of_other_kinds(tmp_path):
     (tmp_path / "config.yaml").write_text(get_classification_config().dump())
     (tmp_path / "metrics.json").write_text('{"iteration": 9, "val/raw_top1": 12.5}\n')
