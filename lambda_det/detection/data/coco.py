@@ -300,8 +300,14 @@ def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
         return paths
     folder = PictureFolder(root)
     claims = {os.path.normpath(paths[name]): name for name in paths.keys() - set(missing)}
-    for name in missing:
-        end, pictures = folder.named(name)
+    found = {name: folder.named(name) for name in missing}
+
+    def claims_late(name: str) -> bool:
+        """In the folder cam2, cam1/0.png must not claim the picture of cam2/0.png."""
+        return not any(_is_in_folder(name, str(path)) for path in found[name][1])
+
+    for name in sorted(missing, key=claims_late):
+        end, pictures = found[name]
         if len(pictures) > 1:
             places = listed(sorted(map(str, pictures)))
             report.add(PICTURE, f"{name}: {end} is in several folders, {places}")

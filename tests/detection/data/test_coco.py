@@ -296,6 +296,8 @@ def test_pictures_are_found_below_the_folder(content, write, name):
         (["one/a.png", "two/b.png"], ["/me/two/a.png"], "/me/two/a.png"),
         (["one/a.png"], ["two/a.png"], "two/a.png does not exist"),
         (["one/a.png"], ["/me/two/a.png", "/me/three/a.png"], "three/a.png .*two/a.png"),
+        # the folder's own name is a part of the second
+        (["a.png"], ["one/a.png", "pictures/a.png"], "^one/a.png .*is pictures/a.png"),
     ],
 )
 def test_names_that_do_not_say_which_picture(write, tmp_path, there, names, words):
