@@ -94,9 +94,11 @@ class PictureFolder:
         self._ends: dict[str, set[Path]] = {}
         self._folded: dict[str, set[Path]] = {}  # see _folded
         self._folders: set[str] = set()
+        self._in_folders: dict[tuple[str, ...], set[Path]] = {}  # see _telling
         for path in self.paths:
             parts = [normal(part) for part in path.relative_to(folder).parts]
             self._folders.update(parts[:-1])
+            self._in_folders.setdefault(_telling(parts[:-1]), set()).add(path)
             for start in range(len(parts)):
                 end = "/".join(parts[start:])
                 for key in {end, end.removesuffix(normal(path.suffix))}:
@@ -121,27 +123,18 @@ class PictureFolder:
                     break
                 end = "/".join(parts[start:])
                 pictures = self._ends.get(end) or self._folded.get(_folded(end)) or set()
-                if not is_elsewhere and any(map(_says_which, parts[:start])):
-                    pictures = self._in_folders(parts[start:-1], pictures)
+                if not is_elsewhere and _telling(parts[:start]):
+                    # no other folder may tell them apart
+                    pictures = pictures & self._in_folders.get(_telling(parts[start:-1]), set())
                 if pictures:
                     return end, set(pictures)
         return "", set()
 
-    def _in_folders(self, folders: Iterable[str], pictures: Iterable[Path]) -> set[Path]:
-        """The pictures that are in these folders, and in no other folder that would tell them
-        apart.
-        """
-        wanted = [folder.casefold() for folder in folders if _says_which(folder)]
-        own = {path: path.relative_to(self.folder).parts[:-1] for path in pictures}
-        return {
-            path
-            for path, parts in own.items()
-            if [normal(part).casefold() for part in parts if _says_which(part)] == wanted
-        }
 
-
-def _says_which(folder: str) -> bool:
-    return folder.casefold() not in _GENERAL
+def _telling(folders: Iterable[str]) -> tuple[str, ...]:
+    """Those of the names of folders that tell pictures apart, without capital letters."""
+    folded = (folder.casefold() for folder in folders)
+    return tuple(folder for folder in folded if folder not in _GENERAL)
 
 
 def _folded(name: str) -> str:

@@ -4,6 +4,7 @@ import unicodedata
 
 import pytest
 
+from lambda_det.detection.data import picture_folder
 from lambda_det.detection.data.picture_folder import PictureFolder, walk
 
 
@@ -55,6 +56,14 @@ def test_a_folder_in_a_name_counts_where_it_has_pictures(tmp_path):
     assert pictures.named("cam2/0.png") == ("", set())
     assert pictures.named("cam3/0.png") == ("", set())
     assert pictures.named("/home/me/cam3/0.png")[1] == {tmp_path / "cam1/0.png"}
+
+
+def test_a_name_is_found_without_a_walk_over_the_pictures_that_end_alike(tmp_path, monkeypatch):
+    pictures = PictureFolder(tmp_path, [tmp_path / f"cam{n}/0.png" for n in range(400)])
+    read, normal = [], picture_folder.normal
+    monkeypatch.setattr(picture_folder, "normal", lambda name: read.append(name) or normal(name))
+    assert pictures.named("lost/0.png") == ("", set())
+    assert read == ["lost/0.png"]
 
 
 @pytest.mark.parametrize("folder", ["", "images/", "data/images/"])
