@@ -68,7 +68,7 @@ def _plain(value: Any) -> Any:
 
 def name_of(results: Path) -> str:
     """The name of the data set that results are of; "" where nothing beside them says it."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         return json.loads(results.with_name(FILE).read_text("utf-8"))["name"]
     return ""
 
@@ -86,23 +86,29 @@ def entries_of(
         ground_truth: of it.
 
     Raises:
-        DataError: they belong to other data.
+        DataError: they belong to other data, or the file beside them is no such record.
     """
     beside = results.with_name(FILE)
     if not beside.is_file():
         return entries
-    with refused(DataError, f"{beside} cannot be read", "evaluate again", OSError, ValueError):
+    # another program may have written a file of this name
+    faults = (OSError, ValueError, LookupError, TypeError)
+    what = f"{beside} cannot be read as the record of an evaluation's data"
+    with refused(DataError, what, "evaluate again", *faults):
         of = json.loads(beside.read_text("utf-8"))
-    if of["digest"] != digest(ground_truth):
+        then = [category["id"] for category in of["categories"]]
+        classes = listed((category["name"] for category in of["categories"]), 8)
+        data = f"{printable(of['file'] or of['name'])} as it was then: {of['images']} images"
+        recorded = of["digest"]
+    if recorded != digest(ground_truth):
         categories = [category["name"] for category in ground_truth.dataset["categories"]]
         raise DataError(
-            f"{results} is of {printable(of['file'] or of['name'])} as it was then: "
-            f"{of['images']} images, classes {listed((c['name'] for c in of['categories']), 8)}. "
+            f"{results} is of {data}, classes {classes}. "
             f"{name} has {len(ground_truth.dataset['images'])} images now, classes "
             f"{listed(categories, 8)}; evaluate the run again on these data."
         )
     now = [category["id"] for category in ground_truth.dataset["categories"]]
-    ids = {then["id"]: number for then, number in zip(of["categories"], now, strict=True)}
+    ids = dict(zip(then, now, strict=True))
     return [
         {**entry, "category_id": ids.get(entry["category_id"], entry["category_id"])}
         for entry in entries
