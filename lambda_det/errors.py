@@ -135,7 +135,7 @@ def printable_text(text: str) -> str:
 
 def escape_record(record: logging.LogRecord) -> bool:
     """A filter of a log's handlers: the message as :func:`printable_text` has it."""
-    with contextlib.suppress(TypeError, ValueError):  # of its arguments; the handler reports it
+    with contextlib.suppress(Exception):  # of its arguments; the handler reports it
         record.msg, record.args = printable_text(record.getMessage()), None
     return True
 

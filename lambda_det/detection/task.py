@@ -265,9 +265,10 @@ class DetectionTask(Task):
             has_losses=parts.make_loss_loader is not None,
             sets_of_weights=1 + (has_average and settings.evaluate_raw),
         )
-        samples = [parts.sample_of(name) for name in parts.test_sets]
+        # ``test_sets`` of a LazyConfig are names of its nodes, which may be none of a data set
+        samples = [parts.sample_of(name) for name in parts.test_names]
         if final and self.is_sampled:
-            return each * (number_of_images(parts.test_sets) + number_of_images(samples))
+            return each * (number_of_images(parts.test_names) + number_of_images(samples))
         return each * number_of_images(samples)
 
     @images_of_any_size()
@@ -280,31 +281,37 @@ class DetectionTask(Task):
             for weights, model in models.items()
             if parts.test_sets
         }
-        samples = [parts.sample_of(name) for name in parts.test_sets]
-        names = list(parts.test_sets) if final else samples
+        # By the name of a test set, under which its results stand, what is evaluated of it
+        whole = {name: name for name in parts.test_sets}
+        sampled = {name: parts.sample_of(name) for name in parts.test_sets}
+        evaluated = whole if final else sampled
+        has_losses = parts.make_loss_loader and self._is_trained
+        # A training's losses are those of its own weights, where these are evaluated
+        loss_model = models.get(RAW, models.get(EMA))
         results: Results = {}
         for ending, model in fast.items():
-            self._evaluate_on(names, model, ending, results)
-        if parts.make_loss_loader and self._is_trained:
-            # A training's losses are those of its own weights, where these are evaluated
-            self._add_losses(names, models.get(RAW, models.get(EMA)), results)
+            self._evaluate_on(evaluated, model, ending, results)
+        if has_losses:
+            self._add_losses(evaluated, loss_model, results)
         if final and parts.make_augmented and parts.test_sets:
             # as in Detectron2's train_net.py: once, when training is over
             model = list(models.values())[-1]
             model = for_inference(model, channels_last=settings.channels_last)
-            self._evaluate_on(names, parts.make_augmented(model), "_TTA", results)
+            self._evaluate_on(evaluated, parts.make_augmented(model), "_TTA", results)
         results = _of_one(results)
         if final and self._is_trained and self.is_sampled:
             # What was evaluated before was on these images, and the best is the best of equals
             of_sample: Results = {}
             for ending, model in fast.items():
-                self._evaluate_on(samples, model, ending, of_sample, folder=f"{ending}_{SAMPLE}")
+                self._evaluate_on(sampled, model, ending, of_sample, folder=f"{ending}_{SAMPLE}")
+            if has_losses:
+                self._add_losses(sampled, loss_model, of_sample)
             results[SAMPLE] = _of_one(of_sample)
         return results
 
     def _evaluate_on(
         self,
-        names: Iterable[str],
+        sets: Mapping[str, str],
         model: nn.Module,
         ending: str,
         results: Results,
@@ -313,9 +320,11 @@ class DetectionTask(Task):
         """Evaluate on test sets, and add the results under names with an ending.
 
         Args:
+            sets: the names of the test sets, under which the results stand, with the names of
+                what is evaluated: the same, or a sample of it.
             folder: the ending of that for the files of results; None for ``ending``.
         """
-        for name in names:
+        for test_set, name in sets.items():
             evaluator = self.parts.make_evaluator(name, ending if folder is None else folder)
             mend_lvis()
             loader = self.parts.make_test_loader(name)
@@ -324,14 +333,14 @@ class DetectionTask(Task):
             if comm.is_main_process():
                 logger.info(f"Results on {name}{ending}:")
                 print_csv_format(found)
-            results.setdefault(name, {}).update(found)
+            results.setdefault(test_set, {}).update(found)
 
-    def _add_losses(self, names: Iterable[str], model: nn.Module, results: Results) -> None:
-        """Add the losses on test sets."""
+    def _add_losses(self, sets: Mapping[str, str], model: nn.Module, results: Results) -> None:
+        """Add the losses on test sets, which are named as for :meth:`_evaluate_on`."""
         precision = Precision.of(self.settings)
-        for name in names:
+        for test_set, name in sets.items():
             found = mean_losses(model, self.parts.make_loss_loader(name), precision)
-            results.setdefault(name, {})["validation"] = found
+            results.setdefault(test_set, {})["validation"] = found
             if comm.is_main_process():
                 losses = ", ".join(f"{key} {value:.4g}" for key, value in found.items())
                 logger.info(f"Losses on {name}: {losses}")

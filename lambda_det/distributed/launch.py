@@ -35,7 +35,7 @@ from lambda_det import errors
 from lambda_det.distributed.connection import run_connected
 from lambda_det.distributed.devices import check_device
 from lambda_det.distributed.parent import end_with_parent
-from lambda_det.distributed.signals import SIGNALS, die_of, restore_handlers
+from lambda_det.distributed.signals import SIGNALS, die_of, heeded_signals, restore_handlers
 from lambda_det.errors import (
     INTERRUPTED_STATUS,
     PREEMPTED_STATUS,
@@ -138,7 +138,7 @@ class _Agent(LocalElasticAgent):
                 with suppress(ProcessLookupError):  # it has ended
                     os.kill(pid, number)
 
-        for number in SIGNALS:
+        for number in heeded_signals():
             signal.signal(number, pass_on)
         return pids
 

@@ -65,6 +65,16 @@ class _State:
 _state = _State()
 
 
+def heeded_signals() -> list[int]:
+    """The signals to handle: all, except Ctrl-C where it is ignored.
+
+    A shell's script ignores it in what it starts in the background (``&``), since it is meant for
+    the program in front.
+    """
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return [number for number in SIGNALS if number != signal.SIGINT or not is_ignored]
+
+
 def received_signal() -> int:
     """The number of the signal that asks this process to stop; 0 for none."""
     return _state.signal
@@ -84,7 +94,7 @@ def catch_signals() -> Iterator[None]:
         yield
         return
     _state.process, _state.signal, _state.is_interruptible = os.getpid(), 0, False
-    previous = {number: signal.signal(number, _handle) for number in SIGNALS}
+    previous = {number: signal.signal(number, _handle) for number in heeded_signals()}
     try:
         yield
     finally:

@@ -28,6 +28,8 @@ _SHOWN = (
     "lambda_det.detection.schedule",
     "lambda_det.training.evaluation",
     "lambda_det.training.hooks",
+    "lambda_det.training.start",
+    "lambda_det.training.trainer",
     __name__,
 )
 # Without a bar: what this package says, and a line of numbers in each period of the log. What other
@@ -52,7 +54,7 @@ class BufferedLog(logging.handlers.MemoryHandler):
         self._files: dict[str, str] = {}
 
     def add_file(self, name: str, text: str) -> None:
-        """Have the first process write a text beside log.txt, once the folder is there."""
+        """Have the first process add a text to a file beside log.txt, once the folder is there."""
         self._files[name] = text
 
     def __enter__(self) -> BufferedLog:
@@ -65,7 +67,9 @@ class BufferedLog(logging.handlers.MemoryHandler):
         """Write what was logged so far, and from now on everything, to the screen and log.txt."""
         rank = comm.get_rank()
         for name, text in self._files.items() if rank == 0 else ():
-            replace_text(Path(folder, name), text)
+            path = Path(folder, name)
+            before = path.read_text("utf-8") if path.is_file() else ""
+            replace_text(path, before + text)
         path = Path(folder, f"log.txt.rank{rank}" if rank else "log.txt")
         file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
         file.setFormatter(

@@ -14,6 +14,7 @@ import functools
 import io
 import logging
 import os
+from datetime import datetime
 from pathlib import Path
 
 import torch
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace, task: type[Task]) -> None:
 
 
 def _work(args: argparse.Namespace, kind: type[Task]) -> None:
-    with BufferedLog(quiet=args.progress) as log:
+    with BufferedLog(quiet=args.progress and not args.eval_only) as log:
         if comm.is_main_process():
             for record in getattr(args, "records", ()):
                 logging.getLogger(record["name"]).handle(logging.makeLogRecord(record))
@@ -88,8 +89,8 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
         logger.info(f"Process {comm.get_rank()} of {comm.get_world_size()}")
         words = {name: value for name, value in vars(args).items() if name != "records"}
         if comm.is_main_process():
-            text = f"Command line: {words}\n\n{_environment()}\n"
-            log.add_file(ENVIRONMENT, text)
+            now = datetime.now().isoformat(" ", "seconds")
+            log.add_file(ENVIRONMENT, f"{now}\nCommand line: {words}\n\n{_environment()}\n\n")
         logger.info(
             f"lambda_det {__version__}, PyTorch {torch.__version__}, {settings.device}; "
             f"{ENVIRONMENT} has all of the environment"

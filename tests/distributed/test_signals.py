@@ -26,7 +26,10 @@ def _send(number: int = signal.SIGTERM) -> None:
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_signal_is_noted_and_the_handler_restored(number):
-    previous = signal.signal(number, signal.SIG_IGN)
+    def own(number, frame):
+        pytest.fail("the handler of before")
+
+    previous = signal.signal(number, own)
     try:
         with catch_signals():
             assert received_signal() == 0
@@ -36,9 +39,21 @@ def test_signal_is_noted_and_the_handler_restored(number):
                 assert received_signal() == number
             assert received_signal() == number
         assert received_signal() == 0
-        assert signal.getsignal(number) is signal.SIG_IGN
+        assert signal.getsignal(number) is own
     finally:
         signal.signal(number, previous)
+
+
+def test_ctrl_c_stays_ignored_in_the_background_of_a_script():
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with catch_signals():
+            _send(signal.SIGINT)
+            assert received_signal() == 0
+            _send(signal.SIGTERM)
+            assert received_signal() == signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def test_interruptible_work():

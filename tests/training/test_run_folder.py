@@ -129,6 +129,21 @@ def test_a_run_keeps_the_results_of_its_own_data(started, changed):
         _check_evaluation(started, weights)
 
 
+def test_labels_that_were_moved_with_the_run_are_its_own(started):
+    folder = Path(started.OUTPUT_DIR)
+    (folder / "data").mkdir()
+    for name in ("test.json", "other.json"):
+        (folder / "data" / name).write_text("{}")
+    started.DATASETS.TEST_JSON, started.DATASETS.TEST_IMAGES = "/gone/run/data/test.json", "images"
+    save_config(DetectionTask(started))
+    weights = str(folder / "model_0000004.pth")
+    started.DATASETS.TEST_JSON = str(folder / "data" / "test.json")
+    _check_evaluation(started, weights)
+    started.DATASETS.TEST_JSON = str(folder / "data" / "other.json")
+    with pytest.raises(ConfigError, match=r"TEST_JSON .*lambda-det evaluate"):
+        _check_evaluation(started, weights)
+
+
 def test_a_saved_configuration_names_the_file_it_is_from(cfg, tmp_path, monkeypatch):
     folder = Path(cfg.OUTPUT_DIR)
     folder.mkdir()
