@@ -59,7 +59,7 @@ def choose(
 
     Args:
         images: with id, width and height, as in COCO's format.
-        annotations: as in COCO's format.
+        annotations: as in COCO's format, with everything decided.
         typed: keys of the command line.
         machine: where the training is to run.
         size: the typed size; None if it follows from images and objects.

@@ -62,7 +62,7 @@ def fit_input(
     Args:
         cfg: the recipe.
         images: with id, width and height, as in COCO's format.
-        annotations: as in COCO's format.
+        annotations: as in COCO's format, with everything decided.
         typed: keys of the command line. If a size or a map is among them, objects change neither.
         size: the typed shorter side in the test, in pixels; None if it follows from the data.
     """
@@ -133,7 +133,7 @@ def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
 def _sides(
     cfg: CfgNode, images: Iterable[Mapping[str, Any]], annotations: Iterable[Mapping[str, Any]]
 ) -> np.ndarray:
-    """Square roots of the areas of all boxes [N], in pixels of an image in the test."""
+    """Square roots of the areas of all objects' boxes [N], in pixels of an image in the test."""
     short, longest = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
     scales = {
         image["id"]: min(
@@ -142,12 +142,12 @@ def _sides(
         )
         for image in images
     }
-    areas = []
+    sides = []
     for one in annotations:
-        _, _, width, height = one.get("bbox") or (0, 0, 0, 0)
-        if one["image_id"] in scales and not one.get("iscrowd") and min(width, height) > 0:
-            areas.append(scales[one["image_id"]] ** 2 * width * height)
-    return np.sqrt(np.array(areas, float))
+        if not one["iscrowd"]:
+            _, _, width, height = one["bbox"]
+            sides.append(scales[one["image_id"]] * math.sqrt(width * height))
+    return np.array(sides, float)
 
 
 def _finer_maps(cfg: CfgNode) -> dict[str, Any]:

@@ -28,7 +28,8 @@ from lambda_det.config import leaves, read_plain
 from lambda_det.detection.config import load_config
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data import register_json_datasets
-from lambda_det.detection.data.coco_format import read_json, read_lists
+from lambda_det.detection.data.coco import coco_content, read_coco
+from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.saved_run import SavedRun, open_run
 from lambda_det.errors import ConfigError, DataError, WeightsError, refused
 from lambda_det.files import DRAFT
@@ -201,6 +202,9 @@ def _keys_of_file(
 
     Where ``MODEL.WEIGHTS`` is the checkpoint of a detector, it is the configuration of that
     detector.
+
+    Raises:
+        DataError: the labels by which it would be chosen are refused.
     """
     if args.config_file is not None:
         return {}
@@ -224,7 +228,10 @@ def _keys_of_file(
             "SOLVER.UNSCALED": [],
             **dict.fromkeys(_KEYS, ""),
         }
-    labels = read_lists(data.wholes["train"][0])
+    truth = read_coco(*data.wholes["train"])
+    if refusal := truth.report.refusal():
+        raise DataError(refusal)
+    labels = coco_content(truth)
     chosen = choose(labels["images"], labels["annotations"], typed, machine, args.size)
     args.config_file = chosen.file
     rows += chosen.rows

@@ -14,6 +14,7 @@ from lambda_det.detection import DetectionTask, load_config
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data import choice
 from lambda_det.own_data.prepare import prepare
+from tests.coco import annotation, coco_content
 from tests.detection.tiny import on_meta
 
 VOC = """<annotation><filename>{}.png</filename><object><name>{}</name><bndbox><xmin>4</xmin>
@@ -181,6 +182,43 @@ def test_small_objects_get_a_finer_map(data):
     assert model.proposal_generator.anchor_generator.strides == [4, 8, 16, 32, 64]
     assert cfg.MODEL.ANCHOR_GENERATOR.SIZES[:2] == [[18], [35]]  # those of the boxes, doubled
     assert model.roi_heads.box_pooler.level_poolers[0].spatial_scale == 1 / 4
+
+
+SOUND = [40, 30, 8, 8]  # pixels of a picture of 64x48, which has twice as many in the input
+BROKEN = [[1, 2, 3], "text", None, [1, 1, 0, 5]]
+
+
+@pytest.mark.parametrize(
+    ("box", "others"),
+    [
+        (SOUND, BROKEN),
+        ([40, 30, 48, 38], []),  # corners
+        ([40 / 64, 30 / 48, 8 / 64, 8 / 48], []),  # shares of the sides of the picture
+    ],
+)
+def test_the_size_follows_from_the_boxes_that_are_trained_on(data, box, others):
+    """Boxes that are left out do not count, and others count in the form in which they are used
+    where polygons show another one. A picture without a size has its own.
+    """
+    names = {number: f"{number}.png" for number in range(20)}
+    boxes = [annotation(number, number % 20, SOUND, bbox=box) for number in range(500)]
+    for number, other in enumerate(others, 500):
+        boxes.append(annotation(number, 0, SOUND, bbox=other, segmentation=None))
+    content = coco_content(names, boxes, {1: "rod"}, (64, 48))
+    del content["images"][3]["width"]
+    file = data.parent / "labels.json"
+    file.write_text(json.dumps(content))
+    words = ["--train", file, "--images", data, "--val-share", "0"]
+    args = prepared(*words, "--output", data.parent / "run")
+    assert table(args)["small objects"][0] == "100% below 32 pixels at 96"
+
+
+def test_labels_that_are_refused_choose_nothing(data):
+    boxes = [annotation(number, 0, SOUND, bbox=box) for number, box in enumerate(BROKEN)]
+    file = data.parent / "labels.json"
+    file.write_text(json.dumps(coco_content({0: "0.png"}, boxes, {1: "rod"}, (64, 48))))
+    with pytest.raises(DataError, match="of 4 annotations"):
+        prepared("--train", file, "--images", data, "--output", data.parent / "run")
 
 
 @pytest.mark.parametrize(("kept", "some"), [(range(1, 6), True), (range(1), False)])
