@@ -46,6 +46,14 @@ _WORDS = {
     "test": ("test", "testing", "testset", "tst"),
 }
 _PART_OF_WORD = {word: part for part, words in _WORDS.items() for word in words}
+# Words that may stand beside them without a separator, as in TrainImages
+_NEUTRAL = {
+    *("image", "images", "imgs", "pictures", "photos", "jpeg", "label", "labels"),
+    *("annotation", "annotations", "instances", "data", "dataset", "set", "split"),
+    *("coco", "voc", "yolo"),
+}
+_YOLO_KEYS = ("train", "val", "valid", "validation", "test")  # keys of data.yaml for parts
+_OTHER_KEYS = ("best", "dest", "latest", "rest", "text")  # of other programs, which resemble them
 
 
 class Part(NamedTuple):
@@ -116,11 +124,25 @@ def find_images(labels: str | Path) -> Path:
 def _named_part(path: Path, root: Path) -> str:
     """The part of a path below a folder, by the last of its words that names one; or ""."""
     below = path.relative_to(root) if path.is_relative_to(root) else Path()
-    words = [word.lower() for word in _WORD.findall(below.as_posix())]
+    words = [word for name in below.parts for word in _words_of(name)]
     return next((_PART_OF_WORD[word] for word in reversed(words) if word in _PART_OF_WORD), "")
 
 
-_WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # TrainImages, for example, has two words
+def _words_of(name: str) -> list[str]:
+    """The words of the name of a file or folder in small letters.
+
+    TrainImages has two words. TestTube has one, because it may be a class. Any spelling of
+    training and validation together is the word trainval, which is no word for a part.
+    """
+    words = []
+    for letters in _LETTERS.findall(name):
+        inner = [word.lower() for word in _CAMEL_CASE.findall(letters)]
+        are_known = all(word in _PART_OF_WORD or word in _NEUTRAL for word in inner)
+        words += inner if are_known else [letters.lower()]
+    return re.sub(r"\btrain val\b", "trainval", " ".join(words)).split()
+
+
+_LETTERS, _CAMEL_CASE = re.compile("[A-Za-z]+"), re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,7 +279,8 @@ def _lists_of_voc(root: Path) -> dict[str, Path]:
     lists: dict[str, list[Path]] = {}
     for path in walk(root):
         if path.match("ImageSets/Main/*.txt"):
-            lists.setdefault(_PART_OF_WORD.get(path.stem, path.stem), []).append(path)
+            name = re.sub("[-_ ]", "", path.stem.lower())
+            lists.setdefault(_PART_OF_WORD.get(name, name), []).append(path)
     if "trainval" in lists and "train" not in lists:
         lists["train"] = lists["trainval"]
         lists.pop("val", None)
@@ -273,19 +296,20 @@ def _named_by_yolo(file: Path) -> dict[str, Content]:
         DataError: a path is missing, or it names parts, but none to train on.
     """
     content = yolo_content(file)
-    lists: dict[str, str] = {}
-    if not any(_part_of_key(key) for key in content):
-        content |= (lists := _lists_beside(file))
     home = content.get("path")
     homes = [file.parent / home, file.parent] if isinstance(home, str) else [file.parent]
+    lists: dict[str, str] = {}
+    if not any(_part_of_key(key, value, homes) for key, value in content.items()):
+        content |= (lists := _lists_beside(file))
     paths: dict[str, list[Path]] = {}
     folders: dict[str, Path] = {}
     for key, value in content.items():
-        part = _part_of_key(key)
-        values = _values(file, key, value, part is not None)
+        part = _part_of_key(key, value, homes)
         if part is None:
-            _refuse_typing_error(file, key, values, homes)
-        elif values and part not in paths:
+            _refuse_typing_error(file, key, value, homes)
+            continue
+        values = _values(file, key, value)
+        if values and part not in paths:
             places = _places(file, part, values, homes)
             if places:
                 paths[part], folders[part] = _pictures_in(file, part, places, homes)
@@ -306,30 +330,44 @@ def _named_by_yolo(file: Path) -> dict[str, Content]:
     return contents
 
 
-def _part_of_key(key: Any) -> str | None:
-    return _PART_OF_WORD.get(key.lower()) if isinstance(key, str) else None
+def _part_of_key(key: Any, value: Any, homes: Iterable[Path]) -> str | None:
+    """The part that a key of data.yaml names; None for other keys.
+
+    Words for parts that YOLO itself does not read may be keys of another program, such as
+    eval: bbox. They count where the value is a path that exists.
+    """
+    word = key.lower() if isinstance(key, str) else ""
+    if word in _YOLO_KEYS or any(_place(text, homes) for text in _texts(value)):
+        return _PART_OF_WORD.get(word)
+    return None
 
 
-def _values(file: Path, key: Any, value: Any, is_part: bool) -> list[str]:
-    """The paths of a key of data.yaml.
+def _texts(value: Any) -> list[str]:
+    """The texts of a value that is a text or a list."""
+    values = value if isinstance(value, list) else [value]
+    return [text for text in values if isinstance(text, str) and text.strip()]
+
+
+def _values(file: Path, key: str, value: Any) -> list[str]:
+    """The paths of a key of data.yaml that names a part.
 
     Raises:
-        DataError: the key names a part, and its value cannot be a path.
+        DataError: its value cannot be a path.
     """
     values = value if isinstance(value, list) else [value]
-    if is_part and value and not all(isinstance(text, str) for text in values):
+    if value and not all(isinstance(text, str) for text in values):
         raise DataError(
             f"{file}: the value of {key} is a {type(value).__name__} that is no path; write the "
             "path of a folder or of a list of pictures there, or several of them."
         )
-    return [text for text in values if isinstance(text, str) and text.strip()]
+    return _texts(value)
 
 
 def _lists_beside(file: Path) -> dict[str, str]:
     """Lists of pictures with names of parts, such as train.txt, beside the names of classes."""
     lists = {}
     for path in sorted(file.parent.glob("*.txt")):
-        if _part_of_key(path.stem):
+        if path.stem.lower() in _PART_OF_WORD:
             lines = filter(None, map(str.strip, read_text(path).splitlines()))
             if Path(next(lines, "")).suffix.lower() in PICTURES:
                 lists[path.stem] = path.name
@@ -348,20 +386,19 @@ def _log_unlisted(file: Path, paths: Mapping[str, Iterable[Path]]) -> None:
         )
 
 
-def _refuse_typing_error(file: Path, key: Any, values: list[str], homes: Iterable[Path]) -> None:
+def _refuse_typing_error(file: Path, key: Any, value: Any, homes: Iterable[Path]) -> None:
     """
     Raises:
-        DataError: a key that is nearly the name of a part names pictures, or something like a path.
+        DataError: a key that is nearly one of YOLO's for parts names pictures, or something like a
+            path.
     """
-    if not isinstance(key, str):
+    if not isinstance(key, str) or key.lower() in (*_PART_OF_WORD, *_OTHER_KEYS):
         return
-    if any(_place(text, homes) for text in values):
-        likeness = 0.6
-    elif any("/" in text for text in values):
-        likeness = 0.75
-    else:
+    if not any("/" in text or _place(text, homes) for text in _texts(value)):
         return
-    if near := difflib.get_close_matches(key.lower(), _PART_OF_WORD, 1, cutoff=likeness):
+    near = [word for word in _YOLO_KEYS if sorted(word) == sorted(key.lower())]
+    near += difflib.get_close_matches(key.lower(), _YOLO_KEYS, 1, cutoff=0.8)
+    if near:
         raise DataError(
             f"{file}: the key {key!r} names no part; did you mean {_PART_OF_WORD[near[0]]}?"
         )

@@ -244,6 +244,58 @@ LAYOUTS = {
         },
         ("VIA", ["images/a.png"], ["images/b.png"]),
     ),
+    "Pascal VOC with folders in camel case": (
+        {
+            **{f"{x}/a.xml": VOC.format("a.jpg", "c") for x in ("TrainVal", "Test")},
+            **{f"{x}/a.jpg": "" for x in ("TrainVal", "Test")},
+        },
+        ("Pascal VOC", ["TrainVal/a.jpg"], ["Test/a.jpg"]),
+    ),
+    "COCO with files in camel case": (
+        {
+            "annotations/instances_TrainVal.json": coco("a.jpg"),
+            "annotations/instances_ValImages2017.json": coco("b.jpg"),
+            **dict.fromkeys(["TrainVal/a.jpg", "ValImages2017/b.jpg"], ""),
+        },
+        ("COCO", ["TrainVal/a.jpg"], ["ValImages2017/b.jpg"]),
+    ),
+    "Pascal VOC's lists in another spelling": (
+        {
+            **{f"Annotations/{n}.xml": VOC.format(f"{n}.jpg", "cell") for n in "ab"},
+            **dict.fromkeys([f"JPEGImages/{n}.jpg" for n in "ab"], ""),
+            "ImageSets/Main/train_val.txt": "a\n",
+            "ImageSets/Main/val.txt": "a\n",
+            "ImageSets/Main/test.txt": "b\n",
+        },
+        ("Pascal VOC", ["JPEGImages/a.jpg"], ["JPEGImages/b.jpg"]),
+    ),
+    "LabelMe with a folder for each class": (
+        {
+            f"{name}/a.{ending}": LABELME
+            for name in ("DevBoard", "EvalBoard", "Resistor", "TestTube", "VOCDevKit")
+            for ending in ("json", "png")
+        },
+        (
+            "LabelMe",
+            [f"{x}/a.png" for x in ("DevBoard", "EvalBoard", "Resistor", "TestTube", "VOCDevKit")],
+        ),
+    ),
+    "YOLO with keys of other programs": (
+        {
+            "data.yaml": YAML
+            + "train: train\nval: val\neval: bbox\nevaluation: {metric: ap}\ndev: 0.1\n"
+            + "best: runs/best.pt\ntext: a/b\nlatest: runs/latest\nrest: a/b\ndest: train\n",
+            **dict.fromkeys(["train/a.png", "val/b.png"], ""),
+        },
+        ("YOLO", ["train/a.png"], ["val/b.png"]),
+    ),
+    "YOLO that is evaluated in a way, with parts of the folders alone": (
+        {
+            "data.yaml": YAML + "eval: true\n",
+            **dict.fromkeys(["train/a.png", "val/b.png"], ""),
+        },
+        ("YOLO", ["train/a.png"], ["val/b.png"]),
+    ),
     "COCO in one file": (
         {"config.yaml": "train:\n  a: 1\n", "labels.json": coco("a.png"), "pictures/a.png": ""},
         ("COCO", ["pictures/a.png"]),
@@ -291,6 +343,29 @@ REFUSED = {
         "a.txt, line 2",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "spelling", ["train_val", "train-val", "Train Val", "TRAINVAL", "TrainVal"]
+)
+def test_training_and_validation_together_are_trained_on(spelling, tmp_path):
+    folders = (f"{spelling}Images", "TestImages")
+    labels = {f"{folder}/a.json": LABELME for folder in folders}
+    make(tmp_path, labels | {f"{folder}/a.png": "" for folder in folders})
+    _, parts = find_parts(tmp_path)
+    assert pictures_of(parts, tmp_path) == [[f"{folder}/a.png"] for folder in folders]
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("vla", "val"), ("tran", "train"), ("trian", "train"), ("tets", "test"), ("Validaton", "val")],
+)
+@pytest.mark.parametrize("place", ["other", "not/there"])
+def test_a_misspelt_key_of_yolo_s_is_found(key, meant, place, tmp_path):
+    files = {"data.yaml": f"{YAML}train: some\n{key}: {place}\n"}
+    make(tmp_path, files | dict.fromkeys(["some/a.png", "other/b.png"], ""))
+    with pytest.raises(DataError, match=rf"'{key}' names no part; did you mean {meant}\?"):
+        find_parts(tmp_path)
 
 
 @pytest.mark.parametrize("case", REFUSED)
