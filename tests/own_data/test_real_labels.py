@@ -201,6 +201,29 @@ CASES = {
         {"a.xml": voc("a.png", (20, 10, 12, 15), (1, 2, 11, 7)), "a.png": ""},
         (1, ["look like [x, y, width, height]"]),
     ),
+    "VOC with reversed corners": (
+        {"a.xml": voc("a.png", (11, 7, 1, 2), BOX), "a.png": ""},
+        (1, ["or like corners some of which are reversed"]),
+    ),
+    "VOC with boxes of nothing": (
+        {"a.xml": voc("a.png", (0, 0, 0, 0), (1, 0, 0, 1)), "a.png": ""},
+        (1, ["2 object without a usable box", "! shares of 1; write"]),
+    ),
+    "LabelMe with polygons and a slip of the mouse": (
+        {
+            "a.json": labelme(
+                "a.png",
+                shape(points=((0, 0), (0.7, 0.4))),
+                *(
+                    shape("polygon", ((x, y), (x + 5, y), (x + 5, y + 5)))
+                    for x in range(20)
+                    for y in range(10)
+                ),
+            ),
+            "a.png": "",
+        },
+        (1, ["200 can be trained on", "1 object without a usable box", "! another form"]),
+    ),
     "CVAT with width and height in the place of corners": (
         {"a.xml": cvat("a.png").replace('xtl="1"', 'xtl="15"'), "a.png": ""},
         (1, ["look like [x, y, width, height]"]),

@@ -19,6 +19,7 @@ __all__ = ["SIDES", "WRITTEN", "Form", "form_of_boxes", "is_box"]
 _SAMPLED = 2000  # annotations that are looked at
 _MOST = 0.95  # share of the boxes that must speak for another form
 _FEW = 0.1  # share of the boxes that may be wrong in another way
+_ENOUGH = 10  # boxes without an outline that are no slips, however many outlines there are
 
 
 class Form(NamedTuple):
@@ -96,12 +97,16 @@ _SHARES = (
     Form("shares of 1 of centre and size", _from_shares_of_centres),
 )
 _PERCENT = Form("hundredths of centre and size", _from_hundredths_of_centres)
+# forms with y first, and the same with x first: polygons with y first would also speak for them
+_EXCHANGED = {
+    Form("[y, x, height, width]", _with_y_first): SIDES,
+    Form("corners [y0, x0, y1, x1]", _from_corners_with_y_first): _CORNERS,
+}
 # forms that only polygons can prove, because they fit into many pictures
 _RARE = (
     Form("[x, y, height, width]", _with_height_first),
-    Form("[y, x, height, width]", _with_y_first),
-    Form("corners [y0, x0, y1, x1]", _from_corners_with_y_first),
     Form("[x0, x1, y0, y1]", _from_intervals),
+    *_EXCHANGED,
 )
 
 
@@ -140,40 +145,57 @@ def form_of_boxes(
     Returns:
         COCO's own form, or another one where polygons or areas prove it; and, if the form is
         another one, kind, words and first case of a finding. The kind is refused where only the
-        borders of the pictures speak for the other form.
+        borders of the pictures speak for the other form, or only the polygons for exchanged axes.
     """
+    sampled = annotations[:: -(-len(annotations) // _SAMPLED) or 1]
     some = [
         annotation
-        for annotation in annotations[:: -(-len(annotations) // _SAMPLED) or 1]
+        for annotation in sampled
         if is_box(annotation.get("bbox"))
         and annotation["image_id"] in images
         and not annotation.get("iscrowd")
         # in other formats the boxes were made from the outlines
         and not (written and annotation.get("segmentation"))
     ]
-    if not some:
+    if not some or (written and len(some) < min(_ENOUGH, _FEW * len(sampled))):
         return SIDES, None
     boxes = np.array([annotation["bbox"] for annotation in some], float)
     owners = [images[annotation["image_id"]] for annotation in some]
     sizes = np.array([[owner["width"], owner["height"]] for owner in owners])
     if written:
         return SIDES, _other_than_written(WRITTEN[written], some, boxes, sizes)
-    are_shares = (boxes >= 0).all(1) & (boxes <= 1).all(1) & (boxes[:, 2:] > 0).all(1)
-    are_shares &= sizes.max(1) > 2
-    others = _SHARES if are_shares.mean() >= _MOST else _OTHERS
+    others = _SHARES if _are_shares(boxes, sizes) else _OTHERS
     sides = {form: form.sides(boxes, sizes) for form in (SIDES, *others, *_RARE)}
     for witness, judge in (("polygons", _agree_with_polygons), ("areas", _agree_with_areas)):
         asked = sides if witness == "polygons" else (SIDES, *others)
         shares = {form: judge(some, sides[form]) for form in asked}
         fitting = [form for form, share in shares.items() if share is not None and share >= _MOST]
-        if fitting == [SIDES] and others is not _SHARES:  # polygons may also be shares
+        # areas, and polygons of tiny objects, do not tell sides from centres
+        is_proven = SIDES in fitting and not set(others).intersection(fitting)
+        if is_proven and others is not _SHARES:  # polygons may also be shares
             return SIDES, None
         if len(fitting) == 1 and fitting[0] is not SIDES and shares[SIDES] < 0.5:
-            words = f"all boxes are {fitting[0].text}, as their {witness} show"
-            return fitting[0], (MEANT, words, some[0])
+            (form,) = fitting
+            if form in _EXCHANGED and not _borders_exchange(form, boxes, sizes):
+                words = "boxes and polygons have exchanged axes, so that one of them is wrong"
+                return SIDES, (FORM, f"{words}; write x before y in both", some[0])
+            words = f"all boxes are {form.text}, as their {witness} show"
+            return form, (MEANT, words, some[0])
     if others is _SHARES:
         return SIDES, (FORM, _words("shares of 1", boxes[0], WRITTEN["sides"]), some[0])
     return SIDES, _other_at_borders(others, WRITTEN["sides"], some, boxes, sizes)
+
+
+def _are_shares(numbers: np.ndarray, sizes: np.ndarray) -> bool:
+    """Whether most of the boxes, as the numbers [N, 4] that are written, are shares of 1."""
+    are_shares = (numbers >= 0).all(1) & (numbers <= 1).all(1) & (numbers[:, 2:] > 0).all(1)
+    return (are_shares & (sizes.max(1) > 2)).mean() >= _MOST
+
+
+def _borders_exchange(form: Form, boxes: np.ndarray, sizes: np.ndarray) -> bool:
+    """Whether boxes lie in their pictures if they have y first, and otherwise do not."""
+    are_outside = ~_inside(_EXCHANGED[form].sides(boxes, sizes), sizes)
+    return _inside(form.sides(boxes, sizes), sizes).mean() >= _MOST and are_outside.mean() >= _FEW
 
 
 def _other_at_borders(
@@ -192,8 +214,10 @@ def _other_at_borders(
     if not likely:
         return None
     place = int(np.flatnonzero(wrong)[0])
-    words = _words(" or ".join(form.text for form in likely), numbers[place], written)
-    return FORM, words, some[place]
+    text = " or ".join(form.text for form in likely)
+    if written is WRITTEN["corners"]:  # some of which end before they start
+        text += ", or like corners some of which are reversed"
+    return FORM, _words(text, numbers[place], written), some[place]
 
 
 def _other_than_written(
@@ -201,8 +225,7 @@ def _other_than_written(
 ) -> tuple[Kind, str, dict[str, Any]] | None:
     """A finding, if the boxes of labels of another format are not as that format writes them."""
     numbers = written.numbers(boxes, sizes)
-    are_shares = (numbers.min(1) >= 0) & (numbers.max(1) <= 1) & (sizes.max(1) > 2)
-    if are_shares.mean() < _MOST:
+    if not _are_shares(numbers, sizes):
         others = (SIDES, *_OTHERS, _PERCENT)
     elif written is WRITTEN["centres"]:
         others = _SHARES

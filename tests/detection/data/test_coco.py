@@ -429,6 +429,60 @@ def test_boxes_of_cocos_form_are_no_other(write, masks, areas):
     assert kinds.FORM not in report.findings and kinds.OUTSIDE in report.findings
 
 
+def test_a_tiny_polygon_does_not_tell_sides_from_centres(write):
+    content = boxes_of("centre", masks=False, areas=False)
+    outline = [[20, 20, 23, 20, 23, 23, 20, 23]]
+    content["annotations"][0].update(bbox=[21.5, 21.5, 3, 3], segmentation=outline)
+    assert kinds.FORM in read_coco(*write(content)).report.findings
+
+
+RARE = {
+    "[x, y, height, width]": lambda x, y, w, h: [x, y, h, w],
+    "[y, x, height, width]": lambda x, y, w, h: [y, x, h, w],
+    "corners [y0, x0, y1, x1]": lambda x, y, w, h: [y, x, y + h, x + w],
+    "[x0, x1, y0, y1]": lambda x, y, w, h: [x, x + w, y, y + h],
+}
+SQUARE = {"width": SIZE[0], "height": SIZE[0]}
+
+
+@pytest.mark.parametrize("form", RARE)
+def test_forms_that_fit_into_many_pictures_are_read_where_polygons_prove_them(write, form):
+    """Those with y first only where borders do so as well, as on these lying pictures."""
+    content = boxes_of("[x, y, width, height]")
+    expected = sides(read_coco(*write(content)))
+    for entry in content["annotations"]:
+        entry["bbox"] = RARE[form](*entry["bbox"])
+    truth = read_coco(*write(content))
+    assert sides(truth) == expected
+    assert findings(truth.report) == {kinds.MEANT: 40}
+    for image in content["images"]:
+        image.update(SQUARE)
+    refusal = read_coco(*write(content)).report.refusal()
+    assert ("exchanged axes" in refusal) if "y, x" in form or "y0, x0" in form else refusal is None
+
+
+@pytest.mark.parametrize("form", ["[x, y, width, height]", "corners"])
+@pytest.mark.parametrize("size", [{}, SQUARE], ids=["lying", "square"])
+def test_boxes_are_not_exchanged_because_polygons_have_y_first(write, form, size):
+    """As skimage.measure.find_contours gives them."""
+    content = boxes_of(form)
+    for image in content["images"]:
+        image.update(size)
+    for entry in content["annotations"]:
+        (outline,) = entry["segmentation"]
+        entry["segmentation"] = [np.reshape(outline, (-1, 2))[:, ::-1].ravel().tolist()]
+    report = read_coco(*write(content)).report
+    assert report.findings[kinds.FORM].count == 40 and "exchanged axes" in report.refusal()
+
+
+def test_polygons_prove_the_boxes_of_square_objects(write):
+    """Whose width and height could also be exchanged. The borders alone would say centres."""
+    boxes = [[150 + number, 30, 60, 60] for number in range(10)]
+    entries = [annotation(number, 0, box) for number, box in enumerate(boxes, 1)]
+    report = read_coco(*write(made_content({0: "0.png"}, entries, {1: "a"}, SIZE))).report
+    assert kinds.FORM not in report.findings
+
+
 def test_one_box_of_another_form_is_left_out(write):
     """It contradicts its polygon, and the others say that it is alone."""
     content = boxes_of("[x, y, width, height]", 200)
