@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 _PARTS = ("train", "val", "test")
 _ENDINGS = ("/AP", "/AP50", "/mIoU", "/PQ")  # endings of the names of results that are shown
+_RESULTS = ("inference", "inference_EMA", "inference_TTA")  # folders of an evaluation's results
+_UNFINISHED = {"sentences": ["The evaluation has not ended."], "results": {}, "own": {}}
 EXAMPLES = """
 On the test part of the data that the run was trained on, or of another folder:
   %(prog)s output/mine --part test
@@ -169,7 +171,8 @@ def evaluate(
         data: the folder of a data set; None for that of the run.
         part: "train", "val" or "test"; None for the test part, or the only existing one.
         labels, images: a file or folder of labels in place of ``data``, and its pictures.
-        output: the folder for the results; None for one below "evaluations" of the run's.
+        output: the folder for the results, new or of an earlier evaluation, whose results are
+            replaced; None for one below "evaluations" of the run's.
         checkpoint, raw, opts: of :func:`lambda_det.detection.saved_run.open_run`.
 
     Raises:
@@ -181,9 +184,11 @@ def evaluate(
         chosen = _data(saved, home, data, part, labels, images, Path(draft))
         folder = Path(output) if output else home / "evaluations" / (chosen.name if chosen else "")
         refuse_other_run(folder, "--output")
+        if output:
+            _refuse_other_files(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for earlier in folder.glob("inference*"):  # the results are of other weights
-            shutil.rmtree(earlier)
+        if not _is_evaluation(folder):
+            _begin(folder)
         if chosen:
             copied = folder / f"{chosen.name}.json"
             if copied.absolute() != chosen.labels.absolute():
@@ -193,6 +198,10 @@ def evaluate(
         task = DetectionTask(config).prepare(train=False)
         task.check_weights(saved.content, saved.origin.file)
         task.check_data(train=False)
+        for name in _RESULTS:  # those of an earlier evaluation may be of other weights
+            if (folder / name).exists():
+                shutil.rmtree(folder / name)
+        _begin(folder)
         log.open(str(folder))
         save_config(task)
         model = task.build_model()
@@ -338,6 +347,32 @@ def _trained_pictures(config: CfgNode | DictConfig) -> list[str]:
     return []
 
 
+def _refuse_other_files(folder: Path) -> None:
+    """
+    Raises:
+        ConfigError: the folder for the results has files, and is not that of an earlier evaluation.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--output {folder} is a file; give a folder.")
+    if folder.is_dir() and any(folder.iterdir()) and not _is_evaluation(folder):
+        raise ConfigError(
+            f"--output {folder} has files that are not those of an evaluation; give a new folder, "
+            "or that of an earlier evaluation, whose results are replaced."
+        )
+
+
+def _is_evaluation(folder: Path) -> bool:
+    """Whether a folder has the facts of an evaluation, which may not have ended."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return set(json.loads((folder / EVALUATION).read_text("utf-8"))) >= _UNFINISHED.keys()
+    return False
+
+
+def _begin(folder: Path) -> None:
+    """Mark a folder as that of an evaluation, from which nothing is known yet."""
+    replace_text(folder / EVALUATION, json.dumps(_UNFINISHED, indent=1))
+
+
 def _keep(evaluated: ResultsOnData) -> None:
     """Write the facts for the page of an evaluation."""
     content = {
@@ -362,7 +397,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE_OR_DIR", help="labels of any format, instead")
     parser.add_argument("--images", metavar="DIR", help="the folder of their pictures")
     parser.add_argument(
-        "--output", metavar="DIR", help="of the results; default: below RUN/evaluations"
+        "--output",
+        metavar="DIR",
+        help="of the results, new or of an earlier evaluation; default: below RUN/evaluations",
     )
     parser.add_argument(
         "--report", action="store_true", help="also write the page, report.html beside the results"

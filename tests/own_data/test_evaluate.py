@@ -12,6 +12,7 @@ from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.evaluate import evaluate
 from lambda_det.own_data.report.evaluated import RESULTS
+from lambda_det.own_data.report.reading import EVALUATION
 from lambda_det.training.run_folder import save_config
 from tests.export.tiny import lambda_detector_config, scramble
 from tests.shapes import shapes_by_flag
@@ -81,11 +82,13 @@ def test_parts_of_the_run_s_data(run, part, images, trained_on):
 
 @pytest.mark.slow
 def test_the_weights_that_are_asked_for(run):
-    """The results of others, which were in the folder, are gone."""
+    """The results of others, which were in the folder, are gone, and other folders stay."""
     first = evaluate(run)
-    second = evaluate(run, raw=True)
+    (first.folder / "inference_notes").mkdir()
+    second = evaluate(run, raw=True, output=first.folder)
     assert first.folder == second.folder
-    assert [path.name for path in second.folder.glob("inference*")] == ["inference"]
+    left = {path.name for path in second.folder.glob("inference*")}
+    assert left == {"inference", "inference_notes"}
     assert second.own["bbox/AP"].value == 77.0
 
 
@@ -123,12 +126,41 @@ def test_what_cannot_be(run, options, error, named):
     assert files(run) == before
 
 
+@pytest.mark.parametrize("marker", [None, '{"mine": 1}', "1"])
+def test_a_folder_with_other_files_is_left_as_it_is(run, marker, tmp_path):
+    other = tmp_path / "other"
+    for name in ("inference", "inference_videos"):
+        (other / name).mkdir(parents=True)
+        (other / name / "mine.txt").write_text("mine")
+    if marker is not None:
+        (other / EVALUATION).write_text(marker)
+    before = files(other)
+    with pytest.raises(ConfigError, match=f"--output {other} has files"):
+        evaluate(run, output=other)
+    with pytest.raises(ConfigError, match="is a file"):
+        evaluate(run, output=other / "inference" / "mine.txt")
+    assert files(other) == before
+
+
 def test_other_classes_are_refused(run, shapes, tmp_path):
+    """The results of an earlier evaluation stay, and a folder that was new can be used again."""
     content = json.loads(Path(shapes["test_json"]).read_text())
     content["categories"][0]["name"] = "plum"
     (tmp_path / "other.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"plum.*model_final\.pth.*circle"):
-        evaluate(run, labels=str(tmp_path / "other.json"), images=shapes["test_images"])
+    old = tmp_path / "old"
+    (old / "inference_EMA").mkdir(parents=True)
+    (old / "inference_EMA" / RESULTS).write_text("[]")
+    (old / EVALUATION).write_text('{"sentences": [], "results": {}, "own": {}}')
+    before = files(old)
+    for output in (old, tmp_path / "new", tmp_path / "new"):
+        with pytest.raises(DataError, match=r"plum.*model_final\.pth.*circle"):
+            evaluate(
+                run,
+                labels=str(tmp_path / "other.json"),
+                images=shapes["test_images"],
+                output=output,
+            )
+    assert files(old).items() >= before.items()
 
 
 @pytest.mark.slow
