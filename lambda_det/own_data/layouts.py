@@ -92,8 +92,8 @@ def find_parts(
     name, files = recognise(place)
     root = place if place.is_dir() else place.parent
     if place.is_dir() and (others := other_labels(place, name)):
-        counts = listed(f"{count} files of {other}" for other, count in others.items())
-        logger.warning(f"{place}: labels of {name} are read, and not {counts}")
+        left = listed(f"{file} of {other}" for other, file in others.items())
+        logger.warning(f"{place}: labels of {name} are read, and not others such as {left}")
     home = Path(images) if images else root
     if name == COCO:
         parts = _of_coco(root, files, home)

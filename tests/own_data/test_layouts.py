@@ -377,6 +377,25 @@ def test_what_is_not_clear_is_refused(case, tmp_path):
     assert words in str(found.value)
 
 
+def test_a_few_labels_of_other_formats_are_looked_at(tmp_path, monkeypatch, caplog):
+    """And those that cannot be read refuse nothing."""
+    files = {"data.yaml": YAML, "a.png": "", "a.txt": LINE, "b.xml": VOC.format("a.png", "cell")}
+    make(tmp_path, files | {f"{number:02}.json": LABELME for number in range(40)})
+    read, read_bytes = [], Path.read_bytes
+
+    def counted(file):
+        if file.suffix == ".json":
+            read.append(file.name)
+        if file.name == "00.json":
+            raise PermissionError(13, "Permission denied", str(file))
+        return read_bytes(file)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    name, _ = find_parts(tmp_path)
+    assert name == "YOLO" and len(read) == 20
+    assert "01.json of LabelMe" in caplog.text and "b.xml of Pascal VOC" in caplog.text
+
+
 DAMAGE = [*rb"5 null [] {} -1 1e999 .. nan <".split(), b"\xff", b"\0", b"\n", b""]
 CVAT = """<annotations><image name="a.png" width="40" height="30">
 <box label="a" xtl="1" ytl="2" xbr="11" ybr="7" rotation="9"/>

@@ -174,7 +174,8 @@ def _compare_copies(
     for row in with_copies[:: -(-len(with_copies) // _COMPARED) or 1]:
         with contextlib.suppress(MissingPicture):
             path = pictures.find(str(row.source), row.source.parent, row.name)
-            if _difference(row.copy, path) > _SAME:
+            copy = _decoded(row.copy)
+            if copy is not None and _difference(copy, path) > _SAME:
                 findings.add(OTHER_COPY, f"{row.source} names {row.name}")
 
 
@@ -217,9 +218,10 @@ def _picture_of(
     there = [path for path in (named, called) if path]
     if not there:
         return pictures.find(where, home, row.name)
-    if row.copy:
-        fitting = [path for path in there if _difference(row.copy, path) < _SAME]
-        fitting.sort(key=lambda path: _difference(row.copy, path))
+    copy = _decoded(row.copy)
+    if copy is not None:
+        fitting = [path for path in there if _difference(copy, path) < _SAME]
+        fitting.sort(key=lambda path: _difference(copy, path))
         kind = OTHER_COPY
     elif there[0] != there[-1]:
         fitting = [path for path in there if size_of(path) == row.size]
@@ -243,14 +245,24 @@ def _stem(name: str) -> str:
 _SAME = 6  # mean difference in levels of grey of a copy that was compressed again
 
 
-def _difference(copy: bytes, picture: Path) -> float:
+def _decoded(copy: bytes | None) -> np.ndarray | None:
+    """The copy of a picture as :func:`_small` gives it; None if there is none that is a picture."""
+    with contextlib.suppress(Exception):  # Pillow may raise anything
+        return _small(io.BytesIO(copy or b""))
+    return None
+
+
+def _difference(copy: np.ndarray, picture: Path) -> float:
     """The mean difference of two pictures in levels of grey, at a small size."""
-    small = []
-    for file in (io.BytesIO(copy), picture):
-        with reading(picture, "remove or mend it"), Image.open(file) as image:
-            image.draft("L", (64, 64))
-            small.append(np.asarray(upright(image).convert("L").resize((64, 64)), float))
-    return float(abs(small[0] - small[1]).mean())
+    with reading(picture, "remove or mend it"):
+        return float(abs(copy - _small(picture)).mean())
+
+
+def _small(file: io.BytesIO | Path) -> np.ndarray:
+    """A picture in levels of grey [64, 64]."""
+    with Image.open(file) as image:
+        image.draft("L", (64, 64))
+        return np.asarray(upright(image).convert("L").resize((64, 64)), float)
 
 
 def _refuse_second_claims(placed: Iterable[tuple[LabelledPicture, Path]]) -> None:

@@ -119,11 +119,21 @@ def refuse_address(place: str | Path) -> None:
         )
 
 
-def other_labels(place: Path, name: str) -> dict[str, int]:
-    """How many files of labels in other formats than ``name`` a folder holds, by their formats."""
-    files = [file for file in walk(place) if file.suffix.lower() in (".json", ".xml")]
-    counts = Counter(filter(None, map(format_of, files)))
-    return {other: count for other, count in counts.items() if other != name}
+def other_labels(place: Path, name: str) -> dict[str, Path]:
+    """A file of labels in each other format than ``name`` that a folder holds, by the formats.
+
+    Only the first ``_SAMPLED`` files of each ending are read, because there may be many large ones.
+    """
+    there = walk(place)
+    found: dict[str | None, Path] = {}
+    for ending in (".json", ".xml"):
+        for file in [file for file in there if file.suffix.lower() == ending][:_SAMPLED]:
+            with contextlib.suppress(DataError):  # a file that is not used may be broken
+                found.setdefault(format_of(file), file)
+    return {other: file for other, file in found.items() if other not in (None, name)}
+
+
+_SAMPLED = 20
 
 
 # ----------------------------------------------------------------------------------- signs of files
