@@ -20,7 +20,7 @@ from detectron2.config import CfgNode
 
 from lambda_det.own_data.recipe import LEAST_BOXES, STRIDES_PER_ANCHOR, map_strides
 
-__all__ = ["FittedInput", "fit_input", "sizes_for"]
+__all__ = ["LARGEST_SCALE", "FittedInput", "fit_input", "sizes_for"]
 
 LARGEST_SCALE = 2  # scale of an image: more pixels than that show nothing new, and take time
 MOST_SMALL = 1 / 3  # share of the objects up to which a recipe stays as it is

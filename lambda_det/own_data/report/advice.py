@@ -14,12 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from pycocotools.coco import COCO
 
+from lambda_det.own_data.input_size import LARGEST_SCALE
 from lambda_det.own_data.report.matching import FALSE, IGNORED, LEAST_IOU, assign, overlaps
 
 __all__ = ["Change", "advise", "ap50", "sort_errors"]
 
 SMALL = 32  # side in pixels of the network's input: a larger input would help with smaller objects
 CONFIDENT = 0.8  # score of predictions whose annotation may be missing
+# Scale from which a larger input shows nothing new: the recipes' largest, which they round down to
+# whole strides of the backbone
+_ENLARGED = 0.9 * LARGEST_SCALE
 _CLASSES = 5  # number of classes that are named, those with the most missed objects
 _YOUNG = 0.1  # share of AP50 by which the AP50 of a young run rises in the last third of its steps
 _CASCADE = (
@@ -233,7 +237,7 @@ def advise(
         ]
     bad = missed | {predictions[i].meant for i in places("place")}
     shares = [100 * len(bad & part) / max(len(part), 1) for part in (small, set(classes) - small)]
-    if shares[0] > shares[1]:
+    if shares[0] > shares[1] and scale < _ENLARGED:
         of_small = places("place", lambda p: p.meant in small)
         changes += [
             Change(

@@ -140,6 +140,13 @@ def test_small_objects_want_a_larger_input():
     assert "33 %" in larger.evidence and "0 %" in larger.evidence  # 3 of 20 pixels, 1 of 40
 
 
+@pytest.mark.parametrize(("scale", "advised"), [(1.5, True), (384 / 200, False)])
+def test_images_that_are_enlarged_already_want_no_larger_input(scale, advised):
+    """A recipe gives images of 200 pixels an input of 384, and says that more show nothing new."""
+    found = changes([*OBJECTS, (0, 2, 10, 90, 10, 10)], PERFECT, scale=scale)
+    assert any("larger size" in change.change for change in found) is advised
+
+
 def test_the_class_with_few_examples_is_named():
     found = changes(OBJECTS, PERFECT[1:], trained={"bolt": 3, "nut": 100})
     assert [c.change for c in found] == ["Add examples of bolt."]
