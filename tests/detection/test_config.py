@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from detectron2.config import get_cfg
 
-from lambda_det import cli
 from lambda_det.config import add_lambda_config
-from lambda_det.detection import config, lazy_parser, load_config, parser
+from lambda_det.detection import config, load_config, parser
 from lambda_det.detection.config import load_saved_config
 from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import ZOO
@@ -32,20 +31,6 @@ def test_file_pairs_and_flags(tmp_path, monkeypatch):
     files = [cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TEST_JSON]
     assert files == [str(tmp_path / "a.json"), ""]
     assert _load("--test-json", "s3://a/b.json").DATASETS.TEST_JSON == "s3://a/b.json"
-
-
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [("--imgsz", "--size"), ("--lr=0.1", "SOLVER.BASE_LR 0.01"), ("--epohcs", "--epochs")],
-)
-def test_flags_of_other_programs_are_translated(capsys, word, hint):
-    with pytest.raises(SystemExit):
-        cli.detector_parser().parse_args(["--data", "my", word, "512"])
-    assert f"did you mean {hint}" in capsys.readouterr().err
-    if word == "--lr=0.1":  # which a LazyConfig has under another name
-        with pytest.raises(SystemExit):
-            lazy_parser().parse_args([word])
-        assert hint not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

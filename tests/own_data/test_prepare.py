@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from lambda_det import cli, get_config
-from lambda_det.detection import DetectionTask, load_config
+from lambda_det.detection import DetectionTask, lazy_parser, load_config
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data import choice
 from lambda_det.own_data.prepare import prepare
@@ -431,3 +431,17 @@ def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch):
     assert "Pascal VOC" in log
     steps = [json.loads(line)["iteration"] for line in (output / "metrics.json").open()]
     assert max(steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("--imgsz", "--size"), ("--lr=0.1", "SOLVER.BASE_LR 0.01"), ("--epohcs", "--epochs")],
+)
+def test_flags_of_other_programs_are_translated(capsys, word, hint):
+    with pytest.raises(SystemExit):
+        cli.detector_parser().parse_args(["--data", "my", word, "512"])
+    assert f"did you mean {hint}" in capsys.readouterr().err
+    if word == "--lr=0.1":  # which a LazyConfig has under another name
+        with pytest.raises(SystemExit):
+            lazy_parser().parse_args([word])
+        assert hint not in capsys.readouterr().err
