@@ -184,6 +184,8 @@ def extract_backbone(
     _check_trained(state, source)
     iteration, results = checkpoint.get("iteration"), checkpoint.get("results", {})
     kind = _RESULTS[read.weights]
+    precise = checkpoint.get("precise_statistics")
+    statistics = "precise" if kind in (precise or ()) else "running"
     meta = {
         "model": read.model,
         "options": dict(read.options),
@@ -198,7 +200,7 @@ def extract_backbone(
         "unseen": unseen,  # embeddings whose values for offsets beyond that are 0
         "accuracy": {part: dict(by[kind]) for part, by in results.items() if kind in by},
         # "precise": recomputed for these weights; "running": the running averages of the training
-        "statistics": checkpoint.get("statistics"),
+        "statistics": None if precise is None else statistics,
         "format": FORMAT,
         "lambda_det": __version__,
     }

@@ -14,6 +14,7 @@ from typing import Any
 from detectron2.engine import HookBase, TrainerBase, hooks
 from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
+from torch import nn
 
 from lambda_det.distributed.connection import (
     AT_LENGTH,
@@ -183,7 +184,8 @@ class Trainer(TrainerBase):
         self.checkpointer.save(
             name,
             iteration=self.iter,
-            statistics="precise" if precise else "running",
+            # whose batch norms have statistics of their own weights, not the training's average
+            precise_statistics=sorted(self._evaluated_models()) if precise else [],
             **self.task.checkpoint_content(self.evaluation.results if evaluated else {}),
         )
         self.saved_as = name
@@ -303,12 +305,7 @@ class Trainer(TrainerBase):
         Batch norm's statistics are estimated before, on images that depend only on the run's seed
         and the iteration.
         """
-        # The model without wrappers: in evaluation the processes have unequal numbers of batches
-        models = {RAW: self.model, EMA: self.averaged}
-        if self.averaged is None:
-            del models[EMA]
-        elif not self.settings.evaluate_raw:
-            del models[RAW]
+        models = self._evaluated_models()
         if self._statistics_loader is not None:
             seed = self.seed + STATISTICS_SEED
             self._begin(self._statistics_loader, seed, self.iter + 1)
@@ -321,6 +318,13 @@ class Trainer(TrainerBase):
         results = self.task.evaluate(models, final=self.iter + 1 >= self.max_iter)
         self.step.model.train()
         return results
+
+    def _evaluated_models(self) -> dict[str, nn.Module]:
+        """The models without wrappers: processes have unequal numbers of batches to evaluate."""
+        if self.averaged is None:
+            return {RAW: self.model}
+        raw = {RAW: self.model} if self.settings.evaluate_raw else {}
+        return raw | {EMA: self.averaged}
 
     def _begin(self, loader: Any, seed: int, step: int) -> None:
         if hasattr(loader, "begin"):

@@ -67,7 +67,7 @@ def test_killed_and_resumed_is_the_run_that_was_not(whole, arguments, tmp_path, 
     assert not (folder / "model_final.pth").exists()
     if step == 4:  # that of step 3 was evaluated, and this one was not
         between = read_checkpoint(folder / "model_0000003.pth")
-        assert (between["results"], between["statistics"]) == ({}, "running")
+        assert (between["results"], between["precise_statistics"]) == ({}, [])
     run(arguments("--resume"))
     assert_same_run(whole, folder)
     assert table(whole) == table(folder)
@@ -93,7 +93,7 @@ def test_an_evaluation_that_did_not_end_comes_first(
     if how == "told":
         assert f"SIGTERM after step {3 * evaluation}; {last} holds" in str(caught.value)
     pending = read_checkpoint(last)
-    assert (pending["results"], pending["statistics"]) == ({}, "running")
+    assert (pending["results"], pending["precise_statistics"]) == ({}, [])
     caplog.set_level("INFO")
     run(arguments("--resume"))
     assert f"The evaluation after step {3 * evaluation} is still to come" in caplog.text

@@ -44,7 +44,7 @@ def test_what_a_run_leaves(finished):
     assert checkpoint["ema"]["updates"] == 4
     assert checkpoint["ema"]["model"].keys() == checkpoint["model"].keys()
     assert set(checkpoint["results"]) == {"held_out", "val"}
-    assert checkpoint["statistics"] == "precise"
+    assert checkpoint["precise_statistics"] == ["ema", "raw"]
     assert (finished / "last_checkpoint").read_text() == "model_final.pth"
     numbered = sorted(path.name for path in finished.glob("model_0*.pth"))
     assert numbered == []  # one is kept, the final one

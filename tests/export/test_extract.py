@@ -96,7 +96,9 @@ def test_the_raw_weights_where_there_is_no_average():
     with pytest.raises(WeightsError, match=r"run\.pth.*'ema'.*model"):
         extract_backbone(checkpoint, weights="ema", source="run.pth")
     assert extract_backbone(checkpoint)["meta"]["statistics"] == "precise"
-    del checkpoint["results"], checkpoint["statistics"]
+    checkpoint["precise_statistics"] = ["ema"]
+    assert extract_backbone(checkpoint)["meta"]["statistics"] == "running"
+    del checkpoint["results"], checkpoint["precise_statistics"]
     assert extract_backbone(checkpoint)["meta"]["accuracy"] == {}
     assert extract_backbone(checkpoint)["meta"]["statistics"] is None
 

@@ -77,7 +77,7 @@ def classifier_checkpoint(
         **average,
         "trainer": {"iteration": 4},
         "iteration": 4,
-        "statistics": "precise",
+        "precise_statistics": ["ema", "raw"],
         "recipe": {
             "model": name,
             "options": options,

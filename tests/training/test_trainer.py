@@ -158,9 +158,17 @@ def test_a_run_with_averages_and_statistics_is_resumed_to_the_bit(folder, tmp_pa
         assert differences(content(tmp_path / "whole" / name), content(folder / name)) == []
     assert differences(metrics(tmp_path / "whole"), metrics(folder)) == []
     saved = content(folder / "model_final.pth")
-    assert saved["statistics"] == "precise" and saved["ema"]["updates"] == 6
+    assert saved["precise_statistics"] == ["ema", "raw"] and saved["ema"]["updates"] == 6
     with (folder / "summary.csv").open() as file:
         assert [row["step"] for row in csv.DictReader(file)] == ["3", "5", "6"]
+
+
+def test_only_weights_that_are_evaluated_have_precise_statistics(folder):
+    changes = {"ema_decay": 0.9, "precise_bn_batches": 2, "evaluate_raw": False}
+    task = ToyTask(folder, **changes)
+    Trainer(task).train()
+    assert task.evaluated == [{"ema"}]
+    assert content(folder / "model_final.pth")["precise_statistics"] == ["ema"]
 
 
 def test_statistics_depend_on_seed_and_iteration_alone(folder):
