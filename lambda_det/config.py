@@ -47,24 +47,29 @@ class LayerKey(NamedTuple):
 
 
 # The lambda layers, under MODEL.LAMBDA_RESNET in detection and in classification. In Python and in
-# LazyConfigs the same names in lower case are arguments of create_backbone. The paper's networks
-# have |k|=16, |h|=4, |u|=1, |m|=23.
+# LazyConfigs the same names in lower case are arguments of create_backbone. The comment above a key
+# of this file is its sentence in docs/keys.md, which .ci/keys.py writes.
 LAMBDA_LAYER_KEYS: dict[str, LayerKey] = {
+    # Numbers of a query, |k|; 0 for those of the model, 16 in the paper's networks
     "QUERY_DEPTH": LayerKey(0),
+    # Queries of a position, |h|; 0 for those of the model, 4 in the paper's networks
     "HEADS": LayerKey(0),
+    # Intra-depth |u|; 0 for that of the model, 1 in the paper's networks
     "INTRA_DEPTH": LayerKey(0),
-    # Odd side of the local scope
+    # Odd side of the local scope, |m|; 0 for that of the model, 23 in the paper's networks
     "SCOPE": LayerKey(0),
     # The scopes of res2, res3, res4 and res5, where they differ (Appendix B)
     "STAGE_SCOPES": LayerKey([]),
-    # Side in pixels of the largest image: position lambdas then span its whole map (Table 10)
+    # Side in pixels of the largest image: position lambdas then span its whole map (Table 10). 0
+    # for local scopes
     "GLOBAL_CONTEXT": LayerKey(0),
-    # Whether there are content and position lambdas (Table 9)
+    # Whether there are content lambdas (Table 9)
     "CONTENT": LayerKey(True),
+    # Whether there are position lambdas (Table 9)
     "POSITION": LayerKey(True),
-    # How keys are normalised, by a name of docs/layer.md; and whether queries have a softmax over
-    # their depth (Table 11)
+    # How keys are normalised (Table 11), by a name of docs/layer.md; "" for that of the model
     "KEY_NORM": LayerKey("", unseen="softmax"),
+    # Whether queries have a softmax over their depth (Table 11)
     "QUERY_SOFTMAX": LayerKey(False, unseen=False),
     # Whether queries and values have the network's norm (Table 11)
     "QV_NORM": LayerKey(True),
@@ -92,20 +97,22 @@ def add_lambda_config(cfg: CN) -> None:
 
     _C = cfg
 
-    # ---------------------------------------------------------------------------------------------
-    # Backbone (MODEL.BACKBONE.NAME: build_lambda_resnet_backbone and its FPN forms).
-    # MODEL.BACKBONE.FREEZE_AT applies as in Detectron2; set it to 0 to train from scratch.
-    # ---------------------------------------------------------------------------------------------
+    # ---- Backbone. MODEL.BACKBONE.NAME is build_lambda_resnet_backbone or one of its FPN forms.
+    # MODEL.BACKBONE.FREEZE_AT applies as in Detectron2; 0 trains from scratch.
+
     _C.MODEL.LAMBDA_RESNET = CN()
-    # One of lambda_det.list_models()
+    # The network: one of lambda_det.list_models()
     _C.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet50"
+    # The features that the backbone gives, from "stem" and "res2" to "res5"
     _C.MODEL.LAMBDA_RESNET.OUT_FEATURES = ["res2", "res3", "res4", "res5"]
     # Any name that detectron2.layers.get_norm knows: "BN", "SyncBN", "FrozenBN", "GN", ...
     _C.MODEL.LAMBDA_RESNET.NORM = "BN"
     add_lambda_layer_keys(_C.MODEL.LAMBDA_RESNET)
-    # Probability of dropping the residual branch in the last stage; earlier stages less (App. F.3)
+    # Probability of dropping the residual branch in the last stage; earlier stages drop it less
+    # often (Appendix F.3)
     _C.MODEL.LAMBDA_RESNET.STOCHASTIC_DEPTH = 0.0
-    # Keep only the input of each block and compute the block again in the backward pass
+    # Keep only the input of each block and compute the block again in the backward pass, which
+    # takes more time and less memory
     _C.MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS = False
     # Give each image of a batch of differently sized images the features that it has by itself: its
     # padding takes no part in the lambda layers, in squeeze-and-excitation, or beside the border.
@@ -118,19 +125,22 @@ def add_lambda_config(cfg: CN) -> None:
     # rounding. Files of weights do not differ.
     _C.MODEL.CHANNELS_LAST = True
 
-    # ---------------------------------------------------------------------------------------------
-    # Large-scale jitter: resize by a random factor, then crop or pad to SIZE x SIZE. Replaces
-    # Detectron2's resizing in training; the test size is INPUT.MIN_SIZE_TEST.
-    # ---------------------------------------------------------------------------------------------
+    # ---- Pictures of a training. After resizing, crop and flip come mosaic, copy-paste and
+    # colours, in this order.
+
     _C.INPUT.LSJ = CN()
+    # Large-scale jitter: resize by a random factor, then crop or pad to a square. It replaces
+    # Detectron2's resizing in training; the size of the test is INPUT.MIN_SIZE_TEST.
     _C.INPUT.LSJ.ENABLED = False
+    # The smallest factor of large-scale jitter
     _C.INPUT.LSJ.MIN_SCALE = 0.1
+    # The largest factor of large-scale jitter
     _C.INPUT.LSJ.MAX_SCALE = 2.0
+    # Side in pixels of the square of large-scale jitter
     _C.INPUT.LSJ.SIZE = 1024
-    # Training images have the pixels of Detectron2's own mapper, which takes twice the time.
-    # Without it some differ by a level of 255; docs/performance.md has the table.
+    # Give training images the pixels of Detectron2's own mapper, which takes longer; otherwise some
+    # differ by a level of 255
     _C.INPUT.EXACT_PIXELS = False
-    # Mosaic, copy-paste and colours, in this order, come after resizing, crop and flip.
     # Probability of a mosaic of four images
     _C.INPUT.MOSAIC = 0.0
     # Probability that objects of another image are put on the image; it needs masks
@@ -138,62 +148,64 @@ def add_lambda_config(cfg: CN) -> None:
     # Brightness, contrast and saturation change by up to this part, hue by a fourth of it
     _C.INPUT.COLOR = 0.0
 
-    # ---------------------------------------------------------------------------------------------
-    # COCO-format data without writing code; where set, these replace DATASETS.TRAIN and .TEST
-    # ---------------------------------------------------------------------------------------------
+    # ---- Data
+
+    # File of labels in COCO's format to train on, in place of DATASETS.TRAIN
     _C.DATASETS.TRAIN_JSON = ""
+    # Folder of the images of DATASETS.TRAIN_JSON
     _C.DATASETS.TRAIN_IMAGES = ""
+    # File of labels in COCO's format to evaluate on, in place of DATASETS.TEST
     _C.DATASETS.TEST_JSON = ""
+    # Folder of the images of DATASETS.TEST_JSON
     _C.DATASETS.TEST_IMAGES = ""
 
     # An image that cannot be read is named, counted and replaced by the next one; when more than
     # this many different images could not be read, training stops.
     _C.DATALOADER.MAX_UNREADABLE_IMAGES = 20
     # Seconds to wait for a batch of images before the workers are assumed to hang, as on a network
-    # drive that does not answer; 0 for ever
+    # drive that does not answer; 0 waits for ever
     _C.DATALOADER.TIMEOUT = 600
 
-    # ---------------------------------------------------------------------------------------------
-    # Solver. SOLVER.AMP.ENABLED is Detectron2's own.
-    # ---------------------------------------------------------------------------------------------
-    # "bfloat16", "float16" (with loss scaling, CUDA only), or "auto": bfloat16 where the device has
-    # instructions for it, and else float32
+    # ---- Solver. SOLVER.AMP.ENABLED is Detectron2's own.
+
+    # The dtype of mixed precision: "bfloat16", "float16" (with loss scaling, CUDA only), or "auto",
+    # which is bfloat16 where the device has instructions for it and otherwise float32
     _C.SOLVER.AMP.DTYPE = "auto"
     # Batches of one optimiser step. SOLVER.IMS_PER_BATCH stays the number of images of one
-    # optimiser step; REFERENCE_WORLD_SIZE sees this many times more workers than there are.
+    # optimiser step; SOLVER.REFERENCE_WORLD_SIZE sees this many times more workers than there are.
     _C.SOLVER.ACCUMULATE_GRADIENTS = 1
     # Keys whose values are not scaled to the processes, whatever SOLVER.REFERENCE_WORLD_SIZE is;
     # those of the command line are added to them
     _C.SOLVER.UNSCALED = []
     # The learning rate of the backbone, as a multiple of that of the heads
     _C.SOLVER.BACKBONE_MULTIPLIER = 1.0
-    # Checkpoints that are kept, the newest; model_best.pth is kept besides
+    # Number of the newest checkpoints that are kept; model_best.pth is kept besides
     _C.SOLVER.CHECKPOINTS_KEPT = 5
-    # Exponential moving average of the weights, ramped up as min(EMA_DECAY, (1 + n) / (10 + n))
-    # after n steps; it is evaluated beside the raw weights. 0 for none.
+    # Decay of an exponential moving average of the weights; after n steps it is at most
+    # (1 + n) / (10 + n). The average is evaluated beside the weights. 0 for none
     _C.SOLVER.EMA_DECAY = 0.0
 
     # The precision of float32 products and convolutions on a GPU: "highest", "high" or "medium"; ""
     # leaves PyTorch's. Detectron2 has the key since 2023.
     _C.FLOAT32_PRECISION = _C.get("FLOAT32_PRECISION", "")
 
-    # ---------------------------------------------------------------------------------------------
-    # A schedule, sampling and anchors that follow from the training set: lambda-det train derives
-    # them before a training, by lambda_det/own_data/recipe.py, and sets ENABLED to False. The log
-    # has a table of what follows and why. Keys that the command line sets stay.
-    # ---------------------------------------------------------------------------------------------
+    # ---- Recipes: schedule, sampling and anchors follow from the training set. lambda-det train
+    # derives them before a training, by lambda_det/own_data/recipe.py, and sets ENABLED to False.
+
     _C.RECIPE = CN()
+    # Let schedule, sampling and anchors follow from the training set. The log has a table of what
+    # follows and why. Keys that the command line sets stay.
     _C.RECIPE.ENABLED = False
-    # Passes over the images; 0: 30 up to 1,000 images, falling to 16 at 20,000. --epochs
+    # Passes over the images (--epochs); 0 for 30 up to 1,000 images, falling to 16 at 20,000
     _C.RECIPE.EPOCHS = 0.0
-    # The least number of steps, where EPOCHS is 0
+    # The least number of steps, where RECIPE.EPOCHS is 0
     _C.RECIPE.MIN_STEPS = 300
     # Evaluations in the whole training, at most: where they would take more than a fifth of its
     # time they are fewer, or on a sample of the images before the last one
     _C.RECIPE.EVALUATIONS = 10
     # GiB of a GPU's memory: what a training takes without images, and for each image of a batch at
-    # the file's sizes, as counted for 1 and 2 images. It makes SOLVER.IMS_PER_BATCH; [] leaves that
-    # as it is, and --batch sets it.
+    # the file's sizes, as counted for 1 and 2 images. SOLVER.IMS_PER_BATCH follows from it; []
+    # leaves that as it is, and --batch sets it.
     _C.RECIPE.MEMORY = []
     # Keys that the recipe does not set; those of the command line are added to them
     _C.RECIPE.KEEP = []
@@ -202,18 +214,18 @@ def add_lambda_config(cfg: CN) -> None:
     # Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR
     _C.EVENT_WRITERS = ["tensorboard"]
 
-    # ---------------------------------------------------------------------------------------------
+    # ---- Evaluation
+
     # The result whose best checkpoint is kept as model_best.pth, such as "bbox/AP50"; "" for the
     # first existing one of mask AP, box AP, keypoint AP, mean IoU and panoptic quality. For a loss,
     # such as "validation/total_loss", the lowest is the best.
-    # ---------------------------------------------------------------------------------------------
     _C.TEST.BEST_METRIC = ""
     # Also compute the losses of training on DATASETS.TEST, with every evaluation in a training
     _C.TEST.LOSS = False
     # Where there are averaged weights (SOLVER.EMA_DECAY), evaluate the trained ones beside them
     _C.TEST.RAW = True
-    # Images of a test set, evenly spread, that evaluations before the last one are on, which then
-    # take less time; 0 for all. For data sets of COCO's instances.
+    # Number of images of a test set, evenly spread, on which evaluations before the last one are,
+    # so that they take less time; 0 for all. It is for data sets of COCO's instances.
     _C.TEST.SAMPLE = 0
     # The precision of evaluation and prediction: "float32" or "bfloat16". TEST.AUG computes in
     # float32 with either.
@@ -221,7 +233,7 @@ def add_lambda_config(cfg: CN) -> None:
     # The most images of one size that each process evaluates together. Images of other sizes are
     # never padded to them, so the results are those of single images, up to rounding.
     _C.TEST.IMS_PER_BATCH = 1
-    # Stop after this number of evaluations without a better one; 0: train to the end
+    # Stop after this number of evaluations without a better one; 0 trains to the end
     _C.TEST.PATIENCE = 0
 
 

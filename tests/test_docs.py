@@ -10,6 +10,7 @@ from detectron2.config import CfgNode, get_cfg
 
 from lambda_det.classification.config import get_classification_config
 from lambda_det.config import add_lambda_config, leaves
+from tests.tool import load_tool
 
 pytestmark = pytest.mark.checkout
 
@@ -96,3 +97,16 @@ def test_the_readme_is_one_page_with_its_two_commands():
     text = (ROOT / "README.md").read_text("utf-8")
     assert len(text.splitlines()) <= 150
     assert re.search(r"^    make demo\b", text, re.M) and re.search(r"^    make test\b", text, re.M)
+
+
+def test_the_page_of_keys_has_what_the_code_has():
+    script = load_tool("keys", ".ci")
+    page = (ROOT / "docs" / "keys.md").read_text("utf-8")
+    assert page == script.page(), "write it anew with .ci/keys.py"
+    plain, ours = get_cfg(), get_cfg()
+    add_lambda_config(ours)
+    added = {key for key, _ in leaves(ours)} - {key for key, _ in leaves(plain)}
+    recipes = {key for key, _ in leaves(get_classification_config())}
+    rows = re.findall(r"^\| `([A-Z0-9_.]+)` \| `.+?` \| (.*) \|$", page, re.M)
+    assert added | recipes <= {key for key, _ in rows}
+    assert [key for key, sentence in rows if len(sentence) < 10] == []

@@ -23,144 +23,169 @@ def get_classification_config() -> CN:
     figure of the paper stands once in configs/imagenet, with its source.
     """
     _C = CN()
-    # ---------------------------------------------------------------------------------------------
-    # Model; the number of classes comes from the data
-    # ---------------------------------------------------------------------------------------------
+    # ---- Model; the number of classes comes from the data
+
     _C.MODEL = CN()
+    # "cuda" or "cpu"
     _C.MODEL.DEVICE = "cuda"
-    # One of lambda_det.list_models()
+    # The network: one of lambda_det.list_models()
     _C.MODEL.NAME = "resnet50"
     # "BN", or "SyncBN" for statistics over all processes
     _C.MODEL.NORM = "BN"
     # Probability of dropping a feature before the last, linear layer
     _C.MODEL.DROPOUT = 0.0
-    # Probability of dropping the residual branch in the last stage; earlier stages less
+    # Probability of dropping the residual branch in the last stage; earlier stages drop it less
+    # often
     _C.MODEL.STOCHASTIC_DEPTH = 0.0
-    # The lambda layers, by the same keys as in detection
     _C.MODEL.LAMBDA_RESNET = CN()
-    add_lambda_layer_keys(_C.MODEL.LAMBDA_RESNET)
-    # Keep only the input of each block and compute the block again in the backward pass
+    add_lambda_layer_keys(_C.MODEL.LAMBDA_RESNET)  # the same as in detection
+    # Keep only the input of each block and compute the block again in the backward pass, which
+    # takes more time and less memory
     _C.MODEL.CHECKPOINT_ACTIVATIONS = False
     # Start from this checkpoint's backbone, and from its last layer if it has as many classes
     _C.MODEL.WEIGHTS = ""
-    # Of the pixels 0 to 255, red, green, blue; the defaults are ImageNet's
+    # Mean of the pixels from 0 to 255, of red, green and blue; the default is ImageNet's
     _C.MODEL.PIXEL_MEAN = [123.675, 116.28, 103.53]
+    # Standard deviation of the pixels from 0 to 255, of red, green and blue; the default is
+    # ImageNet's
     _C.MODEL.PIXEL_STD = [58.395, 57.12, 57.375]
+    # Keep the maps channels last in memory
     _C.MODEL.CHANNELS_LAST = True
     # torch.compile the forward pass of training: minutes at the start, faster steps after them
     _C.MODEL.COMPILE = False
 
-    # ---------------------------------------------------------------------------------------------
-    # Data
-    # ---------------------------------------------------------------------------------------------
+    # ---- Data
+
     _C.DATA = CN()
-    # "folder": TRAIN and VAL hold one folder of images for each class.
-    # "cifar10": TRAIN holds what torchvision's CIFAR10 has downloaded; VAL is not used.
-    # "synthetic": noise made on the spot, to measure the rest (--synthetic-data).
+    # "folder": DATA.TRAIN and DATA.VAL hold one folder of images for each class. "cifar10":
+    # DATA.TRAIN holds what torchvision's CIFAR10 has downloaded. "synthetic": noise, to measure the
+    # rest (--synthetic-data)
     _C.DATA.FORMAT = "folder"
+    # Folder of the images to train on
     _C.DATA.TRAIN = "datasets/imagenet/train"
-    _C.DATA.VAL = "datasets/imagenet/val"  # "" for none, where HELD_OUT is above 0
+    # Folder of the images to evaluate on; "" for none, where DATA.HELD_OUT is above 0
+    _C.DATA.VAL = "datasets/imagenet/val"
     # Share of the training images of each class that is held out to choose the best checkpoint and
-    # to stop early. 0: the validation images serve for that.
+    # to stop early; 0 takes the validation images for that
     _C.DATA.HELD_OUT = 0.0
     # Share of the training images of each class that is used at all
     _C.DATA.FRACTION = 1.0
+    # An image that cannot be read is replaced by the next one; when more than this many different
+    # images could not be read, training stops.
     _C.DATA.MAX_UNREADABLE_IMAGES = 20
 
     _C.INPUT = CN()
-    # Side of the square that the network sees in training, and in evaluation (0: the same)
+    # Side in pixels of the square that the network sees in training
     _C.INPUT.SIZE = 224
+    # Side in pixels of the square that the network sees in evaluation; 0 for that of training
     _C.INPUT.TEST_SIZE = 0
     # Evaluation takes this share of the image's shorter side from its centre
     _C.INPUT.TEST_CROP = 0.875
-    # "resized": a random part of the image, from MIN_AREA to all of its area, resized to SIZE.
-    # "padded": the image, resized to SIZE if need be, shifted by up to PADDING pixels.
+    # "resized": a random part of the image, from INPUT.MIN_AREA to all of its area, resized to
+    # INPUT.SIZE. "padded": the image, resized to INPUT.SIZE if need be, and shifted
     _C.INPUT.CROP = "resized"
+    # The smallest share of an image's area that the crop "resized" takes
     _C.INPUT.MIN_AREA = 0.08
+    # The most pixels by which the crop "padded" shifts an image
     _C.INPUT.PADDING = 4
+    # Mirror half of the images
     _C.INPUT.FLIP = True
-    # RandAugment: operations on each image (0 for none), and their strength (10 is nominal)
     _C.INPUT.RANDAUGMENT = CN()
+    # Number of RandAugment's operations on each image; 0 for none
     _C.INPUT.RANDAUGMENT.LAYERS = 0
+    # Strength of RandAugment's operations; 10 is nominal
     _C.INPUT.RANDAUGMENT.MAGNITUDE = 0
 
     _C.DATALOADER = CN()
     # Loader processes for each training process
     _C.DATALOADER.NUM_WORKERS = 8
-    # Seconds to wait for a batch of images before the processes are assumed to hang; 0 for ever
+    # Seconds to wait for a batch of images before the processes are assumed to hang; 0 waits for
+    # ever
     _C.DATALOADER.TIMEOUT = 600
 
-    # ---------------------------------------------------------------------------------------------
-    # Solver
-    # ---------------------------------------------------------------------------------------------
+    # ---- Solver
+
     _C.SOLVER = CN()
     # "sgd", "adam" or "rmsprop" (TensorFlow's, with epsilon inside the root)
     _C.SOLVER.OPTIMIZER = "sgd"
+    # Momentum of SGD and of RMSprop
     _C.SOLVER.MOMENTUM = 0.9
-    # Adam's, of the averages of gradients and of their squares
+    # Decay of Adam's averages of gradients and of their squares
     _C.SOLVER.BETAS = [0.9, 0.999]
+    # Whether SGD has Nesterov's momentum
     _C.SOLVER.NESTEROV = False
+    # Weight decay of all parameters except those of norms
     _C.SOLVER.WEIGHT_DECAY = 0.0
-    # Of the scales and biases of norms, which TensorFlow's ResNets do not decay
+    # Weight decay of the scales and biases of norms, which TensorFlow's ResNets do not decay
     _C.SOLVER.WEIGHT_DECAY_NORM = 0.0
+    # Passes over the training images
     _C.SOLVER.EPOCHS = 100.0
     # Images of one optimiser step, over all processes and accumulated batches
     _C.SOLVER.IMS_PER_BATCH = 256
-    # Batches of one optimiser step; lower the memory, not the IMS_PER_BATCH
+    # Batches of one optimiser step, which keeps its images: more batches take less memory
     _C.SOLVER.ACCUMULATE_GRADIENTS = 1
-    # Learning rate for LR_BATCH images a step; it is scaled by IMS_PER_BATCH / LR_BATCH
+    # Learning rate for SOLVER.LR_BATCH images a step; it is scaled by IMS_PER_BATCH / LR_BATCH
     _C.SOLVER.BASE_LR = 0.1
+    # Images a step for which SOLVER.BASE_LR is given
     _C.SOLVER.LR_BATCH = 256
-    # Linear from 0
+    # Epochs in which the learning rate rises linearly from 0
     _C.SOLVER.WARMUP_EPOCHS = 0.0
-    # After the warm-up "cosine" to 0, or "exponential": times DECAY every DECAY_EPOCHS
+    # Learning rate after the warm-up: "cosine" to 0, or "exponential"
     _C.SOLVER.SCHEDULE = "cosine"
+    # Factor of the learning rate in every SOLVER.DECAY_EPOCHS of the schedule "exponential"
     _C.SOLVER.DECAY = 0.97
+    # Epochs between two decays of the schedule "exponential"
     _C.SOLVER.DECAY_EPOCHS = 1.0
     # Change the learning rate once an epoch instead of at each step; the first epoch of E epochs
     # of warm-up then has 1/E of the peak
     _C.SOLVER.LR_BY_EPOCH = False
+    # Share of a label that is spread over all classes
     _C.SOLVER.LABEL_SMOOTHING = 0.0
-    # Exponential moving average of the weights, ramped up as min(EMA_DECAY, (1 + n) / (10 + n))
-    # after n steps; 0 for none
+    # Decay of an exponential moving average of the weights; after n steps it is at most
+    # (1 + n) / (10 + n). 0 for none
     _C.SOLVER.EMA_DECAY = 0.0
+    _C.SOLVER.CLIP_GRADIENTS = CN()
+    # Clip the gradients
+    _C.SOLVER.CLIP_GRADIENTS.ENABLED = False
     # "value" clips each number of a gradient, "norm" the gradient of each parameter (as in
     # Detectron2), "full_model" the norm of all gradients together
-    _C.SOLVER.CLIP_GRADIENTS = CN()
-    _C.SOLVER.CLIP_GRADIENTS.ENABLED = False
     _C.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = "full_model"
+    # The number, or the norm, to which gradients are clipped
     _C.SOLVER.CLIP_GRADIENTS.CLIP_VALUE = 1.0
+    # Exponent of that norm
     _C.SOLVER.CLIP_GRADIENTS.NORM_TYPE = 2.0
     _C.SOLVER.AMP = CN()
+    # Train in mixed precision
     _C.SOLVER.AMP.ENABLED = True
-    # "bfloat16", "float16" (with loss scaling, CUDA only), or "auto": bfloat16 where the device has
-    # instructions for it, and else float32
+    # The dtype of mixed precision: "bfloat16", "float16" (with loss scaling, CUDA only), or "auto",
+    # which is bfloat16 where the device has instructions for it and otherwise float32
     _C.SOLVER.AMP.DTYPE = "auto"
     # Steps between checkpoints; there is also one after each evaluation
     _C.SOLVER.CHECKPOINT_PERIOD = 1000
-    # This number of the newest is kept, besides the best
+    # Number of the newest checkpoints that are kept; the best is kept besides
     _C.SOLVER.CHECKPOINTS_KEPT = 3
 
-    # ---------------------------------------------------------------------------------------------
-    # Evaluation
-    # ---------------------------------------------------------------------------------------------
+    # ---- Evaluation
+
     _C.TEST = CN()
     # Epochs between evaluations; there is also one at the end
     _C.TEST.EVAL_PERIOD = 1.0
-    # Images of a batch, over all processes; 0: as many as a forward pass of training has
+    # Images of a batch, over all processes; 0 for as many as a forward pass of training has
     _C.TEST.IMS_PER_BATCH = 0
-    # Statistics of batch norms are estimated before each evaluation from this number of batches
-    # over all processes; 0: running averages for the raw weights, and for those of the EMA their
-    # average
+    # Number of batches, over all processes, from which statistics of batch norms are estimated
+    # before each evaluation. 0 takes the running averages for the raw weights, and the average of
+    # these for the averaged weights
     _C.TEST.PRECISE_BN_BATCHES = 200
-    # Stop after this number of evaluations without a better one; 0: train to the end
+    # Stop after this number of evaluations without a better one; 0 trains to the end
     _C.TEST.PATIENCE = 0
 
-    # Of the order of images, of augmentation, initialisation and dropout; from 0
+    # Seed of the order of images, of augmentation, initialisation and dropout; from 0
     _C.SEED = 0
+    # Let cuDNN choose its algorithms by measurement
     _C.CUDNN_BENCHMARK = True
     # Steps between lines of the log
     _C.LOG_PERIOD = 20
+    # The folder of the run
     _C.OUTPUT_DIR = "output/imagenet"
     # Where the numbers go besides metrics.json: "tensorboard", or the path of an EventWriter of
     # Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR

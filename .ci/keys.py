@@ -1,0 +1,99 @@
+"""Write docs/keys.md: every configuration key that lambda_det adds, from the comments above them.
+
+    .venv/bin/python .ci/keys.py
+
+A comment directly above a key of config.py is its sentence. A comment that begins with dashes is
+about the keys that follow, and is not on the page.
+"""
+
+import re
+from pathlib import Path
+
+from detectron2.config import CfgNode, get_cfg
+
+from lambda_det.classification.config import get_classification_config
+from lambda_det.config import add_lambda_config, leaves
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "keys.md"
+DETECTION = ROOT / "lambda_det" / "config.py"
+CLASSIFICATION = ROOT / "lambda_det" / "classification" / "config.py"
+_KEY = re.compile(r"    _C\.([A-Z0-9_.]+) = (?!CN\(\))")
+_LAYER_KEY = re.compile(r'    "([A-Z_]+)": LayerKey\(')
+_COMMENT = re.compile(r"    # (.*)")
+
+_HEAD = """\
+# Configuration keys
+
+Every key that lambda_det adds to
+[Detectron2's](https://detectron2.readthedocs.io/en/latest/modules/config.html), with its default.
+Nobody writes this page: `.ci/keys.py` makes it of the comments in `lambda_det/config.py` and
+`lambda_det/classification/config.py`.
+
+On a command line they are `KEY VALUE`, such as `SOLVER.EMA_DECAY 0.999`. In a LazyConfig the keys
+of `MODEL.LAMBDA_RESNET` are arguments with the same names in lower case, and
+[configs/common/train.py](../configs/common/train.py) has the settings of a training. A key that
+does not exist is refused with the name of a similar one.
+
+## Detectors
+"""
+_CLASSIFIERS = """
+## Classifiers
+
+All keys of the recipes in `configs/imagenet` and `configs/cifar10`. `MODEL.LAMBDA_RESNET` has the
+keys of the lambda layers, as in detectors: from `QUERY_DEPTH` to `IMPLEMENTATION`.
+"""
+
+
+def sentences(source: str) -> dict[str, str]:
+    """The comment above each key of a file, by its full name."""
+    comments: dict[str, str] = {}
+    lines: list[str] = []
+    for line in source.splitlines():
+        if comment := _COMMENT.fullmatch(line):
+            lines.append(comment[1])
+            continue
+        if layer_key := _LAYER_KEY.match(line):
+            comments[f"MODEL.LAMBDA_RESNET.{layer_key[1]}"] = " ".join(lines)
+        elif key := _KEY.match(line):
+            comments[key[1]] = " ".join(lines)
+        lines = []
+    return comments
+
+
+def _table(title: str, rows: dict[str, str], cfg: CfgNode) -> list[str]:
+    lines = [f"\n### {title}\n", "| key | default | |", "|---|---|---|"]
+    for key, sentence in rows.items():
+        value = cfg
+        for name in key.split("."):
+            value = value[name]
+        default = repr(value).replace("'", '"')
+        text = sentence.replace("|", r"\|").replace("docs/layer.md", "[layer.md](layer.md)")
+        lines.append(f"| `{key}` | `{default}` | {text}{'' if text.endswith('.') else '.'} |")
+    return lines
+
+
+def _tables(source: Path, cfg: CfgNode, title: str) -> list[str]:
+    """A table for each section of keys, and one of those in no section."""
+    written = sentences(source.read_text("utf-8"))
+    comments = {key: written[key] for key, _ in leaves(cfg) if key in written}
+    sections = dict.fromkeys(key.partition(".")[0] for key in comments if "." in key)
+    lines = []
+    for section in sections:
+        rows = {key: text for key, text in comments.items() if key.startswith(f"{section}.")}
+        lines += _table(title.format(section), rows, cfg)
+    alone = {key: text for key, text in comments.items() if "." not in key}
+    return lines + _table(title.format("Keys in no section"), alone, cfg)
+
+
+def page() -> str:
+    """The text of docs/keys.md."""
+    detection = get_cfg()
+    add_lambda_config(detection)
+    lines = [_HEAD.rstrip("\n"), *_tables(DETECTION, detection, "{}"), _CLASSIFIERS.rstrip("\n")]
+    lines += _tables(CLASSIFICATION, get_classification_config(), "{} of classifiers")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
