@@ -61,37 +61,36 @@ def sentences(source: str) -> dict[str, str]:
     return comments
 
 
-def _table(title: str, rows: dict[str, str], cfg: CfgNode) -> list[str]:
-    lines = [f"\n### {title}\n", "| key | default | |", "|---|---|---|"]
+def _section(title: str, rows: dict[str, str], cfg: CfgNode) -> list[str]:
+    lines = [f"\n### {title}\n"]
     for key, sentence in rows.items():
         value = cfg
         for name in key.split("."):
             value = value[name]
         default = repr(value).replace("'", '"')
-        text = sentence.replace("|", r"\|").replace("docs/layer.md", "[layer.md](layer.md)")
-        lines.append(f"| `{key}` | `{default}` | {text}{'' if text.endswith('.') else '.'} |")
+        text = sentence.replace("docs/layer.md", "[layer.md](layer.md)")
+        lines.append(f"- `{key}` (`{default}`): {text}{'' if text.endswith('.') else '.'}")
     return lines
 
 
-def _tables(source: Path, cfg: CfgNode, title: str) -> list[str]:
-    """A table for each section of keys, and one of those in no section."""
+def _sections(source: Path, cfg: CfgNode, title: str) -> list[str]:
+    """A list for each section of keys, and one of those in no section."""
     written = sentences(source.read_text("utf-8"))
     comments = {key: written[key] for key, _ in leaves(cfg) if key in written}
-    sections = dict.fromkeys(key.partition(".")[0] for key in comments if "." in key)
     lines = []
-    for section in sections:
+    for section in dict.fromkeys(key.partition(".")[0] for key in comments if "." in key):
         rows = {key: text for key, text in comments.items() if key.startswith(f"{section}.")}
-        lines += _table(title.format(section), rows, cfg)
+        lines += _section(title.format(section), rows, cfg)
     alone = {key: text for key, text in comments.items() if "." not in key}
-    return lines + _table(title.format("Keys in no section"), alone, cfg)
+    return lines + _section(title.format("Keys in no section"), alone, cfg)
 
 
 def page() -> str:
     """The text of docs/keys.md."""
     detection = get_cfg()
     add_lambda_config(detection)
-    lines = [_HEAD.rstrip("\n"), *_tables(DETECTION, detection, "{}"), _CLASSIFIERS.rstrip("\n")]
-    lines += _tables(CLASSIFICATION, get_classification_config(), "{} of classifiers")
+    lines = [_HEAD.rstrip("\n"), *_sections(DETECTION, detection, "{}"), _CLASSIFIERS.rstrip("\n")]
+    lines += _sections(CLASSIFICATION, get_classification_config(), "{} of classifiers")
     return "\n".join(lines) + "\n"
 
 

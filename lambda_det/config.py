@@ -105,7 +105,7 @@ def add_lambda_config(cfg: CN) -> None:
     _C.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet50"
     # The features that the backbone gives, from "stem" and "res2" to "res5"
     _C.MODEL.LAMBDA_RESNET.OUT_FEATURES = ["res2", "res3", "res4", "res5"]
-    # Any name that detectron2.layers.get_norm knows: "BN", "SyncBN", "FrozenBN", "GN", ...
+    # The norm: any name that detectron2.layers.get_norm knows, such as "BN", "SyncBN", "FrozenBN"
     _C.MODEL.LAMBDA_RESNET.NORM = "BN"
     add_lambda_layer_keys(_C.MODEL.LAMBDA_RESNET)
     # Probability of dropping the residual branch in the last stage; earlier stages drop it less

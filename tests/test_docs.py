@@ -107,6 +107,6 @@ def test_the_page_of_keys_has_what_the_code_has():
     add_lambda_config(ours)
     added = {key for key, _ in leaves(ours)} - {key for key, _ in leaves(plain)}
     recipes = {key for key, _ in leaves(get_classification_config())}
-    rows = re.findall(r"^\| `([A-Z0-9_.]+)` \| `.+?` \| (.*) \|$", page, re.M)
+    rows = re.findall(r"^- `([A-Z0-9_.]+)` \(`.+?`\): (.*)$", page, re.M)
     assert added | recipes <= {key for key, _ in rows}
     assert [key for key, sentence in rows if len(sentence) < 10] == []
