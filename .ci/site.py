@@ -8,6 +8,7 @@ from pathlib import Path
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
+_ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(?=<code>)")
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -35,6 +36,11 @@ def on_page_markdown(markdown, page, config, files):
         return f"[{text}]({url.rstrip('/')}/blob/main/{place}{section})" if url else text
 
     return _LINK.sub(link, markdown)
+
+
+def on_page_content(html, page, config, files):
+    """Remove the roles before names in docstrings, such as :func:, which only Sphinx reads."""
+    return _ROLE.sub("", html)
 
 
 def _from_docs(readme):
