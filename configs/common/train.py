@@ -4,8 +4,8 @@ train = {
     "output_dir": "./output",
     "init_checkpoint": "",
     "max_iter": 130000,
-    # "auto" is bfloat16 where the device has instructions for it, and else float32; "float16" has
-    # loss scaling. Detectron2's own tool always uses float16.
+    # "auto" is bfloat16 where the device has instructions for it and otherwise float32; "float16"
+    # has loss scaling. Detectron2's own tool always uses float16.
     "amp": {"enabled": True, "dtype": "auto"},
     "ddp": {
         "broadcast_buffers": False,
@@ -27,7 +27,7 @@ train = {
     "float32_precision": "",
     # Layout in memory of the maps; files of weights are the same either way
     "channels_last": True,
-    # In which evaluation and prediction compute: "float32" or "bfloat16"
+    # The precision of evaluation and prediction: "float32" or "bfloat16"
     "test_precision": "float32",
     # Exponential moving average of the weights, which is evaluated beside the raw weights
     "model_ema": {"enabled": False, "decay": 0.999},

@@ -19,24 +19,25 @@ inline long divided_up(long size, long by) { return (size + by - 1) / by; }
 
 #ifdef __AVX512F__
 constexpr int kBytes = 64;  // of a vector
-constexpr int kMost = 4;    // vectors in a row of a block; four rows of them fit 32 registers
+constexpr int kMost = 4;    // vectors in a row of a block; a block of four rows fits 32 registers
 #else
 constexpr int kBytes = 32;
-constexpr int kMost = 3;  // and of these 16 registers
+constexpr int kMost = 3;  // a block of four rows of 3 vectors fits 16 registers
 #endif
 template <typename T> constexpr int kLanes = kBytes / sizeof(T);
 
-// What products of T are summed in. An int is a pair of bfloat16, whose two products an instruction
-// of AVX512-BF16 adds to a float; a pair of each factor is one step.
+// The type of a sum of products of T. An int holds a pair of bfloat16: one instruction of
+// AVX512-BF16 multiplies two pairs and adds both products to a float, which is one step.
 template <typename T> using SumOf = std::conditional_t<std::is_same<T, int>::value, float, T>;
 
 template <typename T, int lanes = kLanes<T>> struct Vector {
-  // Aligned as a single number is, since windows start anywhere
+  // A vector has the alignment of a single number, because windows start at any number
   typedef T type __attribute__((vector_size(lanes * sizeof(T)), aligned(sizeof(T)), may_alias));
 };
 template <typename T> using Wide = typename Vector<T>::type;
 
-// A vector that several rows multiply: g++ would load it anew for each, and wait for the loads.
+// Keeps a vector in a register while several rows are multiplied by it. g++ by itself would load it
+// for each row, and wait for the loads.
 template <typename Vec, typename T>
 inline __attribute__((always_inline)) Vec in_register(const T *from) {
   Vec vector = *(const Vec *)from;
@@ -56,8 +57,8 @@ inline __attribute__((always_inline)) Sum added(Sum sum, T factor, Vec b) {
     return sum + factor * b;
 }
 
-// C[R, columns] (+)= A[R, steps] B[steps, columns] for N vectors of columns, in registers. C is added
-// last: a sum that started with it would be rounded to C's last digit at every step.
+// C[R, columns] (+)= A[R, steps] B[steps, columns] for N vectors of columns, in registers. C is
+// added at the end: a sum that starts with C is rounded to the last digit of C at every step.
 template <int R, int N, typename T>
 inline __attribute__((always_inline)) void block(
     long steps, const T *a, long a_row, long a_step, const T *b, long b_step, SumOf<T> *c,
@@ -89,7 +90,8 @@ inline __attribute__((always_inline)) void block(
     }
 }
 
-// Eight rows of few vectors, four of more: as many sums as the processor has work for.
+// A block has eight rows if they have few vectors, and four otherwise, so that there are enough
+// sums to keep the processor busy.
 constexpr long rows_of_block(long vectors) { return vectors > kMost / 2 ? 4 : 8; }
 
 #ifndef ROW_BLOCKS

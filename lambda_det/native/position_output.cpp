@@ -4,14 +4,16 @@
 //
 // Scores exist for one row of the scope and one tile of queries at a time, so that they stay in the
 // first-level cache. Offsets that lead out of the map cost nothing: rows are skipped and columns
-// cut. Every product below is one call of multiply(). Plain C functions, without PyTorch's headers,
-// so that to compile them takes two seconds or three.
+// cut. Every product below is one call of multiply(). The file exports plain C functions and does
+// without PyTorch's headers, so it compiles in two or three seconds.
 //
-// With AVX512-BF16 there is one for bfloat16. A step of a product is then a pair of numbers, and
-// scores are rounded to be factors of the next product; all sums are float.
+// The functions also exist for bfloat16, where the processor has AVX512-BF16. A step of a product
+// then takes a pair of numbers. Scores are rounded to bfloat16 before the next product takes them
+// as factors; all sums are float.
 //
-// Layouts, all dense ("p": padded with zeros to whole vectors, "/2": to pairs, which lie side by
-// side in the last dimension, one that is not written here; see layers/local/compiled.py):
+// All layouts are dense. "p" marks a dimension that is padded with zeros to whole vectors. "/2"
+// marks one that is padded to pairs for bfloat16; a last dimension of 2, which is not written here,
+// then holds the numbers of a pair (layers/local/compiled.py):
 //     queries [b, H, W, h, k/2]   values [b, u, H, W/2, vp]   transposed values [b, u, H, vp/2, Wp]
 //     embedding [u, r_y, k/2, rp]   transposed embedding [u, r_y, r_x/2, kp]
 //     gradient of the output [b, H, W, h, vp/2]
@@ -32,12 +34,14 @@ struct Sizes {
   long rp, kp, vp, wp;
 };
 
-// What multiply() takes of numbers T, of which uint16_t are bfloat16, and what it gives
+// The type in which multiply() takes numbers T, the type of its sums, and the numbers in a step.
+// uint16_t stands for bfloat16.
 template <typename T> using Step = std::conditional_t<std::is_same<T, uint16_t>::value, int, T>;
 template <typename T> using Sum = SumOf<Step<T>>;
 template <typename T> constexpr long kPair = sizeof(Step<T>) / sizeof(T);
 
-// Sums as factors of the next product. Floats and doubles are them already.
+// Makes factors of the next product from the sums of this one: floats and doubles stay as they are,
+// and bfloat16 needs rounding.
 template <typename T> class Factors {
  public:
   explicit Factors(long) {}
@@ -48,7 +52,7 @@ template <typename T> class Factors {
 template <> class Factors<uint16_t> {
  public:
   explicit Factors(long most) : numbers_(kBefore + most) {}
-  // A multiple of 8 numbers; the one before the first is 0
+  // `count` is a multiple of 8. The number before the first one of the result is 0.
   const uint16_t *in_rows(const float *sums, long count) {
     uint16_t *to = numbers_.data() + kBefore;
     for (; count >= 16; count -= 16, sums += 16, to += 16)
@@ -62,7 +66,8 @@ template <> class Factors<uint16_t> {
   std::vector<uint16_t> numbers_;
 };
 
-// Pairs of rows side by side; with `heads` each is shifted to the right by its query's place
+// Interleaves rows in pairs: a column of two rows becomes a pair of numbers. With `heads` each row
+// is shifted to the right by the place of its query.
 inline void pair_rows(const float *sums, long rows, long columns, long heads, int *to, long width) {
   typedef uint16_t Half __attribute__((may_alias));
   const __m256i by_turns =
@@ -97,8 +102,9 @@ struct Strides {
   long image, y, x, group, channel;
 };
 
-// Copies a row of a map from one layout to another: whole channels where both have them dense, and
-// else small blocks, as one of them may jump at every channel.
+// Copies a row of a map from one layout to another. Where channels are dense in both, it copies all
+// channels of a position at once. Otherwise it copies small blocks, because neighbouring channels
+// of one layout may lie far apart.
 template <typename T>
 void lay_out_row(long width, long groups, long channels, const T *from, const Strides &f, T *to,
                  const Strides &t) {
@@ -166,7 +172,9 @@ void forward(const Sizes &s, const Step<T> *queries, const Step<T> *values,
           for (long i = 0; i < width; ++i) {
             const long x = x0 + i, from = first_offset(x, s.scope_x);
             const long column = x + from - s.scope_x / 2;
-            const long odd = column % pair;  // then from is 0, and the number before it as well
+            // The pair of an odd column begins one column earlier. `from` is 0 there, and so is the
+            // number before the scores, which becomes the factor of that column.
+            const long odd = column % pair;
             const long count = end_offset(x, s.scope_x, s.width) - from + odd;
             const Step<T> *factor = (const Step<T> *)(a + i * h * s.rp + from - odd);
             multiply(h, s.vp, divided_up(count, pair), factor, s.rp / pair, 1,
@@ -216,7 +224,8 @@ void values_gradient(const Sizes &s, const Step<T> *grad, const Step<T> *queries
             multiply(width * h, s.rp, k, q, k, 1, e, s.rp, sums.data(), s.rp, false);
             pair_rows(sums.data(), width * h, s.rp, h, scores.data(), window);
           }
-          // Columns of the window that lie on the map, and for each four the queries that see them
+          // Four columns of the window at a time, of those on the map, and the queries that see
+          // them
           const long left = x0 - s.scope_x / 2;
           const long end = std::min(width - 1 + s.scope_x, s.width - left);
           for (long c = std::max(0L, -left); c < end; c += 4) {
@@ -242,7 +251,8 @@ void queries_gradient(const Sizes &s, const Step<T> *grad, const Step<T> *query_
   const long tile = tile_width<T>(s), tiles = divided_up(s.width, tile);
   const long h = s.heads, vp = s.vp / pair, v = divided_up(s.v, pair);
   const long offsets = divided_up(s.scope_x, pair);
-  // Queries that share vectors of values: as many as fill a block, while those hold their windows
+  // Number of neighbouring queries that share vectors of values: as many as fill a block of
+  // multiply(), if the padding of a row has room for their shifted windows
   const long fitting = std::min(rows_of_block(s.rp / kLanes<Sum<T>>) / h, s.rp - s.scope_x + 1);
   const long together = std::max(1L, fitting);
 #pragma omp parallel num_threads(threads)

@@ -1,6 +1,6 @@
 // Whether this processor has the instructions that the library was compiled for. A wheel brings
-// several libraries, and each is asked. No processor has the instruction sets that are named here
-// without the other ones of x86-64-v3 and v4.
+// several libraries, and each is asked. x86-64-v3 and v4 have more instruction sets than are tested
+// here; every processor with the tested ones has the others as well.
 extern "C" int suits_this_processor() {
   int suits = 1;
 #ifdef __AVX2__

@@ -1,8 +1,9 @@
 // ROIAlign and its gradient on the CPU, on channels-last maps.
 //
 // Each bin of a box is the mean of points on a grid, which are interpolated between four positions
-// of the map. That is a sum over rows and columns of the map, each with the weights of all points
-// beside it. A vector holds channels, which have them in common.
+// of the map. So a bin is a weighted sum over rows and columns of the map, and the weight of a line
+// comes from all points beside it. A vector holds channels, because all channels have the same
+// weights.
 //
 // Maps are [batch, height, width, channels], pooled boxes [boxes, bins_y, bins_x, channels]; the
 // number of channels is a multiple of 16.
@@ -14,7 +15,7 @@
 
 namespace {
 
-constexpr long kTogether = 16;  // channels
+constexpr long kTogether = 16;  // channels that are summed at a time
 
 struct Pooling {
   long batch, height, width, channels, boxes, bins_y, bins_x;
@@ -34,7 +35,8 @@ template <typename T> struct Weighted {
 template <typename T> using List = std::vector<Weighted<T>>;
 
 template <typename T> void add(List<T> &list, long position, T weight) {
-  for (size_t i = list.size(); i > 0 && i + 2 > list.size(); --i)  // beside the point before
+  // The previous point may lie beside the same line: look at the last two entries
+  for (size_t i = list.size(); i > 0 && i + 2 > list.size(); --i)
     if (list[i - 1].position == position) {
       list[i - 1].weight += weight;
       return;
@@ -42,7 +44,8 @@ template <typename T> void add(List<T> &list, long position, T weight) {
   list.push_back({position, weight});
 }
 
-// The rows or columns of the map beside the points of a bin; none for points beyond, and for NaN.
+// The rows or columns of the map beside the points of a bin. Points that lie beyond the map, or
+// that are NaN, have none.
 template <typename T> void find_lines(T start, T bin, long points, long size, List<T> &found) {
   found.clear();
   for (long i = 0; i < points; ++i) {
@@ -56,7 +59,8 @@ template <typename T> void find_lines(T start, T bin, long points, long size, Li
   }
 }
 
-// Of one bin after the other, from the first of a box on
+// The corners of a bin. The bins of a box have to be asked in their order, from the first on,
+// because rows and columns are kept for the bins that follow.
 template <typename T> struct Bin {
   std::vector<List<T>> columns;
   List<T> rows, corners;

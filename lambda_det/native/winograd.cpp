@@ -11,8 +11,8 @@
 // have 3 outputs and five products: a map of 7x7 takes 121 products in place of 144.
 //
 // Maps are [batch, height, width, channels], kernels [3, 3, in, out]; the numbers of channels are
-// multiples of 16. Beyond a map there are zeros. Maps in bfloat16 are computed in float32: all
-// products of a plain convolution take longer, at twice the rate.
+// multiples of 16. Beyond a map there are zeros. Maps in bfloat16 are computed in float32: a plain
+// convolution in bfloat16 has twice the rate, but so many more products that it takes longer.
 
 #include <algorithm>
 #include <memory>
@@ -25,9 +25,13 @@
 namespace {
 
 constexpr int kTile = 4, kWindow = 6, kProducts = kWindow * kWindow;
-constexpr long kMany = 32;  // tiles at a time: their windows of 256 channels take 1.2 MB
-constexpr long kMostTiles = 64;  // at a time of all threads together
-constexpr long kSteps = 32;  // channels in one sum; one of all would round four times as much
+// Tiles that a thread computes at a time; their windows of 256 channels take 1.2 MB
+constexpr long kMany = 32;
+// Tiles that all threads together compute at a time, for the gradient of the kernel
+constexpr long kMostTiles = 64;
+// Channels, or tiles, that are added up before their sum goes to the total. One sum of all would
+// have four times the rounding error.
+constexpr long kSteps = 32;
 
 // Kernels are transformed in double, since no power of two makes their fractions exact
 template <typename T> using Precise = typename Vector<double, kLanes<T>>::type;
@@ -99,7 +103,8 @@ template <typename V> inline __attribute__((always_inline)) void transform_grad(
   y[5 * step] = y3;
 }
 
-// G: the kernel's polynomial at each point p, by the product of the distances to the other points
+// G: the polynomial of the taps at each point p, divided by the product of p's distances to the
+// other points
 constexpr double at_0 = 1 / (double(kA2) * kB2);
 constexpr double at_a = 1 / (2 * double(kA2) * (kA2 - kB2));
 constexpr double at_b = 1 / (2 * double(kB2) * (kB2 - kA2));
@@ -142,7 +147,8 @@ struct Tiles {
   long row(long tile) const { return tile / across.count % down.count; }
   long image(long tile) const { return tile / (across.count * down.count); }
 
-  // The vectors of a square of a map whose corner lies `before` the tile's
+  // Finds the positions of a square of the map, whose upper left corner lies `before` positions
+  // above and to the left of the tile's corner
   template <int side, typename M>
   void find(long tile, int before, const M *map, long channels, const M *zeros,
             const M **found) const {
@@ -159,8 +165,9 @@ struct Tiles {
   }
 };
 
-// Some tiles, in an order in which those of each product lie side by side: low and wide ones, high
-// and wide, high and narrow, low and narrow
+// Some tiles, sorted so that the tiles that need a certain product are neighbours: first low and
+// wide ones, then high and wide, high and narrow, low and narrow. A high tile has 4 rows of outputs
+// and a low one 3; likewise wide and narrow.
 struct Block {
   long tile[kMostTiles], count = 0, bounds[5];
   Block(const Tiles &tiles, long first, long most) {
@@ -183,11 +190,13 @@ struct Block {
   }
 };
 
-// Numbers of one of the 36 products. 36 vectors a power of two apart would evict each other from
-// the cache: to transform a kernel took three times as long.
+// Distance in memory between two of the 36 products. If it were a power of two, the 36 vectors of a
+// tile would evict each other from the cache, and the transform of a kernel would take three times
+// as long.
 template <typename T> inline long product_size(long numbers) { return numbers + 2 * kLanes<T>; }
 
-// B' d B of a tile; a vector of each of the 36 goes to `to`, by these strides
+// B' d B of a tile. `product` is the distance between the 36 products in `to`, and `vector_stride`
+// that between vectors of channels.
 template <typename T, typename M>
 void transform_window(const Tiles &tiles, long tile, const M *map, const M *zeros, T *to,
                       long product, long vector_stride) {
@@ -241,7 +250,7 @@ void transform_kernel(const Convolution &s, const T *kernel, T *to, int threads)
       }
 }
 
-// kernel: of transform_kernel
+// kernel: the result of transform_kernel
 template <typename T, typename M>
 void convolve(const Convolution &s, const M *map, const T *kernel, const T *bias, M *output,
               int threads) {
@@ -303,7 +312,8 @@ void convolution_gradient(const Convolution &s, const M *map, const M *grad, T *
   const long panels = divided_up(s.out, panel);
   const long window_size = product_size<T>(kMostTiles * s.in);
   const long size = product_size<T>(kMostTiles * panels * panel);
-  // As multiply() reads them: [36, vectors of in, tiles, vector], [36, panels, tiles, panel]
+  // The layouts that multiply() reads: [36, vectors of in, tiles, vector], [36, panels, tiles,
+  // panel]
   const std::unique_ptr<T[]> windows(new T[kProducts * window_size]);
   const std::unique_ptr<T[]> grads(new T[kProducts * size]);
   const std::vector<M> zeros(std::max(s.in, s.out));
@@ -352,7 +362,7 @@ void convolution_gradient(const Convolution &s, const M *map, const M *grad, T *
 
 }  // namespace
 
-// For sums T and maps M
+// The exported functions, for sums of type T and maps of type M
 #define EXPORT(T, M, suffix)                                                                       \
   void transform_kernel_##suffix(const Convolution *s, const T *kernel, T *to, int threads) {      \
     transform_kernel<T>(*s, kernel, to, threads);                                                  \
