@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from itertools import groupby
+from functools import partial
 from typing import Any
 
-import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from lambda_det.detection.prediction import Prediction, Predictor
+from lambda_det.detection.prediction import Predictor
 from lambda_det.errors import UserError
 from lambda_serving.batches import Batches
 from lambda_serving.images import Limits, Refused, as_json, decoded
@@ -53,8 +52,10 @@ class Service:
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
         """Run from the start of the server to its end, when all accepted requests are answered."""
         with ThreadPoolExecutor(2, "pixels") as self._pixels:
+            # Images of several sizes are computed as if each were alone
+            compute = partial(self.predictor, channels="RGB")
             limits = self.limits
-            self._batches = Batches(self._compute, limits.batch, limits.wait, self._sizes.observe)
+            self._batches = Batches(compute, limits.batch, limits.wait, self._sizes.observe)
             yield
             await self._batches.close()
         logger.warning("%d requests were accepted, %d answered", self.accepted, self.answered)
@@ -103,19 +104,6 @@ class Service:
         image = await run(self._pixels, decoded, bytes(data), self.limits.max_pixels)
         found = await self._batches(image)
         return await run(self._pixels, as_json, found, "masks" in request.query_params)
-
-    def _compute(self, images: Sequence[np.ndarray]) -> list[Prediction]:
-        # it is exported, and each image is computed as if it were alone
-        if self.predictor.cfg is None:
-            return self.predictor(images, channels="RGB")
-        # a run pads smaller images, and an answer must not depend on other requests
-        found: dict[int, Prediction] = {}
-        order = sorted(range(len(images)), key=lambda i: images[i].shape)
-        for _, group in groupby(order, lambda i: images[i].shape):
-            places = list(group)
-            together = self.predictor([images[i] for i in places], channels="RGB")
-            found.update(zip(places, together, strict=True))
-        return [found[i] for i in range(len(images))]
 
 
 def make_app(predictor: Predictor, limits: Limits) -> FastAPI:

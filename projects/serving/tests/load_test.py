@@ -3,8 +3,9 @@
 
     load_test.py MODEL IMAGES --clients 1 8 --seconds 20 -- --batch 4
 
-The words after -- are for serve.py. After --seconds the server gets SIGTERM, and the clients go on
-until it is gone: each request that it accepted must have been answered.
+The words after -- are for serve.py. After --seconds, and an answer for each client, the server gets
+SIGTERM, and the clients go on until it is gone: each request that it accepted must have been
+answered.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import http.client
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -46,26 +46,26 @@ def ask(port: int, bodies: list[bytes], seen: list[tuple[float, float, object]])
         seen.append((start, time.perf_counter() - start, status))
 
 
-def started(words: list[str], port: int, log: Path) -> subprocess.Popen:
-    """The server, as soon as it answers."""
+def started(words: list[str], log: Path) -> tuple[subprocess.Popen, int]:
+    """The server, as soon as it answers, and its port.
+
+    It chooses the port, because one that was only looked for could be another program's by then.
+    """
     with log.open("w") as file:
-        command = [sys.executable, str(SERVER), *words, "--port", str(port)]
+        command = [sys.executable, str(SERVER), *words, "--port", "0"]
         server = subprocess.Popen(command, stdout=file, stderr=file)
     while server.poll() is None:
-        try:
-            http.client.HTTPConnection("127.0.0.1", port, timeout=5).request("GET", "/health")
-            return server
-        except OSError:
-            time.sleep(0.1)
+        if running := re.search(r"running on http://127\.0\.0\.1:(\d+)", log.read_text()):
+            return server, int(running.group(1))
+        time.sleep(0.1)
     raise SystemExit(f"The server did not start:\n{log.read_text()}")
 
 
 def measure(words: list[str], bodies: list[bytes], clients: int, seconds: float) -> dict:
     """What the clients saw, beside what the server counted."""
-    with socket.create_server(("127.0.0.1", 0)) as free, tempfile.TemporaryDirectory() as folder:
-        port, log = free.getsockname()[1], Path(folder, "log")
-        free.close()
-        server = started(words, port, log)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        server, port = started(words, log)
         seen: list[tuple[float, float, object]] = []
         orders = [[*islice(cycle(bodies), i, i + len(bodies))] for i in range(clients)]
         threads = [threading.Thread(target=ask, args=(port, order, seen)) for order in orders]
@@ -73,6 +73,8 @@ def measure(words: list[str], bodies: list[bytes], clients: int, seconds: float)
         for thread in threads:
             thread.start()
         time.sleep(seconds)
+        while len(seen) < len(threads) and server.poll() is None:
+            time.sleep(0.1)  # on a busy machine the first answers may take longer
         server.send_signal(signal.SIGTERM)
         stopped = time.perf_counter()
         for thread in threads:

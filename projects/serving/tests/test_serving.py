@@ -36,7 +36,6 @@ def application(detector, **limits):
 class Detector:
     """Finds one box of the image's size, with the mean of its red as score; notes its batches."""
 
-    cfg = None
     origin, class_names = "weights.pth", ["cell"]
 
     def __init__(self):
@@ -182,15 +181,6 @@ def test_requests_are_computed_together_and_only_the_bad_one_fails(serve):
     scores = [answers[i].json()["scores"][0] * 510 for i in (0, 2)]
     assert scores == pytest.approx([80, 160], abs=0.1)  # each its own
     assert "predict_batch_images_sum 3.0" in client.get("/metrics").text
-
-
-def test_a_run_computes_only_images_of_one_shape_together(serve):
-    detector = Detector()
-    detector.cfg = "of a run"
-    images = [np.zeros((height, 30, 3), np.uint8) for height in (24, 20, 24, 20)]
-    found = serve(detector).app.state.service._compute(images)
-    assert [len(part.masks[0]) for part in found] == [24, 20, 24, 20]
-    assert detector.batches == [[(20, 30, 3)] * 2, [(24, 30, 3)] * 2]
 
 
 def test_a_full_queue_and_a_late_answer_are_refused_and_left_out(serve):
