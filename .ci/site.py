@@ -10,12 +10,14 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 _ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(?=<code>)")
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
+# Pages of the site that lie outside docs/
+_OUTSIDE = {"README.md": "index.md", "datasets/README.md": "datasets.md"}
 
 
 def on_files(files, config):
-    """Add README.md as the first page, and a page with all public names."""
-    readme = (ROOT / "README.md").read_text("utf-8")
-    files.append(File.generated(config, "index.md", content=_from_docs(readme)))
+    """Add the pages that lie outside docs/, and a page with all public names."""
+    for place, page in _OUTSIDE.items():
+        files.append(File.generated(config, page, content=_as_in_docs(place)))
     files.append(File.generated(config, "reference.md", content=_reference()))
     return files
 
@@ -28,8 +30,10 @@ def on_page_markdown(markdown, page, config, files):
     def link(match):
         text, target, section = match[1], match[2], match[3] or ""
         place = os.path.normpath(os.path.join("docs", target))
-        if place.startswith("docs/") or place == "README.md":
-            return match[0] if place != "README.md" else f"[{text}](index.md{section})"
+        if place in _OUTSIDE:
+            return f"[{text}]({_OUTSIDE[place]}{section})"
+        if place.startswith("docs/"):
+            return match[0]
         if not (ROOT / place).exists():
             return match[0]  # so --strict reports it
         url = config.repo_url
@@ -43,16 +47,15 @@ def on_page_content(html, page, config, files):
     return _ROLE.sub("", html)
 
 
-def _from_docs(readme):
-    """Rewrite the links of a page at the top as links of a page in docs/."""
+def _as_in_docs(place):
+    """The text of a page outside docs/, with its links as a page in docs/ has them."""
+    folder = os.path.dirname(place)
 
     def link(match):
-        target = match[2]
-        inside = target.startswith("docs/")
-        target = target.removeprefix("docs/") if inside else f"../{target}"
+        target = os.path.relpath(os.path.join(folder, match[2]), "docs")
         return f"[{match[1]}]({target}{match[3] or ''})"
 
-    return _LINK.sub(link, readme)
+    return _LINK.sub(link, (ROOT / place).read_text("utf-8"))
 
 
 def _reference():
