@@ -154,6 +154,15 @@ def listed(items: Iterable[object], limit: int = 3) -> str:
     return (", ".join(items[:limit]) or "none") + more
 
 
+def counted(count: float, noun: str) -> str:
+    """A number and what it counts, such as "1 class", "2,000 classes" and "0.5 epochs"."""
+    if count != 1 and noun.endswith("y"):
+        noun = f"{noun[:-1]}ies"
+    elif count != 1:
+        noun += "es" if noun.endswith("s") else "s"
+    return f"{count:,.12g} {noun}"
+
+
 def suggest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """The end of a sentence about an unknown name: similar known names, or the first few."""
     known = list(known)

@@ -154,14 +154,15 @@ def train(
     named = {name: value for name, value in keys.items() if "." not in name and name.islower()}
     words = _words({**flags, **named})
     parser = training_parser(words)
-    is_lazy = not parser.get_default("keys")["output"].isupper()
+    parser.error = _refuse  # a command line would end the process
+    args = parser.parse_args(words)
+    is_lazy = not args.keys["output"].isupper()
     for key, value in keys.items():
         if key not in named:
             is_text = isinstance(value, str | os.PathLike)
             text = quoted(str(value)) if is_lazy and is_text else str(value)
-            words += [f"{key}={text}"] if is_lazy else [key, text]
-    parser.error = _refuse  # a command line would end the process
-    run(parser.parse_args(words))
+            args.opts += [f"{key}={text}"] if is_lazy else [key, text]
+    run(args)
     return Run(output)
 
 

@@ -9,8 +9,8 @@ from lambda_det.training.command_line import YAML_EXAMPLES, run, run_parser
 __all__ = ["parser", "run"]
 
 _EXAMPLES = """
-Configuration keys follow the flags as KEY VALUE pairs; lambda_det/classification/config.py lists
-them.
+Configuration keys are given as KEY VALUE pairs, before or after the flags;
+lambda_det/classification/config.py lists them.
 
 On ImageNet in folders of classes, with 8 GPUs (the paper's batch of 4096: 4 x 128 on each):
   %(prog)s --config-file configs/imagenet/lambda_resnet152_256.yaml --num-gpus 8 \\

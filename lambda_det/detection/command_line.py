@@ -10,7 +10,7 @@ from lambda_det.training.command_line import YAML_EXAMPLES, run, run_parser
 __all__ = ["lazy_parser", "parser", "run"]
 
 _EXAMPLES = """
-Configuration keys follow the flags as KEY VALUE pairs.
+Configuration keys are given as KEY VALUE pairs, before or after the flags.
 
 On COCO (DETECTRON2_DATASETS names the folder that holds coco/), with 1 GPU, 8 GPUs, no GPU:
   %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.yaml

@@ -26,6 +26,7 @@ from lambda_det.detection.data.report import (
 from lambda_det.errors import (
     DataError,
     command_parser,
+    counted,
     exit_status,
     listed,
     log_to_terminal,
@@ -77,12 +78,12 @@ _HEADINGS = {
 
 def print_report(report: Report) -> None:
     print(f"{printable(report.json_file)}\nimages in {printable(report.image_root)}\n")
-    print(f"{report.images:9,} images")
-    print(f"{report.annotations:9,} annotations, {report.crowds:,} of them crowds")
+    _print_count(report.images, "image")
+    _print_count(report.annotations, "annotation", f", {report.crowds:,} of them crowds")
     print(f"{report.usable:9,} can be trained on, at most {report.most:,} in an image")
     for size, count in report.sizes.items():
         print(f"{count:9,} {size}")
-    print(f"{len(report.categories):9,} categories:")
+    _print_count(len(report.categories), "category", ":")
     names = Counter(report.categories.values())
     for number, count in report.counts.items():
         name = report.categories[number]
@@ -92,10 +93,15 @@ def print_report(report: Report) -> None:
         if findings := report.of(severity):
             print(f"\n{heading}:")
         for kind, finding in findings.items():
-            print(f"{finding.count:9,} {kind.text}")
+            print(f"{finding.count:9,} x {kind.text}")
             for case in finding.first:
                 print(f"{'':10}- {case}")
     print()
+
+
+def _print_count(count: int, noun: str, rest: str = "") -> None:
+    number, _, words = counted(count, noun).partition(" ")
+    print(f"{number:>9} {words}{rest}")
 
 
 def print_other_classes(report: Report, first: Report) -> bool:
@@ -117,7 +123,7 @@ def print_copies(parts: Mapping[str, list[str]]) -> bool:
         print(f"{copies} pictures are copies of {len(within)}, such as {listed(within[0])};")
         print("a held-out share keeps the copies of one picture on one side.\n")
     if pairs:
-        print(f"{len(pairs)} pictures are in two parts, as they are or as copies of one:")
+        print(f"{counted(len(pairs), 'picture')} in two parts, as the same file or as a copy:")
         for copy, picture in pairs[:3]:
             print(f"{'':10}- {printable(copy)} and {printable(picture)}")
         print()

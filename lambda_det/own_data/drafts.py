@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from lambda_det.errors import DataError, refused
 
-__all__ = ["write_draft"]
+__all__ = ["identifying_stem", "write_draft"]
+
+
+def identifying_stem(file: Path) -> str:
+    """The name of a file without its ending, and once a digest of the content."""
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
+    return f"{file.stem.removesuffix(f'_{digest}')}_{digest}"
 
 
 def write_draft(content: Any, folder: Path, stem: str) -> str:

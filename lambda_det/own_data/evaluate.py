@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import hashlib
 import io
 import json
 import logging
@@ -31,12 +30,14 @@ from lambda_det.errors import (
     DataError,
     UserError,
     command_parser,
+    counted,
     exit_status,
     listed,
     printable,
 )
 from lambda_det.files import replace_text
 from lambda_det.own_data.copies import shared_copies
+from lambda_det.own_data.drafts import identifying_stem
 from lambda_det.own_data.labels import as_coco, refuse_address
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.prepare import FOLDER, SOURCES
@@ -222,7 +223,7 @@ def evaluate(
     evaluated = ResultsOnData(
         folder,
         str(saved.origin),
-        f"{len(files)} images of {printable(where)}",
+        f"{counted(len(files), 'image')} of {printable(where)}",
         results_of(records, averaged, endings=_ENDINGS),
         own,
         trained_on,
@@ -308,9 +309,7 @@ def _parts_of_run(cfg: CfgNode, home: Path) -> dict[str, tuple[str, str, str]]:
 def _named(labels: str, images: str, source: str) -> _Data:
     """Add a name that identifies the content of the labels."""
     path = Path(labels)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-    stem = path.stem.removesuffix(f"_{digest}")
-    return _Data(f"{stem}_{digest}", path, Path(images), source)
+    return _Data(identifying_stem(path), path, Path(images), source)
 
 
 def _configuration(saved: SavedRun, folder: Path, data: _Data | None) -> CfgNode | DictConfig:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lambda_det.detection.data.picture_folder import PICTURES, in_any_form, walk
-from lambda_det.errors import DataError, listed
+from lambda_det.errors import DataError, counted, listed
 from lambda_det.files import read_text
 from lambda_det.own_data.drafts import write_draft
 from lambda_det.own_data.held_out import part_of
@@ -381,8 +381,8 @@ def _log_unlisted(file: Path, paths: Mapping[str, Iterable[Path]]) -> None:
     rest = [path for path in pictures if os.path.abspath(path) not in used]
     if rest:
         logger.warning(
-            f"{file}: {len(rest)} pictures beside it are in no list ({', '.join(paths)}), such as "
-            f"{rest[0]}"
+            f"{file}: in no list ({', '.join(paths)}), beside it: {counted(len(rest), 'picture')}, "
+            f"such as {rest[0]}"
         )
 
 

@@ -35,6 +35,7 @@ from lambda_det.errors import ConfigError, DataError, WeightsError, refused
 from lambda_det.files import DRAFT
 from lambda_det.own_data import recipe
 from lambda_det.own_data.choice import DEFAULT, choose
+from lambda_det.own_data.drafts import identifying_stem
 from lambda_det.own_data.held_out import Split, hold_out, smallest_share
 from lambda_det.own_data.input_size import sizes_for
 from lambda_det.own_data.labels import COCO, FORMATS, as_coco, recognise, refuse_address
@@ -431,10 +432,8 @@ def _keys_of(part: str, path: Path, images: str) -> dict[str, str]:
 
 def _copy(file: str, folder: Path) -> Path:
     """Copy a file into the folder of the run, under a name that identifies its content."""
-    content = Path(file).read_bytes()
-    path = Path(file)
-    path = folder / FOLDER / f"{path.stem}_{hashlib.sha256(content).hexdigest()[:8]}{path.suffix}"
-    _write(path, content)
+    path = folder / FOLDER / f"{identifying_stem(Path(file))}{Path(file).suffix}"
+    _write(path, Path(file).read_bytes())
     return path
 
 

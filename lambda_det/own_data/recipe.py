@@ -26,7 +26,7 @@ from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector, predictions
 from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
 from lambda_det.detection.registry import ARCHITECTURES
-from lambda_det.errors import ConfigError, DataError, UserError
+from lambda_det.errors import ConfigError, DataError, UserError, counted
 from lambda_det.own_data.machine import Machine
 from lambda_det.training.log import log_table
 
@@ -278,9 +278,9 @@ def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float)
         return _Evaluations(0, 0, f"one at the end: {images} images take long beside {steps} steps")
     period = math.ceil(steps / (before + 1))
     count = math.ceil(steps / period)
-    words = f"{count} evaluations of {images} images"
+    words = f"{counted(count, 'evaluation')} of {counted(images, 'image')}"
     if sample:
-        words = f"{count} evaluations, of {sample} images before the last one, which has {images}"
+        words = f"{count} evaluations, of {sample} images before the last one, of all {images}"
     if count < most:
         words += f"; more would take over {_SHARE:.0%} of the time"
     return _Evaluations(period, sample, words)
@@ -303,7 +303,8 @@ def _schedule(cfg: CfgNode, images: int, batch: int, *, has_masks: bool = True) 
     # typed epochs are used literally
     steps = max(wanted, 1 if recipe.EPOCHS else recipe.MIN_STEPS)
     which = "asked for" if recipe.EPOCHS else "by the rule for this number of images"
-    reason = f"{epochs:.3g} epochs, {which}, of {images} images in batches of {batch}"
+    passes = counted(float(f"{epochs:.3g}"), "epoch")
+    reason = f"{passes}, {which}, of {counted(images, 'image')} in batches of {batch}"
     if steps > wanted:
         reason = f"RECIPE.MIN_STEPS, since {reason} are only {wanted} steps"
     if "SOLVER.MAX_ITER" in recipe.KEEP:

@@ -67,10 +67,12 @@ _ELSEWHERE = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Suggests a flag or a key in place of one that does not exist."""
+    """Takes flags before, between and after the pairs KEY VALUE, and suggests a flag or a key in
+    place of one that does not exist.
+    """
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
-        parsed, unknown = self.parse_known_args(args, namespace)
+        parsed, unknown = self.parse_known_intermixed_args(args, namespace)
         if unknown:
             word = unknown[0].partition("=")[0]
             known = self._option_string_actions
@@ -159,7 +161,7 @@ def run_parser(
         help="where the processes meet, tcp://ADDRESS:PORT of the machine of rank 0; by default a "
         "free port of this machine",
     )
-    result.add_argument("opts", nargs=argparse.REMAINDER, help=names["opts"])
+    result.add_argument("opts", nargs="*", help=names["opts"])
     result.set_defaults(task=task, keys={"output": names["folder"], "device": names["device"]})
     return result
 

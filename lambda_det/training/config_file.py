@@ -99,15 +99,10 @@ def _load_text(text: str, file: str | None) -> dict[str, Any]:
 
 
 def _check_pairs(opts: list[str]) -> None:
-    flags = [word for word in opts[::2] if word.startswith("--")]
-    if flags:
-        raise ConfigError(
-            f"{flags[0]} stands among the KEY VALUE pairs; flags come before the first of them."
-        )
     if len(opts) % 2:
         raise ConfigError(
-            f"The command line must end in pairs KEY VALUE, and {opts[-1]!r} has no partner; "
-            "write SOLVER.MAX_ITER 1000, without =."
+            f"Keys are given in pairs KEY VALUE, and {opts[-1]!r} has no partner; write "
+            "SOLVER.MAX_ITER 1000, without =."
         )
 
 

@@ -23,6 +23,7 @@ from detectron2.utils.events import (
 )
 from tqdm.auto import tqdm
 
+from lambda_det.errors import counted
 from lambda_det.training.logged import is_of_machine
 from lambda_det.training.run_folder import cut_metrics
 from lambda_det.training.writers import make_writers
@@ -157,9 +158,10 @@ class Forecast(HookBase):
         total = (trainer.max_iter - step) * each + evaluations
         steps = trainer.max_iter - step
         sentence = (
-            f"About {_duration(total)} to the end: {_duration(steps * each)} for {steps:,} steps"
+            f"About {_duration(total)} to the end: {_duration(steps * each)} for "
+            f"{counted(steps, 'step')}"
         )
-        count = "one evaluation" if before == 0 else f"{before + 1} evaluations"
+        count = counted(before + 1, "evaluation")
         if not evaluations:
             return f"{sentence}, and a time that is not known yet for {count}"
         guessed = "" if measured else ", by their number of images"

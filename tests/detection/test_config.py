@@ -85,7 +85,6 @@ def test_a_missing_file_suggests_a_near_one(tmp_path, monkeypatch):
     [
         (["SOLVER.MAX_ITER"], "no partner"),
         (["SOLVER.MAX_ITER=3"], "without ="),
-        (["SOLVER.MAX_ITER", "3", "--resume"], "--resume stands among"),
         (["SOLVER.MAX_ITER", "x"], "must be of type int"),
         (["SEED.X", "3"], "no configuration key"),
     ],

@@ -433,6 +433,14 @@ def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch):
     assert max(steps) == 1
 
 
+def test_flags_and_pairs_come_in_any_order():
+    words = ["SEED", "1", "--data", "my", "SOLVER.BASE_LR", "-1", "--epochs", "2", "AMP", "x"]
+    args = cli.detector_parser().parse_args(words)
+    assert args.opts == ["SEED", "1", "SOLVER.BASE_LR", "-1", "AMP", "x"]
+    assert (args.data, args.epochs) == ("my", 2)
+    assert cli.detector_parser().parse_args(["--data", "my"]).opts == []
+
+
 @pytest.mark.parametrize(
     ("word", "hint"),
     [("--imgsz", "--size"), ("--lr=0.1", "SOLVER.BASE_LR 0.01"), ("--epohcs", "--epochs")],

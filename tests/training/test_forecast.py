@@ -56,4 +56,4 @@ def test_short_runs(caplog, monkeypatch, options, lines):
 
 def test_a_time_that_is_not_known(caplog, monkeypatch):
     (only,) = _said(caplog, monkeypatch, steps=5000, period=0, costs=(0.0, 0.0), start=100)
-    assert "82 minutes for 4,890 steps" in only and "not known yet for one evaluation" in only
+    assert "82 minutes for 4,890 steps" in only and "not known yet for 1 evaluation" in only

@@ -24,7 +24,15 @@ from lambda_det.detection.data.coco_format import check_segments_mode, read_pano
 from lambda_det.detection.data.predictions import Detector, evaluated, is_known, predictions
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.report import DOUBTFUL, MASK, REPAIRED, UNUSABLE, Report
-from lambda_det.errors import ConfigError, DataError, UserError, listed, printable, refused
+from lambda_det.errors import (
+    ConfigError,
+    DataError,
+    UserError,
+    counted,
+    listed,
+    printable,
+    refused,
+)
 from lambda_det.weights.import_names import IMAGENET_PIXELS
 from lambda_det.weights.provenance import PixelSettings
 
@@ -175,8 +183,8 @@ def _check_registered(name: str, detector: Detector, images: str) -> Report | No
         return None
     report = check_coco(*files, files=images)
     logger.info(
-        f"{name}: {report.images} images, {report.annotations} annotations ({report.crowds} "
-        f"crowds) of {len(report.categories)} categories."
+        f"{name}: {counted(report.images, 'image')}, {counted(report.annotations, 'annotation')} "
+        f"({counted(report.crowds, 'crowd')}) of {counted(len(report.categories), 'category')}."
     )
     if refusal := report.refusal():
         raise DataError(refusal)

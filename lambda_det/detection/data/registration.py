@@ -171,7 +171,6 @@ def register_json_datasets(cfg: CfgNode) -> None:
         present = dict(leaves(cfg))
         for key in filter(present.__contains__, class_keys()):
             cfg.merge_from_list([key, len(names)])
-        logger.info("The number of classes is now %d, from %s.", len(names), train or test)
 
 
 def register_coco_files(

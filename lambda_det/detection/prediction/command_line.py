@@ -15,6 +15,7 @@ from lambda_det.detection.saved_run import add_checkpoint_flags, open_run
 from lambda_det.errors import (
     ConfigError,
     command_parser,
+    counted,
     exit_status,
     log_to_terminal,
     printable,
@@ -138,8 +139,8 @@ def run(args: argparse.Namespace) -> None:
         annotations.save(Path(args.json))
     if args.format:
         annotations.save(labels, args.format)
-    what = "1 picture" if len(result.written) == 1 else f"{len(result.written)} pictures"
-    print(f"{result.instances} instances on {what} in {printable(args.output)}")
+    instances = counted(result.instances, "instance")
+    print(f"{instances} on {counted(len(result.written), 'picture')} in {printable(args.output)}")
     if result.unreadable:
         print(f"{len(result.unreadable)} could not be read; see above", file=sys.stderr)
 

@@ -16,7 +16,7 @@ from PIL import Image
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.picture_folder import PICTURES, normal, walk
 from lambda_det.detection.data.records import upright
-from lambda_det.errors import DataError, listed, printable
+from lambda_det.errors import DataError, counted, listed, printable
 from lambda_det.files import read_text
 from lambda_det.own_data.drafts import write_draft
 from lambda_det.own_data.labels.findings import (
@@ -362,8 +362,10 @@ def _log(
     used = {path for _, path in placed}
     folders = {path.parent for path in used}
     unused = len({path for path in pictures.paths if path.parent in folders} - used)
-    rest = f"; {unused} other pictures in their folders have no labels here" if unused else ""
-    logger.info(f"{place}: {name}, {len(placed)} pictures with {objects or 'no object'}{rest}")
+    count, rest = counted(len(placed), "picture"), ""
+    if unused:
+        rest = f"; without labels here, in their folders: {counted(unused, 'picture')}"
+    logger.info(f"{place}: {name}, {count} with {objects or 'no object'}{rest}")
     for kind, cases in findings.items():
         logger.warning(f"{len(cases)} x {kind.text}; first: {printable(cases[0])}")
 
