@@ -2,14 +2,16 @@
 
     .venv/bin/python .ci/keys.py
 
-A comment directly above a key of config.py is its sentence. A comment that begins with dashes is
-about the keys that follow, and is not on the page.
+A comment directly above a key of the three files is its sentence. A comment that begins with
+dashes is about the keys that follow, and is not on the page.
 """
 
 import re
+import runpy
 from pathlib import Path
+from typing import Any
 
-from detectron2.config import CfgNode, get_cfg
+from detectron2.config import get_cfg
 
 from lambda_det.classification.config import get_classification_config
 from lambda_det.config import add_lambda_config, leaves
@@ -18,8 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "keys.md"
 DETECTION = ROOT / "lambda_det" / "config.py"
 CLASSIFICATION = ROOT / "lambda_det" / "classification" / "config.py"
+SETTINGS = ROOT / "configs" / "common" / "train.py"
 _KEY = re.compile(r"    _C\.([A-Z0-9_.]+) = (?!CN\(\))")
 _LAYER_KEY = re.compile(r'    "([A-Z_]+)": LayerKey\(')
+_SETTING = re.compile(r'    "([a-z0-9_]+)": ')
 _COMMENT = re.compile(r"    # (.*)")
 
 _HEAD = """\
@@ -27,15 +31,20 @@ _HEAD = """\
 
 Every key that lambda_det adds to
 [Detectron2's](https://detectron2.readthedocs.io/en/latest/modules/config.html), with its default.
-Nobody writes this page: `.ci/keys.py` makes it of the comments in `lambda_det/config.py` and
-`lambda_det/classification/config.py`.
+Nobody writes this page: `.ci/keys.py` makes it of the comments in `lambda_det/config.py`,
+`lambda_det/classification/config.py` and `configs/common/train.py`.
 
-On a command line they are `KEY VALUE`, such as `SOLVER.EMA_DECAY 0.999`. In a LazyConfig the keys
-of `MODEL.LAMBDA_RESNET` are arguments with the same names in lower case, and
-[configs/common/train.py](../configs/common/train.py) has the settings of a training. A key that
-does not exist is refused with the name of a similar one.
+On a command line they are `KEY VALUE`, such as `SOLVER.EMA_DECAY 0.999`; those of a LazyConfig are
+`train.max_iter=40`. In a LazyConfig the keys of `MODEL.LAMBDA_RESNET` are arguments with the same
+names in lower case. A key that does not exist is refused with the name of a similar one.
 
 ## Detectors
+"""
+_LAZY = """
+## LazyConfigs
+
+The settings that the trainer reads from `train`; `train = get_config("common/train.py").train` has
+the defaults.
 """
 _CLASSIFIERS = """
 ## Classifiers
@@ -57,11 +66,13 @@ def sentences(source: str) -> dict[str, str]:
             comments[f"MODEL.LAMBDA_RESNET.{layer_key[1]}"] = " ".join(lines)
         elif key := _KEY.match(line):
             comments[key[1]] = " ".join(lines)
+        elif setting := _SETTING.match(line):
+            comments[f"train.{setting[1]}"] = " ".join(lines)
         lines = []
     return comments
 
 
-def _section(title: str, rows: dict[str, str], cfg: CfgNode) -> list[str]:
+def _section(title: str, rows: dict[str, str], cfg: dict[str, Any]) -> list[str]:
     lines = [f"\n### {title}\n"]
     for key, sentence in rows.items():
         value = cfg
@@ -73,7 +84,7 @@ def _section(title: str, rows: dict[str, str], cfg: CfgNode) -> list[str]:
     return lines
 
 
-def _sections(source: Path, cfg: CfgNode, title: str) -> list[str]:
+def _sections(source: Path, cfg: dict[str, Any], title: str) -> list[str]:
     """A list for each section of keys, and one of those in no section."""
     written = sentences(source.read_text("utf-8"))
     comments = {key: written[key] for key, _ in leaves(cfg) if key in written}
@@ -89,7 +100,10 @@ def page() -> str:
     """The text of docs/keys.md."""
     detection = get_cfg()
     add_lambda_config(detection)
-    lines = [_HEAD.rstrip("\n"), *_sections(DETECTION, detection, "{}"), _CLASSIFIERS.rstrip("\n")]
+    lines = [_HEAD.rstrip("\n"), *_sections(DETECTION, detection, "{}"), _LAZY.rstrip("\n")]
+    settings = runpy.run_path(str(SETTINGS))
+    lines += _section("train", sentences(SETTINGS.read_text("utf-8")), settings)
+    lines.append(_CLASSIFIERS.rstrip("\n"))
     lines += _sections(CLASSIFICATION, get_classification_config(), "{} of classifiers")
     return "\n".join(lines) + "\n"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from detectron2.config import CfgNode, get_cfg
 
+from lambda_det import get_config
 from lambda_det.classification.config import get_classification_config
 from lambda_det.config import add_lambda_config, leaves
 from tests.tool import load_tool
@@ -107,6 +108,7 @@ def test_the_page_of_keys_has_what_the_code_has():
     add_lambda_config(ours)
     added = {key for key, _ in leaves(ours)} - {key for key, _ in leaves(plain)}
     recipes = {key for key, _ in leaves(get_classification_config())}
-    rows = re.findall(r"^- `([A-Z0-9_.]+)` \(`.+?`\): (.*)$", page, re.M)
-    assert added | recipes <= {key for key, _ in rows}
+    rows = re.findall(r"^- `([\w.]+)` \(`.+?`\): (.*)$", page, re.M)
+    settings = {f"train.{name}" for name in get_config("common/train.py").train}
+    assert added | recipes | settings <= {key for key, _ in rows}
     assert [key for key, sentence in rows if len(sentence) < 10] == []
