@@ -20,7 +20,14 @@ from detectron2.config import CfgNode
 
 from lambda_det.own_data.recipe import LEAST_BOXES, STRIDES_PER_ANCHOR, map_strides
 
-__all__ = ["LARGEST_SCALE", "FittedInput", "fit_input", "sizes_for"]
+__all__ = [
+    "LARGEST_SCALE",
+    "SMALL_OBJECTS",
+    "FittedInput",
+    "fit_input",
+    "share_of_small",
+    "sizes_for",
+]
 
 LARGEST_SCALE = 2  # scale of an image: more pixels than that show nothing new, and take time
 MOST_SMALL = 1 / 3  # share of the objects up to which a recipe stays as it is
@@ -31,6 +38,7 @@ TEST_SCALE = 1.125  # of the largest size in training; 1.25 lost 3 AP on droplet
 # MobileNet-v2 on one core: 0.71 and 0.99 s at 384 and 512 pixels, with the finer map 0.78, 1.19
 # and 1.75 s at 384, 512 and 640.
 _CONSTANT, _OF_PIXELS, _OF_FINER_MAP = 0.3, 0.7, 0.1
+SMALL_OBJECTS = "small objects"  # the first word of a row of the table
 _MULTIPLE = 32  # pixels, the stride of a backbone
 _SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
 _ANCHORS = "MODEL.ANCHOR_GENERATOR.SIZES"
@@ -83,11 +91,10 @@ def fit_input(
         return FittedInput(keys, [])
     least = STRIDES_PER_ANCHOR * min(strides)
     small = np.mean(sides < least)
-    before = f"{small:.0%} below {least} pixels at {base:g}"
-    why = f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map"
+    before, why = _share(sides, least, base), _reason(least)
     if small <= MOST_SMALL:
-        return FittedInput(keys, [("small objects", before, f"{why}; up to a third, it stays")])
-    rows = [("small objects", before, why)]
+        return FittedInput(keys, [(SMALL_OBJECTS, before, f"{why}; up to a third, it stays")])
+    rows = [(SMALL_OBJECTS, before, why)]
     finer = _finer_maps(cfg)
     if finer:
         least //= 2
@@ -95,10 +102,11 @@ def fit_input(
         side, limit = base, "--size N takes more of the GPU's memory than was counted"
     else:
         side, limit = _side(sides, base, largest, least, bool(finer))
-    after = np.mean(sides * side / base < least)
+    sides_after = sides * side / base
+    is_limited = np.mean(sides_after < least) > FEW_SMALL
     cost = f"a step takes {_cost(side / base, bool(finer)):.1f} times as long"
-    why = f"{cost}; {limit}" if after > FEW_SMALL else cost
-    rows.append(("", f"{after:.0%} below {least} pixels at {side:g}", why))
+    why = f"{cost}; {limit}" if is_limited else cost
+    rows.append(("", _share(sides_after, least, side), why))
     changes = finer | (sizes_for(cfg, side) if side > base else {})
     in_test = _MULTIPLE * math.floor(min(TEST_SCALE * side, largest) / _MULTIPLE)
     if in_test > side and not cfg.RECIPE.MEMORY:
@@ -106,6 +114,34 @@ def fit_input(
         rows.append(("", f"{in_test} pixels in the test", "no step takes longer for it"))
     keys |= {key: (value, "for small objects") for key, value in changes.items()}
     return FittedInput(keys, rows)
+
+
+def share_of_small(
+    cfg: CfgNode, images: Collection[Mapping[str, Any]], annotations: Iterable[Mapping[str, Any]]
+) -> list[tuple[str, str, str]]:
+    """The row of the table for sizes and maps that are typed, or those of a named configuration.
+
+    Args:
+        cfg: the configuration of the training.
+        images, annotations: as for :func:`fit_input`.
+
+    Returns:
+        One row, or none for few objects and where there are no maps with anchors.
+    """
+    sides, strides = _sides(cfg, images, annotations), map_strides(cfg)
+    if len(sides) < LEAST_BOXES or not strides:
+        return []
+    least = STRIDES_PER_ANCHOR * min(strides)
+    why = f"{_reason(least)}; sizes and maps stay as they are named"
+    return [(SMALL_OBJECTS, _share(sides, least, cfg.INPUT.MIN_SIZE_TEST), why)]
+
+
+def _share(sides: np.ndarray, least: int, base: float) -> str:
+    return f"{np.mean(sides < least):.0%} below {least} pixels at {base:g}"
+
+
+def _reason(least: int) -> str:
+    return f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map"
 
 
 def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:

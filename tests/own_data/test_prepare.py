@@ -433,6 +433,21 @@ def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch):
     assert max(steps) == 1
 
 
+def test_sizes_that_are_named_stay_with_the_share_of_small_objects(data):
+    thing = "<object><name>cell</name><bndbox><xmin>4</xmin><ymin>6</ymin><xmax>7</xmax>"
+    thing += "<ymax>9</ymax></bndbox></object>"
+    for number in range(20):
+        text = f"<annotation><filename>{number}.png</filename>{3 * thing}</annotation>"
+        (data / f"{number}.xml").write_text(text)
+    run = ["--data", data, "--output", data.parent / "run"]
+    named = ["--config", "finetune/light_lambdaresnet26.yaml"]
+    for words in (named, ["INPUT.MIN_SIZE_TEST", 384]):
+        args = prepared(*run, *words)
+        assert keys(args).INPUT.MIN_SIZE_TEST == 384
+        assert keys(args).MODEL.RPN.IN_FEATURES[0] == "p3"
+        assert "100% below 32 pixels at 384" in table(args)["small objects"][0]
+
+
 def test_flags_and_pairs_come_in_any_order():
     words = ["SEED", "1", "--data", "my", "SOLVER.BASE_LR", "-1", "--epochs", "2", "AMP", "x"]
     args = cli.detector_parser().parse_args(words)
