@@ -14,7 +14,7 @@ import numpy as np
 from lambda_det.detection.data.report import FORM, MEANT, Kind
 from lambda_det.detection.data.truth import around, is_area, is_polygon, written_polygons
 
-__all__ = ["SIDES", "WRITTEN", "Form", "form_of_boxes", "is_box"]
+__all__ = ["BOX_FORMS", "SIDES", "Form", "form_of_boxes", "is_box"]
 
 _SAMPLED = 2000  # annotations that are looked at
 _MOST = 0.95  # share of the boxes that must speak for another form
@@ -82,9 +82,12 @@ def _to_corners(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
 
 
+def _to_centres(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return np.concatenate([boxes[:, :2] + boxes[:, 2:] / 2, boxes[:, 2:]], axis=1)
+
+
 def _to_shares_of_centres(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    centres = np.concatenate([boxes[:, :2] + boxes[:, 2:] / 2, boxes[:, 2:]], axis=1)
-    return centres / np.concatenate([sizes, sizes], axis=1)
+    return _to_centres(boxes, sizes) / np.concatenate([sizes, sizes], axis=1)
 
 
 SIDES = Form("[x, y, width, height]", _as_they_are)  # COCO's own
@@ -122,11 +125,16 @@ class Written(NamedTuple):
     numbers: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-WRITTEN = {
-    "sides": Written("[x, y, width, height] in pixels", _as_they_are),
-    "corners": Written("corners in pixels", _to_corners),
-    "centres": Written("centre and size in shares of 1", _to_shares_of_centres),
+# The forms that a format of labels may have, by their names in the table of formats
+BOX_FORMS = {
+    "sides in pixels": Written("[x, y, width, height] in pixels", _as_they_are),
+    "corners in pixels": Written("corners in pixels", _to_corners),
+    "centre and size in pixels": Written("centre and size in pixels", _to_centres),
+    "centre and size in shares of 1": Written(
+        "centre and size in shares of 1", _to_shares_of_centres
+    ),
 }
+_SIDES = BOX_FORMS["sides in pixels"]
 
 
 def form_of_boxes(
@@ -140,7 +148,7 @@ def form_of_boxes(
         annotations: of the file.
         images: with "width" and "height", by id.
         written: how the labels of another format that they were made of write boxes, of
-            ``WRITTEN``; None for a file of COCO's own.
+            ``BOX_FORMS``; None for a file of COCO's own.
 
     Returns:
         COCO's own form, or another one where polygons or areas prove it; and, if the form is
@@ -163,7 +171,7 @@ def form_of_boxes(
     owners = [images[annotation["image_id"]] for annotation in some]
     sizes = np.array([[owner["width"], owner["height"]] for owner in owners])
     if written:
-        return SIDES, _other_than_written(WRITTEN[written], some, boxes, sizes)
+        return SIDES, _other_than_written(BOX_FORMS[written], some, boxes, sizes)
     others = _SHARES if _are_shares(boxes, sizes) else _OTHERS
     sides = {form: form.sides(boxes, sizes) for form in (SIDES, *others, *_RARE)}
     for witness, judge in (("polygons", _agree_with_polygons), ("areas", _agree_with_areas)):
@@ -182,8 +190,8 @@ def form_of_boxes(
             words = f"all boxes are {form.text}, as their {witness} show"
             return form, (MEANT, words, some[0])
     if others is _SHARES:
-        return SIDES, (FORM, _words("shares of 1", boxes[0], WRITTEN["sides"]), some[0])
-    return SIDES, _other_at_borders(others, WRITTEN["sides"], some, boxes, sizes)
+        return SIDES, (FORM, _words("shares of 1", boxes[0], _SIDES), some[0])
+    return SIDES, _other_at_borders(others, _SIDES, some, boxes, sizes)
 
 
 def _are_shares(numbers: np.ndarray, sizes: np.ndarray) -> bool:
@@ -215,7 +223,7 @@ def _other_at_borders(
         return None
     place = int(np.flatnonzero(wrong)[0])
     text = " or ".join(form.text for form in likely)
-    if written is WRITTEN["corners"]:  # some of which end before they start
+    if written is BOX_FORMS["corners in pixels"]:  # some of which end before they start
         text += ", or like corners some of which are reversed"
     return FORM, _words(text, numbers[place], written), some[place]
 
@@ -227,7 +235,7 @@ def _other_than_written(
     numbers = written.numbers(boxes, sizes)
     if not _are_shares(numbers, sizes):
         others = (SIDES, *_OTHERS, _PERCENT)
-    elif written is WRITTEN["centres"]:
+    elif written is BOX_FORMS["centre and size in shares of 1"]:
         others = _SHARES
     else:
         return FORM, _words("shares of 1", numbers[0], written), some[0]

@@ -27,7 +27,7 @@ from detectron2.utils.file_io import PathManager
 from PIL import Image
 from pycocotools.coco import COCO
 
-from lambda_det.detection.data.box_form import SIDES, Form, form_of_boxes, is_box
+from lambda_det.detection.data.box_form import BOX_FORMS, SIDES, Form, form_of_boxes, is_box
 from lambda_det.detection.data.coco_format import read_keypoint_names, read_lists, whole
 from lambda_det.detection.data.picture_folder import PictureFolder, normal
 from lambda_det.detection.data.records import upright_size
@@ -155,7 +155,7 @@ class _Content:
         images: the entries by id, each with its "path".
         annotations: the entries.
         keypoints: how many an object has; None where no category names any.
-        written: how the labels from which the file was made write boxes, of ``box_form.WRITTEN``;
+        written: how the labels from which the file was made write boxes, of ``BOX_FORMS``;
             None for a file of COCO's own.
     """
 
@@ -177,7 +177,8 @@ class _Content:
         report = Report(str(source or json_file), image_root, annotations=len(lists["annotations"]))
         if source:
             report.findings |= _of_the_reader(about.get("findings"))
-        content = cls(report, about.get("boxes") if source else None)
+        boxes = about.get("boxes") if source else None
+        content = cls(report, boxes if isinstance(boxes, str) and boxes in BOX_FORMS else None)
         content.annotations = lists["annotations"]
         content._take_categories(json_file, lists["categories"])
         content._take_images(lists["images"])

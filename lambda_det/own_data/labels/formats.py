@@ -48,33 +48,38 @@ class LabelFormat(NamedTuple):
             name of the file is enough.
         read: reads the pictures with their objects; None for COCO's own.
         pictures: how many pictures a file describes: "all" of a data set, "some" or "one". A file
-            of "one" has the name of its picture with another ending.
-        boxes: how labels write boxes, of ``box_form.WRITTEN``.
+            of "one" has the name of its picture with another ending, so that its own name is not
+            that of a part, such as train.json.
+        boxes: how labels write boxes, of ``BOX_FORMS`` of ``detection/data/box_form.py``. Readers
+            give corners in pixels whatever it is; this decides what wrong labels look like.
     """
 
     endings: tuple[str, ...]
     signs: tuple[str, ...]
     read: Reader | None
     pictures: Literal["all", "some", "one"]
-    boxes: str = "corners"
+    boxes: str
 
+
+_CORNERS, _SIDES = "corners in pixels", "sides in pixels"
+_SHARES = "centre and size in shares of 1"
 
 # the first format that has files counts
 FORMATS = {
-    "YOLO": LabelFormat((".yaml", ".yml"), ("names:",), read_yolo, "all", "centres"),
-    COCO: LabelFormat((".json",), ('"images"', '"annotations"'), None, "all"),
-    "CVAT": LabelFormat((".xml",), ("<annotations>",), read_cvat, "some"),
-    "Pascal VOC": LabelFormat((".xml",), ("<annotation>",), read_voc, "one"),
-    "LabelMe": LabelFormat((".json",), ('"shapes"',), read_labelme, "one"),
+    "YOLO": LabelFormat((".yaml", ".yml"), ("names:",), read_yolo, "all", _SHARES),
+    COCO: LabelFormat((".json",), ('"images"', '"annotations"'), None, "all", _SIDES),
+    "CVAT": LabelFormat((".xml",), ("<annotations>",), read_cvat, "some", _CORNERS),
+    "Pascal VOC": LabelFormat((".xml",), ("<annotation>",), read_voc, "one", _CORNERS),
+    "LabelMe": LabelFormat((".json",), ('"shapes"',), read_labelme, "one", _CORNERS),
     "YOLO with a list of names": LabelFormat(
-        ("classes.txt", ".names"), (), read_yolo, "all", "centres"
+        ("classes.txt", ".names"), (), read_yolo, "all", _SHARES
     ),
     "VIA": LabelFormat(
         (".json",),
         ('"_via_settings"', '"_via_img_metadata"', '"*.regions"'),
         read_via,
         "some",
-        "sides",
+        _SIDES,
     ),
 }
 _OF_SIGN = {sign: name for name, row in FORMATS.items() for sign in row.signs}
