@@ -111,14 +111,16 @@ def draw_objects(
         image: [H, W, 3] uint8, BGR.
         boxes: [N, 4], x0, y0, x1, y1 in pixels.
         classes: N numbers.
-        class_names: of all classes; None draws the numbers.
+        class_names: of all classes; None draws the numbers. The name of an only class is left out,
+            because it says nothing and hides small objects.
         masks: BitMasks or PolygonMasks; None for none.
         scale: size of the picture relative to the image.
 
     Returns:
         [H * scale, W * scale, 3] uint8, BGR.
     """
-    labels = [_name(class_names, index) for index in classes]
+    is_alone = class_names is not None and len(class_names) == 1
+    labels = None if is_alone else [_name(class_names, index) for index in classes]
     return _draw(image, boxes, classes, labels, masks, None, scale, None)
 
 

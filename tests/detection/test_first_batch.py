@@ -9,6 +9,7 @@ import torch
 from detectron2.structures import BitMasks, Boxes, Instances
 from torch import nn
 
+from lambda_det.detection import drawing
 from lambda_det.detection.first_batch import FILE, FirstBatch
 
 
@@ -75,6 +76,14 @@ def test_a_picture_that_cannot_be_drawn_stops_no_training(tmp_path, caplog):
     wrong["instances"].remove("gt_boxes")
     trained(tmp_path, [[wrong]])
     assert not list(tmp_path.iterdir())
+
+
+def test_the_name_of_an_only_class_is_left_out(monkeypatch):
+    labels = []
+    monkeypatch.setattr(drawing, "_draw", lambda *args: labels.append(args[3]))
+    for names in (["bolt"], ["bolt", "nut"]):
+        drawing.draw_objects(np.zeros((9, 9, 3), np.uint8), np.zeros((1, 4)), [0], names)
+    assert labels == [None, ["bolt"]]
 
 
 def test_many_images_fill_rows(tmp_path):
