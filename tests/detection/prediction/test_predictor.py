@@ -20,7 +20,7 @@ from lambda_det.detection.prediction.predictor import read_bgr
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export import export_network
 from lambda_det.export.sources import network_to_export
-from tests.export.conftest import needs_any_size
+from tests.export.unrecorded import record_nothing
 from tests.stored_pictures import LOSSLESS, TURNED, UPRIGHT, made_picture, stored
 from tests.training.tiny_detector import tiny_config
 
@@ -251,9 +251,11 @@ def test_options_that_cannot_be(run):
         Predictor("detector.onnx", precision="bfloat16")
 
 
-@needs_any_size
 @pytest.mark.slow
-def test_an_exported_detector_of_a_lazy_config_finds_the_same(lazy_run, picture, tmp_path):
+def test_an_exported_detector_of_a_lazy_config_finds_the_same(
+    lazy_run, picture, tmp_path, monkeypatch
+):
+    record_nothing(monkeypatch)
     path, folder = tmp_path / "detector.onnx", lazy_run[0]
     opts = ["model.roi_heads.box_predictor.test_score_thresh=0.0"]
     network = network_to_export(folder, opts=opts)
