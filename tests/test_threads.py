@@ -1,7 +1,6 @@
-"""What is decided on threads before PyTorch is loaded."""
+"""What is decided on threads before PyTorch is loaded; tests/test_imports.py sees that it is."""
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -49,12 +48,3 @@ def test_what_the_user_has_set_stays(monkeypatch, users, loaded, expected):
         monkeypatch.delitem(sys.modules, "torch")
     threads.settle_threads()
     assert environment == users | expected
-
-
-@pytest.mark.slow
-def test_it_is_decided_before_pytorch_is_loaded():
-    """The package and what it imports first must not import PyTorch before."""
-    script = "import lambda_det, os; assert os.environ['GOMP_SPINCOUNT'] == '1000'"
-    ours = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    environment = {name: value for name, value in os.environ.items() if name not in ours}
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment)

@@ -103,19 +103,29 @@ def test_all_processes_of_a_training_have_one_layout(monkeypatch):
     assert not channels_last_pays("cpu", (512, 512))
 
 
-@pytest.mark.slow
+@pytest.fixture
+def processor(monkeypatch):
+    def processor(capability: str, reason: str | None) -> None:
+        """Let the processor have these instructions, and no kernels for a reason."""
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        monkeypatch.setattr("lambda_det.detection.model.missing", lambda: reason)
+
+    return processor
+
+
 @pytest.mark.parametrize("reason", [None, "there is no compiler"])
 @pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
 @pytest.mark.parametrize(("smaller_side", "device"), [(64, "cpu"), (512, "cpu"), (512, "cuda")])
-def test_a_training_has_the_layout_that_is_faster_there(
-    capability, smaller_side, device, reason, monkeypatch
-):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr("lambda_det.detection.model.missing", lambda: reason)
+def test_the_layout_that_is_faster(capability, smaller_side, device, reason, processor):
+    processor(capability, reason)
     fast = capability == "AVX512" or smaller_side < 512 or device == "cuda" or not reason
     assert channels_last_pays(device, (smaller_side, 1024)) == fast
-    if device == "cuda":
-        return
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("smaller_side", "fast"), [(64, True), (512, False)])
+def test_a_training_has_the_layout_that_is_faster_there(smaller_side, fast, processor):
+    processor("AVX2", "there is no compiler")
     cfg = tiny_config()
     cfg.merge_from_list(["INPUT.LSJ.ENABLED", True, "INPUT.LSJ.SIZE", smaller_side])
     cfg.MODEL.ROI_BOX_HEAD.NUM_CONV = 1
