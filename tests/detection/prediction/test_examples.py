@@ -25,12 +25,12 @@ from tests.detection.prediction.test_files import write_video
 from tests.export.conftest import needs_any_size
 from tests.export.tiny import lambda_detector_config, save_lambda_run
 from tests.export.toy import classifier_checkpoint
+from tests.export.unrecorded import record_nothing
 from tests.shapes import make_shapes
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkout, pytest.mark.filterwarnings("ignore")]
 
 ROOT = Path(__file__).resolve().parents[3]
-NETWORKS = r"lambda_resnet\d+\b"  # which take long to export
 # Of tests/test_pages.py, which runs these from their first line on
 OTHERS = ("own_data.md", "use_in_your_project.md")
 
@@ -47,11 +47,6 @@ def commands() -> list[str]:
         found += re.findall(r"`lambda-det ((?:predict|export|report) [^`\n]* [^`\n]*)`", text)
     here = (" ".join(command.split()) for command in found if "hf://" not in command)
     return list(dict.fromkeys(here))  # tests/own_data/test_hub.py has a stand-in for the Hub
-
-
-def _param(command: str):
-    marks = [needs_any_size] if re.search(r"\.(pt2|onnx)\b", command) else []
-    return pytest.param(command, marks=marks)
 
 
 @pytest.fixture(scope="module")
@@ -91,18 +86,26 @@ def folder(tmp_path_factory):
     for name in ("photo.jpg", "street.jpg", "holiday/a.jpg", "folder/a.jpg", "new/a.jpg"):
         cv2.imwrite(str(folder / name), noise)
     write_video(folder / "film.mp4")
-    words = ["output/run", "detector.onnx", "--sizes", "64x96"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert cli.main(["export", *words]) == 0
     return folder
 
 
-@pytest.mark.parametrize("command", [*map(_param, commands())])
+def _export(folder: Path) -> None:
+    """Export the detector of the run for any batch, compared on two sizes."""
+    words = ["output/run", "detector.onnx", "--overwrite", "--batch", "any"]
+    words += ["--sizes", "64x96,256x32"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert cli.main(["export", *words]) == 0
+
+
+@pytest.mark.parametrize("command", commands())
 def test_the_example_works(command, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    shown = re.sub(NETWORKS, "lambda_resnet26_slim", command)
-    name, *words = shlex.split(re.sub(r"\b(\d{2,3})\dx(\d{2,3})\d\b", r"\1x\2", shown))  # a tenth
+    record_nothing(monkeypatch)
+    if command.startswith("predict detector.onnx"):
+        _export(folder)
+        capsys.readouterr()
+    name, *words = shlex.split(re.sub(r"\b(\d{2,3})\dx(\d{2,3})\d\b", r"\1x\2", command))  # a tenth
     words = [found for word in words for found in sorted(glob.glob(word)) or [word]]  # the shell's
     flags = ["--overwrite"] if name != "report" else []
     assert cli.main([name, *flags, *words]) == 0
@@ -114,13 +117,19 @@ def test_the_example_works(command, folder, monkeypatch, capsys):
     assert (folder / made).exists()
     if name == "export" and words[1].startswith("backbone"):
         assert ("  p6: " in printed) == ("--backbone-only" in words)
-        if made.endswith(".onnx"):
-            (images,) = onnxruntime.InferenceSession(folder / made).get_inputs()
-            assert images.shape == ["batch", 3, "32*height", "32*width"]
     elif name == "export":
         assert re.search(r"segm AP +(\S+) +\1\b", printed)
-        the_program_of_the_page_finds_the_same(folder / made, folder)
-        finds_the_same(folder / made, folder)
+
+
+@needs_any_size
+def test_an_exported_file_finds_the_same(folder, monkeypatch):
+    """One whose graph is recorded: in the program of the page, and by Predictor."""
+    _export(folder)
+    path = folder / "detector.onnx"
+    images, _ = onnxruntime.InferenceSession(path).get_inputs()
+    assert images.shape == ["batch", "32*height", "32*width", 3]
+    the_program_of_the_page_finds_the_same(path, folder)
+    finds_the_same(path, folder)
 
 
 def finds_the_same(path: Path, folder: Path):
