@@ -35,6 +35,9 @@ from lambda_det.errors import DataError
 
 logger = logging.getLogger(__name__)
 
+# What Detectron2's FixedSizeCrop, and any augmentation here, adds to a mask beyond an image
+PADDING = 255
+
 
 class TolerantMapper(DatasetMapper):
     """Detectron2's ``DatasetMapper`` for data that are not as tidy as COCO.
@@ -148,16 +151,20 @@ class TolerantMapper(DatasetMapper):
             labels = read_pixels(sample.pop("sem_seg_file_name"), "L").squeeze(2)
         if self.is_train and self.draws_by_size and not self.exact_pixels:
             image, transforms = self._drawn(sample)
-            labels = None if labels is None else transforms.apply_segmentation(labels)
+            moved = None if labels is None else transforms.apply_segmentation(labels)
         else:
             given = T.AugInput(read_pixels(sample["file_name"], self.image_format), sem_seg=labels)
             detection_utils.check_image_size(sample, given.image)
             transforms = self.augmentations(given)
-            image, labels = _planes(given.image), given.sem_seg
+            image, moved = _planes(given.image), given.sem_seg
         sample["image"] = image
         size = tuple(image.shape[1:])
-        if labels is not None:
-            sample["sem_seg"] = torch.from_numpy(labels.astype(np.int64))
+        if moved is not None:
+            moved = moved.astype(np.int64)
+            if self.ignored_label != PADDING:
+                is_padding = transforms.apply_segmentation(np.ones_like(labels)) == PADDING
+                moved[is_padding] = self.ignored_label
+            sample["sem_seg"] = torch.from_numpy(moved)
         if self.proposal_topk is not None:
             detection_utils.transform_proposals(
                 sample, size, transforms, proposal_topk=self.proposal_topk
@@ -238,8 +245,7 @@ class TolerantMapper(DatasetMapper):
             moved: dict[str, Any] = {"bbox": box, "bbox_mode": BoxMode.XYXY_ABS}
             moved["category_id"] = annotation["category_id"]
             if isinstance(mask, dict):
-                # FixedSizeCrop pads with 255. It means "ignore" in semantic segmentation, but
-                # foreground in BitMasks and in the boxes that are computed from them.
+                # PADDING would be foreground in BitMasks and in the boxes that are made from them
                 moved["segmentation"] = transforms.apply_segmentation(mask_util.decode(mask)) == 1
             elif mask:
                 moved["segmentation"] = [part.reshape(-1) for part in parts]

@@ -1,0 +1,150 @@
+"""What holds for every augmentation of the table: labels follow the pixels, and nothing else is
+learnt at a border.
+"""
+
+import json
+
+import cv2
+import numpy as np
+import pycocotools.mask
+import pytest
+from detectron2.structures import BoxMode
+
+from lambda_det.detection.data.jitter import AUGMENTATIONS, build_augmentation, changes_outlines
+from lambda_det.detection.data.mapper import TolerantMapper
+
+HEIGHT, WIDTH = 72, 96
+SIZE = 64  # of the jitter's square
+BACKGROUND, GREY = 60, 128  # of the scene, and of padding
+
+# Keys that switch each augmentation of the table on
+SWITCHES = {
+    "crop": ["INPUT.CROP.ENABLED", True, "INPUT.CROP.SIZE", [0.6, 0.7]],
+    "resize": ["INPUT.MIN_SIZE_TRAIN", (60, 90), "INPUT.MAX_SIZE_TRAIN", 120],
+    "flip": ["INPUT.RANDOM_FLIP", "vertical"],
+}
+PLAIN = ["INPUT.LSJ.ENABLED", False, "INPUT.RANDOM_FLIP", "none"]
+PLAIN += ["INPUT.MIN_SIZE_TRAIN", (60,), "INPUT.MAX_SIZE_TRAIN", 96]
+JITTER = ["INPUT.LSJ.ENABLED", True, "INPUT.LSJ.SIZE", SIZE, "INPUT.LSJ.MIN_SCALE", 0.8]
+# "crop" is refused beside the jitter, which crops
+CASES = [(name, PLAIN) for name in AUGMENTATIONS] + [
+    (name, JITTER) for name in AUGMENTATIONS if name != "crop"
+]
+# One that is not convex, one that reaches two borders, and one that crosses itself
+OBJECTS = [
+    [[10, 8, 40, 8, 40, 16, 20, 16, 20, 40, 10, 40]],
+    [[60, 40, 95.5, 30, 95.5, 71.5, 70, 71.5]],
+    [[55, 6, 85, 26, 85, 6, 55, 26]],
+]
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    """A record of white objects on a dark ground, each with polygons and again with run lengths."""
+    folder = tmp_path_factory.mktemp("scene")
+    runs = [
+        pycocotools.mask.merge(pycocotools.mask.frPyObjects(parts, HEIGHT, WIDTH))
+        for parts in OBJECTS
+    ]
+    masks = [pycocotools.mask.decode(mask) for mask in runs]
+    union = np.any(masks, axis=0).astype(np.uint8)
+    pixels = np.where(union == 1, 255, BACKGROUND).astype(np.uint8)
+    cv2.imwrite(str(folder / "scene.png"), np.repeat(pixels[:, :, None], 3, axis=2))
+    cv2.imwrite(str(folder / "labels.png"), union)
+    annotations = []
+    for parts, run, mask in zip(OBJECTS, runs, masks, strict=True):
+        rows, columns = np.nonzero(mask)
+        box = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        middle = len(rows) // 2  # a pixel of the object
+        common = {
+            "bbox": [float(side) for side in box],
+            "bbox_mode": BoxMode.XYXY_ABS,
+            "category_id": 0,
+            "keypoints": [columns[middle] + 0.5, rows[middle] + 0.5, 2],
+        }
+        annotations += [{**common, "segmentation": parts}, {**common, "segmentation": run}]
+    return {
+        "file_name": str(folder / "scene.png"),
+        "sem_seg_file_name": str(folder / "labels.png"),
+        "height": HEIGHT,
+        "width": WIDTH,
+        "image_id": 1,
+        "annotations": annotations,
+    }
+
+
+def mapped(cfg, keys, scene, seed, **options):
+    cfg = cfg.clone()
+    cfg.merge_from_list(json.loads(json.dumps(keys)))
+    augmentations = build_augmentation(cfg, is_train=True)
+    mapper = TolerantMapper(
+        is_train=True,
+        augmentations=augmentations,
+        image_format="BGR",
+        use_instance_mask=True,
+        use_keypoint=True,
+        keypoint_hflip_indices=np.array([0]),
+        instance_mask_format="bitmask",
+        recompute_boxes=changes_outlines(augmentations),
+        semantic_classes=2,
+        **options,
+    )
+    np.random.seed(seed)
+    return mapper(scene)
+
+
+def overlap(one, other):
+    union = (one | other).sum()
+    return 1.0 if union == 0 else (one & other).sum() / union
+
+
+def test_each_row_is_switched_on():
+    assert SWITCHES.keys() == AUGMENTATIONS.keys()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("name", "base"), CASES, ids=str)
+def test_labels_follow_the_pixels(name, base, exact, cfg, scene):
+    for seed in range(12):
+        sample = mapped(cfg, [*base, *SWITCHES[name]], scene, seed, exact_pixels=exact)
+        image, labels = sample["image"].numpy()[0], sample["sem_seg"].numpy()
+        is_white = image > GREY + 2
+        assert set(np.unique(labels)) <= {0, 1, 255}
+        assert (image[labels == 255] == GREY).all() and image.min() >= BACKGROUND - 2
+        assert overlap(labels == 1, is_white) > 0.8
+        instances = sample["instances"]
+        masks = instances.gt_masks.tensor.numpy()
+        assert overlap(masks.any(0) & (labels != 255), is_white) > 0.8
+        # an object with polygons and the same with run lengths; slivers may be left of only one
+        large = masks.sum((1, 2)) > 40
+        for mask, box, points in zip(
+            masks[large],
+            instances.gt_boxes.tensor.numpy()[large],
+            instances.gt_keypoints.tensor.numpy()[large],
+            strict=True,
+        ):
+            assert not mask[labels == 255].any()
+            rows, columns = np.nonzero(mask)
+            around = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            assert box == pytest.approx(around, abs=2)
+            assert max(overlap(mask, other) for other in masks if other is not mask) > 0.8
+            for x, y, visibility in points:
+                if visibility:
+                    assert mask[
+                        max(int(y) - 1, 0) : int(y) + 2, max(int(x) - 1, 0) : int(x) + 2
+                    ].any()
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_an_image_may_have_one_channel(name, cfg, scene):
+    cfg.INPUT.FORMAT = "L"
+    cfg.merge_from_list([*PLAIN, *SWITCHES[name]])
+    cfg.MODEL.META_ARCHITECTURE = "PanopticFPN"
+    assert TolerantMapper(cfg, is_train=True)(scene)["image"].shape[0] == 1
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_padding_has_the_label_that_is_ignored(exact, cfg, scene):
+    keys = [*JITTER, "INPUT.LSJ.MAX_SCALE", 0.9]
+    sample = mapped(cfg, keys, scene, 0, exact_pixels=exact, ignored_label=254)
+    assert sample["sem_seg"].unique().tolist() == [0, 1, 254]
