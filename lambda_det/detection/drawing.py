@@ -41,7 +41,8 @@ def draw_predictions(
         image: [H, W, 3] uint8, BGR.
         instances: on the CPU, with ``pred_boxes``, ``pred_classes``, ``scores`` and maybe
             ``pred_masks`` [N, H, W] and ``pred_keypoints`` [N, K, 3].
-        class_names: of all classes; None draws the indices.
+        class_names: of all classes; None draws the indices. That of an only class is left out,
+            because it says nothing and hides small objects.
         scale: size of the picture relative to the image.
         metadata: defines the lines between keypoints.
         with_labels: write classes and scores.
@@ -51,7 +52,7 @@ def draw_predictions(
     """
     classes = instances.pred_classes.tolist()
     labels = [
-        f"{_name(class_names, index)} {score:.0%}"
+        f"{_name(class_names, index)} {score:.0%}".strip()
         for index, score in zip(classes, instances.scores.tolist(), strict=True)
     ]
     labels = labels if with_labels else None
@@ -83,7 +84,7 @@ def draw_ground_truth(
         masks.append(annotation.get("segmentation") or [[x0, y0, x1, y0, x1, y1, x0, y1]])
         crowd = " (crowd)" if annotation.get("iscrowd") else ""
         classes.append(annotation["category_id"])
-        labels.append(_name(class_names, annotation["category_id"]) + crowd)
+        labels.append((_name(class_names, annotation["category_id"]) + crowd).strip())
         keypoints.append(np.reshape(annotation.get("keypoints") or [], (-1, 3)))
     known = max(map(len, keypoints), default=0)
     # Objects without keypoints get keypoints of visibility 0, which are not drawn
@@ -111,16 +112,14 @@ def draw_objects(
         image: [H, W, 3] uint8, BGR.
         boxes: [N, 4], x0, y0, x1, y1 in pixels.
         classes: N numbers.
-        class_names: of all classes; None draws the numbers. The name of an only class is left out,
-            because it says nothing and hides small objects.
+        class_names: of all classes; None draws the numbers. That of an only class is left out.
         masks: BitMasks or PolygonMasks; None for none.
         scale: size of the picture relative to the image.
 
     Returns:
         [H * scale, W * scale, 3] uint8, BGR.
     """
-    is_alone = class_names is not None and len(class_names) == 1
-    labels = None if is_alone else [_name(class_names, index) for index in classes]
+    labels = [_name(class_names, index) for index in classes]
     return _draw(image, boxes, classes, labels, masks, None, scale, None)
 
 
@@ -152,7 +151,10 @@ def side_by_side(
 
 
 def _name(class_names: Sequence[str] | None, index: int) -> str:
-    return printable(class_names[index]) if class_names else str(index)
+    """The name in a picture; "" for the only class."""
+    if not class_names:
+        return str(index)
+    return printable(class_names[index]) if len(class_names) > 1 else ""
 
 
 def _draw(

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from detectron2.structures import BitMasks, Boxes, Instances
+from detectron2.structures import BitMasks, Boxes, BoxMode, Instances
 from torch import nn
 
 from lambda_det.detection import drawing
@@ -79,11 +79,17 @@ def test_a_picture_that_cannot_be_drawn_stops_no_training(tmp_path, caplog):
 
 
 def test_the_name_of_an_only_class_is_left_out(monkeypatch):
-    labels = []
+    labels, box = [], torch.tensor([[1.0, 1.0, 5.0, 5.0]])
     monkeypatch.setattr(drawing, "_draw", lambda *args: labels.append(args[3]))
+    image, classes, scores = np.zeros((9, 9, 3), np.uint8), torch.tensor([0]), torch.tensor([0.5])
+    fields = {"pred_boxes": Boxes(box), "pred_classes": classes, "scores": scores}
+    annotation = {"bbox": box[0].tolist(), "bbox_mode": BoxMode.XYXY_ABS, "category_id": 0}
     for names in (["bolt"], ["bolt", "nut"]):
-        drawing.draw_objects(np.zeros((9, 9, 3), np.uint8), np.zeros((1, 4)), [0], names)
-    assert labels == [None, ["bolt"]]
+        drawing.draw_objects(image, box.numpy(), [0], names)
+        drawing.draw_predictions(image, Instances((9, 9), **fields), names)
+        drawing.draw_ground_truth(image, [annotation, annotation | {"iscrowd": 1}], names)
+    assert labels[:3] == [[""], ["50%"], ["", "(crowd)"]]
+    assert labels[3:] == [["bolt"], ["bolt 50%"], ["bolt", "bolt (crowd)"]]
 
 
 def test_many_images_fill_rows(tmp_path):

@@ -24,6 +24,7 @@ CONFIDENT = 0.8  # score of predictions whose annotation may be missing
 # Scale from which a larger input shows nothing new: the recipes' largest, which they round down to
 # whole strides of the backbone
 _ENLARGED = 0.9 * LARGEST_SCALE
+_FEW = 100  # objects of a class in training, below which more examples are advised in any case
 _CLASSES = 5  # number of classes that are named, those with the most missed objects
 _YOUNG = 0.1  # share of AP50 by which the AP50 of a young run rises in the last third of its steps
 _CASCADE = (
@@ -241,8 +242,7 @@ def advise(
         of_small = places("place", lambda p: p.meant in small)
         changes += [
             Change(
-                "Train and predict at a larger size (INPUT.MIN_SIZE_TRAIN, MIN_SIZE_TEST and their "
-                "MAX_SIZE), or on parts of the images.",
+                "Train and predict at a larger size (--size), or on parts of the images.",
                 gain(of_small, missed & small),
                 f"Of {len(small)} objects smaller than {SMALL} pixels in the network's input "
                 f"{shares[0]:.0f} % are missed or boxed badly, of larger ones {shares[1]:.0f} %.",
@@ -267,8 +267,9 @@ def advise(
             )
         ]
     unseen = {c: {i for i in missed if classes[i] == c} for c in objects}
-    few = np.median([trained.get(names[c], 0) for c in objects] or [0])
-    rare = (c for c in objects if unseen[c] and trained and trained.get(names[c], 0) <= few)
+    # half of the classes, or those with few objects: an only class with thousands is not rare
+    few = max(np.median([trained.get(names[c], 0) for c in objects] or [0]), _FEW)
+    rare = (c for c in objects if unseen[c] and trained and trained.get(names[c], 0) < few)
     for category in sorted(rare, key=lambda c: -len(unseen[c]) / objects[c])[:_CLASSES]:
         changes += [
             Change(

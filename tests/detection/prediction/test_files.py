@@ -45,10 +45,11 @@ def test_channels_keep_their_order():
 
 
 def test_names_and_numbers_serve_as_labels_of_boxes_with_masks_and_without(picture):
-    draw_predictions(picture, instances([[5, 5, 50, 40]]), ["$\\frac$ \x1b\n"])  # no formula
+    draw_predictions(picture, instances([[5, 5, 50, 40]]), ["$\\frac$ \x1b\n", "b"])  # no formula
     for masks in (True, False):
         found = instances([[5, 5, 50, 40]], masks=masks)
-        named, numbered = (draw_predictions(picture, found, names) for names in (["cat"], None))
+        named = draw_predictions(picture, found, ["cat", "dog"])
+        numbered = draw_predictions(picture, found, None)
         for one, other in ((numbered, picture), (named, numbered)):
             assert (np.abs(one.astype(int) - other).max(-1) > 40).any()
 

@@ -154,6 +154,13 @@ def test_the_class_with_few_examples_is_named():
     assert changes(OBJECTS, PERFECT[1:], trained={"bolt": 300, "nut": 100}) == []
 
 
+def test_an_only_class_with_many_examples_needs_no_more():
+    objects = [(0, 1, 10, 10, 40, 40), (0, 1, 100, 10, 40, 40)]
+    entries = [predicted(1, (10, 10, 40, 40))]
+    found = {count: changes(objects, entries, trained={"bolt": count}) for count in (99, 100)}
+    assert [c.change for c in found[99]] == ["Add examples of bolt."] and found[100] == []
+
+
 @pytest.mark.parametrize(
     ("ap", "loss", "gain"),
     [
