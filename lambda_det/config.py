@@ -67,7 +67,7 @@ LAMBDA_LAYER_KEYS: dict[str, LayerKey] = {
     "CONTENT": LayerKey(True),
     # Whether there are position lambdas (Table 9)
     "POSITION": LayerKey(True),
-    # How keys are normalised (Table 11), by a name of docs/layer.md; "" for that of the model
+    # How keys are normalised, by a name of docs/layer.md; "" for that of the model
     "KEY_NORM": LayerKey("", unseen="softmax"),
     # Whether queries have a softmax over their depth (Table 11)
     "QUERY_SOFTMAX": LayerKey(False, unseen=False),

@@ -50,7 +50,7 @@ class LambdaLayer(nn.Module):
         content: False leaves the content lambda and the keys out (position only).
         norm: "BN", "" for none, or a function from a number of channels to a module; used on
             queries and values, as 2-d norms on [B, channels, H, W].
-        key_norm: a name of ``KEY_NORMS``, over the positions (Table 11).
+        key_norm: a name of ``KEY_NORMS``, over the positions.
         query_softmax: also take the softmax of each query over its depth (Table 11).
         multi_head: give each head keys, values and embeddings of its own (Appendix C.3).
         position: the ``position`` module of another layer, to share its embeddings.
@@ -257,8 +257,12 @@ class ContentLambda(nn.Module):
         return y.unflatten(1, queries.shape[1:-2])
 
 
-# The norms of keys in Table 11. ``dim`` is the dimension of the context's positions. ``inside`` is
-# None or bool, False at positions that are no part of the context.
+# A norm of keys maps keys in float32 or float64 to weights of the same shape. ``dim`` is the
+# dimension of the context's positions. ``inside`` is None or bool, False at positions outside of
+# the context. It is [b, m, 1, 1] for keys [b, m, k, u] with dim 1, or [n, m] for keys [b, n, m]
+# with dim 2, where each query n has its own context. Weights are 0 outside, so all are 0 if the
+# context is empty. Weights and gradients are finite, also for keys of -300 and 300. An operator
+# that is slow over ``dim`` needs a transposition, as in ``_softmax``.
 
 
 def _softmax(keys: Tensor, dim: int, inside: Tensor | None) -> Tensor:
@@ -267,7 +271,9 @@ def _softmax(keys: Tensor, dim: int, inside: Tensor | None) -> Tensor:
         keys = keys.masked_fill(~inside, torch.finfo(keys.dtype).min)
     # Over any dimension except the last, several threads of PyTorch write to the same cache lines,
     # which takes 5 to 50 times as long on large maps.
-    return keys.transpose(dim, -1).softmax(-1).transpose(dim, -1)
+    weights = keys.transpose(dim, -1).softmax(-1).transpose(dim, -1)
+    # A context without a position has equal weights here, and not 0
+    return _none(weights, dim, inside)
 
 
 def _l2(keys: Tensor, dim: int, inside: Tensor | None) -> Tensor:
@@ -279,6 +285,7 @@ def _none(keys: Tensor, dim: int, inside: Tensor | None) -> Tensor:
 
 
 KEY_NORMS: dict[str, Callable[[Tensor, int, Tensor | None], Tensor]] = {
+    # the three of Table 11
     "softmax": _softmax,  # the paper's choice
     "l2": _l2,
     "none": _none,
@@ -293,7 +300,8 @@ def normalize_keys(keys: Tensor, key_norm: str = "softmax", inside: Tensor | Non
     Args:
         keys: [b, m, k, u].
         key_norm: a name of ``KEY_NORMS``.
-        inside: None, or bool [b, m]; positions that are False get the weight 0.
+        inside: None, or bool [b, m]; positions that are False get the weight 0, also where an image
+            has no other positions.
 
     Returns:
         [b, m, k, u] in float32, or in float64 if the keys are.

@@ -47,7 +47,7 @@ def content_output(
     for u in range(keys.shape[3]):
         for k in range(keys.shape[2]):
             weights = keys[:, None, :, k, u].expand(-1, mask.shape[0], -1)  # [b, n, m]
-            weights = normalize(weights, 2, mask) * mask
+            weights = normalize(weights, 2, mask)
             lambdas = torch.einsum("bnm,bmv->bnv", weights, values[..., u].to(weights.dtype))
             output = output + queries[..., k, None] * lambdas[:, :, None].to(queries.dtype)
     return output

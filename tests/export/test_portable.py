@@ -8,6 +8,7 @@ from torch.fx.experimental import _config
 from lambda_det.export import portable_copy
 from lambda_det.export.portable import portable_output
 from lambda_det.layers import LambdaLayer
+from lambda_det.layers.lambda_layer import KEY_NORMS
 from tests.export.conftest import needs_any_size
 from tests.layers import reference
 
@@ -42,7 +43,8 @@ def test_portable_is_the_definition(size, scope):
         {"intra_depth": 2, "multi_head": True, "position_bias": True},
         {"content": False},
         {"scope": None},
-        {"key_norm": "l2", "query_softmax": True},
+        {"query_softmax": True},
+        *({"key_norm": name} for name in KEY_NORMS),
         {"dilation": 3, "multi_head": True},
         {"dilation": 2, "implementation": "query_first"},
     ],
@@ -52,9 +54,10 @@ def test_the_layer_computes_the_same(options):
     original = layer(**options)
     copy = portable_copy(original)
     for size in SIZES:
-        x = torch.randn(2, 8, *size, dtype=torch.float64)
-        mask = torch.ones(2, 1, *size, dtype=torch.bool)
+        x = torch.randn(3, 8, *size, dtype=torch.float64)
+        mask = torch.ones(3, 1, *size, dtype=torch.bool)
         mask[1, :, :, size[1] // 2 + 1 :] = False
+        mask[2] = False
         for given in (None, mask):
             found, expected = copy(x, given), original(x, given)
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)

@@ -10,7 +10,7 @@ from torch import nn
 from lambda_det.config import LAMBDA_LAYER_KEYS
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer, RelativePosition
-from lambda_det.layers.lambda_layer import KEY_NORMS, normalize_keys
+from lambda_det.layers.lambda_layer import KEY_NORMS, ContentLambda, normalize_keys
 
 from . import reference
 
@@ -120,6 +120,53 @@ def test_every_key_norm_has_a_definition_and_a_line_in_the_docs():
     page = Path(__file__).parents[2] / "docs/layer.md"
     if page.exists():
         assert all(f'"{name}"' in page.read_text("utf-8") for name in KEY_NORMS)
+
+
+@pytest.mark.parametrize("per_query", [False, True])
+@pytest.mark.parametrize("name", KEY_NORMS)
+def test_extreme_keys_and_an_empty_context(name, per_query):
+    """In float32, with contexts of all positions, of some and of none."""
+    positions = torch.Size(SIZE).numel()
+    queries, values = torch.randn(3, *SIZE, 2, 3), torch.randn(3, *SIZE, 4, 2)
+    keys = torch.randn(3, *SIZE, 3, 2)
+    keys[:, 0, 0], keys[:, 1, 1] = 300, -300  # the same positions in each channel
+    keys[:, 2, :2] = torch.tensor([300.0, -300.0])
+    inside = torch.rand(3, positions) < 0.5
+    inside[0], inside[2] = True, False
+    mask, seen = inside.view(3, 1, *SIZE), inside[:, None].expand(-1, positions, -1)
+    if per_query:  # the contexts of the images are those of three kinds of queries
+        mask = inside.repeat(positions // 3, 1)
+        seen = mask.expand(3, -1, -1)
+
+    def run(function, dtype):
+        parts = [x.to(dtype).requires_grad_() for x in (queries, keys, values)]
+        y = function(*parts)
+        grads = torch.autograd.grad(y, parts, torch.linspace(-1, 1, y.numel()).view(y.shape).to(y))
+        return dict(zip(("output", "queries", "keys", "values"), (y, *grads), strict=True))
+
+    def definition(*parts):
+        flat = (x.flatten(1, 2) for x in parts)
+        return reference.content_output(*flat, seen, name).unflatten(1, SIZE)
+
+    expected = run(definition, torch.float64)
+    content = ContentLambda(name)
+    for part, found in run(lambda *parts: content(*parts, mask), torch.float32).items():
+        assert found.isfinite().all(), part
+        error = (found - expected[part]).abs().max()
+        assert error < 1e-5 * expected[part].abs().max(), part
+
+
+@pytest.mark.parametrize("name", KEY_NORMS)
+def test_an_image_of_padding_alone_has_no_content(name):
+    layer = _layer(key_norm=name).eval()
+    x = torch.randn(2, 8, *SIZE, dtype=torch.float64)
+    mask = torch.ones(2, 1, *SIZE, dtype=torch.bool)
+    mask[1] = False
+    y = layer(x, mask)
+    assert not y[1].any()
+    torch.testing.assert_close(y[:1], layer(x[:1]))
+    keys = torch.randn(2, 12, 3, 2)
+    assert not normalize_keys(keys, name, mask.flatten(1))[1].any()
 
 
 # Other values of all options, with what else they need
