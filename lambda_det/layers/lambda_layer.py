@@ -271,9 +271,12 @@ def _softmax(keys: Tensor, dim: int, inside: Tensor | None) -> Tensor:
         keys = keys.masked_fill(~inside, torch.finfo(keys.dtype).min)
     # Over any dimension except the last, several threads of PyTorch write to the same cache lines,
     # which takes 5 to 50 times as long on large maps.
-    weights = keys.transpose(dim, -1).softmax(-1).transpose(dim, -1)
-    # A context without a position has equal weights here, and not 0
-    return _none(weights, dim, inside)
+    weights = keys.transpose(dim, -1).softmax(-1)
+    if inside is not None:
+        # A context without a position has equal weights until here
+        outside = (~inside).expand_as(keys).transpose(dim, -1)
+        weights = weights.masked_fill(outside, 0.0)
+    return weights.transpose(dim, -1)
 
 
 def _l2(keys: Tensor, dim: int, inside: Tensor | None) -> Tensor:
