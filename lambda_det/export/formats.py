@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import torch
@@ -22,15 +22,35 @@ from lambda_det.export.onnx_file import (
     AXES,
     OPSET,
     PACKAGES,
-    Runner,
     finish_onnx,
     read_onnx,
     write_onnx,
 )
 
-__all__ = ["FORMATS", "Format", "format_of"]
+__all__ = ["FORMATS", "Format", "Runner", "format_of"]
 
 HOLDS_ANY_SIZE = hasattr(_config, "backed_size_oblivious")  # one graph; PyTorch 2.7 or newer
+
+
+class Runner(Protocol):
+    """A file as a function, which is compared with ``Network.original``."""
+
+    def __call__(self, *inputs: Tensor) -> Mapping[str, Tensor]:
+        """The outputs of the file for the inputs of the network.
+
+        Args:
+            inputs: as :class:`lambda_det.export.networks.Network` takes them, on its device.
+
+        Returns:
+            A dict or another mapping from names to tensors of any dtype, on any device. It has all
+            names of the original's outputs, with their shapes, because each of these is compared;
+            others are ignored. A format that keeps only the order of the outputs takes their names
+            from the arguments of ``Format.read``.
+
+        Raises:
+            Exception: of any class; the comparison then fails, and shows its first line.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,12 +60,14 @@ class Format:
     Attributes:
         name: as people call it.
         suffix: of its files.
-        write: writes a network, for an example of its inputs, to a path.
-        read: makes a function from the inputs to the outputs by name, given a path and the names of
-            the outputs.
+        write: writes a network, for an example of its inputs, to one file at a path. A RuntimeError
+            says that the format cannot hold the network.
+        read: makes a function of a file, given its path and the names of the network's outputs in
+            their order.
         finish: writes what users must know into a file, after the comparison; None where only the
             JSON file beside it has that.
         holds_detectors: whether it holds whole detectors.
+        recorded: whether it is made of a graph of :func:`record`, which needs PyTorch 2.7.
         packages: that it needs.
     """
 
@@ -55,6 +77,7 @@ class Format:
     read: Callable[[Path, Sequence[str]], Runner]
     finish: Callable[[Path, Mapping[str, Any]], None] | None = None
     holds_detectors: bool = False
+    recorded: bool = False
     packages: tuple[str, ...] = ()
 
     def check(self, network: Network) -> None:
@@ -65,9 +88,9 @@ class Format:
         elif network.detector and not self.holds_detectors:
             holders = [form.suffix for form in FORMATS.values() if form.holds_detectors]
             why = f"it holds backbones, and {', '.join(holders)} holds detectors"
-        elif not HOLDS_ANY_SIZE:
+        elif self.recorded and not HOLDS_ANY_SIZE:
             why = (
-                f"PyTorch {torch.__version__} can only hold one graph for maps of more than one "
+                f"PyTorch {torch.__version__} can only record one graph for maps of more than one "
                 "tile and another for smaller ones; use PyTorch 2.7 or newer"
             )
         else:
@@ -137,7 +160,7 @@ def _write_onnx(network: Network, example: tuple[Tensor, ...], path: Path) -> No
 FORMATS: dict[str, Format] = {
     form.suffix: form
     for form in (
-        Format("torch.export", ".pt2", _write_torch_export, _read_torch_export),
+        Format("torch.export", ".pt2", _write_torch_export, _read_torch_export, recorded=True),
         Format(
             f"ONNX, opset {OPSET}",
             ".onnx",
@@ -145,6 +168,7 @@ FORMATS: dict[str, Format] = {
             read_onnx,
             finish=finish_onnx,
             holds_detectors=True,
+            recorded=True,
             packages=PACKAGES,
         ),
     )

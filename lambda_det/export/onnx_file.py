@@ -17,9 +17,8 @@ from torch.export import ExportedProgram
 
 from lambda_det.errors import ConfigError
 
-__all__ = ["OPSET", "PACKAGES", "Runner", "finish_onnx", "onnx_metadata", "read_onnx", "write_onnx"]
+__all__ = ["OPSET", "PACKAGES", "finish_onnx", "onnx_metadata", "read_onnx", "write_onnx"]
 
-Runner = Callable[..., dict[str, Tensor]]  # from the inputs of a file to its outputs by name
 OPSET = 18  # the one that torch.onnx writes without converting versions
 # names of the sizes of a graph's input; with an FPN, over its largest stride
 AXES = ("batch", "height", "width")
@@ -109,8 +108,8 @@ def onnx_metadata(path: Path) -> dict[str, Any]:
     return about
 
 
-def read_onnx(path: Path, outputs: Sequence[str]) -> Runner:
-    """A file in ONNX Runtime on the CPU; see :class:`lambda_det.export.formats.Format`."""
+def read_onnx(path: Path, outputs: Sequence[str]) -> Callable[..., dict[str, Tensor]]:
+    """A file in ONNX Runtime on the CPU; see :class:`lambda_det.export.formats.Runner`."""
     session = _open(path)
     inputs = [tensor.name for tensor in session.get_inputs()]
 

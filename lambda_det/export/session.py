@@ -8,7 +8,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,9 +18,8 @@ from torch import Tensor
 
 from lambda_det.errors import ConfigError
 from lambda_det.export.exported import ExportedDetector, sidecar
-from lambda_det.export.formats import format_of
+from lambda_det.export.formats import Format, Runner, format_of
 from lambda_det.export.networks import Network
-from lambda_det.export.onnx_file import Runner
 from lambda_det.export.proof import Proof
 from lambda_det.files import refuse_existing, replace_text
 
@@ -122,22 +121,14 @@ def export_network(
     sizes = _sizes(network, sizes)
     draft = output.with_name(f"{output.stem}.unverified{output.suffix}")
     try:
-        start = time.perf_counter()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the comparison says what they fear
-                form.write(network, example(network, images), draft)
-        except RuntimeError as error:  # and all that the exporters derive from it
-            raise ConfigError(
-                f"{form.name} cannot hold this network ({_first_line(error)}); use another format "
-                "or export only the backbone."
-            ) from error
-        seconds = time.perf_counter() - start
-        inputs = list(comparison_inputs(network, sizes, images))
-        with torch.no_grad():
-            outputs = list(network.original(*inputs[0]))
-            runner = form.read(draft, outputs)
-            comparisons = [compare(network, runner, x) for x in inputs]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the comparison says what they fear
+            seconds = _write(form, network, example(network, images), draft)
+            inputs = list(comparison_inputs(network, sizes, images))
+            with torch.no_grad():
+                outputs = list(network.original(*inputs[0]))
+                runner = form.read(draft, outputs)
+                comparisons = [compare(network, runner, x) for x in inputs]
         report = ExportReport(output, seconds, draft.stat().st_size, comparisons)
         about = file_facts(network, report)
         if report.passed and form.finish:
@@ -152,6 +143,23 @@ def export_network(
     finally:
         draft.unlink(missing_ok=True)
     return report
+
+
+def _write(form: Format, network: Network, inputs: tuple[Tensor, ...], path: Path) -> float:
+    """Write a file, and return how many seconds it took.
+
+    Raises:
+        ConfigError: the format cannot hold the network.
+    """
+    start = time.perf_counter()
+    try:
+        form.write(network, inputs, path)
+    except RuntimeError as error:  # and all that the exporters derive from it
+        raise ConfigError(
+            f"{form.name} cannot hold this network ({_first_line(error)}); use another format "
+            "or export only the backbone."
+        ) from error
+    return time.perf_counter() - start
 
 
 def _sizes(network: Network, sizes: Sequence[tuple[int, int]] | None) -> Sequence[tuple[int, int]]:
@@ -260,7 +268,7 @@ def alike(errors: dict[str, float]) -> bool:
     return all(error <= TOLERANCE for error in errors.values())  # NaN is not
 
 
-def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+def differences(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, float]:
     """The greatest difference by output, over the greatest value expected if that is above 1."""
     return {name: _difference(found.get(name), tensor) for name, tensor in expected.items()}
 

@@ -2,14 +2,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.fx.experimental import _config
 
+from lambda_det.export.formats import HOLDS_ANY_SIZE
 from tests.export.tiny import lambda_detector_config, save_lambda_run
 from tests.shapes import make_shapes
 
-needs_any_size = pytest.mark.skipif(
-    not hasattr(_config, "backed_size_oblivious"), reason="needs PyTorch 2.7"
-)
+needs_any_size = pytest.mark.skipif(not HOLDS_ANY_SIZE, reason="needs PyTorch 2.7")
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import warnings
 from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import nn
 from lambda_det.errors import ConfigError
 from lambda_det.export import (
     FORMATS,
+    Format,
     backbone_network,
     export_network,
     formats,
@@ -35,17 +39,22 @@ def network(**options):
 
 
 def needs(suffix):
-    if suffix == ".onnx":
-        for name in ("onnx", "onnxscript", "onnxruntime"):
-            pytest.importorskip(name)
+    for name in FORMATS[suffix].packages:
+        pytest.importorskip(name)
+    if FORMATS[suffix].recorded and not formats.HOLDS_ANY_SIZE:
+        pytest.skip("needs PyTorch 2.7")
 
 
-@needs_any_size
+def test_every_format_has_a_row_in_the_docs():
+    page = Path(__file__).parents[2] / "docs/use_in_your_project.md"
+    if page.exists():
+        assert all(f"\n| `{suffix}` " in page.read_text("utf-8") for suffix in FORMATS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_every_format_at_many_sizes(suffix, tmp_path):
-    for name in FORMATS[suffix].packages:
-        pytest.importorskip(name)
+    needs(suffix)
     made = network(mask_padding=True)
     path = tmp_path / f"backbone{suffix}"
     report = export_network(made, path, sizes=SIZES)
@@ -117,7 +126,6 @@ class _Named(nn.Sequential):
         return {"y": super().forward(x)}
 
 
-@needs_any_size
 @pytest.mark.slow
 def test_averages_behind_other_paddings_stay(tmp_path):
     needs(".onnx")
@@ -182,6 +190,29 @@ def test_what_is_there_stays(tmp_path):
     assert path.read_text() == "old"
     assert export_network(small_network(), path, sizes=SIZES[:1], overwrite=True).passed
     assert path.read_bytes() != b"old"
+
+
+def test_a_format_that_torch_export_has_no_part_in(tmp_path, monkeypatch, recwarn):
+    """It needs no PyTorch 2.7, may warn of its files, and may return more than was asked for."""
+    made = small_network()
+
+    def write(network, example, path):
+        warnings.warn("written", stacklevel=1)
+        path.write_bytes(b"file")
+
+    def run(x):
+        warnings.warn("run", stacklevel=1)
+        return MappingProxyType({"other": x, **made.original(x)})
+
+    def read(path, outputs):
+        warnings.warn("read", stacklevel=1)
+        assert path.read_bytes() == b"file" and outputs == ["y"]
+        return run
+
+    monkeypatch.setitem(FORMATS, ".own", Format("mine", ".own", write, read))
+    monkeypatch.setattr(formats, "HOLDS_ANY_SIZE", False)
+    assert export_network(made, tmp_path / "b.own", sizes=SIZES[:1]).passed
+    assert not recwarn.list
 
 
 def test_global_positions_are_refused():
