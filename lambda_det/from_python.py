@@ -92,7 +92,7 @@ class Run:
         """Write the detector as ``lambda-det export`` does, and print what was compared.
 
         Args:
-            path: its ending says the format: .onnx, or .pt2 for a backbone.
+            path: its ending names the format, one of ``lambda_det.export.FORMATS``.
             overwrite: replace the file if it is there.
             sizes: height and width of images to compare on.
             images: files to compare on.

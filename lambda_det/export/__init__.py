@@ -1,4 +1,4 @@
-"""Trained networks as files that other runtimes load: ONNX and torch.export."""
+"""Trained networks as files that other runtimes load, in the formats of ``FORMATS``."""
 
 from lambda_det.export.formats import FORMATS, Format, format_of
 from lambda_det.export.networks import Network, backbone_network, detector_network

@@ -14,8 +14,6 @@ from lambda_det.export.sources import network_to_export, read_images
 from lambda_det.weights.provenance import Origin
 
 EXAMPLES = """
-The ending of OUTPUT says the format: .onnx holds detectors and backbones, .pt2 backbones.
-
 A whole detector, with the best checkpoint of its run. It takes resized images in one tensor:
   %(prog)s output/run detector.onnx
   %(prog)s output/run detector.onnx --batch any --images photo.jpg street.jpg
@@ -38,9 +36,9 @@ status: 0; 1 if the file did not compute the same and was removed; 2 if it could
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = command_parser(
         "export",
-        "Write a trained detector or backbone as ONNX or a backbone as torch.export, and compare "
-        "the file with the model.",
-        EXAMPLES,
+        "Write a trained detector or backbone as a file for other runtimes, and compare the file "
+        "with the model.",
+        f"The ending of OUTPUT names the format:\n{_formats()}\n{EXAMPLES}",
     )
     parser.add_argument(
         "source",
@@ -93,6 +91,15 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("opts", nargs="*", help="configuration keys and values")
     args = parser.parse_intermixed_args(argv)
     return args
+
+
+def _formats() -> str:
+    """A line for each format."""
+    lines = []
+    for suffix, form in FORMATS.items():
+        networks = "detectors and backbones" if form.holds_detectors else "backbones"
+        lines.append(f"  {suffix:6} {networks} ({form.name})")
+    return "\n".join(lines)
 
 
 def _size(word: str) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """``lambda-det export``: one line from a checkpoint to a file that was compared."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lambda_det.export import FORMATS, session
 from lambda_det.export import command_line as tool
-from lambda_det.export import session
 from lambda_det.modeling import create_backbone
 from tests.export.conftest import needs_any_size
 from tests.export.tiny import scramble
@@ -48,6 +49,16 @@ def test_a_backbone_with_the_options_that_its_file_records(weights, tmp_path, ca
 def test_the_backbone_of_a_run_at_the_default_sizes(run, tmp_path, capsys):
     assert tool.main([str(run.folder), str(tmp_path / "b.pt2"), "--backbone-only"]) == 0
     assert "  p6: " in capsys.readouterr().out
+
+
+def test_the_help_has_every_format(monkeypatch, capsys):
+    form = dataclasses.replace(FORMATS[".pt2"], name="Mine", suffix=".own")
+    monkeypatch.setitem(FORMATS, ".own", form)
+    with pytest.raises(SystemExit):
+        tool.main(["--help"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [".own", "backbones", "(Mine)"] in lines
+    assert [".onnx", "detectors", "and", "backbones"] in [line[:4] for line in lines]
 
 
 def test_nothing_detected_is_said():
@@ -98,7 +109,7 @@ REFUSED = {
     "{run} d.onnx --fixed 64x70": "multiples of 32",
     "{run} d.onnx --fixed 64x64 --sizes 64x96": "no other ones",
     "{run} d.pt2": ".onnx holds detectors",
-    "{run} d.ts": "names no format",
+    "{run} d.txt": "names no format",
 }
 
 
