@@ -1,10 +1,13 @@
-"""``import lambda_det`` with and without Detectron2, in processes of their own."""
+"""``import lambda_det`` with and without Detectron2, in other processes."""
 
+import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
+
+from tests import forked
 
 # Detectron2 and what only Detectron2 needs
 WITHOUT_DETECTRON2 = """
@@ -17,18 +20,35 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 """
+# The package and what it imports first must not import PyTorch before it has decided on threads
+USE_OF_DETECTORS = """
+import lambda_det, os
+assert os.environ["GOMP_SPINCOUNT"] == "1000"
+for name in ("Predictor", "detectron2_config", "get_config"):
+    try:
+        getattr(lambda_det, name)
+    except ImportError as error:
+        print(error)
+"""
 
 
 def run(script: str, *arguments: str) -> str:
     command = [sys.executable, "-W", "error::FutureWarning", "-c", textwrap.dedent(script)]
-    process = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    ours = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    process = subprocess.run(
+        [*command, *arguments], env=environment, capture_output=True, text=True
+    )
     assert process.returncode == 0, process.stderr
     return process.stdout
 
 
 @pytest.mark.slow
 def test_networks_without_detectron2(tmp_path):
-    """Layers, classifiers and backbones compute there what they compute here."""
+    """Layers, classifiers and backbones compute there what they compute here.
+
+    The first use of a detector says what is missing.
+    """
     work = f"""
         import torch, torchvision
         import lambda_det
@@ -52,41 +72,19 @@ def test_networks_without_detectron2(tmp_path):
         print(len(lambda_det.list_models()), measure_named("resnet50", 224))
         print([float(result.detach().double().square().sum()) for result in results])
     """
-    assert run(textwrap.dedent(WITHOUT_DETECTRON2) + textwrap.dedent(work)) == run(work)
-
-
-@pytest.mark.slow
-def test_the_first_use_of_a_detector_says_what_is_missing():
-    script = """
-        import lambda_det
-        for name in ("Predictor", "detectron2_config", "get_config"):
-            try:
-                getattr(lambda_det, name)
-            except ImportError as error:
-                print(error)
-    """
-    lines = run(textwrap.dedent(WITHOUT_DETECTRON2) + textwrap.dedent(script)).splitlines()
-    assert len(lines) == 3
-    for line in lines:
+    without = textwrap.dedent(WITHOUT_DETECTRON2 + USE_OF_DETECTORS) + textwrap.dedent(work)
+    *said, networks, results = run(without).splitlines()
+    here = forked.run(["-c", textwrap.dedent(work)], tmp_path / "printed")
+    assert here.stdout == f"{networks}\n{results}\n"
+    assert len(said) == 3
+    for line in said:
         assert "detectron2" in line and "tools/install_detectron2.py" in line
         assert "lambda_det.doctor" in line
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [[], ["--help"], ["-m", "lambda_det.doctor"]])
-def test_the_command_line_does_not_matter(words):
-    script = """
-        import lambda_det
-        from detectron2.modeling import BACKBONE_REGISTRY, ROI_HEADS_REGISTRY
-        assert "build_lambda_resnet_fpn_backbone" in BACKBONE_REGISTRY
-        assert "LambdaRes5ROIHeads" in ROI_HEADS_REGISTRY
-        print(all(hasattr(lambda_det, name) for name in lambda_det.__all__))
-    """
-    assert run(script, *words) == "True\n"
-
-
-@pytest.mark.slow
 def test_the_import_changes_nothing_of_pytorch_and_imports_no_wing():
+    """Nor does it read the words of the command line."""
     script = """
         import sys, torch
         before = torch._meta_registrations.div_rtn
@@ -96,5 +94,9 @@ def test_the_import_changes_nothing_of_pytorch_and_imports_no_wing():
         assert not {"huggingface_hub", "matplotlib", "scipy", "timm"} & {*sys.modules}
         wings = ("export", "own_data", "report", "hub", "classification")
         print([m for m in sys.modules for wing in wings if m.startswith(f"lambda_det.{wing}")])
+        from detectron2.modeling import BACKBONE_REGISTRY, ROI_HEADS_REGISTRY
+        assert "build_lambda_resnet_fpn_backbone" in BACKBONE_REGISTRY
+        assert "LambdaRes5ROIHeads" in ROI_HEADS_REGISTRY
+        print(all(hasattr(lambda_det, name) for name in lambda_det.__all__))
     """
-    assert run(script) == "[]\n"
+    assert run(script, "-m", "lambda_det.doctor", "--help") == "[]\nTrue\n"
