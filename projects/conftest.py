@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tests.conftest import (  # noqa: F401
     catalogs_as_they_were,
+    environment_collected_once,
     fixed_seeds,
     loggers_as_they_were,
 )

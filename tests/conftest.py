@@ -1,3 +1,4 @@
+import functools
 import gc
 import logging
 import os
@@ -24,19 +25,19 @@ from hypothesis import HealthCheck, Phase, settings
 
 # Before any test: the data sets that it registers stay.
 import lambda_det  # noqa: F401
+from lambda_det.training import start
 
-# Random cases of a test of Hypothesis; LAMBDA_DET_FUZZ names another profile
-for profile, examples in (("small", 5), ("large", 100)):
-    settings.register_profile(
-        profile,
-        max_examples=examples,
-        derandomize=True,
-        phases=[Phase.generate],  # report a failure at once, as it was found
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-settings.load_profile(os.environ.get("LAMBDA_DET_FUZZ") or "small")
+# The same cases in each run, of which a larger LAMBDA_DET_FUZZ has more
+settings.register_profile(
+    "tests",
+    max_examples=int(os.environ.get("LAMBDA_DET_FUZZ") or 5),
+    derandomize=True,
+    phases=[Phase.generate],  # report a failure at once, as it was found
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("tests")
 
 
 # What is imported stays, and to look through it for garbage takes a fifth of some tests
@@ -73,6 +74,14 @@ def fixed_seeds():
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment_collected_once():
+    """What a run writes to environment.txt takes a quarter of a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "collect_env_info", functools.cache(start.collect_env_info))
+        yield
 
 
 @pytest.fixture(autouse=True)

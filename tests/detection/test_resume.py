@@ -17,7 +17,7 @@ from detectron2.modeling import GeneralizedRCNN
 from lambda_det.detection import DetectionTask, lazy_parser, parser, run, schedule
 from lambda_det.distributed.signals import SIGNALS
 from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Interrupted, Preempted
-from lambda_det.training import log, start
+from lambda_det.training import log
 from lambda_det.training import trainer as trainer_module
 from tests import forked
 from tests.detection.tiny import TINY, write_lazy_config
@@ -29,7 +29,9 @@ pytestmark = pytest.mark.slow  # trains
 
 ROOT = Path(__file__).parents[2]
 CONFIG = (
-    DETECTOR.replace("MASK_ON: True", "MASK_ON: False")
+    DETECTOR.replace("MASK_ON: True", "MASK_ON: False").replace(
+        "lambda_resnet26_slim", "resnet14_slim_lambda_c5"
+    )
     + """INPUT: {MIN_SIZE_TRAIN: [40, 64], MAX_SIZE_TRAIN: 64, MIN_SIZE_TEST: 32, MAX_SIZE_TEST: 32}
 DATALOADER: {NUM_WORKERS: 0}
 SOLVER: {IMS_PER_BATCH: 2, BASE_LR: 0.02, MAX_ITER: 6, STEPS: [4], WARMUP_ITERS: 2,
@@ -57,7 +59,6 @@ def short_log_period(monkeypatch):
 @pytest.fixture(autouse=True)
 def logs_reach_pytest(monkeypatch):
     monkeypatch.setattr(log, "setup_logger", partial(log.setup_logger, enable_propagation=True))
-    monkeypatch.setattr(start, "collect_env_info", str)  # which takes a quarter of a second
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +206,7 @@ def test_what_may_change_and_what_not(train, whole, tmp_path, caplog):
 def test_a_lazyconfig_is_resumed_alike(tmp_path, monkeypatch):
     make_shapes(tmp_path, num_train=7, num_val=2, size=48)
     words = f"""--config-file {write_lazy_config(tmp_path)} --resume
-        {TINY[1]} dataloader.image_size=48
+        {TINY[1]} dataloader.image_size=48 model.backbone.bottom_up.name=resnet14_slim_lambda_c5
         train.max_iter=4 train.reference_world_size=0 train.eval_period=2 train.log_period=1
         dataloader.train.total_batch_size=2 optimizer.lr=0.01 train.best_metric=bbox/AP50
         model.proposal_generator.pre_nms_topk=[100,100] model.roi_heads.batch_size_per_image=8

@@ -12,7 +12,6 @@ from lambda_det.detection.prediction import Predictor
 from lambda_det.errors import DataError
 from lambda_det.export.sources import network_to_export
 from lambda_det.own_data.report.run_page import build_report
-from lambda_det.training import start
 from tests.detection.test_resume import CONFIG
 from tests.reliability.runs import content, differences
 from tests.shapes import data_words
@@ -21,11 +20,6 @@ pytestmark = pytest.mark.slow  # trains
 
 NAMES = ["circle", "rectangle", "triangle"]
 RESULTS = "inference/coco_instances_results.json"
-
-
-@pytest.fixture(autouse=True)
-def quick_start(monkeypatch):
-    monkeypatch.setattr(start, "collect_env_info", str)  # which takes a quarter of a second
 
 
 @pytest.fixture(scope="module")
