@@ -144,6 +144,7 @@ for file in compiling.files(".so"):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(
     not (shutil.which("g++") and sys.platform == "linux" and platform.machine() == "x86_64"),
     reason="its kernels need g++ on Linux with x86-64",

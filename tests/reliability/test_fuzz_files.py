@@ -8,6 +8,7 @@ from tests.reliability.fuzz_files import KINDS, take
 
 
 @pytest.mark.slow
+@pytest.mark.fuzz
 @pytest.mark.parametrize("name", KINDS)
 def test_each_case_is_used_or_refused(tmp_path, name):
     KINDS[name].make(tmp_path)

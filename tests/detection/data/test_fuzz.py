@@ -34,6 +34,7 @@ def ground_truth(tmp_path_factory) -> GroundTruth:
 
 
 @pytest.mark.slow
+@pytest.mark.fuzz
 def test_mutations_of_a_sound_data_set(ground_truth):
     outcomes = set()
 
