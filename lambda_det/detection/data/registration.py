@@ -214,6 +214,7 @@ def register_coco_files(
         raise DataError(refusal)
     categories = [f"{number} {name}" for number, name in report.categories.items()]
     stem = os.path.splitext(os.path.basename(json_file))[0]
+    stem = re.sub("_[0-9a-f]{8}$", "", stem)  # a digest of its content, where prepare wrote it
     # The categories are part of the name: a changed file is another data set for the catalogue
     identity = "\n".join([json_file, images, *categories])
     name = f"{stem}_{hashlib.sha256(os.fsencode(identity)).hexdigest()[:8]}"

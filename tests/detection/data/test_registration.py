@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
@@ -50,6 +51,14 @@ def test_the_same_file_name_elsewhere_is_another_data_set(cfg, content, write, t
     register_json_datasets(cfg)
     (second,) = cfg.DATASETS.TRAIN
     assert second.startswith("set_") and second != first
+
+
+def test_the_name_has_one_digest(cfg, content, write):
+    file, images = write(content, "set_0123abcd")
+    name_files(cfg, "TRAIN", file, images)
+    register_json_datasets(cfg)
+    (name,) = cfg.DATASETS.TRAIN
+    assert re.fullmatch("set_[0-9a-f]{8}", name) and name != "set_0123abcd"
 
 
 def test_training_data_alone_leave_nothing_else_to_test_on(cfg, content, write):
