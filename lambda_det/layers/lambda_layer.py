@@ -273,7 +273,8 @@ def _softmax(keys: Tensor, dim: int, inside: Tensor | None) -> Tensor:
     # which takes 5 to 50 times as long on large maps.
     weights = keys.transpose(dim, -1).softmax(-1)
     if inside is not None:
-        # A context without a position has equal weights until here
+        # A context without a position has equal weights until here. To fill a tensor that is
+        # transposed would bind a graph of torch.export to maps of several positions.
         outside = (~inside).expand_as(keys).transpose(dim, -1)
         weights = weights.masked_fill(outside, 0.0)
     return weights.transpose(dim, -1)

@@ -86,19 +86,30 @@ def test_average_pooling_whose_sizes_round_up(size):
 @needs_any_size
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [{}, {"dilation": 2, "multi_head": True, "intra_depth": 2}], ids=str
+    ("options", "masked"),
+    [
+        ({}, False),
+        *(({"key_norm": name}, True) for name in KEY_NORMS),
+        ({"dilation": 2, "multi_head": True, "intra_depth": 2}, True),
+    ],
+    ids=str,
 )
-def test_an_exported_graph_holds_for_maps_of_one_row_column_and_position(options):
+def test_an_exported_graph_holds_for_maps_of_one_row_column_and_position(options, masked):
     original = layer(**{"scope": 5, **options})
     dim = torch.export.Dim
     sizes = {0: dim("batch", min=1), 2: dim("height", min=1), 3: dim("width", min=1)}
-    x = torch.randn(2, 8, 20, 30, dtype=torch.float64)
+
+    def draw(*size):
+        x = torch.randn(size, dtype=torch.float64)
+        return (x, x[:, :1] > 0) if masked else (x,)
+
+    inputs = draw(2, 8, 20, 30)
     with _config.patch(backed_size_oblivious=True):
         program = torch.export.export(
-            portable_copy(original), (x,), dynamic_shapes=(sizes,), strict=False
+            portable_copy(original), inputs, dynamic_shapes=(sizes,) * len(inputs), strict=False
         )
     run = program.module()
     for size in SIZES:
         for batch in (1, 3):
-            x = torch.randn(batch, 8, *size, dtype=torch.float64)
-            torch.testing.assert_close(run(x), original(x), rtol=1e-10, atol=1e-10)
+            inputs = draw(batch, 8, *size)
+            torch.testing.assert_close(run(*inputs), original(*inputs), rtol=1e-10, atol=1e-10)
