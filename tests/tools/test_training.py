@@ -39,6 +39,14 @@ KEYS = {
 }
 
 
+# Few proposals
+FEW = (
+    "MODEL.RPN.PRE_NMS_TOPK_TRAIN 50 MODEL.RPN.POST_NMS_TOPK_TRAIN 20 "
+    "MODEL.RPN.PRE_NMS_TOPK_TEST 50 MODEL.RPN.POST_NMS_TOPK_TEST 20",
+    "model.proposal_generator.pre_nms_topk=[50,50] model.proposal_generator.post_nms_topk=[20,20]",
+)
+
+
 class Kind(NamedTuple):
     """A way to describe a training.
 
@@ -79,8 +87,10 @@ def kind(request, data, tmp_path_factory) -> Kind:
     flags = ["--config", "mask_rcnn_lambdaresnet50.yaml", *data]
     if index:
         flags = ["--config", str(write_lazy_config(Path(data[1]).parents[2]))]
-    result = Kind(index, flags, TINY[index].split())
-    small = result.pairs(images=2, world=0, steps=3, period=2, rate=0.01)
+    result = Kind(index, flags, [*TINY[index].split(), *FEW[index].split()])
+    small = result.pairs(
+        images=2, world=0, steps=3, period=2, rate=0.01, network="resnet14_slim_lambda_c5"
+    )
     return result._replace(options=[*result.options, *small])
 
 
