@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lambda_det.export import FORMATS
 from lambda_det.export.detections import exportable_detections
+from lambda_det.export.formats import Runner
 from lambda_det.export.networks import Network
-from lambda_det.export.onnx_file import Runner
 
 NOTHING = """
 <ir_version: 9, opset_import: ["" : 18]>
@@ -44,7 +44,6 @@ def record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return run
 
-    monkeypatch.setattr("lambda_det.export.formats.HOLDS_ANY_SIZE", True)
     monkeypatch.setattr("lambda_det.export.exported.read_onnx", read)
     for suffix, form in FORMATS.items():
-        monkeypatch.setitem(FORMATS, suffix, replace(form, write=write, read=read))
+        monkeypatch.setitem(FORMATS, suffix, replace(form, write=write, read=read, recorded=False))
