@@ -72,6 +72,7 @@ def test_loader_processes_with_full_pipes_end(in_thread):
 def arguments(tmp_path_factory) -> list[str]:
     words = detection_words(tmp_path_factory.mktemp("data"))
     words += ["SOLVER.MAX_ITER", "1000", "DATALOADER.NUM_WORKERS", "2"]
+    words += ["MODEL.LAMBDA_RESNET.NAME", "resnet14_slim_lambda_c5"]
     return [*words, "SOLVER.IMS_PER_BATCH", "2", "TEST.EVAL_PERIOD", "1000"]
 
 

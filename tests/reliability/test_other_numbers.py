@@ -19,6 +19,7 @@ def test_two_processes_take_up_the_run_of_one(tmp_path):
     # A schedule that does not depend on its end
     words += ["SOLVER.REFERENCE_WORLD_SIZE", "0", "SOLVER.WARMUP_ITERS", "0", "SOLVER.STEPS", "()"]
     words += ["SOLVER.CHECKPOINT_PERIOD", "4", "TEST.EVAL_PERIOD", "0"]
+    words += ["MODEL.LAMBDA_RESNET.NAME", "resnet14_slim_lambda_c5"]
 
     def words_of(name: str, steps: int, batches: int, workers: int) -> list[str]:
         numbers = ["SOLVER.MAX_ITER", steps, "SOLVER.ACCUMULATE_GRADIENTS", batches]
