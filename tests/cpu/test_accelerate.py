@@ -17,7 +17,6 @@ from lambda_det.cpu import pooling, winograd
 from lambda_det.native import missing
 
 DETECTORS = {
-    "Faster R-CNN": "COCO-Detection/faster_rcnn_R_50_FPN_1x.yaml",
     "Mask R-CNN": "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x.yaml",
     "RetinaNet": "COCO-Detection/retinanet_R_50_FPN_1x.yaml",
     "Cascade R-CNN": "Misc/cascade_mask_rcnn_R_50_FPN_1x.yaml",
