@@ -31,7 +31,7 @@ from lambda_det.weights.public import fetch, read_public
 from tests.detection.tiny import on_meta
 
 PROPOSALS = 15  # of a picture
-SIZES = ((64, 128), (131, 83), (70, 90))  # of pictures; some maps of their batch have odd sides
+SIZES = ((64, 128), (131, 83))  # of pictures; some maps of their batch have odd sides
 COCO = torchvision.models.get_weight("MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1").meta["categories"]
 OBJECTS = [c for c, name in enumerate(COCO) if name not in ("__background__", "N/A")]
 
@@ -175,7 +175,11 @@ def _compare_detections(s: SimpleNamespace, expected: list[dict], ours: nn.Modul
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("recipe", [name for name in THEIRS if "rcnn" in name])
+@pytest.mark.parametrize(
+    "recipe",
+    # The first one has all of faster_rcnn_resnet50_coco
+    ["mask_rcnn_resnet50_coco", "mask_rcnn_resnet50_coco_v1", "faster_rcnn_resnet50_coco_light"],
+)
 def test_an_rcnn_is_theirs_at_every_stage(recipe, tmp_path, in_float64):
     theirs = make(recipe)
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
