@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect
 
 from lambda_det.detection.prediction import Predictor
 from lambda_det.errors import UserError
@@ -66,6 +67,8 @@ class Service:
             content, status = await self._within_limits(request), 200
         except Refused as error:
             content, status = {"detail": str(error)}, error.status
+        except ClientDisconnect:  # with the status that nginx gives it
+            content, status = {"detail": "The client closed the connection."}, 499
         except Exception:
             logger.exception("a request failed")
             content, status = {"detail": "The detector failed; the server's log says why."}, 500

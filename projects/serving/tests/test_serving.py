@@ -201,6 +201,18 @@ def test_a_full_queue_and_a_late_answer_are_refused_and_left_out(serve):
     assert len(detector.batches) == 2  # the one that nobody waited for was not computed
 
 
+def test_a_client_that_goes_away_is_no_failure_of_the_detector(serve, caplog):
+    service = serve().app.state.service
+    from starlette.requests import Request
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    request = Request({"type": "http", "headers": [], "query_string": b""}, receive)
+    assert asyncio.run(service.predict(request)).status_code == 499
+    assert not caplog.records and service.accepted == service.answered == 1
+
+
 def test_a_stopping_server_says_so_and_answers_still(serve):
     client = serve()
     client.app.state.service.stopping = True
