@@ -13,6 +13,7 @@ from lambda_det.export import command_line as tool
 from lambda_det.modeling import create_backbone
 from tests.export.conftest import needs_any_size
 from tests.export.tiny import scramble
+from tests.export.unrecorded import record_nothing
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -21,9 +22,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def weights(tmp_path_factory):
     """Of a network that records its name and options, as the checkpoint of a classifier."""
     options = {"scope": 3, "query_softmax": True}
-    state = scramble(create_backbone("lambda_resnet26_slim", **options)).state_dict()
+    state = scramble(create_backbone("resnet14_slim_lambda_c5", **options)).state_dict()
     path = tmp_path_factory.mktemp("weights") / "backbone.pth"
-    recipe = {"model": "lambda_resnet26_slim", "options": options}
+    recipe = {"model": "resnet14_slim_lambda_c5", "options": options}
     torch.save({"model": state, "recipe": recipe}, path)
     return str(path)
 
@@ -38,7 +39,7 @@ def test_a_backbone_with_the_options_that_its_file_records(weights, tmp_path, ca
     about = json.loads((tmp_path / "b.pt2.json").read_text())
     assert (about["weights"], about["averaged"]) == (weights, False)
     options = {"scope": 3, "query_softmax": True}
-    original = create_backbone("lambda_resnet26_slim", weights=weights, **options).eval()
+    original = create_backbone("resnet14_slim_lambda_c5", weights=weights, **options).eval()
     x = torch.rand(1, 3, 64, 96)
     exported = torch.export.load(path).module()(x)["res5"]
     torch.testing.assert_close(exported, original(x)["res5"], rtol=1e-4, atol=1e-4)
@@ -76,17 +77,17 @@ def test_an_ap_that_differs_says_what_would_take_it():
         assert ("--apart" in tool.report_lines(report)) != passed
 
 
-@needs_any_size
 @pytest.mark.slow
-def test_published_weights_by_their_url(tmp_path, capsys):
+def test_published_weights_by_their_url(tmp_path, capsys, monkeypatch):
+    record_nothing(monkeypatch)
     url = "lambda://lambda_resnet26_slim"
     assert tool.main([url, str(tmp_path / "b.pt2"), "--sizes", "64x64"]) == 0
     assert url in capsys.readouterr().out
 
 
-@needs_any_size
 @pytest.mark.slow
 def test_file_that_computes_something_else(weights, tmp_path, capsys, monkeypatch):
+    record_nothing(monkeypatch)
     monkeypatch.setattr("lambda_det.export.session.TOLERANCE", -1.0)
     assert tool.main([weights, str(tmp_path / "b.pt2"), "--sizes", "64x64"]) == 1
     assert "FAILED" in capsys.readouterr().out
