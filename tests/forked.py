@@ -10,6 +10,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.pool import ThreadPool
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -97,6 +98,9 @@ def as_started() -> None:
     """Undo what tells a process of multiprocessing from one that a user starts."""
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    # Else shared memory would be left until the process ends from which all are forked
+    tracker = resource_tracker._resource_tracker
+    tracker._fd = tracker._pid = None
     # Else workers of loaders would come from a forkserver of their own
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # spawned processes look for scripts there

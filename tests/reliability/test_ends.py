@@ -31,13 +31,13 @@ PROCESSES = {
 class Command:
     """``lambda-det train`` with the arguments of a user, and what it leaves.
 
-    That of one process is forked, as it begins sooner. That of two has its own tracker of shared
-    memory only where Python is started.
+    It is forked, as it begins sooner, or Python is started for it. It starts Python for each of two
+    processes.
     """
 
     def __init__(self, processes: str, words: list[str], folder: Path) -> None:
-        self.folder, self._is_forked = folder, processes == "one"
-        flags = [] if self._is_forked else ["--num-gpus", "2"]
+        self.folder, self._processes = folder, processes
+        flags = [] if processes == "one" else ["--num-gpus", "2"]
         words = [*flags, *words, *PROCESSES[processes], "OUTPUT_DIR", str(folder)]
         self._words = ["-m", "lambda_det", "train", *words]
         self._output = folder.with_suffix(".txt")
@@ -46,9 +46,9 @@ class Command:
     def printed(self) -> str:
         return self._output.read_text(errors="replace")
 
-    def start(self) -> None:
+    def start(self, *, is_forked: bool = True) -> None:
         variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-        if self._is_forked:
+        if is_forked:
             process = forked.start(self._words, self._output, **variables)
             self._wait = lambda seconds: process.join(seconds) or process.exitcode
         else:
@@ -65,7 +65,7 @@ class Command:
 
     def run(self) -> None:
         """Run it to its end, in processes like those that it starts."""
-        if self._is_forked:
+        if self._processes == "one":
             self.start()
             assert self._wait(300) == 0, self.printed
             return
@@ -127,7 +127,8 @@ def _words(pid: int) -> str:
 @pytest.fixture(scope="module")
 def words(tmp_path_factory) -> list[str]:
     words = detection_words(tmp_path_factory.mktemp("data"))
-    words += ["SOLVER.MAX_ITER", "40", "SOLVER.STEPS", "(20,)", "SOLVER.CHECKPOINT_PERIOD", "2"]
+    words += ["MODEL.LAMBDA_RESNET.NAME", "resnet14_slim_lambda_c5"]
+    words += ["SOLVER.MAX_ITER", "24", "SOLVER.STEPS", "(12,)", "SOLVER.CHECKPOINT_PERIOD", "2"]
     return [*words, "TEST.EVAL_PERIOD", "0", "DATALOADER.NUM_WORKERS", "1"]
 
 
@@ -187,8 +188,8 @@ def test_any_process_may_be_killed(words, whole, tmp_path):
         "rank 1": lambda: command.training()[1:],
         "a loader": lambda: command.loading()[-1:],
     }
-    for victim in victims.values():
-        command.start()
+    for name, victim in victims.items():
+        command.start(is_forked=name != "the command")
         command.wait_for_a_checkpoint()
         assert len(command.training()) == len(command.loading()) == 2
         command.send(signal.SIGKILL, victim())
@@ -199,8 +200,15 @@ def test_any_process_may_be_killed(words, whole, tmp_path):
     assert ["SIGKILL" in line or "DataLoader worker" in line for line in said] == [True] * 3
 
 
-@pytest.mark.parametrize("processes", PROCESSES)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("processes", "number"),
+    [
+        ("one", signal.SIGTERM),
+        ("one", signal.SIGUSR1),
+        ("two", signal.SIGTERM),
+        ("two", signal.SIGKILL),
+    ],
+)
 def test_a_signal_during_the_start_ends_it(processes, number, words, tmp_path):
     command = Command(processes, words, tmp_path / "run")
     command.start()
