@@ -23,6 +23,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 def test_torchrun_continues_after_a_kill(tmp_path):
     words = detection_words(tmp_path)
     words += ["SOLVER.MAX_ITER", "14", "DATALOADER.NUM_WORKERS", "1", "TEST.EVAL_PERIOD", "0"]
+    words += ["MODEL.LAMBDA_RESNET.NAME", "resnet14_slim_lambda_c5"]
     words += ["SOLVER.ACCUMULATE_GRADIENTS", "1", "OUTPUT_DIR"]
     folder, output = tmp_path / "run", tmp_path / "output"
     argv = [*TORCHRUN, "--max-restarts", "2", TOOL, *words, str(folder)]
