@@ -152,7 +152,7 @@ def get_classification_config() -> CN:
     _C.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = "full_model"
     # The number, or the norm, to which gradients are clipped
     _C.SOLVER.CLIP_GRADIENTS.CLIP_VALUE = 1.0
-    # Exponent of that norm
+    # Exponent of the norm by which gradients are clipped
     _C.SOLVER.CLIP_GRADIENTS.NORM_TYPE = 2.0
     _C.SOLVER.AMP = CN()
     # Train in mixed precision

@@ -184,8 +184,9 @@ def extract_backbone(
     _check_trained(state, source)
     iteration, results = checkpoint.get("iteration"), checkpoint.get("results", {})
     kind = _RESULTS[read.weights]
-    precise = checkpoint.get("precise_statistics")
-    statistics = "precise" if kind in (precise or ()) else "running"
+    statistics = None
+    if (precise := checkpoint.get("precise_statistics")) is not None:
+        statistics = "precise" if kind in precise else "running"
     meta = {
         "model": read.model,
         "options": dict(read.options),
@@ -200,7 +201,7 @@ def extract_backbone(
         "unseen": unseen,  # embeddings whose values for offsets beyond that are 0
         "accuracy": {part: dict(by[kind]) for part, by in results.items() if kind in by},
         # "precise": recomputed for these weights; "running": the running averages of the training
-        "statistics": None if precise is None else statistics,
+        "statistics": statistics,
         "format": FORMAT,
         "lambda_det": __version__,
     }

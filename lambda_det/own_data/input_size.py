@@ -3,8 +3,8 @@
 An anchor matches an object of its own size only from four strides of its map on (``recipe.py``):
 that map does not resolve smaller objects. Where they are more than a third of all objects, the
 recipe gets a map of half the stride, and then a larger input until they are a tenth. A step takes
-at most twice the time. In the test a picture has up to a quarter more pixels in each direction,
-but not more than it has itself.
+at most twice the time. In the test pictures are up to a quarter larger than the largest in
+training, as far as that does not enlarge them.
 docs/results.md has what was measured of the rule; its limits are guesses.
 """
 
@@ -21,25 +21,17 @@ from detectron2.config import CfgNode
 
 from lambda_det.own_data.recipe import LEAST_BOXES, STRIDES_PER_ANCHOR, map_strides
 
-__all__ = [
-    "LARGEST_SCALE",
-    "SMALL_OBJECTS",
-    "FittedInput",
-    "fit_input",
-    "share_of_small",
-    "sizes_for",
-]
+__all__ = ["LARGEST_SCALE", "FittedInput", "fit_input", "sizes_for"]
 
 LARGEST_SCALE = 2  # scale of an image: more pixels than that show nothing new, and take time
 MOST_SMALL = 1 / 3  # share of the objects up to which a recipe stays as it is
 FEW_SMALL = 0.1  # share of the objects: the smallest tenth gets no larger input
 LARGEST_COST = 2.0  # longest time of a step, as a multiple of the recipe's
-TEST_SCALE = 1.25  # of the largest size in training, for pictures that are as large
+TEST_SCALE = 1.25  # of the largest size in training, as far as pictures have these pixels
 # The time of a step is a constant, and a part that grows with the pixels. Fitted to the recipe with
 # MobileNet-v2 on one core: 0.71 and 0.99 s at 384 and 512 pixels, with the finer map 0.78, 1.19
 # and 1.75 s at 384, 512 and 640.
 _CONSTANT, _OF_PIXELS, _OF_FINER_MAP = 0.3, 0.7, 0.1
-SMALL_OBJECTS = "small objects"  # the first word of a row of the table
 _MULTIPLE = 32  # pixels, the stride of a backbone
 _SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
 _ANCHORS = "MODEL.ANCHOR_GENERATOR.SIZES"
@@ -93,10 +85,11 @@ def fit_input(
         return FittedInput(keys, [])
     least = STRIDES_PER_ANCHOR * min(strides)
     small = np.mean(sides < least)
-    before, why = _share(sides, least, base), _reason(least)
+    before = _share(sides, least, base)
+    why = f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map"
     if small <= MOST_SMALL:
-        return FittedInput(keys, [(SMALL_OBJECTS, before, f"{why}; up to a third, it stays")])
-    rows = [(SMALL_OBJECTS, before, why)]
+        return FittedInput(keys, [("small objects", before, f"{why}; up to a third, it stays")])
+    rows = [("small objects", before, why)]
     finer = _finer_maps(cfg)
     if finer:
         least //= 2
@@ -118,32 +111,8 @@ def fit_input(
     return FittedInput(keys, rows)
 
 
-def share_of_small(
-    cfg: CfgNode, images: Collection[Mapping[str, Any]], annotations: Iterable[Mapping[str, Any]]
-) -> list[tuple[str, str, str]]:
-    """The row of the table for sizes and maps that are typed, or those of a named configuration.
-
-    Args:
-        cfg: the configuration of the training.
-        images, annotations: as for :func:`fit_input`.
-
-    Returns:
-        One row, or none for few objects and where there are no maps with anchors.
-    """
-    sides, strides = _sides(cfg, images, annotations), map_strides(cfg)
-    if len(sides) < LEAST_BOXES or not strides:
-        return []
-    least = STRIDES_PER_ANCHOR * min(strides)
-    why = f"{_reason(least)}; sizes and maps stay as they are named"
-    return [(SMALL_OBJECTS, _share(sides, least, cfg.INPUT.MIN_SIZE_TEST), why)]
-
-
 def _share(sides: np.ndarray, least: int, base: float) -> str:
     return f"{np.mean(sides < least):.0%} below {least} pixels at {base:g}"
-
-
-def _reason(least: int) -> str:
-    return f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map"
 
 
 def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:

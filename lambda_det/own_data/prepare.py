@@ -37,7 +37,7 @@ from lambda_det.own_data import recipe
 from lambda_det.own_data.choice import DEFAULT, choose
 from lambda_det.own_data.drafts import identifying_stem
 from lambda_det.own_data.held_out import Split, hold_out, smallest_share
-from lambda_det.own_data.input_size import SMALL_OBJECTS, share_of_small, sizes_for
+from lambda_det.own_data.input_size import sizes_for
 from lambda_det.own_data.labels import COCO, FORMATS, as_coco, recognise, refuse_address
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.machine import Machine
@@ -173,9 +173,6 @@ def _prepare(args: argparse.Namespace) -> None:
         is_derived = cfg.RECIPE.ENABLED and not args.eval_only
         if is_derived:
             recipe.check(cfg)
-            if "train" in data.wholes and SMALL_OBJECTS not in (what for what, _, _ in rows):
-                labels = _labels_to_train_on(data)
-                rows += share_of_small(cfg, labels["images"], labels["annotations"])
         files = _data_of_run(args, run, Path(draft)) if stands else _write_data(args, folder, data)
         if Path(args.config_file).parent == Path(draft):
             args.config_file = str(_copy(args.config_file, folder))

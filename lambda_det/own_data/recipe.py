@@ -390,9 +390,12 @@ def _anchors(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
             sizes[0].append(round(max(centre, least)))
             least = sizes[0][-1] * _OCTAVE_STEP
     reason = f"clusters of {len(boxes)} boxes at the size of the input"
+    smallest = STRIDES_PER_ANCHOR * min(strides)
+    small = np.mean(boxes.prod(1) < smallest**2)
     least = f"{STRIDES_PER_ANCHOR if several else _STRIDES_ON_ONE_LEVEL} strides of a map at least"
     sides = ", ".join(f"{centre:.0f}" for centre in centres)
-    found = [Derived("MODEL.ANCHOR_GENERATOR.SIZES", sizes, f"{reason}: {sides}; {least}")]
+    below = f"; {small:.0%} are below {smallest} pixels" if several else ""
+    found = [Derived("MODEL.ANCHOR_GENERATOR.SIZES", sizes, f"{reason}: {sides}; {least}{below}")]
     ratios = _clusters(np.log(boxes[:, 1] / boxes[:, 0]), len(generator.ASPECT_RATIOS[0]))
     # otherwise boxes show nothing about the others
     if len(ratios) == len(generator.ASPECT_RATIOS[0]):

@@ -71,6 +71,11 @@ class _Parser(argparse.ArgumentParser):
     place of one that does not exist.
     """
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Before Python 3.14, argparse takes a value such as -1e-5 or -0.1,0,0 for a flag
+        self._negative_number_matcher = re.compile(r"-(\.?\d|inf\b|nan\b)")
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
         parsed, unknown = self.parse_known_intermixed_args(args, namespace)
         if unknown:

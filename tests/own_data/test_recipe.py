@@ -178,6 +178,13 @@ def test_anchors_meet_the_boxes(cfg, objects, sizes):
     assert not any("ANCHOR" in key for key in derived(cfg, make_records(49, objects[:1])))
 
 
+def test_the_row_of_the_anchors_has_the_share_of_small_boxes(cfg):
+    """The finest map has stride 4, and the input is twice as large as the pictures."""
+    statistics = Statistics.of(make_records(60, [(7, 7), (9, 9), (30, 30)]), input_scale(cfg))
+    (row,) = (one for one in derive(cfg, statistics, CPU) if one.key.endswith("GENERATOR.SIZES"))
+    assert "33% are below 16 pixels" in row.reason
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_clusters_are_the_means_of_what_is_nearest_to_them(whole):
     """As k-means is defined; also where sizes are whole numbers, so that many are equal."""

@@ -242,7 +242,8 @@ def advise(
         of_small = places("place", lambda p: p.meant in small)
         changes += [
             Change(
-                "Train and predict at a larger size (--size), or on parts of the images.",
+                "Train and predict at a larger size (--size of lambda-det train), or on parts of "
+                "the images.",
                 gain(of_small, missed & small),
                 f"Of {len(small)} objects smaller than {SMALL} pixels in the network's input "
                 f"{shares[0]:.0f} % are missed or boxed badly, of larger ones {shares[1]:.0f} %.",
@@ -267,9 +268,10 @@ def advise(
             )
         ]
     unseen = {c: {i for i in missed if classes[i] == c} for c in objects}
-    # half of the classes, or those with few objects: an only class with thousands is not rare
-    few = max(np.median([trained.get(names[c], 0) for c in objects] or [0]), _FEW)
-    rare = (c for c in objects if unseen[c] and trained and trained.get(names[c], 0) < few)
+    # half of the classes, and those with few objects: an only class with thousands is not rare
+    counts = [trained.get(names[c], 0) for c in objects]
+    few = max(np.median(counts) if len(counts) > 1 else 0, _FEW - 1)
+    rare = (c for c in objects if unseen[c] and trained and trained.get(names[c], 0) <= few)
     for category in sorted(rare, key=lambda c: -len(unseen[c]) / objects[c])[:_CLASSES]:
         changes += [
             Change(
