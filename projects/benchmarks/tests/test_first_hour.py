@@ -373,6 +373,7 @@ def test_networks_and_profile(tmp_path, smaller):
 
 
 @pytest.mark.benchmark
+@pytest.mark.release
 @pytest.mark.posix
 def test_trainings_kill_and_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(first_hour, "run_python", run_forked)

@@ -112,12 +112,14 @@ def test_networks(run, monkeypatch):
 
 
 @pytest.mark.benchmark
+@pytest.mark.release
 def test_detectors_of_detectron2_are_accelerated(run):
     _, (group,) = run("accelerate", "--small", "--image-size", "64")
     check(group, STEP, ["Detectron2's Faster R-CNN", "accelerated"])
 
 
 @pytest.mark.benchmark
+@pytest.mark.release
 def test_detector(run, monkeypatch):
     tiny = "quick/shapes_lambdaresnet26_slim.yaml"
     monkeypatch.setattr(detectors, "get_config", lambda name: get_config(tiny))
