@@ -1,5 +1,7 @@
 """Every named network has the paper's number of parameters and operations."""
 
+import functools
+
 import pytest
 import torch
 
@@ -52,6 +54,11 @@ PARAMETERS = {
 }
 
 
+@functools.cache
+def _millions(name):
+    return measure_named(name, 64).params / 1e6
+
+
 def _on_meta(name):
     with torch.device("meta"):
         return lambda_det.create_classifier(name)
@@ -60,8 +67,7 @@ def _on_meta(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters(name):
-    millions = sum(p.numel() for p in _on_meta(name).parameters()) / 1e6
-    assert millions == pytest.approx(PARAMETERS[name], abs=0.01)
+    assert _millions(name) == pytest.approx(PARAMETERS[name], abs=0.01)
 
 
 @pytest.mark.slow
@@ -73,7 +79,7 @@ def test_a_count_that_is_not_the_printed_one_is_marked():
         if paper.params is None or getattr(get_spec(name), "kind", ""):  # of a project
             continue
         digits = len(f"{paper.params:g}".partition(".")[2])
-        count = measure_named(name, 64).params / 1e6
+        count = _millions(name)
         if f"{count:.{digits}f}" != f"{paper.params:.{digits}f}":
             others.add(name)
         if paper.note == "the text gives another figure":

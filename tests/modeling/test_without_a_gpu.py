@@ -1,8 +1,8 @@
 """What a GPU would be asked to do, on tensors without data that are on a GPU that is not there.
 
 An operator between two devices, one that reads a value, or one whose result's size depends on
-values raises an error in ``pretend_gpu``; the trace sees copies between host and device. Networks
-and backbones of detectors meet one setting of dtype and layout in turn, layers all.
+values raises an error in ``pretend_gpu``; the trace sees copies between host and device. Networks,
+layers and backbones of detectors meet one setting of dtype and layout in turn.
 """
 
 import argparse
@@ -42,13 +42,6 @@ def in_turn(names, *marks):
     """Each name with one of the settings."""
     pairs = zip(names, itertools.cycle(SETTINGS))
     return [pytest.param(name, [one], marks=marks, id=name) for name, one in pairs]
-
-
-def with_others(names, *marks):
-    """Each name with the settings that ``in_turn`` leaves out."""
-    for name, one in zip(names, itertools.cycle(SETTINGS)):
-        others = [setting for setting in SETTINGS if setting != one]
-        yield pytest.param(name, others, marks=marks, id=f"{name}-others")
 
 
 def run(make, shape, settings, *more, same_layout=True):
@@ -147,13 +140,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        *in_turn(VARIANTS),
-        *with_others(VARIANTS, pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("name", "settings"), in_turn(VARIANTS))
 def test_layers(name, settings, monkeypatch):
     options = {"query_depth": 8, "scope": 7} | VARIANTS[name]
     masks = [options.pop("mask")] if "mask" in options else []

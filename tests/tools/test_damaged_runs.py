@@ -33,7 +33,11 @@ def run(flags, tmp_path_factory) -> Path:
 
 
 def _pairs(folder, steps):
-    small = "SOLVER.IMS_PER_BATCH 2 SOLVER.REFERENCE_WORLD_SIZE 0 SOLVER.CHECKPOINT_PERIOD 2"
+    small = (
+        "SOLVER.IMS_PER_BATCH 2 SOLVER.REFERENCE_WORLD_SIZE 0 SOLVER.CHECKPOINT_PERIOD 2 "
+        "MODEL.LAMBDA_RESNET.NAME resnet14_slim_lambda_c5 "
+        "MODEL.RPN.POST_NMS_TOPK_TRAIN 50 MODEL.RPN.POST_NMS_TOPK_TEST 50"
+    )
     words = [*TINY[0].split(), *small.split(), "DATASETS.TEST", "()"]
     return [*words, "OUTPUT_DIR", str(folder), "SOLVER.MAX_ITER", str(steps)]
 
