@@ -366,13 +366,14 @@ def check_static(path):
     ("name", "batch", "fixed"),
     [
         ("mask_rcnn", 2, (64, 128)),
+        pytest.param("mask_rcnn", 0, None, marks=pytest.mark.release),
         pytest.param("retinanet", 1, None, marks=pytest.mark.release),
         pytest.param("cascade_mask_rcnn", 0, None, marks=pytest.mark.release),
         pytest.param("fcos", 0, None, marks=pytest.mark.release),
     ],
 )
 def test_a_file_computes_the_same_at_every_size_that_it_leaves_free(name, batch, fixed, tmp_path):
-    """A Mask R-CNN of any batch is exported in tests/detection/prediction/test_examples.py."""
+    """Free sizes of one image are exported in tests/detection/prediction/test_examples.py."""
     path = tmp_path / "d.onnx"
     network = detector_network(head(name), {"input_format": "RGB"}, batch=batch, fixed=fixed)
     report = export_network(network, path, sizes=None if fixed else ((64, 96), (256, 32)))

@@ -53,6 +53,7 @@ def test_resources(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_run(tmp_path, monkeypatch, capsys):
     make_shapes(tmp_path, num_train=4, num_val=2, size=64)
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
