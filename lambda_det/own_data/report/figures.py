@@ -58,7 +58,7 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, 
     if any(line.get_linestyle() == "--" for line in axes.lines):
         title = f"{title} (dashed: of the test set)"
     if is_drawn:
-        axes.legend(fontsize=7, frameon=False)
+        axes.legend(fontsize=7, framealpha=0.8, edgecolor="none")  # curves lie below it
     axes.set(title=title, xlabel="step", ylim=(0, 100 if percent else None))
     return is_drawn
 
