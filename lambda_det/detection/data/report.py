@@ -115,7 +115,8 @@ class Report:
 
     def refusal(self) -> str | None:
         """The reason why this data set is refused, in one sentence, or None."""
-        advice = f"correct the file (lambda-det check {self.json_file} lists all kinds)"
+        command = f"lambda-det check {self.json_file} {self.image_root}".rstrip()
+        advice = f"correct the labels ({command} lists all kinds)"
         for kind, finding in self.of(REFUSED).items():
             return (
                 f"{self.json_file}: {finding.count} x {kind.text}, the first: {finding.first[0]}; "
