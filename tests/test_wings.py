@@ -29,6 +29,7 @@ RUN = (
 # What is added to them there
 EVERY_MODULE = """
 import importlib
+import sys
 from pathlib import Path
 
 import lambda_det
@@ -41,6 +42,9 @@ def test_every_module_is_imported():
     assert len(files) > 100
     for file in files:
         importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
+    # An editable installation finds what is not in this copy
+    ours = {name: module for name, module in sys.modules.items() if name.startswith("lambda_det.")}
+    assert [name for name, module in ours.items() if not module.__file__.startswith(folder)] == []
 """
 
 
