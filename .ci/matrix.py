@@ -85,6 +85,7 @@ def make_environment(pair: Pair, python: str, folder: Path, detectron2: str) -> 
     build = ["setuptools>=70.1,<81", "wheel"]
     subprocess.run([*pip, *pins, *build], check=True)
     tests = ["pytest>=8", "pytest-xdist", "hypothesis", "scipy"]
+    tests += ["fastapi", "httpx", "prometheus_client", "uvicorn"]  # of projects/serving
     subprocess.run([*pip, *pins, *build, *tests, f"{ROOT}[onnx,pretraining]"], check=True)
     # the tests run in the checkout, because they must import its modules
     subprocess.run([*pip[:-2], "uninstall", "--yes", "--quiet", "lambda_det"], check=True)
