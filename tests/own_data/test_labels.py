@@ -52,7 +52,22 @@ def test_pascal_voc(tmp_path, caplog):
     sizes = [(image["file_name"], image["width"], image["height"]) for image in content["images"]]
     assert sizes == [("empty.png", 40, 30), ("größe 1.png", 40, 30)]
     assert boxes(content) == [("cell", [1, 2, 10, 5.5]), ("a cell", [0, 0, 4, 4])]
-    assert {a["image_id"] for a in content["annotations"]} == {2} and "1 other" in caplog.text
+    assert {a["image_id"] for a in content["annotations"]} == {
+        2
+    } and "folders: 1 picture" in caplog.text
+
+
+def test_labels_may_have_the_whole_name_of_their_picture(tmp_path):
+    """Such as a.png.xml, also where a list names the pictures."""
+    for name, labels in (("a", "a.png.xml"), ("b", "b.xml"), ("c", "c.png.xml")):
+        picture(tmp_path / f"{name}.png")
+        objects = VOC_OBJECT.format("cell", 1, 2, 11, 7)
+        (tmp_path / labels).write_text(VOC.format(name=f"{name}.png", objects=objects))
+    listed = tmp_path / "train.txt"
+    listed.write_text("a.png\nb.png\n")
+    for place, names in ((tmp_path, ["a.png", "b.png", "c.png"]), (listed, ["a.png", "b.png"])):
+        content = read_labels(place, tmp_path)
+        assert [image["file_name"] for image in content["images"]] == names
 
 
 def test_cvat(tmp_path):

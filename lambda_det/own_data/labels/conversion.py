@@ -79,8 +79,8 @@ def read_labels(
     if home != place:
         pictures = Pictures(folder, _listed_pictures(place, pictures))
         if row.pictures == "one":
-            stems = {normal(path.stem) for path in pictures.paths}
-            files = [file for file in files if normal(file.stem) in stems]
+            names = {name for path in pictures.paths for name in _names_of_labels(path.name)}
+            files = [file for file in files if normal(file.stem) in names]
     findings = Findings()
     rows = [picture for file in files for picture in row.read(file, pictures, findings)]
     if not rows:
@@ -170,7 +170,7 @@ def _compare_copies(
 
     Only some are compared, because few pictures are right where pictures were exchanged.
     """
-    with_copies = [row for row in rows if row.copy and normal(_stem(row.name)) == _own_stem(row)]
+    with_copies = [row for row in rows if row.copy and _has_the_name(row)]
     for row in with_copies[:: -(-len(with_copies) // _COMPARED) or 1]:
         with contextlib.suppress(MissingPicture):
             path = pictures.find(str(row.source), row.source.parent, row.name)
@@ -179,8 +179,15 @@ def _compare_copies(
                 findings.add(OTHER_COPY, f"{row.source} names {row.name}")
 
 
-def _own_stem(row: LabelledPicture) -> str:
-    return normal(row.source.stem)
+def _has_the_name(row: LabelledPicture) -> bool:
+    """Whether a file of labels is called like the picture that it names."""
+    return normal(row.source.stem) in _names_of_labels(row.name)
+
+
+def _names_of_labels(picture: str) -> tuple[str, str]:
+    """What a file of labels of one picture may be called, without its own ending."""
+    name = picture.replace("\\", "/").rpartition("/")[2]
+    return normal(Path(name).stem), normal(name)
 
 
 _COMPARED = 50  # number of files of labels whose copies are decoded
@@ -208,7 +215,7 @@ def _picture_of(
     where, home = str(row.source), row.source.parent
     names = [f"{row.subset}/{row.name}", row.name] if row.subset else [row.name]
     own = row.source.stem
-    if not is_alone or normal(_stem(row.name)) == _own_stem(row):
+    if not is_alone or _has_the_name(row):
         return pictures.find(where, home, *names)
     named = called = None
     with contextlib.suppress(MissingPicture):
@@ -236,10 +243,6 @@ def _picture_of(
     if fitting[0] != named:
         findings.add(RENAMED, f"{seen}, and {fitting[0].name} is taken")
     return fitting[0]
-
-
-def _stem(name: str) -> str:
-    return Path(name.replace("\\", "/")).stem
 
 
 _SAME = 6  # mean difference in levels of grey of a copy that was compressed again
