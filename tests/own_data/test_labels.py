@@ -52,9 +52,8 @@ def test_pascal_voc(tmp_path, caplog):
     sizes = [(image["file_name"], image["width"], image["height"]) for image in content["images"]]
     assert sizes == [("empty.png", 40, 30), ("größe 1.png", 40, 30)]
     assert boxes(content) == [("cell", [1, 2, 10, 5.5]), ("a cell", [0, 0, 4, 4])]
-    assert {a["image_id"] for a in content["annotations"]} == {
-        2
-    } and "folders: 1 picture" in caplog.text
+    assert {a["image_id"] for a in content["annotations"]} == {2}
+    assert "folders: 1 picture" in caplog.text
 
 
 def test_labels_may_have_the_whole_name_of_their_picture(tmp_path):
