@@ -476,7 +476,7 @@ def test_a_norm_for_another_number_of_channels_fails_as_before():
 @torch.no_grad()
 def test_a_norm_without_a_finite_factor_stays():
     network, x = _of_place("sequence")
-    network[1].eps, network[1].running_var[3], network[1].running_mean[3] = 0, 0, 5
+    network[1].running_var[3], network[1].running_mean[3] = -1, 5  # PyTorch 2.10 refuses eps = 0
     folded = fold_norms(network)
     assert _norms(folded)
     torch.testing.assert_close(folded(x), network.eval()(x), equal_nan=True)
