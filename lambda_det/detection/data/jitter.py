@@ -98,17 +98,21 @@ def _resize(cfg: CfgNode) -> list[T.Augmentation]:
             f"{tuple(inputs.MIN_SIZE_TRAIN)}; set it to the smallest and the largest."
         )
     if jitter.ENABLED:
-        return large_scale_jitter(
-            jitter.MIN_SCALE,
-            jitter.MAX_SCALE,
-            jitter.SIZE,
-            pad=not cfg.MODEL.LAMBDA_RESNET.MASK_PADDING,
-        )
+        return _jitter(cfg)[:1]
     return [
         ResizeShortestEdgeAtLeastOnePixel(
             inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN, inputs.MIN_SIZE_TRAIN_SAMPLING
         )
     ]
+
+
+def _square(cfg: CfgNode) -> list[T.Augmentation]:
+    return _jitter(cfg)[1:] if cfg.INPUT.LSJ.ENABLED else []
+
+
+def _jitter(cfg: CfgNode) -> list[T.Augmentation]:
+    keys, has_mask = cfg.INPUT.LSJ, cfg.MODEL.LAMBDA_RESNET.MASK_PADDING
+    return large_scale_jitter(keys.MIN_SCALE, keys.MAX_SCALE, keys.SIZE, pad=not has_mask)
 
 
 def _flip(cfg: CfgNode) -> list[T.Augmentation]:
@@ -122,10 +126,12 @@ def _flip(cfg: CfgNode) -> list[T.Augmentation]:
 
 # The augmentations of training in their order, each made by a function of the configuration, or
 # none where its keys leave it out. Augmentations that change the size of the image belong before
-# the resize.
+# the resize, and those that turn or move it before the square of the jitter: in the square a small
+# image lies at the upper left, and would leave it.
 AUGMENTATIONS: dict[str, Callable[[CfgNode], list[T.Augmentation]]] = {
     "crop": _crop,
     "resize": _resize,
+    "square": _square,
     "flip": _flip,
 }
 

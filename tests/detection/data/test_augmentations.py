@@ -17,15 +17,17 @@ HEIGHT, WIDTH = 72, 96
 SIZE = 64  # of the jitter's square
 BACKGROUND, GREY = 60, 128  # of the scene, and of padding
 
+PLAIN = ["INPUT.LSJ.ENABLED", False, "INPUT.RANDOM_FLIP", "none"]
+PLAIN += ["INPUT.MIN_SIZE_TRAIN", (60,), "INPUT.MAX_SIZE_TRAIN", 96]
+JITTER = ["INPUT.LSJ.ENABLED", True, "INPUT.LSJ.SIZE", SIZE, "INPUT.LSJ.MIN_SCALE", 0.8]
+
 # Keys that switch each augmentation of the table on
 SWITCHES = {
     "crop": ["INPUT.CROP.ENABLED", True, "INPUT.CROP.SIZE", [0.6, 0.7]],
     "resize": ["INPUT.MIN_SIZE_TRAIN", (60, 90), "INPUT.MAX_SIZE_TRAIN", 120],
+    "square": JITTER,
     "flip": ["INPUT.RANDOM_FLIP", "vertical"],
 }
-PLAIN = ["INPUT.LSJ.ENABLED", False, "INPUT.RANDOM_FLIP", "none"]
-PLAIN += ["INPUT.MIN_SIZE_TRAIN", (60,), "INPUT.MAX_SIZE_TRAIN", 96]
-JITTER = ["INPUT.LSJ.ENABLED", True, "INPUT.LSJ.SIZE", SIZE, "INPUT.LSJ.MIN_SCALE", 0.8]
 # "crop" is refused beside the jitter, which crops
 CASES = [(name, PLAIN) for name in AUGMENTATIONS] + [
     (name, JITTER) for name in AUGMENTATIONS if name != "crop"
@@ -55,12 +57,17 @@ def scene(tmp_path_factory):
     for parts, run, mask in zip(OBJECTS, runs, masks, strict=True):
         rows, columns = np.nonzero(mask)
         box = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-        middle = len(rows) // 2  # a pixel of the object
+        # two pixels of the object, in its middle and at its end
+        places = [len(rows) // 2, len(rows) - 1]
         common = {
             "bbox": [float(side) for side in box],
             "bbox_mode": BoxMode.XYXY_ABS,
             "category_id": 0,
-            "keypoints": [columns[middle] + 0.5, rows[middle] + 0.5, 2],
+            "keypoints": [
+                number
+                for place in places
+                for number in (columns[place] + 0.5, rows[place] + 0.5, 2)
+            ],
         }
         annotations += [{**common, "segmentation": parts}, {**common, "segmentation": run}]
     return {
@@ -73,7 +80,7 @@ def scene(tmp_path_factory):
     }
 
 
-def mapped(cfg, keys, scene, seed, **options):
+def mapped(cfg, keys, scene, seed, masks=True, **options):
     cfg = cfg.clone()
     cfg.merge_from_list(json.loads(json.dumps(keys)))
     augmentations = build_augmentation(cfg, is_train=True)
@@ -81,11 +88,11 @@ def mapped(cfg, keys, scene, seed, **options):
         is_train=True,
         augmentations=augmentations,
         image_format="BGR",
-        use_instance_mask=True,
+        use_instance_mask=masks,
         use_keypoint=True,
-        keypoint_hflip_indices=np.array([0]),
+        keypoint_hflip_indices=np.array([0, 1]),
         instance_mask_format="bitmask",
-        recompute_boxes=changes_outlines(augmentations),
+        recompute_boxes=masks and changes_outlines(augmentations),
         semantic_classes=2,
         **options,
     )
@@ -98,8 +105,27 @@ def overlap(one, other):
     return 1.0 if union == 0 else (one & other).sum() / union
 
 
-def test_each_row_is_switched_on():
-    assert SWITCHES.keys() == AUGMENTATIONS.keys()
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_each_row_changes_something(name, cfg, scene):
+    def images(keys):
+        return [mapped(cfg, keys, scene, seed)["image"] for seed in range(4)]
+
+    pairs = zip(images(PLAIN), images([*PLAIN, *SWITCHES[name]]), strict=True)
+    assert not all(before.equal(after) for before, after in pairs)
+
+
+@pytest.mark.parametrize(("name", "base"), CASES, ids=str)
+def test_boxes_and_keypoints_without_masks_stay_in_the_image(name, base, cfg, scene):
+    for seed in range(12):
+        sample = mapped(cfg, [*base, *SWITCHES[name]], scene, seed, masks=False)
+        is_image = sample["sem_seg"].numpy() != 255
+        instances = sample["instances"]
+        for x0, y0, x1, y1 in instances.gt_boxes.tensor.round().int().tolist():
+            assert is_image[y0:y1, x0:x1].mean() > 0.9
+        for x, y, visibility in instances.gt_keypoints.tensor.flatten(0, 1).tolist():
+            if visibility:
+                rows = slice(max(int(y) - 1, 0), int(y) + 2)
+                assert is_image[rows, max(int(x) - 1, 0) : int(x) + 2].any()
 
 
 @pytest.mark.parametrize("exact", [False, True])
