@@ -349,6 +349,7 @@ def run_forked(words, log, deadline, **environment):
 
 
 @pytest.mark.benchmark
+@pytest.mark.release
 def test_layers(tmp_path, monkeypatch):
     monkeypatch.setattr(first_hour, "LAYOUTS", first_hour.LAYOUTS[:1])
     rows = rehearse("b", tmp_path)
@@ -362,6 +363,7 @@ def test_layers(tmp_path, monkeypatch):
 
 
 @pytest.mark.benchmark
+@pytest.mark.release
 def test_networks_and_profile(tmp_path, smaller):
     rows = rehearse("cg", tmp_path)
     measured = [row for row in rows if row.get("training_ms")]

@@ -131,6 +131,7 @@ def test_detector(run, monkeypatch):
 
 
 @pytest.mark.benchmark
+@pytest.mark.release
 def test_all_detectors_find_something_and_learn():
     for make in (
         partial(detectors.detectron2_detector, 101),  # the deeper, the larger its maps could grow
