@@ -33,7 +33,7 @@ demo: setup
 	$(BIN)/lambda-det report $(DEMO)
 
 # Two processes of one thread each take half the time of one process of two; a file stays in one.
-# Long tests wait for others' processes and for disks, which leaves room for two more.
+# Long tests wait for others' processes and for disks, which leaves room for a third.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
 LONG := slow or fuzz or benchmark or gpu
 TESTS ?= tests projects
@@ -42,10 +42,10 @@ test: setup
 	$(PYTEST) -n 2 -m "not ($(LONG))"
 
 test-all: setup
-	LAMBDA_DET_FUZZ=15 $(PYTEST) -n 4 -m "not release"
+	LAMBDA_DET_FUZZ=15 $(PYTEST) -n 3 -m "not release"
 
 test-rest: setup
-	LAMBDA_DET_FUZZ=15 $(PYTEST) -n 4 -m "($(LONG)) and not release" $(TESTS)
+	LAMBDA_DET_FUZZ=15 $(PYTEST) -n 3 -m "($(LONG)) and not release" $(TESTS)
 
 matrix: setup
 	$(BIN)/python .ci/matrix.py
