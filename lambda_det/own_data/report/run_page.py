@@ -130,8 +130,8 @@ def _run_head(run: Path, state: RunState, config: Mapping[str, Any]) -> Page:
     sample = config.get("TEST", {}).get("SAMPLE", 0)
     sampled = f" Evaluations before the last one are on {sample} of the images." if sample else ""
     page = Page(
-        f"Run {run.resolve().name}",
-        f"{run}. {state.sentences()}{sampled} config.yaml has its configuration"
+        f"Run {run if run.name else run.resolve()}",
+        f"{state.sentences()}{sampled} config.yaml has its configuration"
         + (f", which began with {origin}." if origin else "."),
     )
     if state.records:

@@ -9,7 +9,7 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from lambda_det.own_data.report.advice import advise, ap50, repaired, sort_errors
+from lambda_det.own_data.report.advice import advise, ap50, differs, repaired, sort_errors
 from tests.coco import annotation, make_ground_truth, noisy_results
 
 
@@ -132,26 +132,85 @@ def test_the_largest_loss_is_named_first_with_what_shows_it():
     assert all("0.jpg" not in change.change for change in changes(OBJECTS, PERFECT + unsure))
 
 
-def test_small_objects_want_a_larger_input():
-    objects = [*OBJECTS, (0, 2, 10, 90, 80, 80)]
-    entries = [*PERFECT[1:], predicted(2, (10, 90, 80, 80))]
-    assert not any("larger size" in c.change for c in changes(objects, entries))
-    (larger,) = [c for c in changes(objects, entries, scale=0.5) if "larger size" in c.change]
-    assert "33 %" in larger.evidence and "0 %" in larger.evidence  # 3 of 20 pixels, 1 of 40
+@pytest.mark.parametrize(
+    ("some", "of", "others", "of_others"),
+    [(22, 100, 21, 100), (3, 3, 0, 3), (5, 5, 3, 9), (10, 12, 3, 14), (300, 1000, 250, 1000)]
+    + [(0, 5, 0, 5), (0, 0, 2, 3), (2, 2, 0, 0), (1, 9, 8, 9)],
+)
+def test_shares_differ_if_shuffled_objects_rarely_do(some, of, others, of_others):
+    rng = np.random.default_rng(0)
+    marks = np.arange(of + of_others) < some + others
+    drawn = np.array([rng.permutation(marks)[:of].sum() for _ in range(4000)])
+    by_chance = (drawn >= some).mean()
+    assert not 0.007 < by_chance < 0.013, "too few permutations to tell"
+    assert differs(some, of, others, of_others) == (by_chance < 0.01)
+
+
+def test_shares_of_many_objects_are_told_apart():
+    assert not differs(10_100, 50_000, 10_000, 50_000) and differs(10_800, 50_000, 10_000, 50_000)
+
+
+def in_rows(number, side, category=1, top=0):
+    """Objects of a side in pixels."""
+    return [(0, category, 50 * i, top, side, side) for i in range(number)]
+
+
+def of_them(objects, number):
+    """Predictions of the first objects of some."""
+    return [predicted(category, box) for _, category, *box in objects[:number]]
+
+
+@pytest.mark.parametrize(
+    ("seen", "scale", "advised"),
+    [
+        ((2, 9), 1, True),
+        ((6, 8), 1, False),  # 40 and 20 % of ten are no difference
+        ((9, 2), 1, False),
+        ((2, 9), 2.5, False),  # all are larger than SMALL in the network's input
+        ((2, 9), 0.4, False),  # all are smaller
+    ],
+)
+def test_objects_that_are_missed_more_often_because_they_are_small_want_a_larger_input(
+    seen, scale, advised
+):
+    small, large = in_rows(10, 16), in_rows(10, 40, top=100)
+    entries = of_them(small, seen[0]) + of_them(large, seen[1])
+    found = [c for c in changes(small + large, entries, scale=scale) if "larger size" in c.change]
+    assert len(found) == advised
+    if advised:
+        assert "80%" in found[0].evidence and "10%" in found[0].evidence
+
+
+def test_a_crowd_is_no_object_that_might_be_missed():
+    small, large = in_rows(10, 16), in_rows(90, 40, top=100)
+    truth = made_of(small + large)
+    for entry in list(truth.anns.values())[20:]:
+        entry["iscrowd"] = 1
+    (change,) = advise(truth, of_them(large, 10), "bbox", [], {})
+    assert "of 10 larger" in change.evidence
 
 
 @pytest.mark.parametrize(("scale", "advised"), [(1.5, True), (384 / 200, False)])
 def test_images_that_are_enlarged_already_want_no_larger_input(scale, advised):
     """A recipe gives images of 200 pixels an input of 384, and says that more show nothing new."""
-    found = changes([*OBJECTS, (0, 2, 10, 90, 10, 10)], PERFECT, scale=scale)
+    large = in_rows(9, 40, top=100)
+    found = changes([*in_rows(9, 10), *large], of_them(large, 9), scale=scale)
     assert any("larger size" in change.change for change in found) is advised
 
 
 def test_the_class_with_few_examples_is_named():
     found = changes(OBJECTS, PERFECT[1:], trained={"bolt": 3, "nut": 100})
     assert [c.change for c in found] == ["Add examples of bolt."]
-    assert "training has 3 bolt" in found[0].evidence
+    assert "bolt 3." in found[0].evidence
     assert changes(OBJECTS, PERFECT[1:], trained={"bolt": 300, "nut": 100}) == []
+
+
+@pytest.mark.parametrize(("seen", "advised"), [((2, 9), True), ((6, 8), False)])
+def test_of_classes_with_many_examples_one_that_is_missed_more_often_wants_more(seen, advised):
+    bolts, nuts = in_rows(10, 40), in_rows(10, 40, category=2, top=100)
+    entries = of_them(bolts, seen[0]) + of_them(nuts, seen[1])
+    found = changes(bolts + nuts, entries, trained={"bolt": 400, "nut": 420})
+    assert [c.change for c in found] == (["Add examples of bolt."] if advised else [])
 
 
 def test_an_only_class_with_many_examples_needs_no_more():

@@ -391,7 +391,8 @@ def test_runs_and_options_that_cannot_be(run, options, named):
 def test_runs_of_other_kinds(tmp_path):
     (tmp_path / "config.yaml").write_text(get_classification_config().dump())
     (tmp_path / "metrics.json").write_text('{"iteration": 9, "val/raw_top1": 12.5}\n')
-    assert "12.5" in _page(tmp_path)
+    page = _page(tmp_path)
+    assert "12.5" in page and page.count(tmp_path.name) == 2  # heads of the window and of the page
     flags = ["--config-file", "mask_rcnn_lambdaresnet50.py"]
     lazy = DetectionTask(load_lazy_config(lazy_parser().parse_args(flags)))
     (tmp_path / "config.yaml").write_text(f"# --config-file /lost/mine.py\n{lazy.dump()}")
