@@ -134,8 +134,17 @@ def test_the_largest_loss_is_named_first_with_what_shows_it():
 
 @pytest.mark.parametrize(
     ("some", "of", "others", "of_others"),
-    [(22, 100, 21, 100), (3, 3, 0, 3), (5, 5, 3, 9), (10, 12, 3, 14), (300, 1000, 250, 1000)]
-    + [(0, 5, 0, 5), (0, 0, 2, 3), (2, 2, 0, 0), (1, 9, 8, 9)],
+    [
+        (22, 100, 21, 100),
+        (3, 3, 0, 3),
+        (5, 5, 3, 9),
+        (10, 12, 3, 14),
+        (300, 1000, 250, 1000),
+        (1, 9, 8, 9),
+        (0, 5, 0, 5),
+        (0, 0, 2, 3),
+        (2, 2, 0, 0),
+    ],
 )
 def test_shares_differ_if_shuffled_objects_rarely_do(some, of, others, of_others):
     rng = np.random.default_rng(0)
