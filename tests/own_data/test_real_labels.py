@@ -453,7 +453,25 @@ CASES = {
             ),
             "a.png": "",
         },
-        (0, ["2 key", "1 x shape without an area", "polyline"]),
+        (0, ["2 key", "1 x polyline: type of shape that is not read", "a.xml, line 1"]),
+    ),
+    "LabelMe's shapes of types that are not read": (
+        {
+            "a.json": labelme(
+                "a.png", shape(), shape("linestrip"), shape("point", ((1, 2),)), shape("linestrip")
+            ),
+            "a.png": "",
+        },
+        (0, ["1 cup", "2 x linestrip: type", "a.json: shape 1", "1 x point: type"]),
+    ),
+    "VIA's shapes of types that are not read": (
+        {"a.json": via("a.png").replace('"rect"', '"point"'), "b.json": via("b.png")}
+        | {"a.png": "", "b.png": ""},
+        (0, ["1 cup", "1 x point: type of shape that is not read", "a.png, shape 0"]),
+    ),
+    "a type of shape with the signs of a terminal": (
+        {"a.json": labelme("a.png", shape(), shape("\x1b[31m" + 100 * "x")), "a.png": ""},
+        (0, ["1 x \\x1b[31m" + 32 * "x" + ": type of shape that is not read"]),
     ),
     "LabelMe's empty mask with its rectangle": (
         {

@@ -11,13 +11,12 @@ import numpy as np
 
 from lambda_det.detection.data.truth import MAX_PIXELS, rectangle
 from lambda_det.errors import DataError
-from lambda_det.own_data.labels.findings import Findings
+from lambda_det.own_data.labels.findings import Findings, unread_shape
 from lambda_det.own_data.labels.objects import (
     LabelledObject,
     LabelledPicture,
     around,
     ellipse,
-    leave_out,
     of_mask,
     polygon,
     reading,
@@ -41,12 +40,12 @@ def read_cvat(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledP
             if thing:
                 objects.append(thing._replace(where=where))
             else:
-                leave_out(findings, shape.tag, where)
+                findings.add(unread_shape(shape.tag), where)
         yield LabelledPicture(file, node.get("name", ""), objects, size, node.get("subset", ""))
 
 
 def _object(shape: ElementTree.Element, size: tuple[int, int] | None) -> LabelledObject | None:
-    """The object of a shape in a picture of a given size; None for a shape without an area."""
+    """The object of a shape in a picture of a given size; None for a type that is not read."""
     value = shape.attrib
     angle = math.radians(float(value.get("rotation", 0)))
     if shape.tag == "box":

@@ -8,12 +8,11 @@ from lambda_det.detection.data.report import DOUBTFUL, NOTED, REFUSED, REPAIRED,
 from lambda_det.errors import printable
 
 _FIRST, _LONGEST = 3, 600  # number of cases of a kind that are kept, and letters of one case
-
+_LONGEST_TYPE = 40  # letters of the type of a shape
 
 NO_PICTURE = Kind(DOUBTFUL, "labels without a picture that can be read, which are left out")
 COUNT = Kind(DOUBTFUL, "number of classes that differs from the number of their names")
 ELSEWHERE = Kind(NOTED, "picture that is in another folder than its labels name")
-NO_AREA = Kind(NOTED, "shape without an area, such as a point or a line, which is left out")
 NO_CLASS = Kind(NOTED, "shape called __ignore__, which is left out")
 DIFFICULT = Kind(NOTED, "object marked as difficult, which is an object like the others")
 EMPTY_MASK = Kind(REPAIRED, "empty mask, which its rectangle replaces")
@@ -21,6 +20,15 @@ SIZE = Kind(REPAIRED, "labels whose size is too small for their boxes; the pictu
 RENAMED = Kind(REPAIRED, "labels that name another picture than the one to which they belong")
 OTHER_NAME = Kind(REFUSED, "labels that have the name of one picture and name another one")
 OTHER_COPY = Kind(REFUSED, "labels whose imageData shows another picture than they name")
+
+
+def unread_shape(shape: str) -> Kind:
+    """The finding of shapes of a type that the reader does not read, such as a point or a line.
+
+    Args:
+        shape: the type, as the file calls it.
+    """
+    return Kind(NOTED, f"{printable(shape)[:_LONGEST_TYPE]}: type of shape that is not read")
 
 
 class Findings(dict[Kind, list[str]]):

@@ -14,13 +14,12 @@ from PIL import Image
 
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.errors import DataError
-from lambda_det.own_data.labels.findings import EMPTY_MASK, NO_CLASS, Findings
+from lambda_det.own_data.labels.findings import EMPTY_MASK, NO_CLASS, Findings, unread_shape
 from lambda_det.own_data.labels.objects import (
     LabelledObject,
     LabelledPicture,
     around,
     ellipse,
-    leave_out,
     of_mask,
     polygon,
     reading,
@@ -77,7 +76,7 @@ def objects_of(
                 continue
             thing = _object(label, shape, size, findings, where)
         if thing is None:
-            leave_out(findings, str(shape.get("shape_type")), where)
+            findings.add(unread_shape(str(shape["shape_type"])), where)
             continue
         group = shape.get("group_id")  # the polygons of each object
         alone = group is None or isinstance(thing.mask, dict)
@@ -93,7 +92,7 @@ def _object(
     findings: Findings,
     where: str,
 ) -> LabelledObject | None:
-    """The object of a shape; None for a shape without an area."""
+    """The object of a shape; None for a type that is not read."""
     form = shape.get("shape_type") or "polygon"
     points = np.array(shape["points"], float).reshape(-1, 2)
     if form == "rectangle":

@@ -19,7 +19,6 @@ from PIL import Image
 from lambda_det.detection.data.records import upright_size
 from lambda_det.detection.data.truth import area_of, rectangle
 from lambda_det.errors import DataError, refused
-from lambda_det.own_data.labels.findings import NO_AREA, Findings
 
 __all__ = [
     "LabelledObject",
@@ -27,7 +26,6 @@ __all__ = [
     "area",
     "around",
     "ellipse",
-    "leave_out",
     "of_mask",
     "polygon",
     "reading",
@@ -98,11 +96,6 @@ def size_of(picture: Path) -> tuple[int, int]:
     """Width and height of a picture, upright as training and annotation tools show it."""
     with reading(picture, "remove or mend it"), Image.open(picture) as image:
         return upright_size(image)
-
-
-def leave_out(findings: Findings, shape: str, where: str) -> None:
-    """Count a shape from which no box or mask can be made."""
-    findings.add(NO_AREA, f"{where}: {shape}")
 
 
 def area(thing: LabelledObject) -> float:
