@@ -29,7 +29,7 @@ _PRELOADED = (
 START_METHOD = "spawn" if sys.platform == "win32" else "forkserver"
 CONTEXT = multiprocessing.get_context(START_METHOD)
 if START_METHOD == "forkserver":
-    CONTEXT.set_forkserver_preload([*_PRELOADED, __name__])
+    CONTEXT.set_forkserver_preload([*_PRELOADED, __name__, "tests.preloaded"])
 
 
 def start(
@@ -38,7 +38,7 @@ def start(
     """Start a program, as ``python WORDS`` does.
 
     Args:
-        words: a file with its arguments, or "-m" and a module with its arguments.
+        words: a file, "-m" and a module, or "-c" and a program, each with its arguments.
         output: the file to which all that it prints is added.
         cwd: the folder in which it runs; by default this one.
         variables: of the environment, beside those of this process. What PyTorch or the package
@@ -116,6 +116,7 @@ def _main(words: list[str], output: Path, cwd: Path, environment: dict[str, str]
         sys.path.insert(0, str(cwd))
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     elif words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
         exec(words[1], {"__name__": "__main__"})
     else:
         sys.argv = words

@@ -20,15 +20,21 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def descendants(pid: int) -> list[int]:
-    """The processes that any thread of a process started, children before grandchildren."""
+def children(pid: int) -> list[int]:
+    """The processes that any thread of a process started."""
     result: list[int] = []
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
             result += map(int, (task / "children").read_text().split())
     except (FileNotFoundError, ProcessLookupError):
         pass
-    return result + [pid for child in result for pid in descendants(child)]
+    return result
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process started, directly or not, children before grandchildren."""
+    started = children(pid)
+    return started + [pid for child in started for pid in descendants(child)]
 
 
 def shared_memory(pids: Iterable[int]) -> list[Path]:

@@ -11,7 +11,7 @@ import pytest
 
 from lambda_det.errors import INTERRUPTED_STATUS, PREEMPTED_STATUS
 from tests import forked
-from tests.processes import descendants, is_alive, shared_memory, wait_until
+from tests.processes import children, descendants, is_alive, shared_memory, wait_until
 from tests.reliability.runs import assert_same_run, detection_words
 
 pytestmark = [
@@ -28,33 +28,47 @@ PROCESSES = {
 }
 
 
-class Command:
-    """``lambda-det train`` with the arguments of a user, and what it leaves.
+# ``lambda-det`` with processes that it forks: a spawned one imports for five seconds
+FORKING = """
+import sys
+from lambda_det import cli
+from lambda_det.distributed import launch
+launch._START_METHOD, launch._AFTER_THE_CAUSE = "fork", 0.5
+sys.exit(cli.main(sys.argv[1:]))
+"""
 
-    It is forked, as it begins sooner, or Python is started for it. It starts Python for each of two
-    processes.
-    """
+
+class Command:
+    """``lambda-det train`` with the arguments of a user, and what it leaves."""
 
     def __init__(self, processes: str, words: list[str], folder: Path) -> None:
         self.folder, self._processes = folder, processes
         flags = [] if processes == "one" else ["--num-gpus", "2"]
         words = [*flags, *words, *PROCESSES[processes], "OUTPUT_DIR", str(folder)]
-        self._words = ["-m", "lambda_det", "train", *words]
+        self._words = ["train", *words]
         self._output = folder.with_suffix(".txt")
 
     @property
     def printed(self) -> str:
         return self._output.read_text(errors="replace")
 
-    def start(self, *, is_forked: bool = True) -> None:
+    def start(self, how: str = "forked") -> None:
+        """Start it.
+
+        Args:
+            how: "forked", with processes that it forks; "spawning" Python for each of them;
+                "by Python" itself as well, as a user does.
+        """
         variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-        if is_forked:
-            process = forked.start(self._words, self._output, **variables)
+        words = ["-c", FORKING] if how == "forked" else ["-m", "lambda_det"]
+        words += self._words
+        if how != "by Python":
+            process = forked.start(words, self._output, **variables)
             self._wait = lambda seconds: process.join(seconds) or process.exitcode
         else:
             with self._output.open("a") as file:
                 process = subprocess.Popen(
-                    [sys.executable, *self._words],
+                    [sys.executable, *words],
                     env={**os.environ, **variables},
                     stdout=file,
                     stderr=file,
@@ -69,8 +83,8 @@ class Command:
             self.start()
             assert self._wait(300) == 0, self.printed
             return
-        words = [*self._words[:3], *self._words[5:]]  # without --num-gpus 2
-        for done in forked.run_as_torchrun(words, self.folder.parent):
+        words = [self._words[0], *self._words[3:]]  # without --num-gpus 2
+        for done in forked.run_as_torchrun(["-m", "lambda_det", *words], self.folder.parent):
             assert done.returncode == 0, done.stdout[-5000:]
 
     def wait_for_a_checkpoint(self) -> None:
@@ -98,8 +112,7 @@ class Command:
         return [child for pid in self.training() for child in self._children(pid)]
 
     def _children(self, pid: int) -> list[int]:
-        own = [child for child in descendants(pid) if _parent(child) == pid]
-        return [child for child in own if "resource_tracker" not in _words(child)]
+        return [child for child in children(pid) if "resource_tracker" not in _words(child)]
 
     def send(self, number: int, pids: list[int] | None = None) -> None:
         for pid in [self.pid] if pids is None else pids:
@@ -114,10 +127,6 @@ class Command:
         wait_until(lambda: not any(map(is_alive, self._started)), seconds)
         wait_until(lambda: not any(file.exists() for file in self._shared), SECONDS)
         return status
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _words(pid: int) -> str:
@@ -151,8 +160,9 @@ def whole(words, tmp_path_factory) -> Callable[[str], Path]:
 def test_a_scheduler_s_signals_save_all(processes, words, whole, tmp_path):
     """To the command alone, and to all of its processes, as Slurm sends them."""
     command = Command(processes, words, tmp_path / "run")
-    for number, to_all in ((signal.SIGTERM, False), (signal.SIGUSR1, True)):
-        command.start()
+    starts = ((signal.SIGTERM, False, "forked"), (signal.SIGUSR1, True, "spawning"))
+    for number, to_all, how in starts:
+        command.start(how)
         command.wait_for_a_checkpoint()
         command.send(number, command.all() if to_all else None)
         assert command.end() == PREEMPTED_STATUS, command.printed
@@ -189,7 +199,7 @@ def test_any_process_may_be_killed(words, whole, tmp_path):
         "a loader": lambda: command.loading()[-1:],
     }
     for name, victim in victims.items():
-        command.start(is_forked=name != "the command")
+        command.start("by Python" if name == "the command" else "forked")
         command.wait_for_a_checkpoint()
         assert len(command.training()) == len(command.loading()) == 2
         command.send(signal.SIGKILL, victim())
@@ -211,7 +221,7 @@ def test_any_process_may_be_killed(words, whole, tmp_path):
 )
 def test_a_signal_during_the_start_ends_it(processes, number, words, tmp_path):
     command = Command(processes, words, tmp_path / "run")
-    command.start()
+    command.start("spawning")
     wait_until(lambda: processes == "one" or len(descendants(command.pid)) > 2)
     command.note_what_is_there()
     command.send(number)
