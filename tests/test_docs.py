@@ -1,5 +1,6 @@
 """The pages name files, sections, modules and configuration keys that exist."""
 
+import functools
 import os
 import pkgutil
 import re
@@ -72,19 +73,19 @@ def _exists(name: str) -> bool:
     return True
 
 
-@pytest.fixture(scope="module")
-def keys() -> set[str]:
+@functools.cache
+def all_keys() -> set[str]:
     cfg = get_cfg()
     add_lambda_config(cfg)
     return _keys(cfg) | _keys(get_classification_config()) | DEEPLAB_KEYS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_names_exists(page, keys):
+def test_what_a_page_names_exists(page):
     text = page.read_text("utf-8")
     named = {name for name in FILE.findall(text) if not PLACEHOLDER.search(name)}
     assert not [n for n in named if not (ROOT / n).is_file() and not _is_removed(n)]
-    assert not set(KEY.findall(text)) - keys - _keys_of_project(page)
+    assert not set(KEY.findall(text)) - all_keys() - _keys_of_project(page)
     assert not [name for name in MODULE.findall(text) if not _exists(name)]
     for target, section in LINK.findall(text):
         if not target.startswith("http"):
