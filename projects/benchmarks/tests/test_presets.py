@@ -98,7 +98,7 @@ def test_peer_that_is_not_installed(monkeypatch, capsys):
 @pytest.mark.benchmark
 def test_networks(run, monkeypatch):
     def smaller(name, **options):
-        name = "lambda_resnet26_slim" if "lambda" in name else "resnet50"
+        name = "resnet14_slim_lambda_c5" if "lambda" in name else "resnet14_slim"
         return create_backbone(name, **options)
 
     monkeypatch.setattr(presets, "create_backbone", smaller)
@@ -153,12 +153,11 @@ def test_all_detectors_find_something_and_learn():
 
 @pytest.mark.benchmark
 def test_convert(run, monkeypatch):
-    monkeypatch.setattr(presets, "CONVERTED", ("lambda_resnet26t", "lambda_resnet26rpt_256"))
-    _, groups = run("convert", "--image-size", "64")
-    for group in groups:
-        check(group, STEP, ["timm's layers", "converted"])
-        theirs, ours = (case["parameters"] for case in group["cases"].values())
-        assert theirs == ours
+    monkeypatch.setattr(presets, "CONVERTED", ("lambda_resnet26rpt_256",))
+    _, (group,) = run("convert", "--image-size", "64")
+    check(group, STEP, ["timm's layers", "converted"])
+    theirs, ours = (case["parameters"] for case in group["cases"].values())
+    assert theirs == ours
 
 
 @pytest.fixture
@@ -172,8 +171,12 @@ def only_own_networks(monkeypatch):
 
 @pytest.mark.benchmark
 def test_attention(run, monkeypatch, only_own_networks):
-    names = ("lambda layer", "lambda convolution, 7x7", "axial self-attention")
-    monkeypatch.setattr(presets, "TABLE_4", {name: presets.TABLE_4[name] for name in names})
+    rows = {
+        name: ("resnet14_slim_lambda_c5", *presets.TABLE_4[name][1:])
+        for name in ("lambda layer", "lambda convolution, 7x7")
+    }
+    rows["axial self-attention"] = presets.TABLE_4["axial self-attention"]
+    monkeypatch.setattr(presets, "TABLE_4", rows)
     out, (group,) = run("attention", "--small", "--image-size", "32", "--batch", "2")
     check(group, BOTH, ["lambda layer", "lambda convolution, 7x7"])
     assert "axial self-attention: left out" in out
@@ -195,9 +198,10 @@ def test_options_of_the_lambda_layers():
 
 @pytest.mark.benchmark
 def test_placement(run, monkeypatch):
-    monkeypatch.setattr(presets, "PLACEMENT", {"a": {"resnet50": 300, "resnet50_lambda_c5": 100}})
+    rates = {"resnet14_slim": 300, "resnet14_slim_lambda_c5": 100}
+    monkeypatch.setattr(presets, "PLACEMENT", {"a": rates})
     _, (group,) = run("placement", "--small", "--image-size", "32", "--batch", "2")
-    check(group, STEP, ["resnet50", "resnet50_lambda_c5"])
+    check(group, STEP, list(rates))
     assert [case["paper: ratio"] for case in group["cases"].values()] == ["1.00", "3.00"]
     assert [case["images"] for case in group["cases"].values()] == [2, 2]
 
@@ -215,7 +219,7 @@ def test_families(run, monkeypatch):
 
 @pytest.mark.benchmark
 def test_size(run, monkeypatch):
-    names = ["resnet50", "lambda_resnet26_slim"]
+    names = ["resnet14_slim", "resnet14_slim_lambda_c5"]
     monkeypatch.setattr(presets, "SIZE_NETWORKS", names)
     _, (layer, network) = run("size", "--image-sizes", "64")
     check(layer, BOTH[1:], ["3x3 convolution", "lambda layer, auto"])

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -25,6 +20,7 @@ from lambda_paper.attention import (
     GlobalAttention,
     LocalAttention,
 )
+from tests import forked
 
 HEADS = 2
 
@@ -296,15 +292,21 @@ def test_global_positions_are_not_exported(kind, words):
         backbone_network(LambdaResNet(spec))
 
 
+# What Detectron2 does at its import
+_IN_A_PROCESS = """
+from detectron2.utils import env
+env._ENV_SETUP_DONE = False
+env.setup_environment()
+import lambda_det
+print(lambda_det.list_models())
+"""
+
+
 @pytest.mark.slow
 def test_detectron2_adds_the_networks_in_every_process(tmp_path):
     """As experiments.md has it: the environment names this module."""
-    root = Path(__file__).resolve().parents[3]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{root}:{root / 'projects/paper'}",
-        "DETECTRON2_ENV_MODULE": "lambda_paper.attention",
-    }
-    words = [sys.executable, "-c", "import lambda_det; print(lambda_det.list_models())"]
-    found = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    assert "resnet50_axial_attention" in found.stdout
+    variables = {"DETECTRON2_ENV_MODULE": "lambda_paper.attention"}
+    for more, expected in (({}, False), (variables, True)):
+        done = forked.run(["-c", _IN_A_PROCESS], tmp_path / "printed", **more)
+        assert done.returncode == 0, done.stdout
+        assert ("resnet50_axial_attention" in done.stdout) == expected

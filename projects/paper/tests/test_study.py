@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +14,7 @@ from PIL import Image
 
 from lambda_det.classification import load_recipe, parser
 from lambda_det.classification.model import build_classifier
-from lambda_paper import reproduction  # noqa: F401  (its networks)
+from lambda_paper import reproduction
 from tests.tool import load_tool
 
 tool = load_tool("study", "projects/paper")
@@ -45,15 +49,30 @@ def test_the_table_has_means_intervals_and_the_order():
     assert "correlation" not in tool.table({"a": (None, ()), "b": (None, ())}, one)
 
 
-@pytest.mark.slow
-def test_a_failed_training_ends_the_study(tmp_path, capfd):
+@pytest.fixture
+def here(monkeypatch):
+    """Trainings in this process, which has PyTorch and the networks of the reproduction."""
+
+    def run(command, *, check, env):
+        _, file, *words = command
+        assert check and env["DETECTRON2_ENV_MODULE"] == reproduction.__name__
+        assert Path(env["PYTHONPATH"].split(os.pathsep)[0], "lambda_paper").is_dir()
+        status = load_tool(Path(file).stem, Path(file).parent).main(words)
+        if status:
+            raise subprocess.CalledProcessError(status, command)
+
+    error = subprocess.CalledProcessError
+    monkeypatch.setattr(tool, "subprocess", SimpleNamespace(run=run, CalledProcessError=error))
+
+
+def test_a_failed_training_ends_the_study(here, tmp_path, capsys):
     arguments = ["placement", "--data", tmp_path / "none", "--output", tmp_path / "out"]
     assert tool.main(list(map(str, arguments))) == 2
-    assert "none" in capfd.readouterr().err
+    assert "none" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_small_study_and_its_second_start(tmp_path, monkeypatch, capsys):
+def test_a_small_study_and_its_second_start(here, tmp_path, monkeypatch, capsys):
     for part in ("train", "test"):
         for label in range(2):
             folder = tmp_path / part / str(label)

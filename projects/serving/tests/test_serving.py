@@ -248,6 +248,6 @@ def test_a_run_is_served_and_sigterm_loses_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
     pytest.importorskip("uvicorn", reason="pip install uvicorn")
     load_test = load_tool("load_test", "projects/serving/tests")
-    row = load_test.measure([str(config.parent)], [file.read_bytes()], clients=4, seconds=2.0)
+    row = load_test.measure([str(config.parent)], [file.read_bytes()], clients=4, seconds=0.5)
     assert row["accepted"] == row["answered"] and row["lost"] == 0 and not row["others"]
     assert row["rate"] > 0 and row["after"] > 0
