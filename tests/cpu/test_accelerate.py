@@ -19,13 +19,12 @@ from lambda_det.native import missing
 DETECTORS = {
     "Mask R-CNN": "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x.yaml",
     "RetinaNet": "COCO-Detection/retinanet_R_50_FPN_1x.yaml",
-    "Cascade R-CNN": "Misc/cascade_mask_rcnn_R_50_FPN_1x.yaml",
     "Keypoint R-CNN": "COCO-Keypoints/keypoint_rcnn_R_50_FPN_1x.yaml",
     "Panoptic FPN": "COCO-PanopticSegmentation/panoptic_fpn_R_50_1x.yaml",
 }
 SMALL = {
     **{"DEVICE": "cpu", "RESNETS.DEPTH": 18, "RESNETS.RES2_OUT_CHANNELS": 64},
-    **{"FPN.OUT_CHANNELS": 128, "RPN.POST_NMS_TOPK_TEST": 100, "RETINANET.SCORE_THRESH_TEST": 0.0},
+    **{"FPN.OUT_CHANNELS": 64, "RPN.POST_NMS_TOPK_TEST": 100, "RETINANET.SCORE_THRESH_TEST": 0.0},
     **{"ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32, "ROI_HEADS.SCORE_THRESH_TEST": 0.0},
     **{"ROI_BOX_HEAD.FC_DIM": 32, "ROI_MASK_HEAD.CONV_DIM": 16, "RETINANET.NUM_CONVS": 1},
     **{"ROI_KEYPOINT_HEAD.CONV_DIMS": (16, 16), "SEM_SEG_HEAD.CONVS_DIM": 32},
@@ -48,7 +47,7 @@ def _model(name):
 
 
 def _batch(classes):
-    size, corner = (128, 160), torch.tensor([[10.0, 20.0], [60.0, 5.0]])
+    size, corner = (96, 128), torch.tensor([[10.0, 20.0], [60.0, 5.0]])
     objects = Instances(size)
     objects.gt_boxes = Boxes(torch.cat([corner, corner + 50], 1).double())
     objects.gt_classes = torch.tensor([0, classes - 1])
@@ -136,6 +135,6 @@ def test_a_hook_before_an_activation_keeps_the_map_that_it_saw():
     kept = []
     head.deconv.register_forward_hook(lambda module, args, y: kept.append((y, y.clone())))
     lambda_det.accelerate(head)
-    head.layers(torch.randn(2, 128, 5, 6, dtype=torch.float64))
+    head.layers(torch.randn(2, 64, 5, 6, dtype=torch.float64))
     ((seen, as_it_was),) = kept
     assert (as_it_was < 0).any() and torch.equal(seen, as_it_was)

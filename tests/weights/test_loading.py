@@ -456,7 +456,6 @@ STD = ("MODEL.PIXEL_STD", "[58.395, 57.12, 57.375]")
             pytest.param(*row, marks=pytest.mark.slow)
             for row in (
                 ("resnetrs50.tf_in1k", "resnet_rs50_se", "w.safetensors", ()),
-                ("resnetrs101.tf_in1k", "resnet_rs101_se", "url", ()),
                 ("lambda_resnet50ts.a1h_in1k", "lambda_resnet50ts", "w.pth", ()),
                 ("resnet50.a1_in1k", "resnet50", "url", STD),
             )
