@@ -260,7 +260,8 @@ def option(key: str, value: Any) -> str:
     return f"{key} {value}" if key.isupper() else f"{key}={value}"
 
 
-class _PlainLoader(yaml.SafeLoader):
+# The parser in C takes a tenth of the time; not every build of PyYAML has it
+class _PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
     """Reads the parts of Python objects, as a saved LazyConfig has them, and creates no object."""
 
 

@@ -6,6 +6,7 @@ import argparse
 import copy
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,11 @@ class ClassificationTask(Task):
             )
 
     def dump(self) -> str:
+        return self._recipe
+
+    @cached_property
+    def _recipe(self) -> str:
+        """As YAML, which every checkpoint holds."""
         return self.cfg.dump()
 
     # --------------------------------------------------------------------------------------- parts
@@ -246,7 +252,7 @@ class ClassificationTask(Task):
                 "pixel_mean": list(cfg.MODEL.PIXEL_MEAN),
                 "pixel_std": list(cfg.MODEL.PIXEL_STD),
                 "image_size": cfg.INPUT.TEST_SIZE or cfg.INPUT.SIZE,
-                "config": cfg.dump(),
+                "config": self.dump(),
                 "lambda_det": __version__,
             },
             "results": {

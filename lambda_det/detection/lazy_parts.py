@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -86,7 +86,7 @@ def of_lazy(config: DictConfig) -> Parts:
         make_evaluator=lambda name, ending: _evaluator(config, ending),
         make_test_augmentations=partial(_test_augmentations, config),
         check_data=partial(_check_data, config),
-        dump=partial(dump_lazy, config),
+        dump=cache(partial(dump_lazy, config)),
         detector=_detector(config),
         pixels=_pixels(config),
         train_names=train_names,

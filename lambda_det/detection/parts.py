@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 from detectron2.config import CfgNode
 from detectron2.data.transforms import AugmentationList
@@ -189,7 +189,7 @@ def of_yaml(cfg: CfgNode) -> Parts:
         sample_of=partial(sample_of, size=0 if cfg.MODEL.LOAD_PROPOSALS else cfg.TEST.SAMPLE),
         check_data=check_data,
         verify=partial(verify_results, cfg),
-        dump=cfg.dump,
+        dump=cache(cfg.dump),  # which every checkpoint holds
         detector=Detector.from_config(cfg),
         pixels=PixelSettings.from_config(cfg),
         train_names=tuple(cfg.DATASETS.TRAIN),
