@@ -6,6 +6,7 @@ from pathlib import Path
 from tests.conftest import (  # noqa: F401
     catalogs_as_they_were,
     environment_collected_once,
+    first_batch_drawn_small,
     fixed_seeds,
     loggers_as_they_were,
 )

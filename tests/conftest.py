@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 # Before any test: the data sets that it registers stay.
 import lambda_det  # noqa: F401
+from lambda_det.detection import first_batch
 from lambda_det.training import start
 
 # The same cases in each run, of which a larger LAMBDA_DET_FUZZ has more
@@ -81,6 +82,15 @@ def environment_collected_once():
     """What a run writes to environment.txt takes a quarter of a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(start, "collect_env_info", functools.cache(start.collect_env_info))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def first_batch_drawn_small():
+    """To draw what a run writes to first_batch.jpg takes as long as its steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first_batch, "_PICTURES", 1)
+        patch.setattr(first_batch, "_SIDE", 64)
         yield
 
 

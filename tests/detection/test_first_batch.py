@@ -9,8 +9,15 @@ import torch
 from detectron2.structures import BitMasks, Boxes, BoxMode, Instances
 from torch import nn
 
-from lambda_det.detection import drawing
+from lambda_det.detection import drawing, first_batch
 from lambda_det.detection.first_batch import FILE, FirstBatch
+
+
+@pytest.fixture(autouse=True)
+def as_large_as_ever(monkeypatch):
+    """In other tests it is small."""
+    monkeypatch.setattr(first_batch, "_PICTURES", 8)
+    monkeypatch.setattr(first_batch, "_SIDE", 384)
 
 
 class _Model(nn.Module):
