@@ -20,7 +20,7 @@ from lambda_det.detection import (
 )
 from lambda_det.detection.data import register_shapes
 from lambda_det.detection.schedule import scale_settings
-from tests.detection.tiny import TINY, on_meta
+from tests.detection.tiny import NARROW, TINY, on_meta
 from tests.reliability.runs import table
 from tests.shapes import make_shapes
 
@@ -178,7 +178,7 @@ def test_both_train_the_same_weights_and_find_the_same(tmp_path):
         folder = tmp_path / ending
         output = (f"OUTPUT_DIR {folder}", f"train.output_dir={folder}")[kind]
         file = ["--config-file", str(CONFIGS / f"{PAPER[0]}.{ending}")]
-        words = f"{TINY[kind]} {_RUN[kind]} {output}".split()
+        words = f"{TINY[kind]} {NARROW[kind]} {_RUN[kind]} {output}".split()
         run(parse().parse_args([*file, *words]))
         contents.append(torch.load(folder / "model_final.pth", weights_only=False))
         tables.append(table(folder))

@@ -1,13 +1,10 @@
 """A detection run that is stopped anywhere and resumed is, bit by bit, the run that was not."""
 
 import itertools
-import os
 import re
 import shutil
 import signal
-import time
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -16,18 +13,16 @@ from detectron2.modeling import GeneralizedRCNN
 
 from lambda_det.detection import DetectionTask, lazy_parser, parser, run, schedule
 from lambda_det.distributed.signals import SIGNALS
-from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Interrupted, Preempted
+from lambda_det.errors import ConfigError, Interrupted, Preempted
 from lambda_det.training import log
 from lambda_det.training import trainer as trainer_module
-from tests import forked
-from tests.detection.tiny import TINY, write_lazy_config
+from tests.detection.tiny import NARROW, TINY, write_lazy_config
 from tests.reliability.ends import Killed, end_here, kill_before, signal_in
 from tests.reliability.runs import DETECTOR, assert_same_run, content, differences, metrics
 from tests.shapes import data_words, make_shapes
 
 pytestmark = pytest.mark.slow  # trains
 
-ROOT = Path(__file__).parents[2]
 CONFIG = (
     DETECTOR.replace("MASK_ON: True", "MASK_ON: False").replace(
         "lambda_resnet26_slim", "resnet14_slim_lambda_c5"
@@ -44,8 +39,8 @@ SEED: 1
 VARIANTS = {
     "plain": "",
     "workers": "DATALOADER.NUM_WORKERS 2",
-    "accumulated": "SOLVER.ACCUMULATE_GRADIENTS 2",
-    "precise statistics": "TEST.PRECISE_BN.ENABLED True TEST.PRECISE_BN.NUM_ITER 2",
+    "accumulated, precise statistics": "SOLVER.ACCUMULATE_GRADIENTS 2 "
+    "TEST.PRECISE_BN.ENABLED True TEST.PRECISE_BN.NUM_ITER 2",
     "drawn seed": "SEED -1",
 }
 
@@ -105,7 +100,8 @@ def whole(flags, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("variant", "step"),
-    [("plain", step) for step in range(1, 6)] + [(name, 3) for name in list(VARIANTS)[1:]],
+    # With nothing saved yet, after a checkpoint, after an evaluation, and a step later than both
+    [("plain", step) for step in (1, 2, 3, 5)] + [(name, 3) for name in list(VARIANTS)[1:]],
 )
 def test_killed_before_any_step(train, whole, tmp_path, monkeypatch, variant, step):
     folder, words = tmp_path / "run", VARIANTS[variant].split()
@@ -131,7 +127,8 @@ def test_killed_before_any_step(train, whole, tmp_path, monkeypatch, variant, st
 def test_statistics_that_did_not_end_come_before_it(
     train, whole, tmp_path, monkeypatch, evaluation
 ):
-    folder, words = tmp_path / "run", VARIANTS["precise statistics"].split()
+    variant = "accumulated, precise statistics"
+    folder, words = tmp_path / "run", VARIANTS[variant].split()
     original, calls = trainer_module.estimate_statistics, []
 
     def estimate_statistics(*args):
@@ -147,16 +144,17 @@ def test_statistics_that_did_not_end_come_before_it(
             train(folder, *words)
     running = content(last)
     train(folder, *words, resume=True)
-    assert_same(whole("precise statistics"), folder)
+    assert_same(whole(variant), folder)
     # The checkpoint has the statistics now that it was evaluated with
-    precise = content(whole("precise statistics") / last.name)
+    precise = content(whole(variant) / last.name)
     assert precise["trainer"]["hooks"]["Evaluation"]["last_step"] == 3 * evaluation
     weights = differences(running["model"], precise["model"])
     changed = {line.split(":")[0].rsplit(".", 1)[-1] for line in weights}
     assert changed == {"running_mean", "running_var", "num_batches_tracked"}
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+# SIGUSR1 stops the runs of tests/classification/test_preempted.py
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_signal_saves_after_the_step(train, whole, tmp_path, monkeypatch, number):
     folder = tmp_path / "run"
     handlers = [signal.getsignal(number) for number in SIGNALS]
@@ -206,7 +204,8 @@ def test_what_may_change_and_what_not(train, whole, tmp_path, caplog):
 def test_a_lazyconfig_is_resumed_alike(tmp_path, monkeypatch):
     make_shapes(tmp_path, num_train=7, num_val=2, size=48)
     words = f"""--config-file {write_lazy_config(tmp_path)} --resume
-        {TINY[1]} dataloader.image_size=48 model.backbone.bottom_up.name=resnet14_slim_lambda_c5
+        {TINY[1]} {NARROW[1]} dataloader.image_size=48
+        model.backbone.bottom_up.name=resnet14_slim_lambda_c5
         train.max_iter=4 train.reference_world_size=0 train.eval_period=2 train.log_period=1
         dataloader.train.total_batch_size=2 optimizer.lr=0.01 train.best_metric=bbox/AP50
         model.proposal_generator.pre_nms_topk=[100,100] model.roi_heads.batch_size_per_image=8
@@ -242,45 +241,7 @@ def test_a_foreign_loader_is_named_where_its_order_starts_anew(
     assert caplog.text.count("a list, cannot begin in the middle of its images") == 1
 
 
-@pytest.fixture
-def tool(flags, tmp_path):
-    """Starts tools/train_net.py in a process of its own."""
-
-    def start(folder: Path, *words: str) -> BaseProcess:
-        words = [*flags, "--resume", "OUTPUT_DIR", folder, *words]
-        # As many as in this process: sums over other numbers of threads differ in the last bit
-        threads = str(torch.get_num_threads())
-        output = tmp_path / "printed"
-        return forked.start([ROOT / "tools/train_net.py", *words], output, OMP_NUM_THREADS=threads)
-
-    return start
-
-
-def test_a_process_that_is_told_to_stop(tool, train, tmp_path):
-    words = ("SOLVER.MAX_ITER", "16", "SOLVER.CHECKPOINT_PERIOD", "1", "TEST.EVAL_PERIOD", "0")
-    words += ("DATALOADER.NUM_WORKERS", "1")
-    process = tool(tmp_path / "run", *words)
-    while not (tmp_path / "run/last_checkpoint").exists():
-        assert process.is_alive(), (tmp_path / "printed").read_text()
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGTERM)
-    process.join()
-    printed = (tmp_path / "printed").read_text()
-    assert process.exitcode == PREEMPTED_STATUS, printed
-    assert printed.strip().splitlines()[-1].startswith("Stopped by SIGTERM after step")
-    assert "Traceback" not in printed
-    # The same command line again carries on
-    process = tool(tmp_path / "run", *words)
-    process.join()
-    assert process.exitcode == 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "LOG_PERIOD", 20)
-        train(tmp_path / "whole", *words)
-    assert_same(tmp_path / "whole", tmp_path / "run")
-
-
-@pytest.mark.parametrize("reference", ["0", "1"])
-@pytest.mark.parametrize("step", [0, 4])
+@pytest.mark.parametrize(("step", "reference"), [(0, "0"), (4, "1")])
 def test_what_a_full_memory_says_to_type_continues_the_run(
     train, tmp_path, monkeypatch, step, reference
 ):

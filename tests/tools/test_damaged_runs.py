@@ -8,7 +8,7 @@ import torch
 
 from lambda_det import cli
 from lambda_det.training.checkpoint_files import read_newest
-from tests.detection.tiny import TINY
+from tests.detection.tiny import NARROW, TINY
 from tests.shapes import data_words
 
 pytestmark = pytest.mark.slow  # trains
@@ -38,7 +38,7 @@ def _pairs(folder, steps):
         "MODEL.LAMBDA_RESNET.NAME resnet14_slim_lambda_c5 "
         "MODEL.RPN.POST_NMS_TOPK_TRAIN 50 MODEL.RPN.POST_NMS_TOPK_TEST 50"
     )
-    words = [*TINY[0].split(), *small.split(), "DATASETS.TEST", "()"]
+    words = f"{TINY[0]} {NARROW[0]} {small} DATASETS.TEST ()".split()
     return [*words, "OUTPUT_DIR", str(folder), "SOLVER.MAX_ITER", str(steps)]
 
 

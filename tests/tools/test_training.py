@@ -13,7 +13,7 @@ from detectron2.config import LazyConfig
 
 from lambda_det import cli
 from tests import forked
-from tests.detection.tiny import TINY, write_lazy_config
+from tests.detection.tiny import NARROW, TINY, write_lazy_config
 from tests.shapes import data_words
 
 pytestmark = pytest.mark.slow  # trains
@@ -87,7 +87,7 @@ def kind(request, data, tmp_path_factory) -> Kind:
     flags = ["--config", "mask_rcnn_lambdaresnet50.yaml", *data]
     if index:
         flags = ["--config", str(write_lazy_config(Path(data[1]).parents[2]))]
-    result = Kind(index, flags, [*TINY[index].split(), *FEW[index].split()])
+    result = Kind(index, flags, [*TINY[index].split(), *NARROW[index].split(), *FEW[index].split()])
     small = result.pairs(
         images=2, world=0, steps=3, period=2, rate=0.01, network="resnet14_slim_lambda_c5"
     )
@@ -315,7 +315,9 @@ from pathlib import Path
 import detectron2
 from detectron2.config import LazyCall, LazyConfig
 from detectron2.data.datasets import register_coco_instances
-from detectron2.modeling import RetinaNet
+from detectron2.layers import ShapeSpec
+from detectron2.modeling import ResNet, RetinaNet
+from detectron2.modeling.backbone.resnet import BasicBlock
 from detectron2.modeling.meta_arch.retinanet import RetinaNetHead
 
 
@@ -333,6 +335,16 @@ class MyRetinaNet(RetinaNet):
     pass
 
 
+class NarrowResNet(ResNet):
+    def __init__(self, **options):
+        sizes = [(8, 8, 1), (8, 16, 2), (16, 32, 2), (32, 64, 2)]
+        stages = [
+            ResNet.make_stage(BasicBlock, 1, in_channels=i, out_channels=o, stride=s, norm="BN")
+            for i, o, s in sizes
+        ]
+        super().__init__(stages=stages, **options)
+
+
 try:
     register_coco_instances("mine", {}, @JSON@, @IMAGES@)
 except AssertionError:
@@ -348,11 +360,15 @@ optimizer = LazyConfig.load(str(nodes / "optim.py")).AdamW
 del retinanet
 
 model.backbone.bottom_up.freeze_at = 0
-model.backbone.bottom_up.stages.depth = 18
-del model.backbone.bottom_up.stages.stride_in_1x1
-model.backbone.bottom_up.stages.norm = model.backbone.bottom_up.stem.norm = "BN"
+model.backbone.bottom_up._target_ = NarrowResNet
+del model.backbone.bottom_up.stages
+model.backbone.bottom_up.stem.norm = "BN"
+model.backbone.bottom_up.stem.out_channels = 8
 model.backbone.bottom_up.out_features = ["res3", "res4", "res5"]
-model.backbone.top_block.in_channels = 512
+model.backbone.top_block.in_channels = 64
+model.backbone.out_channels = 16
+model.head.input_shape = [ShapeSpec(channels=16)] * 5
+model.head.conv_dims = [16]
 lr_multiplier = LazyConfig.load(str(nodes / "coco_schedule.py")).lr_multiplier_1x
 dataloader.train.mapper.use_instance_mask = False
 dataloader.train.mapper.augmentations = dataloader.test.mapper.augmentations = []

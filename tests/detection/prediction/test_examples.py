@@ -23,7 +23,7 @@ from lambda_det.export import command_line as export
 from lambda_det.own_data.report import command_line as report
 from tests.detection.prediction.test_files import write_video
 from tests.export.conftest import needs_any_size
-from tests.export.tiny import lambda_detector_config, save_lambda_run
+from tests.export.tiny import few_rounds, lambda_detector_config, save_lambda_run
 from tests.export.toy import classifier_checkpoint
 from tests.export.unrecorded import record_nothing
 from tests.shapes import make_shapes
@@ -123,6 +123,7 @@ def test_the_example_works(command, folder, monkeypatch, capsys):
 @needs_any_size
 def test_an_exported_file_finds_the_same(folder, monkeypatch):
     """One whose graph is recorded: in the program of the page, and by Predictor."""
+    few_rounds(monkeypatch)
     _export(folder)
     path = folder / "detector.onnx"
     images, _ = onnxruntime.InferenceSession(path).get_inputs()

@@ -20,6 +20,7 @@ from lambda_det.detection.prediction.predictor import read_bgr
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export import export_network
 from lambda_det.export.sources import network_to_export
+from tests.detection.tiny import NARROW
 from tests.export.unrecorded import record_nothing
 from tests.stored_pictures import LOSSLESS, TURNED, UPRIGHT, made_picture, stored
 from tests.training.tiny_detector import tiny_config
@@ -79,7 +80,11 @@ def lazy_run(tmp_path_factory):
         "model.backbone.norm=BN",
         "model.proposal_generator.post_nms_topk=[20,20]",
         "model.roi_heads.num_classes=3",
+        "model.roi_heads.box_head.conv_dims=[8]",
+        "model.roi_heads.box_predictor.test_topk_per_image=20",
+        "model.roi_heads.mask_head.conv_dims=[8,8]",
         "train.device=cpu",
+        *NARROW[1].split(),
     ]
     lazy = load_lazy_config(argparse.Namespace(config_file=str(LAZY_CONFIG), opts=opts))
     (folder / "config.yaml").write_text(dump_lazy(lazy))
