@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from detectron2.config import CfgNode
 from torch import nn
 
 from lambda_det.detection.model import build_model
+from lambda_det.export import detections
 from tests.training.tiny_detector import tiny_config
 
 # A fresh detector's scores are all alike; norms at the end of a block start at 0
@@ -15,8 +17,8 @@ MODEL:
   BACKBONE: {NAME: build_lambda_resnet_fpn_backbone}
   LAMBDA_RESNET: {NAME: resnet14_slim_lambda_c5, SCOPE: 7}
   FPN: {IN_FEATURES: [res4, res5]}
-  ANCHOR_GENERATOR: {SIZES: [[16], [32], [64]]}
-  RPN: {IN_FEATURES: [p4, p5, p6], PRE_NMS_TOPK_TEST: 30, POST_NMS_TOPK_TEST: 20}
+  ANCHOR_GENERATOR: {SIZES: [[16], [32]]}
+  RPN: {IN_FEATURES: [p4, p5], PRE_NMS_TOPK_TEST: 30, POST_NMS_TOPK_TEST: 20}
   ROI_HEADS: {IN_FEATURES: [p4, p5], SCORE_THRESH_TEST: 0.3}
 """
 
@@ -44,6 +46,11 @@ def lambda_detector_config() -> CfgNode:
     cfg = tiny_config()
     cfg.merge_from_other_cfg(CfgNode.load_cfg(OPTIONS))
     return cfg
+
+
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a graph have fewer rounds of its NMS, which are all alike and a third of its nodes."""
+    monkeypatch.setattr(detections, "ROUNDS", 6)
 
 
 def save_lambda_run(folder: Path) -> Path:

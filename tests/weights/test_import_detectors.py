@@ -31,7 +31,7 @@ from lambda_det.weights.public import fetch, read_public
 from tests.detection.tiny import on_meta
 
 PROPOSALS = 15  # of a picture
-SIZES = ((64, 128), (131, 83))  # of pictures; some maps of their batch have odd sides
+SIZES = ((64, 96), (83, 67))  # of pictures; some maps of their batch have odd sides
 COCO = torchvision.models.get_weight("MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1").meta["categories"]
 OBJECTS = [c for c, name in enumerate(COCO) if name not in ("__background__", "N/A")]
 
@@ -113,11 +113,11 @@ def read(recipe: str, *pairs: str) -> CfgNode:
     return load_config(parser().parse_args([*arguments, *pairs]))
 
 
-def start(path: str, recipe: str, *pairs: str) -> nn.Module:
-    """Our detector as a training would start."""
+def start(theirs: nn.Module, recipe: str, *pairs: str) -> nn.Module:
+    """Our detector as a training would start with their weights."""
     task = DetectionTask(read(recipe, *pairs))
     model = task.parts.make_model().double()
-    load(model, str(path), pixels=task.pixels)
+    load(model, "w.pth", import_weights(theirs.state_dict(), "w.pth"), pixels=task.pixels)
     for buffer, values in (
         (model.pixel_mean, task.pixels.mean),
         (model.pixel_std, task.pixels.std),
@@ -180,12 +180,11 @@ def _compare_detections(s: SimpleNamespace, expected: list[dict], ours: nn.Modul
     # The first one has all of faster_rcnn_resnet50_coco
     ["mask_rcnn_resnet50_coco", "mask_rcnn_resnet50_coco_v1", "faster_rcnn_resnet50_coco_light"],
 )
-def test_an_rcnn_is_theirs_at_every_stage(recipe, tmp_path, in_float64):
+def test_an_rcnn_is_theirs_at_every_stage(recipe, in_float64):
     theirs = make(recipe)
-    torch.save(theirs.state_dict(), tmp_path / "w.pth")
     counts = {"PRE": 1000, "POST": PROPOSALS}  # theirs
     pairs = [word for key, n in counts.items() for word in (f"MODEL.RPN.{key}_NMS_TOPK_TEST", n)]
-    ours = start(tmp_path / "w.pth", recipe, *map(str, pairs))
+    ours = start(theirs, recipe, *map(str, pairs))
     s = _compare_features(theirs, ours)
 
     maps, features = list(s.maps.values()), list(s.features.values())
@@ -233,10 +232,9 @@ def _by_size(tensor: Tensor) -> Tensor:
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_a_retinanet_is_theirs_at_every_stage(tmp_path, in_float64, monkeypatch):
+def test_a_retinanet_is_theirs_at_every_stage(in_float64, monkeypatch):
     theirs = make("retinanet_resnet50_coco")
-    torch.save(theirs.state_dict(), tmp_path / "w.pth")
-    ours = start(tmp_path / "w.pth", "retinanet_resnet50_coco")
+    ours = start(theirs, "retinanet_resnet50_coco")
     s = _compare_features(theirs, ours)
     maps, features = list(s.maps.values()), list(s.features.values())
     expected = theirs.head(maps)
