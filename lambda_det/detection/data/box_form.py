@@ -129,7 +129,6 @@ class Written(NamedTuple):
 BOX_FORMS = {
     "sides in pixels": Written("[x, y, width, height] in pixels", _as_they_are),
     "corners in pixels": Written("corners in pixels", _to_corners),
-    "centre and size in pixels": Written("centre and size in pixels", _to_centres),
     "centre and size in shares of 1": Written(
         "centre and size in shares of 1", _to_shares_of_centres
     ),
