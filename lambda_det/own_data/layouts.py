@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lambda_det.detection.data.coco_format import READER
 from lambda_det.detection.data.picture_folder import PICTURES, in_any_form, walk
 from lambda_det.errors import DataError, counted, listed
 from lambda_det.files import read_text
@@ -104,7 +105,7 @@ def find_parts(
         stem = root.absolute().name
         for part, (content, pictures) in contents.items():
             file = write_draft(content, folder, f"{stem}_{part}")
-            parts[part] = Part(Path(file), pictures, content["info"]["labels"])
+            parts[part] = Part(Path(file), pictures, content[READER]["labels"])
     return name, [parts[part] for part in _WORDS if part in parts]
 
 
@@ -256,9 +257,9 @@ def _split(
     for part, chosen in _with_train(root, ids).items():
         parts[part] = part_of(content, chosen)
         # they belong to all parts
-        findings = content["info"]["findings"] if part == "train" else []
+        findings = content[READER]["findings"] if part == "train" else []
         name = _common_folder(labelled.get(part, []), root) or f"{root} ({part})"
-        parts[part]["info"] = {**content["info"], "labels": name, "findings": findings}
+        parts[part][READER] = {**content[READER], "labels": name, "findings": findings}
     return parts
 
 
@@ -325,7 +326,7 @@ def _named_by_yolo(file: Path) -> dict[str, Content]:
     contents = {}
     for part in paths:
         labels = read_labels(file, folders[part], paths[part])
-        labels["info"]["labels"] = f"{file} ({part})"
+        labels[READER]["labels"] = f"{file} ({part})"
         contents[part] = (labels, folders[part])
     return contents
 

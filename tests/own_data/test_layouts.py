@@ -12,7 +12,7 @@ from PIL import Image
 from pycocotools.mask import area, decode, encode, frPyObjects, merge, toBbox
 
 from lambda_det.detection.data.annotations import check_coco
-from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.coco_format import READER, read_json
 from lambda_det.detection.data.label_files import WRITTEN, write_labels
 from lambda_det.errors import DataError
 from lambda_det.own_data import command_line
@@ -568,7 +568,7 @@ def test_the_command_writes_other_formats_and_reads_them_back(kind, shapes, tmp_
     box, parts = content["annotations"]
     assert np.allclose(box["bbox"], [1, 2, 10, 5], atol=1e-6)
     assert np.allclose(parts["bbox"], [3, 3, 21, 23], atol=1e-6)
-    assert "segmentation" not in box and not {"source", "info"} & {*box, *content}
+    assert "segmentation" not in box and not {"source", READER} & {*box, *content}
     mask = parts["segmentation"]
     assert len(mask) == {"yolo": 1, "labelme": 2}[kind]
     areas = [area(merge(frPyObjects(polygons, 30, 40))) for polygons in (mask, POLYGONS)]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.coco_format import READER, read_json
 from lambda_det.errors import DataError
 from lambda_det.own_data import command_line
 from lambda_det.own_data.held_out import Split, hold_out
@@ -684,7 +684,7 @@ def test_labelme_of_a_renamed_picture_is_of_the_picture_in_it(tmp_path, capsys):
     assert "10.json names 16.jpg" in checked(tmp_path, capsys)[1]
     content = read_labels(renamed(tmp_path / "other", picture("16.jpg")))
     assert [image["file_name"] for image in content["images"]] == ["16.jpg"]
-    assert not content["info"]["findings"]
+    assert not content[READER]["findings"]
 
 
 def test_labelme_whose_pictures_were_exchanged_is_refused(tmp_path, capsys):

@@ -27,8 +27,8 @@ from detectron2.utils.file_io import PathManager
 from PIL import Image
 from pycocotools.coco import COCO
 
-from lambda_det.detection.data.box_form import BOX_FORMS, SIDES, Form, form_of_boxes, is_box
-from lambda_det.detection.data.coco_format import read_keypoint_names, read_lists, whole
+from lambda_det.detection.data.box_form import SIDES, Form, form_of_boxes, is_box
+from lambda_det.detection.data.coco_format import READER, read_keypoint_names, read_lists, whole
 from lambda_det.detection.data.picture_folder import PictureFolder, normal
 from lambda_det.detection.data.records import upright_size
 from lambda_det.detection.data.report import (
@@ -172,13 +172,15 @@ class _Content:
         for name in ("images", "categories"):
             if not lists[name]:
                 raise DataError(f"{json_file}: the list {name!r} is empty; add at least one entry.")
-        about = lists.get("info")
-        source = about.get("labels") if isinstance(about, dict) else None
-        report = Report(str(source or json_file), image_root, annotations=len(lists["annotations"]))
-        if source:
-            report.findings |= _of_the_reader(about.get("findings"))
-        boxes = about.get("boxes") if source else None
-        content = cls(report, boxes if isinstance(boxes, str) and boxes in BOX_FORMS else None)
+        made = lists.get(READER)
+        name = made["labels"] if made else json_file
+        report = Report(name, image_root, annotations=len(lists["annotations"]))
+        if made:
+            report.findings |= _of_the_reader(made["findings"])
+        else:
+            for annotation in lists["annotations"]:
+                annotation.pop("source", None)  # which means something else there
+        content = cls(report, made["boxes"] if made else None)
         content.annotations = lists["annotations"]
         content._take_categories(json_file, lists["categories"])
         content._take_images(lists["images"])
@@ -253,10 +255,10 @@ class _Content:
         return f"{where} ({_named(image)})" if image else where
 
 
-def _of_the_reader(findings: Any) -> dict[Kind, Finding]:
+def _of_the_reader(findings: Iterable[Mapping[str, Any]]) -> dict[Kind, Finding]:
     """The findings of the reader of labels in another format, which wrote the file."""
     result = {}
-    for finding in findings if isinstance(findings, list) else ():
+    for finding in findings:
         kind = Kind(finding["severity"], finding["text"])
         result[kind] = Finding(finding["count"], finding["first"])
     return result

@@ -55,6 +55,12 @@ def read_json(json_file: str) -> dict[str, Any]:
     return content
 
 
+# The entry of a file that our readers made of labels in another format: their place "labels"; how
+# they write "boxes", of ``BOX_FORMS``; and "findings", what was repaired or left out. Images and
+# annotations of such a file have a "source", which is their place in the labels
+READER = "lambda_det"
+
+
 def read_lists(
     json_file: str, lists: Mapping[str, Mapping[str, type]] = INSTANCES
 ) -> dict[str, Any]:

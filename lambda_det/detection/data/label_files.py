@@ -14,6 +14,7 @@ import numpy as np
 import pycocotools.mask
 import yaml
 
+from lambda_det.detection.data.coco_format import READER
 from lambda_det.errors import DataError, listed, refused
 from lambda_det.files import relative_path, replace_text
 
@@ -55,7 +56,7 @@ def write_labels(
     """
     with refused(DataError, f"{target} cannot be written", "", OSError, ValueError):  # bad names
         if kind == "coco":
-            kept = {key: value for key, value in content.items() if key != "info"}
+            kept = {key: value for key, value in content.items() if key != READER}
             for entry in (*kept["images"], *kept["annotations"]):
                 entry.pop("source", None)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.coco_format import READER, read_json
 from lambda_det.detection.data.picture_folder import PICTURES, normal, walk
 from lambda_det.detection.data.records import upright
 from lambda_det.errors import DataError, counted, listed, printable
@@ -58,8 +58,8 @@ def read_labels(
         ``images``, ``annotations`` and ``categories``: those of data.yaml in its order, others by
         name. The size of an image is the one that its file of labels states, or that of the
         picture. Objects with polygons or masks have a ``segmentation``. Images and objects have a
-        ``source``: their file of labels, and the place in it. ``info`` has ``labels``, which is
-        ``place``, and ``findings``: what was repaired or left out.
+        ``source``: their file of labels, and the place in it. What the
+        entry ``READER`` holds, stands beside its name.
 
     Raises:
         DataError: a file cannot be read, or no picture is there.
@@ -102,7 +102,7 @@ def read_labels(
         classes = sorted({thing.label for picture in rows for thing in picture.objects})
     placed = _placed(rows, row.pictures == "one", pictures, findings)
     content = _content(placed, folder, classes, findings)
-    content["info"] = {"labels": str(place), "findings": findings.plain(), "boxes": row.boxes}
+    content[READER] = {"labels": str(place), "findings": findings.plain(), "boxes": row.boxes}
     _log(place, name, placed, pictures, findings)
     return content
 
@@ -423,7 +423,7 @@ def give_all_classes(contents: Collection[dict[str, Any]]) -> None:
     names = [entry["name"] for content in contents for entry in content["categories"]]
     ids = {name: number for number, name in enumerate(dict.fromkeys(names), 1)}
     if contents and not ids:
-        places = listed(content["info"]["labels"] for content in contents)
+        places = listed(content[READER]["labels"] for content in contents)
         raise DataError(f"{places}: no object is labelled, so there is no class to learn.")
     for content in contents:
         new = {entry["id"]: ids[entry["name"]] for entry in content["categories"]}

@@ -38,6 +38,18 @@ def test_a_sound_data_set(content, write):
     assert report.findings == {} and report.refusal() is None
 
 
+def test_what_another_program_writes_beside_the_lists_is_not_taken_for_ours(content, write):
+    """Our readers of labels write places and findings there."""
+    content["info"] = {"labels": "instances", "boxes": "polar", "findings": [{"score": 1}]}
+    for entry in content["annotations"]:
+        entry["source"] = "a person"
+    content["annotations"][3]["bbox"] = [4, 6, 0, 0]
+    json_file, images = write(content)
+    report = check_coco(json_file, images)
+    assert report.json_file == json_file
+    assert "annotation" in report.findings[kinds.BOX].first[0]
+
+
 def test_records_are_detectron2s(content, write):
     """In the order of the ids, with classes from 0 in the order of theirs."""
     content["images"].reverse()
