@@ -211,7 +211,7 @@ class ClassificationTask(Task):
     def check_weights(self, content: Mapping[str, Any], path: str) -> None:
         self.pixels.check(wanted_pixels(content), path)
         classes = self.sources.train.classes
-        theirs = content.get("recipe", {}).get("classes", classes)
+        theirs = content["recipe"]["classes"] if "recipe" in content else classes
         for label, (there, here) in enumerate(zip(theirs, classes, strict=False)):
             if there != here:
                 raise WeightsError(

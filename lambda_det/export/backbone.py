@@ -35,7 +35,6 @@ from lambda_det.weights.provenance import (
 
 __all__ = ["Source", "extract_backbone", "in_half", "is_backbone_file", "read_source_network"]
 
-_RECIPE = ("model", "options", "input_format", "pixel_mean", "pixel_std")
 # the key in the checkpoint's "results" for each kind of weights
 _RESULTS = {"ema": "ema", "model": "raw"}
 _STAGE_IN_HEADS = "roi_heads.res5."
@@ -169,10 +168,6 @@ def extract_backbone(
         return _of_backbone_file(checkpoint, weights, fold_input, source)
     recipe = checkpoint.get("recipe")
     is_classifier = isinstance(recipe, Mapping)
-    if is_classifier and (lacking := [name for name in _RECIPE if name not in recipe]):
-        raise WeightsError(
-            f"The recipe in {source} lacks {listed(lacking)}; use another checkpoint."
-        )
     read = read_source_network(checkpoint, weights=weights, model=model, source=source)
     state, pixels = _tensors_of(read.network), read.pixels
     folded = is_classifier and fold_input

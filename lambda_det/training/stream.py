@@ -100,7 +100,7 @@ class Stream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the order of the run that this state belongs to."""
-        self._group_size = state.get("group_size", self._group_size)
+        self._group_size = state["group_size"]
         if self._own_seeds and state.get("sampler_seeds"):
             self._sampler = _with_seeds(self._sampler, **state["sampler_seeds"])
 

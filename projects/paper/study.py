@@ -236,12 +236,6 @@ def main(argv: list[str] | None = None) -> int:
     if results.exists():
         with results.open(encoding="utf-8", newline="") as file:
             ended = list(csv.DictReader(file))
-        if not all(METRICS.keys() <= line.keys() for line in ended):
-            text = (
-                "is of an earlier version, which kept the last top-1 alone; name another --output"
-            )
-            print(f"error: {results} {text}.", file=sys.stderr)
-            return 2
     found: dict[str, list[Evaluations]] = {}
     try:
         for seed in range(args.seeds):

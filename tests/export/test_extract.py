@@ -139,7 +139,6 @@ REFUSED = {
                       "resnet51"),
     "unknown option": (lambda c: _change(c, recipe={**c["recipe"], "options": {"depth": 3}}),
                        "depth"),
-    "half a recipe": (lambda c: _change(c, recipe={"model": "resnet50"}), "options"),
     "no stem": (lambda c: {"model": {k: v for k, v in c["model"].items() if "stem" not in k}},
                 "backbone.res2"),
     "another name": (lambda c: {"model": c["model"]}, "does not hold this backbone"),

@@ -153,7 +153,7 @@ class LabelledTrainLoader:
         return {"images": len(self._source)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        before, now = state.get("images", 0), len(self._source)
+        before, now = state["images"], len(self._source)
         if before != now:
             raise DataError(
                 f"The run in {self._cfg.OUTPUT_DIR} has {before} images of {self._key} and would "

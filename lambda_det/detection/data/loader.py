@@ -176,7 +176,7 @@ class TrainLoader(ImageLoader):
         return {"records": self._records, **self._stream.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        before = state.get("records", self._records)
+        before = state["records"]
         if before != self._records:
             logger.warning(
                 f"The training data had {before} images when the run began and have "

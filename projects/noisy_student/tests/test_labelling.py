@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 import lambda_det
 from lambda_det.classification import parser, run
 from lambda_det.errors import ConfigError, DataError, WeightsError
-from noisy_student import teacher as teachers
 from noisy_student.labelling import Choice, _choose, list_images, predict, select
 from noisy_student.pseudo_labels import PseudoLabelSource, read_pseudo_labels
 from noisy_student.teacher import load_teacher
@@ -312,24 +311,11 @@ def test_teachers_that_cannot_be(timm_weights, checkpoint, tmp_path):
     assert not (tmp_path / "it ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        *((key, None, rf"c\.pth lacks {key}: ") for key in teachers._RECIPE),
-        ("options", {"colour": "red"}, "c.pth .*colour"),
-        ("model", "lambda_resnet9", "c.pth .*lambda_resnet9"),
-        ("model", "lambda_resnet50", "lambda_resnet50, and the averaged"),
-        ("config", "INPUT: {SIZE: 32}", "INPUT.TEST_CROP"),
-        ("config", "INPUT: {", "INPUT.TEST_CROP"),
-    ],
-)
-def test_a_recipe_that_cannot_be(checkpoint, tmp_path, key, value, words):
+def test_weights_of_another_model_than_the_recipe_s(checkpoint, tmp_path):
     content = torch.load(checkpoint, weights_only=True)
-    content["recipe"][key] = value
-    if value is None:
-        del content["recipe"][key]
+    content["recipe"]["model"] = "lambda_resnet50"
     torch.save(content, tmp_path / "c.pth")
-    with pytest.raises(WeightsError, match=words):
+    with pytest.raises(WeightsError, match="lambda_resnet50, and the averaged"):
         load(tmp_path / "c.pth")
 
 
