@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lambda_det.distributed.parent import end_with_parent
 from lambda_det.distributed.signals import SIGNALS
@@ -134,6 +137,12 @@ class ImageLoader(DataLoader):
             if self.num_workers:
                 batches._shutdown_workers()
 
+    def _get_iterator(self) -> Iterator[Any]:
+        if not self.num_workers:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        return _BatchesOfProcesses(self)
+
     def _unpacked(self, packed: Packed) -> Any:
         if packed.problem and self._tells:
             self._tells = False
@@ -143,6 +152,23 @@ class ImageLoader(DataLoader):
                 "longer. Docker gives a container more by --shm-size=8g or --ipc=host."
             )
         return packed.unpack()
+
+
+class _BatchesOfProcesses(_MultiProcessingDataLoaderIter):
+    """PyTorch's iterator, which also looks for dead processes while it waits with a timeout.
+
+    PyTorch looks every five seconds, but with a timeout only SIGCHLD tells it. That signal does not
+    come for the processes of a forkserver, which are not children of this one, and PyTorch does not
+    listen to it if the iteration begins in another thread than the main one.
+    """
+
+    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        end = time.monotonic() + timeout
+        while True:
+            left = max(end - time.monotonic(), 0)
+            is_there, batch = super()._try_get_data(min(left, MP_STATUS_CHECK_INTERVAL))
+            if is_there or left <= MP_STATUS_CHECK_INTERVAL:
+                return is_there, batch
 
 
 class _ProcessStart:

@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 import torch
 from detectron2.structures import Boxes, Instances, PolygonMasks
+from torch.utils.data._utils import signal_handling
 
 import lambda_det
 from lambda_det.detection.data import tolerant_test_loader, tolerant_train_loader
-from lambda_det.distributed.signals import catch_signals, received_signal
+from lambda_det.distributed.signals import catch_signals, received_signal, restore_handlers
 from lambda_det.errors import DataError
+from lambda_det.training import loading
 from lambda_det.training.library_errors import explained
 from lambda_det.training.loading import UnreadableImages
 from tests.training.toy import settings
@@ -96,6 +98,21 @@ def test_a_process_that_dies_ends_the_run_with_the_keys(load):
         explained(settings(keys=KEYS)),
     ):
         list(itertools.islice(loader, 9))
+
+
+def test_a_process_that_dies_is_noticed_without_a_signal(monkeypatch):
+    """Those of a forkserver are not children of the process that waits."""
+    monkeypatch.setattr(loading, "MP_STATUS_CHECK_INTERVAL", 0.1)
+    monkeypatch.setattr(signal_handling, "_set_SIGCHLD_handler", lambda: None)
+    handlers = {signal.SIGCHLD: signal.SIG_DFL, signal.SIGALRM: lambda *_: pytest.fail("it waits")}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    signal.alarm(20)
+    try:
+        with pytest.raises(RuntimeError, match="exited unexpectedly"):
+            list(itertools.islice(train(doing(killed_by("SIGKILL")), timeout=600), 20))
+    finally:
+        signal.alarm(0)
+        restore_handlers(before)
 
 
 @pytest.mark.slow
