@@ -274,7 +274,8 @@ def advise(
     of_small, of_large = small & counted, counted - small
     bad_small, bad_large = len(bad & of_small), len(bad & of_large)
     is_worse = differs(bad_small, len(of_small), bad_large, len(of_large))
-    if is_worse and scale < _ENLARGED:
+    blamed = small if is_worse and scale < _ENLARGED else set()  # their size is the reason
+    if blamed:
         changes += [
             Change(
                 "Train and predict at a larger size (--size of lambda-det train), or on parts of "
@@ -285,14 +286,13 @@ def advise(
                 f"ones: {bad_large / len(of_large):.0%}.",
             )
         ]
-    large = places("place", lambda p: p.meant not in small)
-    if large:
+    if loose := places("place", lambda p: p.meant not in blamed):
+        which = f"an object of {SMALL} pixels or more" if blamed else "an object"
         changes += [
             Change(
                 "Look at how tightly the annotations fit." + ("" if is_cascade else _CASCADE),
-                gain(large),
-                f"Predictions with an IoU of {_NEAR} to {LEAST_IOU} with an object of {SMALL} "
-                f"pixels or more: {len(large)}.",
+                gain(loose),
+                f"Predictions with an IoU of {_NEAR} to {LEAST_IOU} with {which}: {len(loose)}.",
             )
         ]
     if again := places("twice"):

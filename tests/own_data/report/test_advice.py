@@ -9,7 +9,7 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from lambda_det.own_data.report.advice import advise, ap50, differs, repaired, sort_errors
+from lambda_det.own_data.report.advice import SMALL, advise, ap50, differs, repaired, sort_errors
 from tests.coco import annotation, make_ground_truth, noisy_results
 
 
@@ -188,6 +188,23 @@ def test_objects_that_are_missed_more_often_because_they_are_small_want_a_larger
     assert len(found) == advised
     if advised:
         assert "80%" in found[0].evidence and "10%" in found[0].evidence
+
+
+def test_boxes_that_lie_badly_are_looked_at_unless_their_size_is_the_reason():
+    small, large = in_rows(10, 16), in_rows(10, 40, top=100)
+
+    def beside(objects):
+        return [predicted(1, (x + side / 2, y, side, side)) for _, _, x, y, side, _ in objects]
+
+    def evidence(entries):
+        found = changes(small + large, entries)
+        return [change.evidence for change in found if "tightly" in change.change]
+
+    assert evidence(beside(small) + of_them(large, 10)) == []
+    (text,) = evidence(beside(small) + beside(large))
+    assert text.endswith("with an object: 20.")
+    (text,) = evidence(beside(small) + of_them(large, 9) + beside(large[9:]))
+    assert text.endswith(f"with an object of {SMALL} pixels or more: 1.")
 
 
 def test_a_crowd_is_no_object_that_might_be_missed():
