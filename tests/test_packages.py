@@ -17,15 +17,16 @@ from lambda_det.export.formats import FORMATS
 pytestmark = pytest.mark.checkout
 
 ROOT = Path(__file__).resolve().parents[1]
-# Looked up with `pip index versions NAME` on 26 November 2026. lambda-det, detectron2 and
+# Looked up with `pip index versions NAME` on 26 and 27 November 2026. lambda-det, detectron2 and
 # panopticapi were not there.
 _NAMES = """
-black build cityscapesscripts cloudpickle fastapi filelock fvcore httpx huggingface-hub
-hydra-core hypothesis iopath lambda-networks lvis matplotlib mkdocs mkdocs-material mkdocstrings
-mkdocstrings-python mlflow mypy numpy omegaconf onnx onnxruntime onnxscript openvino
-opencv-contrib-python opencv-python opencv-python-headless packaging pillow prometheus-client
-pycocotools pytest pytest-xdist pyyaml ruff safetensors scipy setuptools shapely simplejpeg
-tabulate tensorboard termcolor timm torch torchvision tqdm twine uvicorn wandb wheel yacs
+black build check-jsonschema cityscapesscripts cloudpickle fastapi filelock fvcore httpx
+huggingface-hub hydra-core hypothesis iopath lambda-networks lvis matplotlib mkdocs
+mkdocs-material mkdocstrings mkdocstrings-python mlflow mypy numpy omegaconf onnx onnxruntime
+onnxscript openvino opencv-contrib-python opencv-python opencv-python-headless packaging pillow
+prometheus-client pycocotools pytest pytest-xdist pyyaml ruff safetensors scipy setuptools
+shapely simplejpeg tabulate tensorboard termcolor timm torch torchvision tqdm twine uvicorn
+wandb wheel yacs
 """
 REGISTERED = set(_NAMES.split())
 FOLDERS = (

@@ -138,7 +138,7 @@ def test_the_image_follows_the_readme_and_the_pins():
 def test_github_s_files_have_their_form(files, schema):
     found = sorted((ROOT / ".github").glob(files))
     assert found and all(isinstance(yaml.safe_load(f.read_text("utf-8")), dict) for f in found)
-    pytest.importorskip("check_jsonschema")
+    pytest.importorskip("check_jsonschema", reason="pip install check-jsonschema")
     words = ["-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, found)]
     subprocess.run([sys.executable, *words], check=True)
 
