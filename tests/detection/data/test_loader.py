@@ -236,7 +236,6 @@ def test_an_image_in_place_of_another_is_the_same_whoever_met_the_broken_one(ele
 def test_other_data_on_a_resume_are_said(eleven, caplog):
     loader = build_train_loader(eleven, 4)
     caplog.clear()
-    loader.load_state_dict({})  # of a checkpoint from before
     loader.load_state_dict({"records": 11, "group_size": 4})
     assert caplog.text == ""
     loader.load_state_dict({"records": 12, "group_size": 4})
