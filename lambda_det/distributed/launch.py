@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -35,7 +36,13 @@ from lambda_det import errors
 from lambda_det.distributed.connection import run_connected
 from lambda_det.distributed.devices import check_device
 from lambda_det.distributed.parent import end_with_parent
-from lambda_det.distributed.signals import SIGNALS, die_of, heeded_signals, restore_handlers
+from lambda_det.distributed.signals import (
+    SIGNALS,
+    die_of,
+    heeded_signals,
+    is_another_request,
+    restore_handlers,
+)
 from lambda_det.errors import (
     INTERRUPTED_STATUS,
     PREEMPTED_STATUS,
@@ -55,6 +62,9 @@ _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # The agent names the process that it sees end first. So a process that only noticed the end of
 # another ends these seconds later.
 _AFTER_THE_CAUSE = 2.0
+# A process does not run a handler of Python's while it waits in a collective call. Where a second
+# signal asks to end at once, those that have not ended these seconds later are killed.
+_TO_END_AT_ONCE = 5.0
 MAIN_GUARD = (
     'a script that starts a training needs the line `if __name__ == "__main__":` before it, '
     "because each process that is not forked runs the script once more"
@@ -125,22 +135,49 @@ class _Agent(LocalElasticAgent):
 
     Attributes:
         signals: that were passed on to the processes.
+        killed_for: the signal that asked a second time, and for which they were killed; 0 if they
+            ended by themselves.
     """
 
     signals: frozenset[int] = frozenset()
+    killed_for = 0
+    _first_time = 0.0  # of the first signal
+    _killing: threading.Timer | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
         pids = super()._start_workers(worker_group)
 
-        def pass_on(number: int, _: object) -> None:
-            self.signals |= {number}
+        def send(number: int) -> None:
             for pid in pids.values():
                 with suppress(ProcessLookupError):  # it has ended
                     os.kill(pid, number)
 
+        def kill(number: int) -> None:
+            self.killed_for = number
+            send(signal.SIGKILL)
+
+        def pass_on(number: int, _: object) -> None:
+            now = time.monotonic()
+            if not self.signals:
+                self._first_time = now
+            elif self._killing is None and is_another_request(number, now - self._first_time):
+                self._killing = threading.Timer(_TO_END_AT_ONCE, kill, (number,))
+                self._killing.daemon = True
+                self._killing.start()
+            self.signals |= {number}
+            send(number)
+
         for number in heeded_signals():
             signal.signal(number, pass_on)
         return pids
+
+    def run(self) -> RunResult:
+        try:
+            return super().run()
+        finally:  # other processes may get the numbers of those that have ended
+            if self._killing is not None:
+                self._killing.cancel()
+                self._killing = None  # or it would keep this object, and so its semaphores
 
 
 def _run_agent(main: Main, args: argparse.Namespace, device_type: str) -> None:
@@ -157,14 +194,14 @@ def _run_agent(main: Main, args: argparse.Namespace, device_type: str) -> None:
             max_restarts=0,
         )
         agent = _Agent(spec, DefaultLogsSpecs(log_dir=folder), _START_METHOD)
-        result, stopped_by = None, 0
         try:
             result = agent.run()
+            stopped_by = agent.killed_for
         except SignalException as stop:  # the processes were only starting
             stopped_by = stop.sigval
         passed_on = agent.signals
         del agent, spec  # which removes their semaphores; a signal would leave them to the system
-    if result is None:
+    if stopped_by:
         _end_by(stopped_by)
     _raise_what_happened(result, passed_on, args.num_gpus * args.num_machines)
 

@@ -149,12 +149,17 @@ def _handle(number: int, _frame: object) -> None:
                 print(_PRESSED, file=sys.stderr, flush=True)
         if _state.is_interruptible:
             raise _Interrupt
-    elif number == signal.SIGINT:
-        if now - _state.time > _SECONDS_OF_ONE_PRESS:
+    elif is_another_request(number, now - _state.time):
+        if number == signal.SIGINT:
             _state.time = now
             raise KeyboardInterrupt
-    elif now - _state.time > _SECONDS_OF_ONE_REQUEST:
         die_of(number)
+
+
+def is_another_request(number: int, seconds: float) -> bool:
+    """Whether a signal is more than a copy of the one that came some seconds before it."""
+    is_press = number == signal.SIGINT
+    return seconds > (_SECONDS_OF_ONE_PRESS if is_press else _SECONDS_OF_ONE_REQUEST)
 
 
 def die_of(number: int) -> None:

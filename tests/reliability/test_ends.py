@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,6 +187,19 @@ def test_ctrl_c_saves_all(processes, words, whole, tmp_path):
     assert last.startswith("Stopped by Ctrl-C after step"), command.printed
     command.run()
     assert_same_run(whole(processes), command.folder)
+    assert "Traceback" not in command.printed
+
+
+def test_a_second_ctrl_c_ends_processes_that_wait_for_each_other(words, tmp_path):
+    """A process does not hear it in a collective call. Here it waits for one that is stopped."""
+    command = Command("two", words, tmp_path / "run")
+    command.start()
+    command.wait_for_a_checkpoint()
+    command.send(signal.SIGSTOP, command.training()[1:])
+    for _ in range(2):
+        time.sleep(1)  # longer than between copies of one press
+        command.send(signal.SIGINT, command.all())
+    assert command.end() == INTERRUPTED_STATUS, command.printed
     assert "Traceback" not in command.printed
 
 
