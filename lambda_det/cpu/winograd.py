@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
+from torchvision.ops.misc import Conv2dNormActivation
 
 from lambda_det.cpu.folding import folded, is_foldable, is_hooked
 from lambda_det.cpu.pooling import without_mkl
@@ -42,26 +44,28 @@ _SPARSE = 4
 def use_winograd(model: nn.Module, on: bool = True) -> None:
     """Let the convolutions in ``model`` take this path wherever it pays, or undo that.
 
-    It serves convolutions of stride 1 with 3x3 kernels. Those of Detectron2's own class, with
-    kernels of any size, also fold the norm behind them as long as its statistics are fixed. Other
-    subclasses stay as they are.
+    It serves convolutions of stride 1 with 3x3 kernels. Those of Detectron2's own class, and those
+    in a torch.nn.Sequential, with kernels of any size, also fold the norm behind them as long as
+    its statistics are fixed. Other subclasses stay as they are.
     """
-    other = FAST_CONVOLUTIONS
+    other = FAST_CONVOLUTIONS | FAST_SEQUENCES
     if not on:
         other = {fast: plain for plain, fast in other.items()}
     for module in model.modules():
         # Detectron2's class ignores the padding mode, and PyTorch's follows it
-        if type(module) in other and module.padding_mode == "zeros":
+        if type(module) in other and getattr(module, "padding_mode", "zeros") == "zeros":
             module.__class__ = other[type(module)]
 
 
-class _Conv2d(Conv2d):
-    def __prepare_scriptable__(self) -> nn.Conv2d:
+class _Replacement(nn.Module):
+    def __prepare_scriptable__(self) -> nn.Module:
         # torch.jit.script looks into every branch. The model that it gets is plain from then on.
         plain = copy.copy(self)
         use_winograd(plain, False)
         return plain
 
+
+class _Conv2d(_Replacement, Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, C', H', W']."""
         # Traced and compiled networks keep PyTorch's operators
@@ -87,6 +91,11 @@ class _Conv2d(Conv2d):
             if self.kernel_size == (1, 1) and dtype == torch.float32 and _left_to_mkl():
                 # A dilation, which moves no tap, keeps PyTorch from it
                 x = F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
+            elif dtype == torch.bfloat16 and self._is_depthwise_with_stride():
+                # In bfloat16 oneDNN's gradients take 8 to 20 times the time of those in float32
+                with torch.autocast("cpu", enabled=False):
+                    bias = bias if bias is None else bias.float()
+                    x = self._conv_forward(x.float(), weight.float(), bias).to(dtype)
             else:
                 x = self._conv_forward(x, weight, bias)
             x = x.relu_() if relu else x
@@ -95,6 +104,10 @@ class _Conv2d(Conv2d):
     def _is_3x3(self) -> bool:
         sides = self.kernel_size, self.stride, self.padding, self.dilation
         return self.groups == 1 and sides == ((3, 3), (1, 1), (1, 1), (1, 1))
+
+    def _is_depthwise_with_stride(self) -> bool:
+        is_depthwise = self.groups == self.in_channels == self.out_channels > 1
+        return is_depthwise and max(self.stride) > 1 and torch.is_grad_enabled()
 
 
 class _PlainConv2d(_Conv2d):
@@ -113,6 +126,44 @@ class _PlainConv2d(_Conv2d):
 FAST_CONVOLUTIONS: dict[type[nn.Conv2d], type[nn.Conv2d]] = {
     Conv2d: _Conv2d,
     nn.Conv2d: _PlainConv2d,
+}
+
+
+class _Folding(_Replacement, nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        """What the modules in their order compute, with norms in the convolutions before them."""
+        if torch.jit.is_tracing() or torch.compiler.is_compiling():
+            return super().forward(x)
+        in_convolution = None
+        for module, behind in pairwise([*self, None]):
+            if module is in_convolution:
+                in_convolution = None
+            elif _takes_norm(module, behind, x):
+                x = module._convolved(x, *folded(behind, module.weight, module.bias))
+                in_convolution = behind
+            else:
+                x = module(x)
+        return x
+
+
+def _takes_norm(module: nn.Module, norm: nn.Module | None, x: Tensor) -> bool:
+    """Whether a norm can be folded into the module before it, whose input is x."""
+    return (
+        type(module) is _PlainConv2d
+        and not is_hooked(module)
+        and readable(x, module.weight)
+        and is_foldable(norm, module.weight)
+    )
+
+
+class _FoldingConvolution(_Folding, Conv2dNormActivation):
+    """torchvision's sequence of a convolution, a norm and an activation."""
+
+
+# The classes of sequences, each with the class that replaces it here
+FAST_SEQUENCES: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Sequential: _Folding,
+    Conv2dNormActivation: _FoldingConvolution,
 }
 
 

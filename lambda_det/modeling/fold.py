@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lambda_det.cpu.folding import folded, is_foldable, is_hooked
-from lambda_det.cpu.winograd import FAST_CONVOLUTIONS
+from lambda_det.cpu.winograd import FAST_CONVOLUTIONS, FAST_SEQUENCES
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.parts import SqueezeExcitation
 from lambda_det.modeling.resnet import Bottleneck
@@ -27,6 +27,8 @@ Model = TypeVar("Model", bound=nn.Module)
 _READ_PACKAGES = ("torch", "torchvision", "detectron2", "lambda_det")
 _PLAIN_CONVOLUTIONS = (nn.Conv2d, FAST_CONVOLUTIONS[nn.Conv2d])
 _CONVOLUTIONS_WITH_NORM = (Conv2d, FAST_CONVOLUTIONS[Conv2d])
+# the methods by which a sequence calls its modules in their order
+_IN_ORDER = (nn.Sequential.forward, *(fast.forward for fast in FAST_SEQUENCES.values()))
 
 
 def fold_norms(model: Model) -> Model:
@@ -49,7 +51,7 @@ def fold_norms(model: Model) -> Model:
             _fold_own_norm(module, network)
         elif type(module) is LambdaLayer:
             _fold_projection(module, network)
-        elif isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        elif isinstance(module, nn.Sequential) and type(module).forward in _IN_ORDER:
             _fold_sequence(module, network)
     for module in model.modules():
         if type(module) is Bottleneck and _squeezes_early(module, network):

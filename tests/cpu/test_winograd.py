@@ -6,11 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from detectron2.layers import Conv2d
+from detectron2.layers import Conv2d, FrozenBatchNorm2d
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
+from torchvision.ops.misc import Conv2dNormActivation
 
 from lambda_det import native
 from lambda_det.cpu import winograd
@@ -300,7 +301,7 @@ def test_kernels_of_one_tap_on_one_thread_are_onednns(options, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_graphs_are_pytorchs(taken):
-    model, x = nn.Sequential(_conv()), _map()
+    model, x = nn.Sequential(_conv(), nn.Conv2d(128, 16, 1), FrozenBatchNorm2d(16)), _map()
     use_winograd(model)
     graphs = torch.jit.trace(model, x, check_trace=False), torch.jit.script(copy.deepcopy(model))
     found = [graph(x) for graph in graphs]
@@ -321,6 +322,43 @@ def test_the_gradient_of_float32_is_in_float32(autocast):
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         got = torch.autograd.grad(output, model[0].weight, grad)[0]
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def _sequence(norm=FrozenBatchNorm2d):
+    """Of two convolutions with norms; the numbers of the norms differ from those of a new one."""
+    model = Conv2dNormActivation(3, 8, norm_layer=norm)
+    model.append(nn.Conv2d(8, 8, 1)).append(norm(8))
+    for module in model.modules():
+        if type(module) is norm:
+            for numbers in (module.weight, module.bias, module.running_mean, module.running_var):
+                nn.init.uniform_(numbers, 0.5, 2)
+    return model.to(memory_format=LAST)
+
+
+@pytest.mark.parametrize("norm", [FrozenBatchNorm2d, nn.BatchNorm2d])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("before_norms", [False, True])
+def test_a_sequence_folds_norms_with_fixed_statistics(before_norms, training, norm):
+    model, seen = _sequence(norm).double().train(training), []
+    fast, x, grad = copy.deepcopy(model), _map(3).double(), _map(8).double()
+    use_winograd(fast)
+    for module in fast.modules():
+        if isinstance(module, norm if before_norms else nn.Conv2d):
+            module.register_forward_pre_hook(lambda *_: seen.append(1))
+    expected, hooked = _trained(model, x.clone(), grad), _trained(fast, x.clone(), grad)
+    assert len(seen) == 2
+    for module in fast.modules():
+        module._forward_pre_hooks.clear()
+    with torch.profiler.profile() as profile:
+        folded = _trained(fast, x.clone(), grad)
+    names = {event.name for event in profile.events()}
+    statistics = norm is nn.BatchNorm2d and training
+    assert ("aten::native_batch_norm" in names) == statistics
+    for a, b, exact in zip(hooked, folded, expected, strict=True):
+        torch.testing.assert_close(a, exact)
+        torch.testing.assert_close(b, exact)
+    use_winograd(fast, False)
+    assert [type(m) for m in fast.modules()] == [type(m) for m in model.modules()]
 
 
 @pytest.mark.parametrize("hooks", [None, "forward_pre", "full_backward", "module_forward"])
@@ -378,6 +416,22 @@ def test_the_error_in_bfloat16_is_at_most_twice_that_of_pytorch(share, quick, ta
     for a, b, true in zip(got, plain, exact, strict=True):
         assert a.dtype == b.dtype
         assert (a - true).norm() <= 2 * (b - true).norm()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_depthwise_kernels_with_a_stride_are_computed_in_float32(dtype, bias):
+    """Their gradients in bfloat16 take oneDNN many times as long."""
+    conv = _conv(32, 32, stride=2, groups=32, bias=bias)
+    model = nn.Sequential(copy.deepcopy(conv))
+    use_winograd(model)
+    x, grad = _map(32).to(dtype), torch.randn(1, 32, 24, 24).bfloat16()
+    expected = _trained(conv, x.detach().float(), grad.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        got = _trained(model, x.detach(), grad)
+    for a, b, place in zip(got, expected, [torch.bfloat16, dtype, conv.weight.dtype], strict=False):
+        assert a.dtype == place
+        torch.testing.assert_close(a, b.to(place))
 
 
 def _trained(model, x, grad):

@@ -440,6 +440,8 @@ def _of_place(place, dtype=torch.float64, options=OPTIONS[2]):
 def test_what_is_known_and_used_once_is_folded(place):
     network, _ = _of_place(place)
     assert _norms(network) and not _norms(fold_norms(network))
+    winograd.use_winograd(network)
+    assert not _norms(fold_norms(network))
 
 
 def test_code_of_another_package_keeps_its_norms():
