@@ -91,7 +91,11 @@ class _Conv2d(_Replacement, Conv2d):
             if self.kernel_size == (1, 1) and dtype == torch.float32 and _left_to_mkl():
                 # A dilation, which moves no tap, keeps PyTorch from it
                 x = F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
-            elif dtype == torch.bfloat16 and self._is_depthwise_with_stride():
+            elif (
+                dtype == torch.bfloat16
+                and self._is_depthwise_with_stride()
+                and _has_gradients(x, weight)
+            ):
                 # In bfloat16 oneDNN's gradients take 8 to 20 times the time of those in float32
                 with torch.autocast("cpu", enabled=False):
                     bias = bias if bias is None else bias.float()
@@ -107,7 +111,7 @@ class _Conv2d(_Replacement, Conv2d):
 
     def _is_depthwise_with_stride(self) -> bool:
         is_depthwise = self.groups == self.in_channels == self.out_channels > 1
-        return is_depthwise and max(self.stride) > 1 and torch.is_grad_enabled()
+        return is_depthwise and max(self.stride) > 1
 
 
 class _PlainConv2d(_Conv2d):
@@ -170,6 +174,10 @@ FAST_SEQUENCES: dict[type[nn.Module], type[nn.Module]] = {
 def _left_to_mkl() -> bool:
     """Whether 1x1 kernels take twice oneDNN's time: on one thread PyTorch gives them to MKL."""
     return torch.get_num_threads() == 1 and without_mkl()
+
+
+def _has_gradients(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def _computed_in(x: Tensor) -> torch.dtype:

@@ -432,6 +432,8 @@ def test_depthwise_kernels_with_a_stride_are_computed_in_float32(dtype, bias):
     for a, b, place in zip(got, expected, [torch.bfloat16, dtype, conv.weight.dtype], strict=False):
         assert a.dtype == place
         torch.testing.assert_close(a, b.to(place))
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert torch.equal(model(x), conv(x))  # without gradients it is PyTorch's
 
 
 def _trained(model, x, grad):
