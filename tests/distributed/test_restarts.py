@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.processes import descendants, wait_until
+from tests.processes import children, wait_until
 from tests.reliability.runs import content, detection_words, differences
 
 pytestmark = [
@@ -17,7 +17,24 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 TOOL = str(ROOT / "tools" / "train_net.py")
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+# torchrun's launcher with processes that it forks, where torchrun starts Python: that would import
+# for five seconds in each process of each attempt. tests/reliability/test_left_behind.py has
+# torchrun itself.
+TORCHRUN = """
+import runpy
+import sys
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+def work(*words):
+    sys.argv = [*words]
+    runpy.run_path(words[0], run_name="__main__")
+
+config = LaunchConfig(
+    min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=2, start_method="fork",
+    run_id="restarts", rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost",
+)
+elastic_launch(config, work)(*sys.argv[1:])
+"""
 
 
 def test_torchrun_continues_after_a_kill(tmp_path):
@@ -26,7 +43,7 @@ def test_torchrun_continues_after_a_kill(tmp_path):
     words += ["MODEL.LAMBDA_RESNET.NAME", "resnet14_slim_lambda_c5"]
     words += ["SOLVER.ACCUMULATE_GRADIENTS", "1", "OUTPUT_DIR"]
     folder, output = tmp_path / "run", tmp_path / "output"
-    argv = [*TORCHRUN, "--max-restarts", "2", TOOL, *words, str(folder)]
+    argv = ["-c", TORCHRUN, TOOL, *words, str(folder)]
     variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     run = forked.start(argv, output, **variables)
 
@@ -35,7 +52,7 @@ def test_torchrun_continues_after_a_kill(tmp_path):
         return (folder / "last_checkpoint").exists()
 
     wait_until(has_saved, 200)
-    training = [pid for pid in descendants(run.pid) if _is_started_by(pid, run.pid)]
+    training = [pid for pid in children(run.pid) if children(pid)]  # each has a loader process
     assert len(training) == 2
     os.kill(training[1], signal.SIGKILL)
     run.join(300)
@@ -50,9 +67,3 @@ def test_torchrun_continues_after_a_kill(tmp_path):
     # the restart, and with them the evaluation is another one
     whole, restarted = (content(path / "model_final.pth") for path in (tmp_path / "whole", folder))
     assert differences(whole["model"], restarted["model"]) == []
-
-
-def _is_started_by(pid: int, parent: int) -> bool:
-    """Whether it is the tool, which torchrun has started; its loader processes are not."""
-    stat, words = (Path(f"/proc/{pid}/{name}").read_text() for name in ("stat", "cmdline"))
-    return int(stat.rpartition(")")[2].split()[1]) == parent and "train_net.py" in words

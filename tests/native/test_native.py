@@ -13,6 +13,7 @@ from lambda_det.errors import ConfigError
 from lambda_det.layers.local import local_position_output
 from lambda_det.native import compiling
 from tests import forked
+from tests.native import one_kernel
 
 NO_KERNEL = native.missing()
 needs_kernel = pytest.mark.skipif(bool(NO_KERNEL), reason=str(NO_KERNEL))
@@ -40,9 +41,8 @@ def fresh(monkeypatch, tmp_path):
     """No kernel in this process, and none on disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(compiling, "run", _run_once)
-    monkeypatch.setattr(
-        compiling, "FLAGS", [*compiling.FLAGS, "-O0"]
-    )  # made in a fifth of the time
+    monkeypatch.setattr(compiling, "files", one_kernel.files)
+    monkeypatch.setattr(compiling, "FLAGS", one_kernel.FLAGS)
     native._library.cache_clear()
     yield tmp_path
     monkeypatch.undo()
@@ -65,7 +65,7 @@ def test_it_is_compiled_once(fresh, monkeypatch):
     assert native.missing() is None
     assert library.stat().st_mtime_ns == written
     # Other flags are another kernel, and the compiler may have arguments
-    monkeypatch.setattr(compiling, "FLAGS", [*compiling.FLAGS, "-O1"])
+    monkeypatch.setattr(compiling, "FLAGS", [*compiling.FLAGS, "-fwrapv"])
     monkeypatch.setenv("CXX", "env g++ -g0")
     native._library.cache_clear()
     assert native.missing() is None
@@ -93,7 +93,8 @@ def test_a_library_that_was_cut_or_changed_is_built_again(fresh):
 def test_processes_that_start_together_share_one(fresh):
     (fresh / "program.py").write_text(
         "import torch; from lambda_det.layers.local import local_position_output as f;"
-        "from lambda_det.native import compiling; compiling.FLAGS.append('-O0');"
+        "from lambda_det.native import compiling; from tests.native import one_kernel;"
+        "compiling.files, compiling.FLAGS = one_kernel.files, one_kernel.FLAGS;"
         "x = [torch.ones(1, 9, 9, 1, 2), torch.ones(1, 9, 9, 2, 1), torch.ones(2, 1, 3, 3)];"
         "print(f(*x, 'compiled').sum().item())"
     )
