@@ -13,6 +13,7 @@ from lambda_det.detection.data import read_coco
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.classes import refuse_others
 from lambda_det.detection.data.coco import coco_content
+from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.label_files import WRITTEN, write_labels
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.report import (
@@ -34,7 +35,6 @@ from lambda_det.errors import (
     printable_text,
 )
 from lambda_det.files import refuse_existing
-from lambda_det.own_data.copies import shared_copies
 from lambda_det.own_data.labels import FORMATS, as_coco
 from lambda_det.own_data.layouts import find_images, find_parts
 
@@ -120,8 +120,9 @@ def print_copies(parts: Mapping[str, list[str]]) -> bool:
     pairs, within = shared_copies(parts)
     if within:
         copies = sum(map(len, within))
-        print(f"{copies} pictures are copies of {len(within)}, such as {listed(within[0])};")
-        print("a held-out share keeps the copies of one picture on one side.\n")
+        print(f"{copies} pictures are copies or variants of {len(within)}, such as")
+        print(f"{listed(within[0])};")
+        print("a held-out share keeps those of one picture on one side.\n")
     if pairs:
         print(f"{counted(len(pairs), 'picture')} in two parts, as the same file or as a copy:")
         for copy, picture in pairs[:3]:

@@ -22,6 +22,7 @@ from omegaconf import DictConfig
 from tabulate import tabulate
 
 from lambda_det.detection.data.coco import read_coco
+from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.saved_run import SavedRun, add_checkpoint_flags, open_run
 from lambda_det.detection.task import DetectionTask
@@ -36,7 +37,6 @@ from lambda_det.errors import (
     printable,
 )
 from lambda_det.files import replace_text
-from lambda_det.own_data.copies import shared_copies
 from lambda_det.own_data.drafts import identifying_stem
 from lambda_det.own_data.labels import as_coco, refuse_address
 from lambda_det.own_data.layouts import find_images, find_parts

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from lambda_det.detection.data.coco import file_report
 from lambda_det.detection.data.coco_format import read_lists
+from lambda_det.detection.data.copies import copies
 from lambda_det.errors import ConfigError, DataError, listed, refused
-from lambda_det.own_data.copies import copies
 from lambda_det.own_data.drafts import write_draft
 
 __all__ = ["Split", "hold_out", "part_of", "smallest_share"]
@@ -95,7 +95,9 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
     report = file_report(json_file, image_folder)
     names, labels, content = report.categories, report.json_file, read_lists(json_file)
     images = content["images"]
-    held_out = _held_out(content, image_folder, split)
+    files = {str(i["file_name"]): Path(image_folder, i["file_name"]) for i in images}
+    files |= {file["name"]: Path(file["file_name"]) for file in report.files}
+    held_out = _held_out(content, files, split)
     option = f"{split} of {labels}"
     if len(held_out) in (0, len(images)):
         raise DataError(
@@ -122,8 +124,13 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
     return write_draft(train, folder, f"{stem}_kept"), write_draft(val, folder, f"{stem}_held_out")
 
 
-def _held_out(content: Mapping[str, Any], image_folder: str, split: Split) -> set[Any]:
+def _held_out(content: Mapping[str, Any], files: Mapping[str, Path], split: Split) -> set[Any]:
     """The ids of the images.
+
+    Args:
+        content: of a file in COCO's format.
+        files: of the pictures by the names that it has, which may be those of another machine.
+        split: which images are held out.
 
     Raises:
         ConfigError: no name matches the groups' expression.
@@ -132,7 +139,7 @@ def _held_out(content: Mapping[str, Any], image_folder: str, split: Split) -> se
     if split.group_by:
         group_of = _groups_by(split.group_by, names)
     else:
-        group_of = copies({name: Path(image_folder, name) for name in names})
+        group_of = copies({name: files[name] for name in names})
     groups = defaultdict(list)
     for image, name in zip(content["images"], names, strict=True):
         groups[group_of[name]].append(image["id"])

@@ -6,7 +6,7 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from lambda_det.config import option
 from lambda_det.detection.data import classes
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import check_segments_mode, read_panoptic
+from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.predictions import Detector, evaluated, is_known, predictions
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.report import DOUBTFUL, MASK, REPAIRED, UNUSABLE, Report
@@ -119,6 +120,9 @@ def check_detector_data(
         name: _check_registered(name, detector, "few" if train and name in test else "sample")
         for name in dict.fromkeys(train + test)
     }
+    for name in test:
+        _warn_of_copies(name, reports, train)
+        _warn_of_classes(name, reports, train)
     for name in train if detector.filters_empty else ():
         if (report := reports[name]) and report.empty:
             logger.info(
@@ -165,15 +169,63 @@ def check_detector_data(
             )
 
 
-def check_registered(names: Iterable[str]) -> None:
+def _warn_of_copies(name: str, reports: Mapping[str, Report | None], train: Sequence[str]) -> None:
+    """Warn of pictures to evaluate on that are also trained on, as the same file or as a copy."""
+    sources = [report for other in train if (report := reports[other])]
+    report = reports[name]
+    if report is None or not sources:
+        return
+    files = [file["file_name"] for file in report.files]
+    learnt = [file["file_name"] for source in sources for file in source.files]
+    if len(learnt) + len(files) > _MOST_COMPARED:
+        known = set(learnt)
+        pairs = [(file, file) for file in files if file in known]
+    else:
+        pairs, _ = shared_copies({"train": learnt, "test": files})
+    if pairs:
+        cases = (copy if copy == one else f"{copy} as {one}" for copy, one in pairs)
+        logger.warning(
+            f"{len(pairs)} of {len(files)} pictures of {name} ({report.json_file}) are also "
+            f"trained on, so its results say little of new pictures: {listed(cases)}"
+        )
+
+
+def _warn_of_classes(name: str, reports: Mapping[str, Report | None], train: Sequence[str]) -> None:
+    """Warn of classes to evaluate on of which nothing is trained on."""
+    sources = [reports[other] for other in train]
+    report = reports[name]
+    if report is None or not sources or None in sources:
+        return
+    learnt = {
+        c for source in sources for number, c in source.categories.items() if source.counts[number]
+    }
+    classes = [c for number, c in report.categories.items() if report.counts[number]]
+    if unlearnt := [c for c in classes if c not in learnt]:
+        logger.warning(
+            f"{counted(len(unlearnt), 'class')} of {name} ({report.json_file}) without an object "
+            f"in {listed(train)}, so that AP counts 0 for {listed(unlearnt, 5)}"
+        )
+
+
+_MOST_COMPARED = 20_000  # pictures; of more, only the paths and not the files are compared
+
+
+def check_registered(train: Sequence[str], test: Sequence[str]) -> None:
     """Refuse registered data sets that are missing or broken, for any model.
+
+    Args:
+        train, test: names of data sets to train and to evaluate on.
 
     Raises:
         ConfigError: a name is not registered.
         DataError: a data set is missing, or cannot be used.
     """
-    for name in names:
-        _check_registered(name, Detector(architecture=""), "sample")
+    reports = {
+        name: _check_registered(name, Detector(architecture=""), "sample")
+        for name in dict.fromkeys([*train, *test])
+    }
+    for name in test:
+        _warn_of_copies(name, reports, train)
 
 
 def _check_registered(name: str, detector: Detector, images: str) -> Report | None:

@@ -39,6 +39,28 @@ def test_images_are_opened_where_an_evaluation_would_end(registered, content, tm
         check_datasets(cfg, train=True, test=False)
 
 
+def test_pictures_that_are_trained_and_evaluated_on_are_named(registered, content, caplog):
+    """The two sets have files of equal bytes in two folders."""
+    cfg = registered(content, test=content)
+    check_datasets(cfg, train=True, test=True)
+    (record,) = [r for r in caplog.records if "trained on" in r.getMessage()]
+    assert record.levelname == "WARNING" and "checks_test" in record.getMessage()
+    caplog.clear()
+    cfg.DATASETS.TEST = ()
+    check_datasets(cfg, train=True, test=False)
+    assert "trained on" not in caplog.text
+
+
+def test_classes_to_evaluate_on_that_are_not_trained_on_are_named(registered, content, caplog):
+    other = json.loads(json.dumps(content))
+    for entry in content["annotations"]:
+        entry["category_id"] = content["categories"][0]["id"]
+    check_datasets(registered(content, test=other), train=True, test=True)
+    (record,) = [r for r in caplog.records if "without an object" in r.getMessage()]
+    assert content["categories"][1]["name"] in record.getMessage()
+    assert content["categories"][0]["name"] not in record.getMessage().rpartition(" for ")[2]
+
+
 def test_a_name_that_is_not_registered(cfg):
     cfg.DATASETS.TRAIN = ("coco_2017_trian",)
     with pytest.raises(ConfigError, match=r"'coco_2017_trian'.*coco_2017_train"):

@@ -1,7 +1,8 @@
 """Copies of one picture, which make AP too high if they are on both sides of a split.
 
-They are files of the same bytes, or Roboflow's variants of a picture, which it calls
-NAME_jpg.rf.HASH.jpg.
+They are files of the same bytes; Roboflow's variants of a picture, which it calls
+NAME_jpg.rf.HASH.jpg; and files beside it with its name and another ending, or with a word for a
+change, such as NAME_flip.jpg.
 """
 
 from __future__ import annotations
@@ -17,6 +18,18 @@ from typing import Any
 
 __all__ = ["copies", "shared_copies"]
 
+_CHANGES = "|".join(
+    (
+        *("aug", "augment", "augmented", "augmentation", "copy", "variant"),
+        *("flip", "flipped", "hflip", "vflip", "flip[-_ ]?(?:lr|ud|h|v)", "mirror", "mirrored"),
+        *("rot", "rotate", "rotated", "rotation", "crop", "cropped", "zoom", "zoomed"),
+        *("scale", "scaled", "shear", "shift", "shifted", "translate", "translated"),
+        *("bright", "brighter", "brightness", "dark", "darker", "contrast", "hue", "saturation"),
+        *("noise", "noisy", "blur", "blurred", "gray", "grey", "grayscale"),
+    )
+)
+_ONE = rf"(?:{_CHANGES})[-_ ]?[0-9]*"
+_CHANGED = re.compile(rf"(?P<a>.+?)(?:[-_ ]+{_ONE})+|(?:{_ONE}[-_ ]+)+(?P<b>.+)", re.IGNORECASE)
 _COPY = re.compile(r"(.+?)(_(jpe?g|png|bmp|tiff?|webp))?\.rf\.[\w-]+(\.\w+)?", re.IGNORECASE)
 
 
@@ -34,7 +47,7 @@ def copies(pictures: Mapping[str, Path]) -> dict[str, str]:
             group = same[group]
         return group
 
-    for equal in _equal_files(pictures):
+    for equal in [*_equal_files(pictures), *_variants(pictures)]:
         kept, *others = sorted({first(groups[name]) for name in equal})
         same.update(dict.fromkeys(others, kept))
     return {name: first(group) for name, group in groups.items()}
@@ -70,6 +83,22 @@ def _source(name: str) -> str:
     """The name without Roboflow's addition for a copy."""
     match = _COPY.fullmatch(Path(name).name)
     return f"{match[1]}.rf" if match else name
+
+
+def _variants(pictures: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of a picture and a variant in its folder, by their names."""
+    originals: dict[str, str] = {}
+    pairs = []
+    for name in pictures:
+        place = os.path.splitext(name.replace("\\", "/"))[0]
+        other = originals.setdefault(place, name)
+        pairs += [(other, name)] if other != name else []
+    for place, name in originals.items():
+        folder, slash, last = place.rpartition("/")
+        if match := _CHANGED.fullmatch(last):
+            original = originals.get(folder + slash + (match["a"] or match["b"]))
+            pairs += [(original, name)] if original else []
+    return pairs
 
 
 def _equal_files(pictures: Mapping[str, Path]) -> list[list[str]]:
