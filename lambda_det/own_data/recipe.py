@@ -81,7 +81,8 @@ class Statistics:
         images: to train on, including those that are kept as background.
         images_of_class: how many images show each class that occurs.
         boxes: [N, 2] widths and heights in pixels of the input.
-        has_masks: whether any object has one.
+        has_masks: whether a tenth of the objects has one; a few are no masks to learn from, such as
+            boxes that were turned by mistake.
         most_objects: the most objects of one image.
     """
 
@@ -103,7 +104,7 @@ class Statistics:
         Raises:
             DataError: there is no image.
         """
-        images, counts, boxes, has_masks, most = 0, Counter(), [], False, 0
+        images, counts, boxes, masks, most = 0, Counter(), [], 0, 0
         for record in records:
             images += 1
             objects = [a for a in record.get("annotations", ()) if not a.get("iscrowd")]
@@ -115,11 +116,15 @@ class Statistics:
                     list(annotation["bbox"]), annotation["bbox_mode"], BoxMode.XYWH_ABS
                 )
                 boxes.append([factor * box[2], factor * box[3]])
-                has_masks = has_masks or bool(annotation.get("segmentation"))
+                masks += bool(annotation.get("segmentation"))
         if images == 0:
             raise DataError("The training set holds no image, so no recipe can be made for it.")
         sizes = np.array(boxes, float).reshape(-1, 2)
+        has_masks = masks > 0 and masks >= _FEWEST_MASKS * len(boxes)
         return cls(images, dict(counts), sizes[(sizes > 0).all(1)], has_masks, most)
+
+
+_FEWEST_MASKS = 0.1  # share of the objects
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,7 @@ def check(cfg: CfgNode) -> None:
 def _masks(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
     if not cfg.MODEL.MASK_ON or statistics.has_masks:
         return []
-    return [Derived("MODEL.MASK_ON", False, "no annotation has a mask")]
+    return [Derived("MODEL.MASK_ON", False, "less than a tenth of the objects has a mask")]
 
 
 def _batch(cfg: CfgNode, images: int, machine: Machine) -> list[Derived]:

@@ -150,7 +150,8 @@ def test_evaluations_of_a_configuration(cfg, content, write):
     cfg.TEST.RAW = False
     assert derived(cfg, records)["TEST.EVAL_PERIOD"] == 8
     cfg.MODEL.MASK_ON = True
-    records[0]["annotations"][0]["segmentation"] = [[1, 1, 51, 1, 51, 51]]
+    for record in records:
+        record["annotations"][0]["segmentation"] = [[1, 1, 51, 1, 51, 51]]
     assert derived(cfg, records)["TEST.EVAL_PERIOD"] == 20
 
 
@@ -430,15 +431,16 @@ def test_the_recipes_files(file):
 @pytest.mark.parametrize(
     ("masks", "kept", "learnt"),
     [
-        (True, [], True),
-        (False, [], False),
-        (False, ["MODEL.MASK_ON"], True),  # and refused by the check of the data
+        (6, [], True),
+        (5, [], False),  # of 60 objects, such as boxes that were turned by mistake
+        (0, [], False),
+        (0, ["MODEL.MASK_ON"], True),  # and refused by the check of the data
     ],
 )
 def test_masks_are_learnt_where_the_data_have_some(cfg, masks, kept, learnt):
     records = make_records(60)
-    if masks:
-        records[-1]["annotations"][0]["segmentation"] = [[1, 1, 21, 1, 21, 21]]
+    for record in records[:masks]:
+        record["annotations"][0]["segmentation"] = [[1, 1, 21, 1, 21, 21]]
     cfg.MODEL.MASK_ON, cfg.RECIPE.KEEP = True, kept
     fit(cfg, records)
     assert learnt == cfg.MODEL.MASK_ON
