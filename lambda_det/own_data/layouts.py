@@ -8,6 +8,7 @@ training part.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 import logging
@@ -17,8 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lambda_det.detection.data.coco import file_report
 from lambda_det.detection.data.coco_format import READER
-from lambda_det.detection.data.picture_folder import PICTURES, in_any_form, walk
+from lambda_det.detection.data.picture_folder import PICTURES, in_any_form, normal, walk
 from lambda_det.errors import DataError, counted, listed
 from lambda_det.files import read_text
 from lambda_det.own_data.drafts import write_draft
@@ -53,6 +55,8 @@ _NEUTRAL = {
     *("annotation", "annotations", "instances", "data", "dataset", "set", "split"),
     *("coco", "voc", "yolo"),
 }
+# the beginnings of the names of COCO's own files
+_OF_COCO = ("instances", "person_keypoints", "captions", "stuff", "panoptic", "image_info")
 _YOLO_KEYS = ("train", "val", "valid", "validation", "test")  # keys of data.yaml for parts
 _OTHER_KEYS = ("best", "dest", "latest", "rest", "text")  # of other programs, which resemble them
 
@@ -173,6 +177,9 @@ def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
 def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
     # COCO's own files of keypoints, captions, stuff and segments lie beside those of instances
     instances = [file for file in files if file.name.startswith("instances")]
+    others = [file for file in files if not file.name.startswith(_OF_COCO)]
+    if instances and others:
+        logger.warning(f"{root}: not used beside instances_*: {listed(others)}")
     groups: dict[str, list[Path]] = {}
     for file in instances or files:
         groups.setdefault(_named_part(file.with_suffix(""), root), []).append(file)
@@ -182,7 +189,30 @@ def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
     for part, found in _with_train(root, groups).items():
         file = Path(only(root, found))
         parts[part] = Part(file, _images_of(file, root, home), str(file))
+    _log_unnamed(root, parts.values())
     return parts
+
+
+def _log_unnamed(root: Path, parts: Iterable[Part]) -> None:
+    """Say how many pictures lie beside those that the files name."""
+    reports = []
+    with contextlib.suppress(DataError):  # whoever uses the file says what is wrong with it
+        reports = [file_report(part.labels, part.images) for part in parts]
+    named = {os.path.abspath(file["file_name"]) for report in reports for file in report.files}
+    folders = sorted({os.path.dirname(file) for file in named})
+    beside = [
+        os.path.join(folder, name)
+        for folder in filter(os.path.isdir, folders)
+        for name in sorted(os.listdir(folder))
+        if name.lower().endswith(PICTURES) and not name.startswith(".")
+    ]
+    named = set(map(normal, named))
+    unnamed = [file for file in beside if normal(file) not in named]
+    if unnamed:
+        logger.info(
+            f"{root}: beside the pictures that the labels name there are "
+            f"{counted(len(unnamed), 'picture')}, such as {unnamed[0]}"
+        )
 
 
 def _images_of(file: Path, root: Path, home: Path) -> Path:
@@ -422,6 +452,14 @@ def _places(file: Path, part: str, values: list[str], homes: Iterable[Path]) -> 
         raise DataError(
             f"{file}: {part} names {listed(missing)}, which is not there; {_seen(file.parent)}."
         )
+    for text, place in places.items():
+        # Roboflow's paths are one level too high, where another data set may be
+        inner = _place(text.replace("../", ""), homes) if ".." in text else place
+        if inner not in (None, place):
+            raise DataError(
+                f"{file}: {part} names {text}, and there are {place} and {inner}; write the whole "
+                "path of one of them."
+            )
     return [place for place in places.values() if place is not None]
 
 

@@ -14,6 +14,7 @@ from lambda_det.errors import DataError
 from lambda_det.own_data.command_line import convert_main
 from lambda_det.own_data.labels import read_labels, recognise
 from lambda_det.own_data.labels.objects import of_mask
+from lambda_det.own_data.labels.yolo import yolo_names
 
 VOC = """<annotation><filename>{name}</filename><size><width>1</width><height>1</height></size>
 {objects}</annotation>"""
@@ -91,6 +92,24 @@ def test_a_box_turns_clockwise_as_in_cvat(tmp_path):
     (one,) = read_labels(tmp_path)["annotations"]
     assert one["bbox"] == pytest.approx([14, 6, 2, 10])
     assert one["segmentation"][0][:2] == pytest.approx([16, 6])  # was the upper left
+
+
+def test_turned_boxes_of_cvat_and_polygons_of_roboflow_in_pascal_voc(tmp_path):
+    picture(tmp_path / "a.png")
+    numbers = {"x1": 10, "y1": 10, "x2": 20, "y2": 10, "x3": 15, "y3": 12}
+    corners = "".join(f"<{key}>{number}</{key}>" for key, number in numbers.items())
+    words = "<attributes><attribute><name>{}</name><value>{}</value></attribute></attributes>"
+    box = "<bndbox><xmin>10</xmin><ymin>10</ymin><xmax>20</xmax><ymax>12</ymax></bndbox>"
+    things = [words.format("rotation", "90.0"), words.format("rotation", "0.0")]
+    things += ["", f"<polygon>{corners}</polygon>", "<polygon><pt><x>1</x></pt></polygon>"]
+    objects = "".join(f"<object><name>a</name>{box}{thing}</object>" for thing in things)
+    (tmp_path / "a.xml").write_text(VOC.format(name="a.png", objects=objects))
+    content = read_labels(tmp_path)
+    expected = [[14, 6, 2, 10]] + 4 * [[10, 10, 10, 2]]
+    assert [a["bbox"] for a in content["annotations"]] == [pytest.approx(b) for b in expected]
+    masks = [a.get("segmentation") for a in content["annotations"]]
+    assert masks[0] and masks[1:3] == [None, None] and masks[4] is None
+    assert masks[3] == [[10, 10, 20, 10, 15, 12]]
 
 
 def test_labelme(tmp_path):
@@ -199,6 +218,13 @@ def test_yolo_polygons(tmp_path):
     (one,) = content["annotations"]
     assert [category["name"] for category in content["categories"]] == ["x", "y"]
     assert one["segmentation"][0] == pytest.approx([4, 3, 20, 3, 20, 15])
+
+
+@pytest.mark.parametrize("form", ["[{}, {}, {}, {}]", "{{0: {}, 1: {}, 2: {}, 3: {}}}"])
+def test_names_of_classes_are_what_is_written(form, tmp_path):
+    names = ["no", "01", "1.50", "2020-01-01"]
+    (tmp_path / "data.yaml").write_text(f"names: {form.format(*names)}\nnc: 4\n")
+    assert list(yolo_names(tmp_path / "data.yaml").values()) == names
 
 
 NAMES = "names: [x]"

@@ -99,6 +99,7 @@ def checked(place, capsys):
 BOX = (1, 2, 11, 7)
 MANY = [(n % 12, n // 12) for n in range(101)]
 NAMES_OF_ONE_CUP = ["tea cup", "tea_cup", "Tea-Cup", "teacup", "tea\u200bcup", "ｔｅａ ｃｕｐ"]
+JOINED = [shape(points=((20, 2), (x, 9)), group_id=1) for x in (25, 30, 35)]
 UPPER = encoded(picture("lying", (30, 40)), "jpg")
 LYING = Image.Exif()
 LYING[274] = 6  # which makes a picture of 30x40 one of 40x30
@@ -625,6 +626,77 @@ CASES = {
         {"x/classes.txt": "cup\n", "y/classes.txt": "key\n", "x/a.png": "", "x/a.txt": LINE},
         (2, ["name one of them"]),
     ),
+    "a list of labelImg in another order than data.yaml's": (
+        {
+            **{"data.yaml": YAML + "train: images\n", "labels/classes.txt": "key\ncup\n"},
+            **{"images/a.png": "", "labels/a.txt": LINE},
+        },
+        (1, ["1 x list of names", "class 0 is 'cup', and 'key' in", "classes.txt"]),
+    ),
+    "another file of YOLO's with other names": (
+        {"data.yaml": YAML, "old.yaml": "names: [key, cup]\n", "a.png": "", "a.txt": LINE},
+        (1, ["1 x list of names", "old.yaml"]),
+    ),
+    "lists with more of the same names": (
+        {
+            **{"data.yaml": YAML, "classes.txt": "Cup \nkey\nfork\n", "hyp.yaml": "lr: 1\n"},
+            **{"a.png": "", "a.txt": LINE},
+        },
+        (0, ["1 cup", "! list of names"]),
+    ),
+    "empty label files and missing ones": (
+        {"data.yaml": YAML, **dict.fromkeys(["a.png", "b.png"], ""), "a.txt": LINE, "c.png": ""}
+        | {"b.txt": ""},
+        (0, ["2 x picture without an object", "1 x picture without a label file", "c.png"]),
+    ),
+    "YOLO of a picture that EXIF turns by 90 degrees": (
+        {"data.yaml": YAML, "a.jpg": encoded(picture("e"), "jpg", exif=LYING), "a.txt": LINE},
+        (1, ["1 x picture that its EXIF data turn"]),
+    ),
+    "one label file of two pictures": (
+        {"data.yaml": YAML, "a.png": "", "a.jpg": "", "a.txt": LINE},
+        (1, ["2 cup", "1 x label file of two pictures", "a.jpg and ", "a.png"]),
+    ),
+    # --------------------------------------------------------- classes and shapes
+    "VIA whose classes are of two attributes": (
+        {
+            "a.json": via("a.png", "b.png", "c.png", "d.png")
+            .replace('{"kind": "cup"}', '{"kind": "", "colour": "red"}', 1)
+            .replace('{"kind": "cup"}', "{}", 1),
+            **dict.fromkeys(["a.png", "b.png", "c.png", "d.png"], ""),
+        },
+        (1, ["2 x object whose class is of another", "b.png, shape 0: it has no class"]),
+    ),
+    "VIA with two attributes": (
+        {
+            "a.json": via("a.png").replace('{"kind": "cup"}', '{"state": "good", "kind": "cup"}'),
+            "a.png": "",
+        },
+        (0, ["1 good", "1 x object with several attributes", "'kind': 'cup'"]),
+    ),
+    "LabelMe with shapes of one group": (
+        {"a.json": labelme("a.png", *JOINED, shape(group_id=2)), "a.png": ""},
+        (0, ["2 cup", "1 x shapes of one class and group", "shape 0 and 2 more"]),
+    ),
+    "VOC and YOLO": (
+        {"a.xml": voc("a.png", BOX), "a.png": "", "b.png": "", "b.txt": LINE},
+        (0, ["labels of Pascal VOC", "and not others", "b.txt of YOLO"]),
+    ),
+    "COCO with pictures that it does not name": (
+        {"a.json": coco("a.png"), "a.png": "", "b.png": ""},
+        (0, ["beside the pictures that the labels name there are 1 picture", "b.png"]),
+    ),
+    "COCO's file of instances and another one": (
+        {"instances_train.json": coco("a.png"), "b.json": coco("b.png"), "a.png": "", "b.png": ""},
+        (0, ["1 image", "not used beside instances", "b.json"]),
+    ),
+    "a path of Roboflow's that is also another folder": (
+        {
+            "my/data.yaml": YAML + "train: ../train/images\n",
+            **{f"{folder}train/images/a.png": "" for folder in ("my/", "")},
+        },
+        (2, ["train names ../train/images", "my/train/images"]),
+    ),
     # --------------------------------------------------------- copies
     "the same picture in two parts": (
         {
@@ -786,28 +858,44 @@ def test_a_yaml_of_nested_aliases_is_refused_at_once(tmp_path):
                 find_parts(tmp_path)
 
 
-def test_copies_of_one_picture_are_held_out_together(tmp_path):
-    """Those of Roboflow, and files of the same bytes."""
+@pytest.mark.parametrize("place", ["", "D:\\me\\"])
+def test_copies_of_one_picture_are_held_out_together(place, tmp_path):
+    """Those of Roboflow, files of the same bytes, and variants by their names."""
     names = [f"p{n}_jpg.rf.{n * m + 100000}.jpg" for n in range(20) for m in (1, 2, 3)]
     same = [f"copy {n} of {m}.jpg" for n in range(3) for m in range(20)]
+    forms = (
+        "q{}.jpg",
+        "q{}.png",
+        "q{}_flip.png",
+        "aug_2_q{}.jpg",
+        "q{}-rot90_blur.jpg",
+        "q{} - Copy.jpg",
+    )
+    variants = [[form.format(n) for form in forms] for n in range(20)]
+    names += [name for group in variants for name in group]
+    alone = [f"r{n}{end}.jpg" for n in range(20) for end in ("_crop", "_scale 2")]
+    names += alone  # of no picture that is there
     make(tmp_path, dict.fromkeys(names, ""))
     make(tmp_path, {name: encoded(picture(name[-7:]), "jpg") for name in same})
     images = [
-        {"id": n, "file_name": name, "width": 40, "height": 30}
+        {"id": n, "file_name": place + name, "width": 40, "height": 30}
         for n, name in enumerate(names + same)
     ]
     content = json.loads(coco("x.png")) | {"images": images, "annotations": []}
     make(tmp_path, {"a.json": json.dumps(content)})
     for split in (Split(0.3), Split(0.3, stratify=True)):
         train, val = (
-            {image["file_name"] for image in read_json(file)["images"]}
+            {image["file_name"].removeprefix(place) for image in read_json(file)["images"]}
             for file in hold_out(
                 str(tmp_path / "a.json"), str(tmp_path), split, folder=draft_folder()
             )
         )
-        for start in {name.partition("_jpg")[0] for name in names}:
+        for start in {name.partition("_jpg")[0] for name in names if "_jpg" in name}:
             of_one = {name for name in names if name.startswith(f"{start}_")}
             assert of_one <= train or of_one <= val
+        for group in variants:
+            assert set(group) <= train or set(group) <= val
+        assert any((f"r{n}_crop.jpg" in train) != (f"r{n}_scale 2.jpg" in train) for n in range(20))
         for end in {name[-7:] for name in same}:
             of_one = {name for name in same if name.endswith(end)}
             assert of_one <= train or of_one <= val

@@ -82,9 +82,9 @@ def _whole_fault(file: dict[str, Any]) -> str | None:
     if fault := decoding_fault(file):
         return fault
     with PathManager.open(path, "rb") as opened, Image.open(opened) as image:
-        # the size shows a turn by 90 degrees, unless the picture is a square
+        # a size in the labels shows a turn by 90 degrees, unless the picture is a square
         file["turned"] = orientation(image) != 1 and (
-            image.size[0] == image.size[1] or upright_size(image) == image.size
+            file["own_size"] or image.size[0] == image.size[1] or upright_size(image) == image.size
         )
     return None
 

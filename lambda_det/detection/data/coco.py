@@ -45,6 +45,7 @@ from lambda_det.detection.data.report import (
     OUTSIDE,
     PICTURE,
     SIZES,
+    TINY,
     TWICE,
     UNSEEN,
     VALUE,
@@ -53,13 +54,16 @@ from lambda_det.detection.data.report import (
     Report,
 )
 from lambda_det.detection.data.truth import (
+    FAR,
     MAX_PIXELS,
     Decided,
     are_keypoints,
+    around,
     corners,
     decide,
     is_area,
     mask_of,
+    turned_rectangle,
 )
 from lambda_det.errors import DataError, listed
 
@@ -67,6 +71,9 @@ __all__ = ["GroundTruth", "coco_api", "coco_content", "file_report", "read_coco"
 
 _MOST_CROWDS = 0.2  # share of all annotations; COCO has one in a hundred
 _MANY_CROWDS = 0.1
+# how far the area of a mask may exceed that of its box, which is rounded otherwise: a factor, and
+# square pixels
+_MOST_AREA, _ROUNDED_AREA = 1.5, 16
 MOST_IN_COCO = 100  # detections of an image that COCO's AP counts
 
 
@@ -103,6 +110,7 @@ def read_coco(
     content = _Content.of(json_file, image_root)
     report = content.report
     content.keypoints = content.keypoints if keypoints is None else keypoints
+    _turn_boxes(content)
     form, fault = form_of_boxes(content.annotations, content.images, content.written)
     if fault is not None:
         kind, words, case = fault
@@ -236,6 +244,7 @@ class _Content:
                 width, height = 1, 1
             else:
                 self.report.add(MEANT, f"{name} has no size in the file: its own is taken")
+                image["own_size"] = True
         image.update(width=width, height=height)
         if width * height > MAX_PIXELS:
             self.report.add(PICTURE, f"{_named(image)}: more pixels than can be read")
@@ -339,6 +348,29 @@ def _is_file(path: str) -> bool:
 
 
 # ------------------------------------------------------------------- what only the whole file shows
+def _turn_boxes(content: _Content) -> None:
+    """Turn the boxes beside whose numbers stands an angle.
+
+    CVAT writes a turned box as it was before it was turned, and the angle as an attribute.
+    """
+    for place, annotation in enumerate(content.annotations):
+        attributes, box = annotation.get("attributes"), annotation.get("bbox")
+        degrees = attributes.get("rotation") if isinstance(attributes, dict) else None
+        is_turned = isinstance(degrees, (int, float)) and degrees and abs(degrees) < FAR
+        if not is_turned or annotation.get("segmentation") or not is_box(box):
+            continue
+        x, y, width, height = box
+        outline = turned_rectangle((x, y, x + width, y + height), degrees)
+        x0, y0, x1, y1 = around([outline])
+        content.annotations[place] = {
+            **annotation,
+            "bbox": [x0, y0, x1 - x0, y1 - y0],
+            "segmentation": [outline],
+        }
+        words = f"bbox {box} is turned by its rotation of {degrees:g} degrees"
+        content.report.add(MEANT, f"{content.where(annotation)}: {words}")
+
+
 def _merge_pictures(content: _Content) -> None:
     """Merge one picture under several ids, because each copy lacks the objects of the others."""
     first: dict[str, int] = {}
@@ -460,12 +492,24 @@ def _decided(
                 report.add(kind, f"{content.where(entry)}: {words}")
         if annotation is None:
             continue
-        area = entry.get("area")
+        x0, y0, x1, y1 = corners(annotation)
+        if min(x1 - x0, y1 - y0) < 1:
+            report.add(TINY, f"{content.where(entry)}: {x1 - x0:.3g} x {y1 - y0:.3g} pixels")
+        area, box_area = entry.get("area"), (x1 - x0) * (y1 - y0)
         if not is_area(area) or form is not SIDES:
-            x0, y0, x1, y1 = corners(annotation)
-            area = (x1 - x0) * (y1 - y0)
+            area = box_area
+        elif not 0 < area <= _MOST_AREA * _area_of_box(given, box_area) + _ROUNDED_AREA:
+            # a size in COCO's results would be that of another object
+            words = f"area {area:g} of a box of {box_area:g} square pixels, whose area is taken"
+            report.add(MEANT, f"{content.where(entry)}: {words}")
+            area = box_area
         source = {"source": entry["source"]} if "source" in entry else {}
         yield {**annotation, "id": number, "area": area, **source}
+
+
+def _area_of_box(given: Mapping[str, Any], otherwise: float) -> float:
+    """The area of a box as it was written, before it was cut at the border."""
+    return given["bbox"][2] * given["bbox"][3] if is_box(given["bbox"]) else otherwise
 
 
 def _in_detectron2s_format(
@@ -500,6 +544,7 @@ def _count(records: Sequence[dict[str, Any]], content: _Content) -> None:
                 "name": image["file_name"],
                 "width": image["width"],
                 "height": image["height"],
+                "own_size": image.get("own_size") is True,
             }
         )
         objects = [a for a in record["annotations"] if not a["iscrowd"]]

@@ -51,6 +51,7 @@ CLASS = Kind(DOUBTFUL, "classes whose names are the same, or differ by blanks or
 CROWD = Kind(DOUBTFUL, "crowd, one of unusually many; crowds are neither learnt nor counted in AP")
 TURNED = Kind(DOUBTFUL, "picture that its EXIF data turn; its labels must fit the turned picture")
 TWICE = Kind(DOUBTFUL, "object that is in its picture twice: AP counts one of the two as missed")
+TINY = Kind(DOUBTFUL, "object less than a pixel wide or high, as a slip of the mouse makes it")
 DENSE = Kind(NOTED, "picture with more than COCO's 100 objects, which AP counts nevertheless")
 EMPTY = Kind(NOTED, "picture without an object")
 UNSEEN = Kind(NOTED, "class without an object")
@@ -81,8 +82,8 @@ class Report:
         counts: annotations by category id, crowds included.
         sizes: annotations by COCO's sizes: small, medium, large.
         findings: by kind, those that occur.
-        files: for each picture "file_name" (the whole path), "width", "height" and, where the
-            labels have another name, "name".
+        files: for each picture "file_name" (the whole path), "name" (in the labels), "width",
+            "height", and "own_size": whether these are the picture's, because the labels have none.
     """
 
     json_file: str

@@ -244,6 +244,14 @@ def rectangle(x0: float, y0: float, x1: float, y1: float) -> list[float]:
     return [x0, y0, x1, y0, x1, y1, x0, y1]
 
 
+def turned_rectangle(box: Sequence[float], degrees: float) -> list[float]:
+    """A box x0, y0, x1, y1 as a polygon that is turned clockwise about the middle of the box."""
+    angle = math.radians(degrees)
+    turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+    corners = np.reshape(rectangle(*box), (-1, 2))
+    return ((corners - corners.mean(0)) @ turn + corners.mean(0)).ravel().tolist()
+
+
 # ---------------------------------------------------------------------------------------- the masks
 def mask_of(
     annotation: Mapping[str, Any], height: int, width: int

@@ -311,6 +311,7 @@ def _content(
         image = {"id": number, "file_name": path.relative_to(folder).as_posix()}
         image["source"] = str(row.source)
         image |= {"subset": row.subset} if row.subset else {}
+        image |= {"own_size": True} if row.size is None else {}
         images.append({**image, "width": width, "height": height})
         for thing in row.objects:
             x0, y0, x1, y1 = thing.box

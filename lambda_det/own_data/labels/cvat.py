@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from lambda_det.detection.data.truth import MAX_PIXELS, rectangle
+from lambda_det.detection.data.truth import MAX_PIXELS
 from lambda_det.errors import DataError
 from lambda_det.own_data.labels.findings import Findings, unread_shape
 from lambda_det.own_data.labels.objects import (
@@ -20,7 +20,7 @@ from lambda_det.own_data.labels.objects import (
     of_mask,
     polygon,
     reading,
-    turned,
+    turned_box,
 )
 from lambda_det.own_data.labels.pictures import Pictures
 from lambda_det.own_data.labels.xml import line_of, read_xml, stated_size
@@ -47,17 +47,15 @@ def read_cvat(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledP
 def _object(shape: ElementTree.Element, size: tuple[int, int] | None) -> LabelledObject | None:
     """The object of a shape in a picture of a given size; None for a type that is not read."""
     value = shape.attrib
-    angle = math.radians(float(value.get("rotation", 0)))
+    degrees = float(value.get("rotation", 0))
     if shape.tag == "box":
         box = tuple(float(value[key]) for key in ("xtl", "ytl", "xbr", "ybr"))
-        if not angle:
-            return LabelledObject(value["label"], box)
-        return polygon(value["label"], turned(np.reshape(rectangle(*box), (-1, 2)), angle))
+        return turned_box(value["label"], box, degrees)
     if shape.tag == "polygon":
         return polygon(value["label"], (point.split(",") for point in value["points"].split(";")))
     if shape.tag == "ellipse":
         x, y, rx, ry = (float(value[key]) for key in ("cx", "cy", "rx", "ry"))
-        return polygon(value["label"], ellipse((x, y), rx, ry, angle))
+        return polygon(value["label"], ellipse((x, y), rx, ry, math.radians(degrees)))
     if shape.tag == "cuboid":  # the corners of the front and the back
         points = [[float(value[f"{axis}{at}"]) for axis in "xy"] for at in _CUBOID]
         return LabelledObject(value["label"], around(np.array(points)))

@@ -135,6 +135,10 @@ def other_labels(place: Path, name: str) -> dict[str, Path]:
         for file in [file for file in there if file.suffix.lower() == ending][:_SAMPLED]:
             with contextlib.suppress(DataError):  # a file that is not used may be broken
                 found.setdefault(format_of(file), file)
+    if FORMATS[name].read is not read_yolo:
+        texts = [file for file in there if file.suffix.lower() == ".txt"][:_SAMPLED]
+        with contextlib.suppress(OSError):
+            found.update(("YOLO", file) for file in texts if looks_like_labels(file))
     return {other: file for other, file in found.items() if other not in (None, name)}
 
 

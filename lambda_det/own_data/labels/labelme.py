@@ -14,7 +14,13 @@ from PIL import Image
 
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.errors import DataError
-from lambda_det.own_data.labels.findings import EMPTY_MASK, NO_CLASS, Findings, unread_shape
+from lambda_det.own_data.labels.findings import (
+    EMPTY_MASK,
+    JOINED,
+    NO_CLASS,
+    Findings,
+    unread_shape,
+)
 from lambda_det.own_data.labels.objects import (
     LabelledObject,
     LabelledPicture,
@@ -82,6 +88,9 @@ def objects_of(
         alone = group is None or isinstance(thing.mask, dict)
         key = number if alone else (label, str(group))
         groups.setdefault(key, []).append(thing._replace(where=where))
+    for parts in groups.values():
+        if len(parts) > 1:
+            findings.add(JOINED, f"{parts[0].where} and {len(parts) - 1} more")
     return list(map(_joined, groups.values()))
 
 

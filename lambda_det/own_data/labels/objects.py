@@ -4,7 +4,6 @@ file.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,7 +16,7 @@ import yaml
 from PIL import Image
 
 from lambda_det.detection.data.records import upright_size
-from lambda_det.detection.data.truth import area_of, rectangle
+from lambda_det.detection.data.truth import area_of, rectangle, turned_rectangle
 from lambda_det.errors import DataError, refused
 
 __all__ = [
@@ -30,7 +29,7 @@ __all__ = [
     "polygon",
     "reading",
     "size_of",
-    "turned",
+    "turned_box",
 ]
 
 _CIRCLE = 32  # number of corners of a polygon in place of a circle
@@ -123,10 +122,13 @@ def ellipse(centre: Iterable[float], rx: float, ry: float, angle: float = 0.0) -
     return np.c_[ring.real, ring.imag] + centre
 
 
-def turned(corners: np.ndarray, angle: float) -> np.ndarray:
-    """Corners [N, 2] turned about their middle by an angle in radians, clockwise."""
-    turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
-    return (corners - corners.mean(0)) @ turn + corners.mean(0)
+def turned_box(
+    label: str, box: tuple[float, float, float, float], degrees: float
+) -> LabelledObject:
+    """The object of a box that is turned clockwise about its middle; as a polygon, if it is."""
+    if not degrees:
+        return LabelledObject(label, box)
+    return polygon(label, np.reshape(turned_rectangle(box, degrees), (-1, 2)))
 
 
 def of_mask(

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lambda_det.detection.data.coco_format import read_json
-from lambda_det.own_data.labels.findings import Findings
+from lambda_det.errors import listed
+from lambda_det.own_data.labels.findings import ATTRIBUTE, UNREAD, Findings
 from lambda_det.own_data.labels.labelme import objects_of
 from lambda_det.own_data.labels.objects import LabelledPicture, ellipse, reading
 from lambda_det.own_data.labels.pictures import Pictures
@@ -20,9 +21,20 @@ def read_via(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPi
             (str(entry["filename"]), _regions(entry.get("regions") or ()))
             for entry in content.get("_via_img_metadata", content).values()
         ]
+    cases: dict[str, list[str]] = {}  # by the attribute of which a class is
     for name, regions in entries:
         objects = objects_of(file, regions, findings, None, f"{name}, ", _shape)
+        for number, region in enumerate(regions):
+            where, (attribute, label) = f"{file}: {name}, shape {number}", _class(region)
+            words = f"{label!r} is of {attribute!r}" if attribute else "it has no class"
+            cases.setdefault(attribute, []).append(f"{where}: {words}")
+            if others := [f"{key!r}: {value!r}" for key, value in _values(region)][1:]:
+                findings.add(UNREAD, f"{where}: {words}, and not {listed(others)}")
         yield LabelledPicture(file, name, objects)
+    usual = max(cases, key=lambda attribute: len(cases[attribute]), default="")
+    for attribute, others in cases.items():
+        for case in others if attribute != usual else ():
+            findings.add(ATTRIBUTE, case)
 
 
 def _regions(regions: Any) -> list[Any]:
@@ -30,13 +42,23 @@ def _regions(regions: Any) -> list[Any]:
     return list(regions.values() if isinstance(regions, dict) else regions)
 
 
-def _shape(region: dict[str, Any]) -> dict[str, Any]:
-    """Make a shape of LabelMe's. Its class is the first attribute with a value, or "object"."""
-    shape, label = region["shape_attributes"], "object"
-    for value in reversed(list((region.get("region_attributes") or {}).values())):
+def _class(region: dict[str, Any]) -> tuple[str, str]:
+    """The first attribute with a value, and that value, which is the class; or "" and "object"."""
+    return next(_values(region), ("", "object"))
+
+
+def _values(region: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The attributes of a region that have a value."""
+    for attribute, value in (region.get("region_attributes") or {}).items():
         if isinstance(value, dict):  # a checkbox for each class
             value = next((key for key, is_ticked in value.items() if is_ticked), "")
-        label = str(value or "").strip() or label
+        if text := str(value or "").strip():
+            yield attribute, text
+
+
+def _shape(region: dict[str, Any]) -> dict[str, Any]:
+    """Make a shape of LabelMe's."""
+    shape, label = region["shape_attributes"], _class(region)[1]
     form, columns = shape["name"], (shape.get(f"all_points_{x}", ()) for x in "xy")
     points = list(zip(*columns, strict=True))
     if form == "rect":

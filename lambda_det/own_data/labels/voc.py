@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 from lambda_det.own_data.labels.findings import DIFFICULT, Findings
-from lambda_det.own_data.labels.objects import LabelledObject, LabelledPicture, reading
+from lambda_det.own_data.labels.objects import LabelledPicture, reading, turned_box
 from lambda_det.own_data.labels.pictures import Pictures
 from lambda_det.own_data.labels.xml import line_of, read_xml, stated_size
 
@@ -22,9 +23,27 @@ def read_voc(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPi
         where = f"{file}, line {line_of(node)}"
         with reading(f"{where}: an object", "it needs a name and a bndbox of four numbers"):
             corners = tuple(float(node.find(f"bndbox/{side}").text) for side in _SIDES)
-            objects.append(LabelledObject(node.find("name").text.strip(), corners, where=where))
+            thing = turned_box(node.find("name").text.strip(), corners, _degrees(node))
+            if outline := _outline(node):
+                thing = thing._replace(mask=[outline])
+            objects.append(thing._replace(where=where))
         if (node.findtext("difficult") or "").strip().lower() not in ("", "0", "false"):
             findings.add(DIFFICULT, where)
     name = (root.findtext("filename") or "").strip() or file.stem
     size = stated_size(root.findtext("size/width"), root.findtext("size/height"))
     yield LabelledPicture(file, name, objects, size)
+
+
+def _degrees(node: ElementTree.Element) -> float:
+    """The angle by which an object's box is turned, which CVAT writes as an attribute of it."""
+    for attribute in node.iterfind("attributes/attribute"):
+        if attribute.findtext("name") == "rotation":
+            return float(attribute.findtext("value") or 0)
+    return 0.0
+
+
+def _outline(node: ElementTree.Element) -> list[float]:
+    """The polygon of an object, x1, y1, x2, y2 and so on, as Roboflow writes it; [] for none."""
+    values = {child.tag: child.text for child in node.iterfind("polygon/*")}
+    numbers = range(1, 1 + sum(f"x{n}" in values for n in range(1, 1 + len(values))))
+    return [float(values[f"{axis}{number}"]) for number in numbers for axis in "xy"]

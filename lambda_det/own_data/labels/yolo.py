@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import yaml
@@ -16,7 +17,14 @@ from lambda_det.detection.data.picture_folder import PICTURES, normal, walk
 from lambda_det.detection.data.report import CLASS
 from lambda_det.errors import DataError, listed
 from lambda_det.files import decoded, read_text
-from lambda_det.own_data.labels.findings import COUNT, NO_PICTURE, Findings
+from lambda_det.own_data.labels.findings import (
+    COUNT,
+    NO_FILE,
+    NO_PICTURE,
+    OTHER_NAMES,
+    SHARED,
+    Findings,
+)
 from lambda_det.own_data.labels.objects import (
     LabelledObject,
     LabelledPicture,
@@ -47,16 +55,27 @@ class _Loader(yaml.SafeLoader):
         super().flatten_mapping(node)
 
 
+class _TextLoader(_Loader):
+    """Gives scalars as they are written, because no and 01 are names of classes as well."""
+
+    yaml_implicit_resolvers: ClassVar[dict] = {}
+
+
 def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[LabelledPicture]:
     """Read the labels of all pictures; a picture without a label file has no object."""
     names, has_points = yolo_names(file), "kpt_shape" in yolo_content(file)
     _count_names(file, names, findings)
     listing = functools.cache(_text_files)
+    first: dict[Path, Path] = {}  # the picture of each label file
     for picture in pictures.paths:
         name = picture.relative_to(pictures.folder).as_posix()
         labels = _label_file(picture, file.parent / name, listing)
         objects = []
-        if labels:
+        if not labels:
+            findings.add(NO_FILE, str(picture))
+        else:
+            if first.setdefault(labels, picture) != picture:
+                findings.add(SHARED, f"{labels}: {first[labels]} and {picture}")
             size = np.array(size_of(picture))
             for number, line in enumerate(read_text(labels).splitlines(), 1):
                 if words := line.split():
@@ -64,6 +83,7 @@ def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[La
                     words = words[:5] if has_points else words
                     objects.append(_object(words, size, names, f"{labels}, line {number}"))
         yield LabelledPicture(labels or picture, str(picture.absolute()), objects)
+    _compare_names(file, names, {labels.parent for labels in first}, findings)
     for labels, reason in _unused(pictures.folder, file.parent, listing):
         findings.add(NO_PICTURE, f"{labels}{reason}")
 
@@ -77,13 +97,38 @@ def yolo_content(file: Path) -> dict[str, Any]:
     """
     if file.suffix in (".yaml", ".yml"):
         with reading(file):
-            content = yaml.load(read_text(file), _Loader)
-        return content if isinstance(content, dict) else {}
+            text = read_text(file)
+            content = yaml.load(text, _Loader)
+            if not isinstance(content, dict):
+                return {}
+            if "names" in content:
+                written = yaml.load(text, _TextLoader)["names"]
+                content["names"] = _as_written(content["names"], written)
+            return content
     content: dict[str, Any] = {}
     for beside in sorted(file.parent.glob("*.data")):
         lines = (line.partition("=") for line in read_text(beside).splitlines())
         content |= {key.strip(): value.strip() for key, sign, value in lines if sign}
     return {**content, "names": [n.strip() for n in read_text(file).rstrip().splitlines()]}
+
+
+def _as_written(names: Any, written: Any) -> Any:
+    """Names of classes, with the text of those that YAML takes for numbers, dates or yes and no.
+
+    Args:
+        names: as YAML has them: a list, or a dictionary by number.
+        written: the same with the texts of all scalars.
+    """
+
+    def text_of(name: Any, text: Any) -> Any:
+        return text if isinstance(text, str) and name is not None else name
+
+    if isinstance(names, list):
+        return list(map(text_of, names, written))
+    if isinstance(names, dict):
+        pairs = zip(names.items(), written.values(), strict=True)
+        return {key: text_of(name, text) for (key, name), text in pairs}
+    return names
 
 
 def yolo_names(file: Path) -> dict[int, str]:
@@ -117,6 +162,37 @@ def _count_names(file: Path, names: dict[int, str], findings: Findings) -> None:
     count = yolo_content(file).get("nc")
     if isinstance(count, int) and count != len(names):
         findings.add(COUNT, f"{file}: nc is {count}, and there are {len(names)} names")
+
+
+def _compare_names(
+    file: Path, names: dict[int, str], folders: Iterable[Path], findings: Findings
+) -> None:
+    """Look for another list of names, beside this one or the labels, that contradicts it.
+
+    labelImg writes classes.txt beside the labels, and it numbers the classes in that order.
+    """
+    places = {file.parent, *folders}
+    places |= {f.parent for f in folders if "labels" in (f.name, f.parent.name)}
+    lists = [place / name for place in places for name in os.listdir(place)]
+    for path in sorted(path for path in lists if path.name.lower().endswith(_NAMING)):
+        others = _names_in(path)
+        for number in sorted(names.keys() & others.keys()):
+            if names[number].strip().casefold() != others[number].strip().casefold():
+                words = f"class {number} is {names[number]!r}, and {others[number]!r} in {path}"
+                findings.add(OTHER_NAMES, f"{file}: {words}")
+                break
+
+
+_NAMING = ("classes.txt", ".names", ".yaml", ".yml")
+
+
+def _names_in(file: Path) -> dict[int, str]:
+    """The names in a file that may be a list of them; {} where it is none."""
+    is_yaml = file.suffix.lower() in (".yaml", ".yml")
+    with contextlib.suppress(DataError, OSError):
+        if is_yaml or is_list_of_names(file):
+            return yolo_names(file)
+    return {}
 
 
 def has_labels(picture: Path) -> bool:

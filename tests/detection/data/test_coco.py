@@ -66,8 +66,10 @@ def test_records_are_detectron2s(content, write):
 
 
 def test_sizes_are_told_by_area(content, write):
+    for entry in content["images"]:
+        entry.update(width=100, height=100)
     for entry, area in zip(content["annotations"], (1023, 1024, 9215, 9216), strict=False):
-        entry["area"] = area
+        entry.update(bbox=[1, 1, 98, 98], area=area, segmentation=[])
     assert check_coco(*write(content)).sizes == {"small": 5, "medium": 2, "large": 1}
 
 
@@ -110,6 +112,8 @@ FINDINGS = [
     (kinds.MEANT, _fifth(bbox=[]), "the box of its mask", 8),
     *((kinds.MEANT, _fifth(segmentation=mask), "list of lists", 8) for mask in (
         [4, 6, 24, 6, 24, 22, 4, 22], [[4, 6], [24, 6], [24, 22]], [[[4, 6], [24, 6], [24, 22]]])),
+    (kinds.TINY, _fifth(bbox=[4, 6, 20, 0.5], segmentation=[], area=10), "20 x 0.5 pixels", 8),
+    *((kinds.MEANT, _fifth(area=area), "area", 8) for area in (0, 10_000)),
     (kinds.CLASS, put("categories", 1, name="apple"), "1: 'apple', 5: 'apple'", 8),
     (kinds.CLASS, put("categories", 1, name=" Apple"), "1: 'apple', 5: ' Apple'", 8),
     (kinds.NO_MASK, _fifth(segmentation=None), "30.png, 64x48: 1", 8),
@@ -120,6 +124,28 @@ FINDINGS = [
      8),
 ]
 # fmt: on
+
+
+@pytest.mark.parametrize("degrees", [90, 30.5, -200, 359.9])
+def test_boxes_are_turned_by_the_angle_that_cvat_writes(content, write, degrees):
+    """A box and its angle: turned clockwise about its middle, where y points down."""
+    content["annotations"] = [
+        annotation(1, 10, [20, 20, 20, 4], attributes={"rotation": degrees}, segmentation=[]),
+        annotation(2, 10, [20, 20, 20, 4], attributes={"rotation": 0.0}),
+        annotation(3, 20, [20, 20, 20, 4], attributes={"rotation": degrees}),  # has its mask
+    ]
+    truth = read_coco(*write(content))
+    turned, straight = truth.records[0]["annotations"]
+    turn = complex(math.cos(math.radians(degrees)), math.sin(math.radians(degrees)))
+    corners = [turn * complex(x, y) + 30 + 22j for x in (-10, 10) for y in (-2, 2)]
+    xs, ys = [c.real for c in corners], [c.imag for c in corners]
+    box = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
+    assert turned["bbox"] == pytest.approx(box)
+    outline = np.reshape(turned["segmentation"], (-1, 2)) @ [1, 1j]
+    assert sorted(outline, key=abs) == pytest.approx(sorted(corners, key=abs))
+    assert turned["area"] == 80 and straight["bbox"] == [20, 20, 20, 4]
+    assert truth.records[1]["annotations"][0]["bbox"] == [20, 20, 20, 4]
+    assert truth.report.findings[kinds.MEANT].count == 1
 
 
 @pytest.mark.parametrize("number", range(len(FINDINGS)))
