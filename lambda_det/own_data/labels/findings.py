@@ -12,10 +12,10 @@ _LONGEST_TYPE = 40  # letters of the type of a shape
 
 NO_PICTURE = Kind(DOUBTFUL, "labels without a picture that can be read, which are left out")
 COUNT = Kind(DOUBTFUL, "number of classes that differs from the number of their names")
-OTHER_NAMES = Kind(DOUBTFUL, "list of names that has another name for a class, and is not used")
+OTHER_LIST = Kind(DOUBTFUL, "list of names that has another name for a class, and is not used")
 SHARED = Kind(DOUBTFUL, "label file of two pictures of one name; both have its objects")
 ATTRIBUTE = Kind(DOUBTFUL, "object whose class is of another attribute than that of most objects")
-UNREAD = Kind(NOTED, "object with several attributes, of which the first is its class")
+MORE_ATTRIBUTES = Kind(NOTED, "object with several attributes, of which the first is its class")
 JOINED = Kind(NOTED, "shapes of one class and group, which are one object")
 NO_FILE = Kind(NOTED, "picture without a label file, which counts as one without an object")
 ELSEWHERE = Kind(NOTED, "picture that is in another folder than its labels name")

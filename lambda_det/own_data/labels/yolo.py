@@ -21,7 +21,7 @@ from lambda_det.own_data.labels.findings import (
     COUNT,
     NO_FILE,
     NO_PICTURE,
-    OTHER_NAMES,
+    OTHER_LIST,
     SHARED,
     Findings,
 )
@@ -179,7 +179,7 @@ def _compare_names(
         for number in sorted(names.keys() & others.keys()):
             if names[number].strip().casefold() != others[number].strip().casefold():
                 words = f"class {number} is {names[number]!r}, and {others[number]!r} in {path}"
-                findings.add(OTHER_NAMES, f"{file}: {words}")
+                findings.add(OTHER_LIST, f"{file}: {words}")
                 break
 
 
