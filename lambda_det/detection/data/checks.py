@@ -226,6 +226,7 @@ def check_registered(train: Sequence[str], test: Sequence[str]) -> None:
     }
     for name in test:
         _warn_of_copies(name, reports, train)
+        _warn_of_classes(name, reports, train)
 
 
 def _check_registered(name: str, detector: Detector, images: str) -> Report | None:
