@@ -1,8 +1,5 @@
 """The command ``lambda-det``, and the files of ``tools/`` that answer as they did before it."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,13 +9,15 @@ from lambda_det.config import CONFIGS, find_config_file
 from lambda_det.errors import ConfigError, DataError, refused
 from lambda_det.files import writing_to
 from lambda_det.training import command_line
+from tests import forked
 
 ROOT = Path(__file__).parents[1]
 TOOLS = sorted(p for folder in ("tools", "datasets") for p in (ROOT / folder).glob("*.py"))
 # Of each file, whether it prints its usage; in a process where the import of ``tools`` finds
 # another's package, as beside a Detectron2 that installs one
 HELP = """
-import runpy, sys
+import os, runpy, sys
+sys.path.insert(0, os.getcwd())
 for path in sys.argv[1:]:
     sys.argv = [path, "--help"]
     try:
@@ -131,13 +130,6 @@ def test_errors_of_others_have_their_reason_once(tmp_path):
 def test_every_file_starts_beside_a_foreign_package_named_tools(tmp_path):
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/__init__.py").write_text("raise ImportError('the foreign tools')\n")
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    result = subprocess.run(
-        [sys.executable, "-c", HELP, *map(str, TOOLS)],
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
+    result = forked.run(["-c", HELP, *TOOLS], tmp_path / "printed", cwd=tmp_path)
+    assert result.returncode == 0, result.stdout[-2000:]
     assert result.stdout.count("usage: ") == len(TOOLS)

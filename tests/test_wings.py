@@ -86,7 +86,8 @@ def users_of_wings(folder: Path) -> Iterator[Path]:
 
 def copy_core(folder: Path) -> None:
     """Copy the project without its projects, its wings, their rows, and what uses them."""
-    others = (".*", "__pycache__", "*.egg-info", "build", "site", "output", "projects")
+    others = (".*", "*.egg-info", "build", "site", "output", "projects")
+    # With what Python has compiled: it is of these files, as their sizes and times show
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*others), dirs_exist_ok=True)
     for wing in WINGS:
         shutil.rmtree(folder / "lambda_det" / wing)

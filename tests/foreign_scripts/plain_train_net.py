@@ -11,16 +11,6 @@ from detectron2.utils.events import EventStorage
 from torch.nn.parallel import DistributedDataParallel
 
 
-class Doubled(torch.utils.data.Dataset):
-    """A class of the script, which a data worker has to find."""
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        return helper.double(index) + (0 if "LAMBDA_RESNET" in get_cfg().MODEL else 100)
-
-
 def main(args):
     cfg = get_cfg()
     cfg.merge_from_file(args.config_file)
@@ -38,10 +28,7 @@ def main(args):
     everywhere = comm.all_gather(weights)
     if comm.is_main_process():
         print("weights", *everywhere)
-        loader = torch.utils.data.DataLoader(
-            Doubled(), num_workers=1, multiprocessing_context="spawn"
-        )
-        print("doubled", *(int(x) for x in loader))
+        print("doubled", *map(helper.double, range(3)))
 
 
 if __name__ == "__main__":
