@@ -191,7 +191,11 @@ def _warn_of_copies(name: str, reports: Mapping[str, Report | None], train: Sequ
 
 
 def _warn_of_classes(name: str, reports: Mapping[str, Report | None], train: Sequence[str]) -> None:
-    """Warn of classes to evaluate on of which nothing is trained on."""
+    """Warn of classes to evaluate on of which nothing is trained on.
+
+    Raises:
+        DataError: these are all classes, as of two folders that are called valid and invalid.
+    """
     sources = [reports[other] for other in train]
     report = reports[name]
     if report is None or not sources or None in sources:
@@ -200,7 +204,13 @@ def _warn_of_classes(name: str, reports: Mapping[str, Report | None], train: Seq
         c for source in sources for number, c in source.categories.items() if source.counts[number]
     }
     classes = [c for number, c in report.categories.items() if report.counts[number]]
-    if unlearnt := [c for c in classes if c not in learnt]:
+    unlearnt = [c for c in classes if c not in learnt]
+    if classes and unlearnt == classes:
+        raise DataError(
+            f"{report.json_file} has objects of {listed(classes, 5)}, and {listed(train)} of none "
+            f"of these but of {listed(sorted(learnt), 5)}; evaluate on data with the same classes."
+        )
+    if unlearnt:
         logger.warning(
             f"{counted(len(unlearnt), 'class')} of {name} ({report.json_file}) without an object "
             f"in {listed(train)}, so that AP counts 0 for {listed(unlearnt, 5)}"

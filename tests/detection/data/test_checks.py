@@ -61,6 +61,16 @@ def test_classes_to_evaluate_on_that_are_not_trained_on_are_named(registered, co
     assert content["categories"][0]["name"] not in record.getMessage().rpartition(" for ")[2]
 
 
+def test_parts_without_a_class_in_common_are_refused(registered, content):
+    """As folders for the pictures of each class are, if they are called valid and invalid."""
+    other = json.loads(json.dumps(content))
+    for data, category in ((content, 0), (other, 1)):
+        for entry in data["annotations"]:
+            entry["category_id"] = data["categories"][category]["id"]
+    with pytest.raises(DataError, match=r"checks_test\.json has objects of pear.* of apple"):
+        check_datasets(registered(content, test=other), train=True, test=True)
+
+
 def test_a_name_that_is_not_registered(cfg):
     cfg.DATASETS.TRAIN = ("coco_2017_trian",)
     with pytest.raises(ConfigError, match=r"'coco_2017_trian'.*coco_2017_train"):
