@@ -42,6 +42,7 @@ COMMON_KEYS = {
 # fmt: on
 
 _POSITIVE = (lambda number: number >= 1), "1 or more"
+_NOT_NEGATIVE = (lambda number: number >= 0), "0 or more"
 _FLOAT32 = ("", "highest", "high", "medium")
 _AMP = ("auto", "bfloat16", "float16", None)
 _CLIPPING = ("value", "norm", "full_model")
@@ -52,7 +53,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "checkpoint_period": _POSITIVE,
     "checkpoints_kept": _POSITIVE,
     "log_period": _POSITIVE,
-    "num_workers": (lambda number: number >= 0, "0 or more"),
+    "num_workers": _NOT_NEGATIVE,
+    "timeout": _NOT_NEGATIVE,
+    "patience": _NOT_NEGATIVE,
+    "ema_decay": (lambda decay: 0 <= decay < 1, "at least 0 and below 1, such as 0.999"),
     "amp_dtype": (_AMP.__contains__, f"one of {_AMP}"),
     "float32_precision": (_FLOAT32.__contains__, f"one of {_FLOAT32}"),
     "clipping.kind": (_CLIPPING.__contains__, f"one of {_CLIPPING}"),

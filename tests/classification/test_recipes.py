@@ -140,7 +140,6 @@ NAN, INFINITE = float("nan"), float("inf")
 
 
 OUTSIDE = {
-    "DATALOADER.NUM_WORKERS": [-1],
     "DATA.FRACTION": [0.0, 1.5, NAN],
     "DATA.HELD_OUT": [-0.1, 0.51],
     "DATA.MAX_UNREADABLE_IMAGES": [-1],
@@ -149,18 +148,14 @@ OUTSIDE = {
     "INPUT.SIZE": [0],
     "INPUT.TEST_CROP": [0.0, 2.0],
     "INPUT.TEST_SIZE": [-1],
-    "LOG_PERIOD": [0],
     "MODEL.PIXEL_MEAN": [["a", "b", "c"], [1.0, 2.0]],
     "MODEL.PIXEL_STD": [[1.0, 0.0, 1.0], [1.0, NAN, 1.0]],
     "SEED": [-1],
     "SOLVER.ACCUMULATE_GRADIENTS": [0],
     "SOLVER.BASE_LR": [-0.1, NAN, INFINITE],
     "SOLVER.BETAS": [[0.9], [0.9, 1.0]],
-    "SOLVER.CHECKPOINTS_KEPT": [0],
-    "SOLVER.CHECKPOINT_PERIOD": [0],
     "SOLVER.DECAY": [0.0],
     "SOLVER.DECAY_EPOCHS": [0.0],
-    "SOLVER.EMA_DECAY": [1.0],
     "SOLVER.EPOCHS": [0.0, INFINITE],
     "SOLVER.IMS_PER_BATCH": [0],
     "SOLVER.LABEL_SMOOTHING": [1.0],
@@ -170,7 +165,6 @@ OUTSIDE = {
     "SOLVER.WEIGHT_DECAY": [-1.0],
     "TEST.EVAL_PERIOD": [0.0],
     "TEST.IMS_PER_BATCH": [-3],
-    "TEST.PATIENCE": [-1],
     "TEST.PRECISE_BN_BATCHES": [-1],
 }
 

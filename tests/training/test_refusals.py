@@ -38,7 +38,13 @@ def _writer(name):
         (_settings, {"images_per_step": 0}, r"KEY\.IMAGES_PER_STEP is 0"),
         (_settings, {"checkpoint_period": -1}, r"KEY\.CHECKPOINT_PERIOD is -1"),
         (_settings, {"log_period": 0}, r"KEY\.LOG_PERIOD is 0"),
+        (_settings, {"checkpoints_kept": 0}, r"KEY\.CHECKPOINTS_KEPT is 0"),
         (_settings, {"num_workers": -1}, r"KEY\.NUM_WORKERS is -1"),
+        (_settings, {"timeout": -1}, r"KEY\.TIMEOUT is -1"),
+        (_settings, {"patience": -1}, r"KEY\.PATIENCE is -1"),
+        # below 0 the weights would be extrapolated, and percent would average all steps alike
+        (_settings, {"ema_decay": -0.5}, r"KEY\.EMA_DECAY is -0\.5"),
+        (_settings, {"ema_decay": 99.9}, r"KEY\.EMA_DECAY is 99\.9"),
         (_settings, {"float32_precision": "low"}, r"KEY\.FLOAT32_PRECISION is 'low'.*medium"),
         (_settings, {"amp_dtype": "half"}, r"KEY\.AMP_DTYPE is 'half'.*auto"),
         (_clipping, {"kind": "nrom"}, r"KEY\.CLIPPING\.KIND is 'nrom'.*full_model"),
