@@ -129,8 +129,11 @@ class StagedBackbone(Backbone):
         return [getattr(self, name) for name in self.stage_names]
 
     def freeze(self, freeze_at: int = 0) -> StagedBackbone:
-        """Freeze the first ``freeze_at`` parts: the stem is the first, the next one is res2."""
-        for name in ("stem", *self.stage_names)[:freeze_at]:
+        """Freeze the first ``freeze_at`` parts: the stem is the first, the next one is res2.
+
+        A number below 0 freezes none, as in Detectron2.
+        """
+        for name in ("stem", *self.stage_names)[: max(freeze_at, 0)]:
             part = getattr(self, name).requires_grad_(False)
             setattr(self, name, FrozenBatchNorm2d.convert_frozen_batchnorm(part))
         return self

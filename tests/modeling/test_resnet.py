@@ -92,7 +92,7 @@ def test_options_that_cannot_work_are_refused(name, options, words):
         lambda_det.create_backbone(name, **options)
 
 
-@pytest.mark.parametrize("freeze_at", [0, 1, 3, 4, 5])
+@pytest.mark.parametrize("freeze_at", [-1, 0, 1, 3, 4, 5])
 @pytest.mark.parametrize("name", ["lambda_resnet26_slim", "mobilenet_v2_lambda"])
 def test_freeze_reaches_the_norms_inside_lambda_layers(name, freeze_at):
     model = lambda_det.create_backbone(name, freeze_at=freeze_at)
