@@ -116,10 +116,16 @@ def check_map(size: Sequence[int], map_size: Sequence[int]) -> None:
 
 
 def check_mask(mask: Tensor, shape: Sequence[int]) -> None:
-    """Raise ConfigError where a mask does not fit an input of this shape.
+    """Raise ConfigError where a mask is not of bool, or does not fit an input of this shape.
 
-    Another mask with as many positions, such as a transposed one, would be used without an error.
+    Numbers such as 255 would multiply the values. Another mask with as many positions, such as a
+    transposed one, would be used without an error.
     """
+    if mask.dtype != torch.bool:
+        raise ConfigError(
+            f"The mask of a lambda layer is of {mask.dtype}; it must be of torch.bool, such as "
+            "mask > 0."
+        )
     # A comparison of sizes would bind a graph to the sizes that it is made with.
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return

@@ -386,6 +386,14 @@ def test_what_cannot_work_is_named(options, shapes, named):
         LambdaLayer(8, **{"heads": 2, "query_depth": 3, "scope": 5, **options})(**arguments)
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 3, 4), (12, 12)])
+def test_a_mask_of_numbers_is_refused(shape):
+    """As 255 it would multiply the values of a layer without content."""
+    layer, mask = _layer(content=False), torch.full(shape, 255, dtype=torch.uint8)
+    with pytest.raises(ConfigError, match=r"mask.*torch\.uint8.*torch\.bool"):
+        layer(torch.randn(2, 8, 3, 4, dtype=torch.float64), mask)
+
+
 def test_a_mask_of_one_example_serves_for_all():
     layer = _layer().eval()
     x = torch.randn(2, 8, 3, 4, dtype=torch.float64)
