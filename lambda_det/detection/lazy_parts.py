@@ -230,7 +230,8 @@ def _pixels(config: DictConfig) -> PixelSettings | None:
 
 def _check_data(config: DictConfig, train: bool) -> None:
     """Log keys that nothing reads, and check what would fail at the first evaluation."""
-    unread = set(config.train) - {key.split(".")[1] for key in KEYS.values()} - {"ddp"}
+    read = {key.split(".")[1] for key in KEYS.values() if key.startswith("train.")} | {"ddp"}
+    unread = set(config.train) - read
     if train and unread:
         logger.warning(f"Nothing here reads {', '.join(sorted(f'train.{k}' for k in unread))}")
     names = {part: _data_names(config, part) for part in ("train", "test")}

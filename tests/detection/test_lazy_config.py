@@ -108,8 +108,9 @@ def test_keys_of_train_that_nothing_reads_are_named(task, caplog):
     task.check_data(train=True)
     assert "Nothing here reads" not in caplog.text
     task.config.train.clip_gradients = {"enabled": True}
+    task.config.train.lr = 0.1  # the rate is optimizer.lr
     DetectionTask(task.config).check_data(train=True)
-    assert "Nothing here reads train.clip_gradients" in caplog.text
+    assert "Nothing here reads train.clip_gradients, train.lr" in caplog.text
 
 
 def test_detrex_s_names_of_clipping_and_averaging():
