@@ -152,13 +152,13 @@ def check_detector_data(
         if one.split == "test" and "panoptic" in evaluated(detector, one.name):
             check_panoptic(MetadataCatalog.get(one.name))
     for rule, one in itertools.product(_RULES, data):
-        fault = one.split in rule.splits and one.needs(rule.needs) and rule.fault(one)
-        if fault:
+        applies = one.split in rule.splits and one.needs(rule.needs)
+        if applies and (fault := rule.fault(one)):
             raise rule.error(fault)
-    found = [d.instances() for d in data if d.split == "train" and d.needs("instances")]
-    if found and all(i is not None and i.has_key and not i.objects for i in found):
+    learnt = [d.instances() for d in data if d.split == "train" and d.needs("instances")]
+    if learnt and all(i is not None and i.has_key and not i.objects for i in learnt):
         raise DataError(
-            f"{', '.join(train)} hold{'' if len(found) > 1 else 's'} no annotation to train on "
+            f"{', '.join(train)} hold{'' if len(learnt) > 1 else 's'} no annotation to train on "
             "(crowds and boxes without area do not count); add some."
         )
     for one in data:
@@ -372,7 +372,7 @@ class _Rule(NamedTuple):
         splits: whether it applies to data to "train" on, to "test" on, or both.
         needs: the kind of ground truth that it is about; "" for any.
         error: the class of the error.
-        fault: a sentence about a data set; "" or None where the detector can use it.
+        fault: a sentence about a data set; None where the detector can use it.
     """
 
     splits: tuple[str, ...]
@@ -391,9 +391,11 @@ _WITHOUT = {
 
 
 def _no_truth(data: _Data, where: str = "") -> str | None:
-    kind, lacking = _WITHOUT.get(data.meta("evaluator_type"), ("", ""))
     detector = data.detector
-    return kind in predictions(detector.architecture) and (
+    prediction, lacking = _WITHOUT.get(data.meta("evaluator_type"), ("", ""))
+    if prediction not in predictions(detector.architecture):
+        return None
+    return (
         f"{detector.keys['architecture']} {detector.architecture} learns from {lacking}, and "
         f"{data.name} has none; name another data set in {detector.keys[data.split]}{where}."
     )
@@ -403,20 +405,25 @@ def _another(field_name: str, what: str, key: str) -> Callable[[_Data], str | No
     """The fault of a data set whose number differs from a field of the detector, or None."""
 
     def fault(data: _Data) -> str | None:
-        found, here = data.meta(key), getattr(data.detector, field_name)
-        number = len(found) if isinstance(found, (list, tuple)) else found
-        names = f" ({listed(found, 5)})" if isinstance(found, (list, tuple)) else ""
+        value, here = data.meta(key), getattr(data.detector, field_name)
+        is_list = isinstance(value, (list, tuple))
+        number = len(value) if is_list else value
+        if number is None or here is None or number == here:
+            return None
+        names = f" ({listed(value, 5)})" if is_list else ""
         place = data.detector.keys.get(field_name)
-        return None not in (number, here) and number != here and (
+        return (
             f"{place} is {here}, but {data.name} has {number} {what}{names}; set {place} to "
             f"{number}."
-        )  # fmt: skip
+        )
 
     return fault
 
 
 def _no_keypoints(data: _Data) -> str | None:
-    return None in (data.meta("keypoint_names"), data.meta("keypoint_flip_map")) and (
+    if None not in (data.meta("keypoint_names"), data.meta("keypoint_flip_map")):
+        return None
+    return (
         f"MODEL.KEYPOINT_ON is on, but the data set {data.name} names no keypoints; give its JSON "
         'file a category with a list of names, "keypoints", register it with keypoint_names and '
         "keypoint_flip_map, or set MODEL.KEYPOINT_ON False."
@@ -425,58 +432,70 @@ def _no_keypoints(data: _Data) -> str | None:
 
 def _other_sigmas(data: _Data) -> str | None:
     sigmas, names = data.detector.sigmas or _COCO_KEYPOINTS, data.meta("keypoint_names")
-    return sigmas != len(names) and (
+    if sigmas == len(names):
+        return None
+    return (
         f"TEST.KEYPOINT_OKS_SIGMAS holds {sigmas} numbers (those of COCO if it is empty), but "
         f"{data.name} has {len(names)} keypoints; give one for each, such as 0.05."
     )
 
 
 def _no_key(data: _Data) -> str | None:
-    found = data.instances()
+    instances = data.instances()
     # A model of another project may learn from other keys.
-    is_missing = found is not None and not found.has_key and is_known(data.detector.architecture)
-    return is_missing and (
+    if instances is None or instances.has_key or not is_known(data.detector.architecture):
+        return None
+    return (
         f'{data.name}: no image has the key "annotations", so that there is nothing to train on; '
         "add it, with an empty list where an image has no object."
     )
 
 
 def _no_boxes(data: _Data) -> str | None:
-    found = data.instances()
-    if found is None or found.objects or data.report:
+    instances = data.instances()
+    if instances is None or instances.objects or data.report:
         return None
     given = DatasetCatalog[data.name].__wrapped__()  # before some images were left out
     number = sum(not a.get("iscrowd", 0) for r in given for a in r.get("annotations") or ())
-    return number and (
+    if not number:
+        return None
+    return (
         f"{data.name}: none of {number} annotations has a box to train on; each needs a "
         '"bbox" of four numbers in pixels and a "bbox_mode", such as BoxMode.XYWH_ABS.'
     )
 
 
 def _no_objects(data: _Data) -> str | None:
-    found = data.instances()
-    return found is not None and not found.objects and (
-        f"{found.source} holds no annotations to measure by (crowds and unusable boxes do not "
+    instances = data.instances()
+    if instances is None or instances.objects:
+        return None
+    return (
+        f"{instances.source} holds no annotations to measure by (crowds and unusable boxes do not "
         f"count), so that nothing can be evaluated on {data.name}; add some, or name another data "
         f"set in {data.detector.keys['test']}."
-    )  # fmt: skip
+    )
 
 
 def _no_masks(data: _Data) -> str | None:
-    found = data.instances()
-    if found is None or not data.masks() or not 0 < found.annotations == found.unmasked:
+    instances = data.instances()
+    if instances is None or not data.masks():
+        return None
+    if not 0 < instances.annotations == instances.unmasked:
         return None
     key = data.detector.keys["masks"]
     return f"{key} is on, but no annotation of {data.name} has a mask; set {option(key, False)}."
 
 
 def _other_ids(data: _Data) -> str | None:
-    found, classes = data.instances(), data.detector.num_classes
-    if found is None or classes is None:
+    instances, classes = data.instances(), data.detector.num_classes
+    if instances is None or classes is None:
         return None
-    outside = [n for n in found.ids if not (isinstance(n, Real) and 0 <= n < classes)]
-    return outside and (
-        f"{data.name}: an object in {printable(found.ids[outside[0]])} has the category_id "
+    # Detectron2 would cut a number such as 0.5 to a whole one
+    outside = [number for number in instances.ids if number not in range(classes)]
+    if not outside:
+        return None
+    return (
+        f"{data.name}: an object in {printable(instances.ids[outside[0]])} has the category_id "
         f"{outside[0]}, but {data.detector.keys['num_classes']} is {classes}; number the classes "
         f"from 0 to {classes - 1}, or set the key to their number."
     )

@@ -272,6 +272,7 @@ UNFIT = {
         r"category_id 2.*MODEL\.ROI_HEADS\.NUM_CLASSES",
     ),
     "no class": (_of_each(lambda a: a.pop("category_id")), ConfigError, "category_id None"),
+    "half": (_of_each(lambda a: a.update(category_id=0.5)), ConfigError, r"category_id 0\.5"),
     "boxes alone": (_of_each(lambda a: a.pop("segmentation")), ConfigError, r"MODEL\.MASK_ON"),
 }
 
