@@ -104,14 +104,16 @@ def find_checkpoint(path: str | Path, which: str = "best") -> str:
     """
     if not Path(path).is_dir():
         return str(path)
-    found = choose_checkpoint(str(path), which)
-    if not Path(found).is_file():  # "" is none
-        there = [file.name for file in sorted(Path(path).glob("*.pth"))]
-        raise WeightsError(
-            f"The last_checkpoint of {path} names {Path(found).name or 'no file'}, which is not "
-            f"there; name a file of the folder ({listed(there)})."
-        )
-    return found
+    checkpoint = choose_checkpoint(str(path), which)
+    if Path(checkpoint).is_file():
+        return checkpoint
+    there = listed(file.name for file in sorted(Path(path).glob("*.pth")))
+    what = "names no file"
+    if checkpoint:
+        what = f"names {Path(checkpoint).name}, which is not there"
+    raise WeightsError(
+        f"The last_checkpoint of {path} {what}; name a file of the folder ({there})."
+    )
 
 
 def is_numbered(name: str) -> bool:

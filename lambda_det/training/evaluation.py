@@ -131,9 +131,9 @@ class Evaluation(HookBase):
         self.last_step, self._is_pending = step, False
         verdict = self._compare(values, step)
         if self._is_out_of_patience() and step < trainer.max_iter:
+            than = f" than {self.best:.4g} of step {self.best_step}" if self.best_step >= 0 else ""
             logger.info(
-                f"Stopping early: {self.without_progress} evaluations brought nothing better than "
-                f"{self.best:.4g} of step {self.best_step}"
+                f"Stopping early: {self.without_progress} evaluations brought nothing better{than}"
             )
             trainer.max_iter = step
             if trainer.task.is_sampled:
@@ -178,6 +178,8 @@ class Evaluation(HookBase):
             self.without_progress = 0
             return f"{compared} {value:.4g} is the best so far"
         self.without_progress += 1
+        if self.best_step < 0:  # all were NaN
+            return f"{compared} is {value:.4g}"
         return f"{compared} {value:.4g}; the best is {self.best:.4g} of step {self.best_step}"
 
     def _is_out_of_patience(self) -> bool:

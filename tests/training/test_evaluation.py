@@ -141,6 +141,13 @@ def test_a_metric_that_is_not_there_is_named_and_nothing_is_the_best(tmp_path, c
     assert "bbox/AP50" in caplog.text
 
 
+def test_where_all_results_are_nan_nothing_is_the_best(tmp_path, caplog):
+    caplog.set_level("INFO")
+    trainer = _Trainer(tmp_path, _box(NAN, NAN, NAN), steps=3, patience=2).run()
+    assert trainer.links == [] and "bbox/AP is nan" in caplog.text
+    assert "Stopping early" in caplog.text and "step -1" not in caplog.text
+
+
 def test_a_worse_one_after_a_resume_is_not_the_best(tmp_path):
     first = _Trainer(tmp_path, _box(60), steps=1).run()
     state = first.saved["model_final"]
