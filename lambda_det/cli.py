@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Any
 
 from lambda_det.errors import suggest
@@ -122,5 +122,4 @@ def detector_parser() -> argparse.ArgumentParser:
 
 def _named(name: str) -> Callable[..., Any]:
     """The function that a row of a table names; its module is imported only where it is needed."""
-    module, function = name.split(":")
-    return getattr(importlib.import_module(f"lambda_det.{module}"), function)
+    return resolve_name(f"lambda_det.{name}")

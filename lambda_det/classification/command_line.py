@@ -33,7 +33,7 @@ Then a backbone for detection:
 def parser() -> argparse.ArgumentParser:
     """The flags of a training, and one for noise instead of images."""
     result = run_parser(
-        "lambda_det.classification.task.ClassificationTask",
+        "lambda_det.classification.task:ClassificationTask",
         "Train and evaluate a classifier, whose backbone detectors start from.",
         _EXAMPLES + YAML_EXAMPLES + _THEN,
     )

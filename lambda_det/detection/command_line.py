@@ -71,7 +71,7 @@ def parser(
         _add_file_flags(result)
 
     return run_parser(
-        "lambda_det.detection.task.DetectionTask",
+        "lambda_det.detection.task:DetectionTask",
         "Train and evaluate a detector described by a configuration file.",
         _EXAMPLES + YAML_EXAMPLES,
         add_first=add,
@@ -81,7 +81,7 @@ def parser(
 def lazy_parser() -> argparse.ArgumentParser:
     """The flags of a training that a LazyConfig describes."""
     return run_parser(
-        "lambda_det.detection.task.DetectionTask",
+        "lambda_det.detection.task:DetectionTask",
         "Train and evaluate what a LazyConfig describes.",
         _LAZY_EXAMPLES,
         _LAZY_NAMES,

@@ -101,7 +101,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="pixels of the shorter side of images in the test; the longer side and the sizes in "
         "training change by the same factor",
     )
-    parser.set_defaults(prepare="lambda_det.own_data.prepare.prepare")
+    parser.set_defaults(prepare="lambda_det.own_data.prepare:prepare")
 
 
 def prepare(args: argparse.Namespace) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import sys
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Any
 
 from lambda_det.config import find_config_file
@@ -105,7 +105,8 @@ def run_parser(
     """Detectron2's usual flags of a training, and --debug-numerics.
 
     Args:
-        task: the dotted name of the class of the :class:`~lambda_det.training.task.Task`.
+        task: the class of the :class:`~lambda_det.training.task.Task`, as "module:name", because
+            the parser must not import it.
         description: one sentence.
         examples: shown after the flags; ``%(prog)s`` is the program.
         names: what "config", "folder", "weights", "device", "cpu" and "opts" are called in the
@@ -174,7 +175,8 @@ def run_parser(
 def add_config_flag(parser: argparse._ActionsContainer, what: str = "") -> None:
     """Add the flag of a configuration file, which may also be the name of one of lambda_det's."""
     parser.add_argument(
-        *("--config", "--config-file"),
+        "--config",
+        "--config-file",
         dest="config_file",
         type=find_config_file,
         default="",
@@ -198,8 +200,8 @@ def run(args: argparse.Namespace, task: type | None = None) -> None:
     """Train or evaluate as a command line says, in as many processes as it says.
 
     Args:
-        args: of :func:`run_parser`. ``prepare`` names a function that gets them first, and may
-            leave ``records`` to log.
+        args: of :func:`run_parser`. ``prepare`` names a function, as "module:name", which gets
+            them first and may leave ``records`` to log.
         task: in place of that of the flags.
 
     Raises:
@@ -213,13 +215,7 @@ def run(args: argparse.Namespace, task: type | None = None) -> None:
         if value := getattr(args, flag):
             args.opts += [key, value] if key.isupper() else [f"{key}={quoted(value)}"]
     if prepare := getattr(args, "prepare", None):
-        _named(prepare)(args)
+        resolve_name(prepare)(args)
     if args.progress is None:
         args.progress = sys.stderr.isatty()
-    start.run(args, task or _named(args.task))
-
-
-def _named(name: str) -> Any:
-    """The object of a dotted name, whose module is imported only where it is needed."""
-    module, _, name = name.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+    start.run(args, task or resolve_name(args.task))

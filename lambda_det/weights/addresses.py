@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from detectron2.utils.file_io import PathManager
@@ -38,8 +38,7 @@ class PublicWeights(PathHandler):
             with contextlib.suppress(WeightsError):  # missing, or cut short
                 read_backbone(target)
                 return str(target)
-        module, function = CONVERTER.split(":")
-        return getattr(importlib.import_module(module), function)(path, target)
+        return resolve_name(CONVERTER)(path, target)
 
     def _isfile(self, path: str, **kwargs: Any) -> bool:
         return Path(self._get_local_path(path)).is_file()

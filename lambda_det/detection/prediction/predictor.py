@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,10 @@ from lambda_det.weights.provenance import Origin
 __all__ = ["Prediction", "Predictor", "read_bgr"]
 
 Image = str | os.PathLike | np.ndarray
-# Images as Detectron2's models take them, to their "instances"
-Detector = Callable[[list[dict[str, Any]]], list[dict[str, Instances]]]
-# For the ending of a file the class, in another module, that opens its detector and is called as a
-# Detector; it also has ``about``, ``channels``, ``resize`` and ``batch``
+# From images as Detectron2's models take them to their "instances"
+Detect = Callable[[list[dict[str, Any]]], list[dict[str, Instances]]]
+# For the ending of a file the class, in another module, that opens its detector and is called as
+# Detect; it also has ``about``, ``channels``, ``resize`` and ``batch``
 OPENERS = {".onnx": "lambda_det.export.exported:ExportedDetector"}
 # For the beginning of an address the function, in another module, that fetches a detector from
 # there
@@ -180,11 +180,11 @@ class Predictor:
         pixels = run.parts.pixels
         self._channels = _order(pixels.format if pixels else "BGR")
         self._augmentations = run.parts.make_test_augmentations()
-        self._detect: Detector = _by_size(model)
+        self._detect: Detect = _by_size(model)
 
     def _open_exported(self, path: Path, device: str | None) -> None:
         keep_memory()
-        detector = _imported(OPENERS[path.suffix])(path, device)
+        detector = resolve_name(OPENERS[path.suffix])(path, device)
         self.origin = Origin(*(detector.about.get(key) for key in ("weights", "step", "averaged")))
         self.class_names = detector.about.get("classes")
         self._channels, self._augmentations = detector.channels, detector.resize
@@ -248,7 +248,7 @@ class Predictor:
         return as_input(image, self._augmentations)
 
 
-def _by_size(model: Detector) -> Detector:
+def _by_size(model: Detect) -> Detect:
     """The detector with batches of images of one size only, so nothing is padded."""
 
     def detect(inputs: list[dict[str, Any]]) -> list[dict[str, Instances]]:
@@ -278,17 +278,11 @@ def is_exported(source: str | os.PathLike) -> bool:
     return Path(source).suffix in OPENERS
 
 
-def _imported(name: str) -> Callable[..., Any]:
-    """A function or class by "module:name"."""
-    module, attribute = name.split(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
 def local_path(source: str | os.PathLike) -> str | os.PathLike:
     """A path on this machine; the file of an address of FETCHERS is fetched."""
     for prefix, fetch in FETCHERS.items():
         if str(source).startswith(prefix):
-            return _imported(fetch)(source)
+            return resolve_name(fetch)(source)
     return source
 
 
