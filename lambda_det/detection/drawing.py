@@ -229,8 +229,7 @@ def _color(index: int) -> tuple[float, float, float]:
     """The colour of a class, RGB from 0 to 1: bright, and far in hue from its neighbours.
 
     The first is magenta, because few objects have that colour. Detectron2's palette has black,
-    white and dark
-    colours among its first 80.
+    white and dark colours among its first 80.
     """
     return colorsys.hsv_to_rgb((_MAGENTA + 0.618 * index) % 1, (0.9, 0.6)[index % 2], 1.0)
 

@@ -172,17 +172,17 @@ def _opened(
     *,
     raw: bool,
 ) -> SavedRun:
-    known = classes.of_checkpoint(content) or {}
-    if len(known.get("thing_classes", ())) not in (0, parts.detector.num_classes):
-        known = {}  # the weights are of another model, and are refused when they are loaded
-    return SavedRun(Origin.of(file, content, raw=raw), config, parts, content, known)
+    facts = classes.of_checkpoint(content) or {}
+    if len(facts.get("thing_classes", ())) not in (0, parts.detector.num_classes):
+        facts = {}  # the weights are of another model, and are refused when they are loaded
+    return SavedRun(Origin.of(file, content, raw=raw), config, parts, content, facts)
 
 
 def with_record(content: Mapping[str, Any], file: str) -> Mapping[str, Any]:
     """The content of a checkpoint with a record of its backbone.
 
     A checkpoint of another trainer of Detectron2 has no record; the config.yaml beside it names the
-        backbone.
+    backbone.
     """
     beside = Path(file).with_name("config.yaml")
     network, _ = recorded_network(content)

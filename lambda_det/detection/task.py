@@ -48,7 +48,11 @@ logger = logging.getLogger(__name__)
 
 # Options of create_backbone that change neither the tensors nor the features
 _OF_TRAINING = (
-    *("freeze_at", "stochastic_depth", "checkpoint_activations", "implementation", "dropout"),
+    "freeze_at",
+    "stochastic_depth",
+    "checkpoint_activations",
+    "implementation",
+    "dropout",
     "out_features",
 )
 _SHOWN = "/AP", "/AP50", "/mIoU", "/PQ", "validation/total_loss"  # in the line of an evaluation

@@ -114,7 +114,7 @@ def content_table(content: Mapping[str, Any], path: str) -> str:
     )
     pixels = "not recorded; use those of the configuration it was trained with"
     if settings := wanted_pixels(content):
-        pixels = f"{settings}{' (input normalisation folded)' * meta['folded']}"
+        pixels = f"{settings} (input normalisation folded)" if meta["folded"] else str(settings)
     step = f", after {meta['step']:,} steps" if meta.get("step") else ""
     network = f"{meta['model']}{format_options(meta['options'])}"
     positions = f"those that images of {meta.get('trained_at')} pixels lack are 0"

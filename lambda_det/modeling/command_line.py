@@ -20,7 +20,15 @@ columns:
   GFLOPs qf          the same with the query contracted first, as lambda_det computes them
 """
 HEADER = [
-    *("model", "params", "paper", "size", "GFLOPs", "GFLOPs qf", "paper", "top-1 (paper)", "source")
+    "model",
+    "params",
+    "paper",
+    "size",
+    "GFLOPs",
+    "GFLOPs qf",
+    "paper",
+    "top-1 (paper)",
+    "source",
 ]
 
 

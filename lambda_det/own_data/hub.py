@@ -290,7 +290,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--dry-run", action="store_true", help="the same with --folder RUN/hub")
     parser.add_argument(
-        *("--license", "--licence"), default="other", metavar="ID", help="such as apache-2.0"
+        "--license",
+        "--licence",
+        default="other",
+        metavar="ID",
+        help="such as apache-2.0",
     )
     parser.add_argument("--private", action="store_true", help="make a repository for you alone")
     parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="of the run")

@@ -207,7 +207,9 @@ def training_records(cfg: CfgNode) -> list[Record] | Dataset:
     """
     for name in cfg.DATASETS.TRAIN:
         check_files(name)
-    keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE * cfg.MODEL.KEYPOINT_ON
+    keypoints = 0
+    if cfg.MODEL.KEYPOINT_ON:
+        keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE
     try:
         records = get_detection_dataset_dicts(
             cfg.DATASETS.TRAIN,

@@ -18,8 +18,20 @@ _ONE_FORMAT = {".jpeg": ".jpg", ".tiff": ".tif"}  # two endings for it
 
 # names of folders that say nothing about their pictures
 _GENERAL = (
-    *("image", "images", "img", "imgs", "jpegimages", "picture", "pictures", "photos", "frames"),
-    *("data", "default", "obj_train_data", "upload", "uploads"),
+    "image",
+    "images",
+    "img",
+    "imgs",
+    "jpegimages",
+    "picture",
+    "pictures",
+    "photos",
+    "frames",
+    "data",
+    "default",
+    "obj_train_data",
+    "upload",
+    "uploads",
 )
 _HIDDEN = ("__MACOSX", "@eaDir", "$RECYCLE.BIN")  # of macOS, Synology and Windows
 
