@@ -33,7 +33,13 @@ from lambda_det.weights.provenance import (
     wanted_pixels,
 )
 
-__all__ = ["Source", "extract_backbone", "in_half", "is_backbone_file", "read_source_network"]
+__all__ = [
+    "SourceNetwork",
+    "extract_backbone",
+    "in_half",
+    "is_backbone_file",
+    "read_source_network",
+]
 
 # the key in the checkpoint's "results" for each kind of weights
 _RESULTS = {"ema": "ema", "model": "raw"}
@@ -43,7 +49,7 @@ _UNKNOWN_PIXELS = dict.fromkeys(("input_format", "pixel_mean", "pixel_std"))
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceNetwork:
     """The backbone that a checkpoint holds.
 
     Attributes:
@@ -68,7 +74,7 @@ def read_source_network(
     weights: str | None = None,
     model: str | None = None,
     source: str = "the checkpoint",
-) -> Source:
+) -> SourceNetwork:
     """The backbone of a checkpoint, with its weights as they are.
 
     Args:
@@ -85,7 +91,7 @@ def read_source_network(
         meta = checkpoint["meta"]
         network = _create(meta["model"], meta["options"], meta["stages"], source)
         load(network, source, checkpoint)
-        return Source(
+        return SourceNetwork(
             network,
             meta["model"],
             meta["options"],
@@ -118,11 +124,13 @@ def read_source_network(
             }
             network = _create(name, options, STAGES, source)
             load(network, source, {**about, "model": moved})
-            return Source(network, name, options, wanted_pixels(checkpoint), known_from, weights)
+            return SourceNetwork(
+                network, name, options, wanted_pixels(checkpoint), known_from, weights
+            )
     stages = [stage for stage in STAGES if stage in parts]
     network = _create(name, options, stages, source)
     load(network, source, {**about, "model": state})
-    return Source(network, name, options, wanted_pixels(checkpoint), known_from, weights)
+    return SourceNetwork(network, name, options, wanted_pixels(checkpoint), known_from, weights)
 
 
 def _create(name: str, options: Mapping[str, Any], stages: Sequence[str], source: str) -> nn.Module:

@@ -19,7 +19,7 @@ MakeNorm = Callable[[int], nn.Module]  # of a number of channels
 
 
 @dataclass(frozen=True)
-class Kind:
+class LayerKind:
     """A kind of layer that blocks of a network have in the place of lambda layers.
 
     Its layers take maps [B, C, H, W] and return them in the same layout. If they have a method
@@ -37,7 +37,7 @@ class Kind:
 
 # By ResNetSpec.kind. Projects add theirs, and networks of that kind to SPECS, when they are
 # imported (projects/paper/lambda_paper/attention.py).
-KINDS: dict[str, Kind] = {}
+KINDS: dict[str, LayerKind] = {}
 
 
 def layer_arguments(

@@ -38,9 +38,9 @@ __all__ = [
     "Forecast",
     "Histories",
     "LRScheduler",
-    "Machine",
     "Progress",
     "RunWriter",
+    "SpeedAndMemory",
     "peak_gigabytes",
 ]
 
@@ -95,7 +95,7 @@ class LRScheduler(hooks.LRScheduler):
         self.scheduler.step()
 
 
-class Machine(HookBase):
+class SpeedAndMemory(HookBase):
     """Records the images per second of all processes, with the time of waiting, and the memory.
 
     The memory is the most that the first process has taken so far, in gigabytes.

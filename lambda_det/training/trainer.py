@@ -32,8 +32,8 @@ from lambda_det.training.hooks import (
     Forecast,
     Histories,
     LRScheduler,
-    Machine,
     RunWriter,
+    SpeedAndMemory,
 )
 from lambda_det.training.loading import batches_ahead
 from lambda_det.training.randomness import Purpose, seed_all
@@ -141,7 +141,7 @@ class Trainer(TrainerBase):
         """
         return [
             hooks.IterationTimer(),
-            Machine(),
+            SpeedAndMemory(),
             LRScheduler(),
             Histories(),
             Forecast(),

@@ -24,7 +24,7 @@ from lambda_det.training import hooks as our_hooks
 from lambda_det.training import trainer as trainer_module
 from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.hooks import Histories, Machine, peak_gigabytes
+from lambda_det.training.hooks import Histories, SpeedAndMemory, peak_gigabytes
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.run_lock import RunLock
 from lambda_det.training.settings import FixedKeys
@@ -368,11 +368,11 @@ def test_speed_and_memory_are_recorded(folder, monkeypatch):
     """Images by the seconds of a step; a process with PyTorch takes more than 50 MB."""
     clock = iter((10.0, 12.5))
     monkeypatch.setattr(our_hooks.time, "perf_counter", lambda: next(clock))
-    machine = Machine()
+    hook = SpeedAndMemory()
     with EventStorage() as storage:
-        machine.trainer = SimpleNamespace(storage=storage, settings=settings(images_per_step=8))
-        machine.before_step()
-        machine.after_step()
+        hook.trainer = SimpleNamespace(storage=storage, settings=settings(images_per_step=8))
+        hook.before_step()
+        hook.after_step()
     assert storage.latest()["images_per_second"][0] == 3.2
     assert 0.05 < storage.latest()["peak_memory"][0] <= peak_gigabytes("cpu") < 1000
 

@@ -27,7 +27,7 @@ from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, listed
 from lambda_det.files import relative_path, writing_to
 
-__all__ = ["Picture", "Result", "plan_dataset", "plan_files", "predict"]
+__all__ = ["Outcome", "Picture", "plan_dataset", "plan_files", "predict"]
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ def _check_targets(
 
 
 @dataclass
-class Result:
+class Outcome:
     """The outcome of :func:`predict`."""
 
     written: list[Path] = field(default_factory=list)
@@ -214,7 +214,7 @@ def predict(
     annotations: Annotations | None = None,
     *,
     with_labels: bool = True,
-) -> Result:
+) -> Outcome:
     """Predict on each file, draw the result, and show the progress.
 
     A file that cannot be read is skipped with a warning. A drawn video has no sound.
@@ -229,7 +229,7 @@ def predict(
         DataError: none of the files can be read.
         ConfigError: a picture cannot be written.
     """
-    result = Result()
+    result = Outcome()
     videos = [picture for picture in pictures if picture.is_video]
     if videos and annotations is not None:
         logger.warning(

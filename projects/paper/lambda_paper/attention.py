@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.replacements import KINDS, Kind, MakeNorm
+from lambda_det.modeling.replacements import KINDS, LayerKind, MakeNorm
 from lambda_det.modeling.specs import ALL, SPECS, STAGES, PaperFigures
 
 HEADS = 8  # the number that gives the paper's figures
@@ -297,11 +297,11 @@ def _by_pair(offsets: Tensor, side: int) -> Tensor:
 
 
 KINDS |= {
-    "global": Kind(lambda dim, size, norm: GlobalAttention(dim, HEADS, size)),
-    "axial": Kind(lambda dim, size, norm: AxialAttention(dim, HEADS, size, norm)),
-    "local": Kind(lambda dim, size, norm: LocalAttention(dim, HEADS, 7)),
-    "augmented": Kind(lambda dim, size, norm: AugmentedConvolution(dim, HEADS, size)),
-    "double": Kind(lambda dim, size, norm: DoubleAttention(dim, norm), follows=True),
+    "global": LayerKind(lambda dim, size, norm: GlobalAttention(dim, HEADS, size)),
+    "axial": LayerKind(lambda dim, size, norm: AxialAttention(dim, HEADS, size, norm)),
+    "local": LayerKind(lambda dim, size, norm: LocalAttention(dim, HEADS, 7)),
+    "augmented": LayerKind(lambda dim, size, norm: AugmentedConvolution(dim, HEADS, size)),
+    "double": LayerKind(lambda dim, size, norm: DoubleAttention(dim, norm), follows=True),
 }
 
 # For each kind the blocks of the vanilla ResNet-50 that have the layer, the side of the largest

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.replacements import KINDS, Kind, MakeNorm
+from lambda_det.modeling.replacements import KINDS, LayerKind, MakeNorm
 from lambda_det.modeling.specs import SPECS, PaperFigures
 
 DIFFERENCES = {
@@ -100,7 +100,7 @@ class DelftLambda(LambdaLayer):
         return super().forward(x)
 
 
-def _sharing(differences: set[str]) -> Kind:
+def _sharing(differences: set[str]) -> LayerKind:
     """Layers that share their embeddings with the one before, if its maps have the same size."""
     last: list[DelftLambda] = []
 
@@ -112,7 +112,7 @@ def _sharing(differences: set[str]) -> Kind:
         last[:] = [layer]
         return layer
 
-    return Kind(make)
+    return LayerKind(make)
 
 
 for _kind in (*DIFFERENCES, "delft"):
