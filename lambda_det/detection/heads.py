@@ -23,7 +23,7 @@ _ALLOWED = {
     "LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS": ([False], "keeps its activations"),
     "LAMBDA_RESNET.MASK_PADDING": ([False], "sees regions without padding"),
     "LAMBDA_RESNET.SHARE_POSITIONS": (
-        ["stage", "", True, False],
+        ["stage", ""],
         "shares no embeddings with the res4 of the backbone",
     ),
 }

@@ -71,7 +71,6 @@ class Replacements:
             whole map of such an image instead of a local scope (Table 10).
         share_positions: "stage" lets the lambda layers of a stage share their position embeddings,
             "size" all that get maps of one size, which adds the first block of the next stage.
-            Files of earlier versions have True for "stage" and False for "".
         options: as of :func:`layer_arguments`, over those of ``spec``.
 
     Raises:
@@ -85,11 +84,9 @@ class Replacements:
         *,
         stage_scopes: Sequence[int] = (),
         global_context: int | None = None,
-        share_positions: Literal["", "stage", "size"] | bool = "",
+        share_positions: Literal["", "stage", "size"] = "",
         **options: Any,
     ) -> None:
-        if isinstance(share_positions, bool):
-            share_positions = "stage" if share_positions else ""
         reaches = {
             "scope": options.get("scope") is not None,
             "stage_scopes": bool(stage_scopes),

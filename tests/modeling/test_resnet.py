@@ -184,15 +184,6 @@ def test_shared_positions_are_one_tensor_per_stage():
     assert first is second and first is not model.res4[0].conv2.position
 
 
-@pytest.mark.parametrize(("old", "new"), [(True, "stage"), (False, "")])
-def test_sharing_as_files_of_earlier_versions_name_it(old, new):
-    nets = [
-        lambda_det.create_backbone("lambda_resnet26_slim", share_positions=value, scope=3)
-        for value in (old, new)
-    ]
-    assert len({len(list(net.parameters())) for net in nets}) == 1
-
-
 def test_positions_are_shared_by_layers_of_equal_input_size():
     """The first block of a stage gets the map of the stage before."""
     model = lambda_det.create_backbone("resnet50_lambda_c2345", share_positions="size", scope=7)
