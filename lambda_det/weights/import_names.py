@@ -113,7 +113,7 @@ def _embedding(tensor: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------ detectors of torchvision
-_HEADS = ("proposal_generator.", "roi_heads.", "head.")  # beside the backbone
+HEADS = ("proposal_generator.", "roi_heads.", "head.")  # the parts beside the backbone
 # Of the 91 classes of their COCO models, the background and these have no object
 _COCO_GAPS = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
 
@@ -264,7 +264,7 @@ def import_weights(content: Mapping[str, Any], path: str | Path) -> dict[str, An
             if re.search(pattern, name):
                 tensor = change(tensor)
         if not is_counter(name):
-            model[name if name.startswith(_HEADS) else f"backbone.{name}"] = tensor
+            model[name if name.startswith(HEADS) else f"backbone.{name}"] = tensor
     # Frozen norms count no batches
     _complete(model, frozen=rules is _RCNN_V1 and not any(map(is_counter, state)))
     return {"model": model, "meta": {"imported": source, **IMAGENET_PIXELS.as_meta()}}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lambda_det.errors import WeightsError, listed, refused
 from lambda_det.weights.backbone_file import fold_normalisation
 from lambda_det.weights.formats import check_address, read_checkpoint
-from lambda_det.weights.import_names import import_weights
+from lambda_det.weights.import_names import HEADS, import_weights
 from lambda_det.weights.names import (
     Fit,
     backbone_prefixes,
@@ -310,8 +310,9 @@ def _check_start(
 ) -> None:
     """Refuse a file without the whole backbone, or with heads of other shapes."""
     _fill_res5_heads(model.state_dict(), state)
-    if str(_about(content).get("imported")).startswith("a detector"):
-        _check_structure(model, state, path, _about(content))
+    about = _about(content)
+    if "imported" in about and any(name.startswith(HEADS) for name in state):
+        _check_structure(model, state, path, about)
     own = _own_tensors(model)
     note_other_classes(own, state, path)
     own = _without_classes(own)
