@@ -80,7 +80,7 @@ def test_the_folder_of_a_run(tmp_path):
 def test_each_run_of_a_process_has_its_log(tmp_path, capsys):
     shown, hidden, of_others = map(
         logging.getLogger,
-        ("lambda_det.own_data.prepare", "lambda_det.weights.loading", "detectron2.data.build"),
+        ("lambda_det.training.log", "lambda_det.weights.loading", "detectron2.data.build"),
     )
     for name in "ab":
         (tmp_path / name).mkdir()

@@ -70,6 +70,20 @@ def test_imports_run_one_way():
     assert not {file: names for file, names in wrong.items() if names}
 
 
+def test_a_room_names_no_module_of_a_wing_except_in_a_table():
+    """CONTRIBUTING.md has the tables, whose rows name "module:function"."""
+    starts = tuple(f"lambda_det.{wing}" for wing in WINGS)
+    named = {
+        (str(file.relative_to(PACKAGE)), node.value)
+        for file in PACKAGE.rglob("*.py")
+        if room_of(file) not in WINGS
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if node.value.startswith(starts) and ":" not in node.value
+    }
+    assert named == set()
+
+
 def test_an_import_against_the_house_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
     file = tmp_path / "layers" / "wrong.py"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -17,10 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.detection.model import check_precision
 from lambda_det.errors import ConfigError
-from lambda_det.training.log import log_table
+from lambda_det.training.log import log_table, show
 from lambda_det.training.settings import COMMON_KEYS, Settings, common_settings
-
-logger = logging.getLogger(__name__)
 
 # the settings that the number of processes changes
 SCALED = ("images_per_step", "base_lr", "max_iter", "eval_period", "warmup_iters", "lr_steps")
@@ -145,7 +142,7 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
             f"process(es) x {settings.accumulate} batch(es) of {settings.key('accumulate')}: "
             f"{fitting} images would do."
         )
-    logger.info(
+    show(
         f"Schedule for {world_size} process(es) x {settings.accumulate} batch(es) a step: {images} "
         f"images a step, lr {scaled.base_lr}, {scaled.max_iter} steps"
     )

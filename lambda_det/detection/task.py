@@ -40,6 +40,7 @@ from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
 from lambda_det.errors import ConfigError
+from lambda_det.training.log import ONLY_IN_FILE
 from lambda_det.training.precision import Precision
 from lambda_det.training.task import EMA, RAW, SAMPLE, Results, Task
 from lambda_det.weights.provenance import RUN, PixelSettings
@@ -232,7 +233,8 @@ class DetectionTask(Task):
         """
         parts, run = self.parts, classes.of_checkpoint(content)
         if run is None:
-            logger.info(f"{path} does not record its classes, so those of the data are used")
+            words = f"{path} does not record its classes, so those of the data are used"
+            logger.info(words, extra=ONLY_IN_FILE)
             return
         names = (*(parts.train_names if self._is_trained else ()), *parts.test_names)
         classes.check(parts.detector, names, run, path)
@@ -335,7 +337,7 @@ class DetectionTask(Task):
             found = inference_on_dataset(model, loader, evaluator) or {}
             found = OrderedDict((f"{key}{ending}", value) for key, value in found.items())
             if comm.is_main_process():
-                logger.info(f"Results on {name}{ending}:")
+                logger.info(f"Results on {name}{ending}:", extra=ONLY_IN_FILE)
                 print_csv_format(found)
             results.setdefault(test_set, {}).update(found)
 
@@ -347,7 +349,7 @@ class DetectionTask(Task):
             results.setdefault(test_set, {})["validation"] = found
             if comm.is_main_process():
                 losses = ", ".join(f"{key} {value:.4g}" for key, value in found.items())
-                logger.info(f"Losses on {name}: {losses}")
+                logger.info(f"Losses on {name}: {losses}", extra=ONLY_IN_FILE)
 
     def describe(self, results: Results) -> str:
         """AP and its like; all numbers where there is none of these."""

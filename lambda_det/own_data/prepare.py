@@ -41,12 +41,11 @@ from lambda_det.own_data.input_size import sizes_for
 from lambda_det.own_data.labels import COCO, FORMATS, as_coco, recognise, refuse_address
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.machine import Machine
+from lambda_det.training.log import show
 from lambda_det.training.run_folder import refuse_other_run
 from lambda_det.weights.provenance import recorded_network
 
 __all__ = ["FOLDER", "SOURCES", "add_flags", "prepare"]
-
-logger = logging.getLogger(__name__)
 
 FOLDER = "data"  # the folder of the files in COCO's format, within the run's
 SMALLEST = 32  # pixels, the stride of a backbone
@@ -177,7 +176,7 @@ def _prepare(args: argparse.Namespace) -> None:
         if Path(args.config_file).parent == Path(draft):
             args.config_file = str(_copy(args.config_file, folder))
     if rows:
-        logger.info(f"What was chosen:\n{tabulate(rows, ('', 'choice', 'why'))}")
+        show(f"What was chosen:\n{tabulate(rows, ('', 'choice', 'why'))}")
     if is_derived:
         cfg.DATASETS.update({key.partition(".")[2]: path for key, path in files.items()})
         register_json_datasets(cfg)
@@ -415,7 +414,7 @@ def _write_data(args: argparse.Namespace, folder: Path, data: _Data) -> dict[str
         path = _copy(file, folder)
         if part == "rest":
             rest = path.name, os.path.abspath(os.path.expanduser(images))
-            logger.info(
+            show(
                 "There is a test part, which is left alone: once the training is over, "
                 f"lambda-det evaluate {folder} --part test evaluates on it."
             )

@@ -17,25 +17,25 @@ from tabulate import tabulate
 from lambda_det.errors import escape_record
 from lambda_det.files import replace_text
 
-__all__ = ["BufferedLog", "log_table"]
+__all__ = ["ONLY_IN_FILE", "BufferedLog", "log_table", "show"]
 
 logger = logging.getLogger(__name__)
 
 _LOGGERS = ("fvcore", "detectron2", "lambda_det")
-# These loggers write tables, the time and evaluations, which a bar of the progress leaves visible.
+# What these loggers say, a bar of the progress leaves visible: the time, evaluations, and by this
+# file tables and what other rooms show.
 _SHOWN = (
-    "lambda_det.own_data.prepare",
-    "lambda_det.detection.schedule",
     "lambda_det.training.evaluation",
     "lambda_det.training.hooks",
     "lambda_det.training.start",
     "lambda_det.training.trainer",
     __name__,
 )
-# Without a bar: what this package says, and a line of numbers in each period of the log. What other
-# packages say of their work, and the results of each part of an evaluation, stand in log.txt.
+# Without a bar the screen shows what this package says, and a line of numbers in each period of the
+# log. What other packages say of their work stands in log.txt.
 _PACKAGE, _NUMBERS = "lambda_det", "detectron2.utils.events"
-_IN_FILE = ("lambda_det.detection.task",)
+# The "extra" of a record that stands in log.txt alone, such as results of a part of an evaluation
+ONLY_IN_FILE = {"only_in_file": True}
 
 
 class BufferedLog(logging.handlers.MemoryHandler):
@@ -99,8 +99,9 @@ class BufferedLog(logging.handlers.MemoryHandler):
             return True
         if self._quiet:
             return record.name in _SHOWN
-        is_ours = record.name.startswith(_PACKAGE) and record.name not in _IN_FILE
-        return is_ours or record.name == _NUMBERS
+        if getattr(record, "only_in_file", False):
+            return False
+        return record.name.startswith(_PACKAGE) or record.name == _NUMBERS
 
     def __exit__(self, *_: object) -> None:
         for logger, handler in (*self._opened, *((logging.getLogger(n), self) for n in _LOGGERS)):
@@ -110,6 +111,11 @@ class BufferedLog(logging.handlers.MemoryHandler):
         for record in self.buffer:
             if record.levelno >= logging.WARNING and comm.is_main_process():
                 logging.lastResort.handle(record)
+
+
+def show(text: str) -> None:
+    """Log a text that a bar of the progress leaves visible on the screen."""
+    logger.info(text)
 
 
 def log_table(title: str, rows: Iterable[tuple[Any, ...]]) -> None:
