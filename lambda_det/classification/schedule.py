@@ -13,6 +13,7 @@ from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 
 from lambda_det.errors import ConfigError, refused
+from lambda_det.training.settings import check_division
 
 __all__ = ["EpochSchedule", "Plan", "build_optimizer", "peak_learning_rate", "plan_training"]
 
@@ -155,15 +156,8 @@ def plan_training(cfg: CfgNode, images: int, world_size: int) -> Plan:
         ConfigError: the batch cannot be divided.
     """
     solver = cfg.SOLVER
+    check_division(solver.IMS_PER_BATCH, world_size, solver.ACCUMULATE_GRADIENTS)
     shares = world_size * solver.ACCUMULATE_GRADIENTS
-    if solver.IMS_PER_BATCH % shares:
-        below = solver.IMS_PER_BATCH // shares * shares
-        fitting = f"{below} or {below + shares}" if below else f"{shares}"
-        raise ConfigError(
-            f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH} does not divide by {world_size} "
-            f"process(es) x {solver.ACCUMULATE_GRADIENTS} batch(es) of "
-            f"SOLVER.ACCUMULATE_GRADIENTS: {fitting} images would do."
-        )
     per_epoch = images / solver.IMS_PER_BATCH
     return Plan(
         images=images,

@@ -17,7 +17,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from lambda_det.detection.model import check_precision
 from lambda_det.errors import ConfigError
 from lambda_det.training.log import log_table, show
-from lambda_det.training.settings import COMMON_KEYS, Settings, common_settings
+from lambda_det.training.settings import (
+    COMMON_KEYS,
+    Settings,
+    check_division,
+    common_settings,
+)
 
 # the settings that the number of processes changes
 SCALED = ("images_per_step", "base_lr", "max_iter", "eval_period", "warmup_iters", "lr_steps")
@@ -134,14 +139,9 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
             rows.append((settings.key(name), getattr(settings, name), *after))
         log_table("The schedule, scaled to the processes", rows)
     images = scaled.images_per_step
-    if images is not None and not (images > 0 and images % shares == 0):
-        below = images // shares * shares
-        fitting = f"{below} or {below + shares}" if below > 0 else f"{shares}"
-        raise ConfigError(
-            f"{settings.key('images_per_step')} {images} does not divide by {world_size} "
-            f"process(es) x {settings.accumulate} batch(es) of {settings.key('accumulate')}: "
-            f"{fitting} images would do."
-        )
+    if images is not None:
+        keys = {name: settings.key(name) for name in ("images_per_step", "accumulate")}
+        check_division(images, world_size, settings.accumulate, keys)
     show(
         f"Schedule for {world_size} process(es) x {settings.accumulate} batch(es) a step: {images} "
         f"images a step, lr {scaled.base_lr}, {scaled.max_iter} steps"

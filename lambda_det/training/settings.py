@@ -14,7 +14,14 @@ from lambda_det.errors import ConfigError
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
-__all__ = ["COMMON_KEYS", "Clipping", "FixedKeys", "Settings", "common_settings"]
+__all__ = [
+    "COMMON_KEYS",
+    "Clipping",
+    "FixedKeys",
+    "Settings",
+    "check_division",
+    "common_settings",
+]
 
 # The key of YAML for each setting that has the same key in every task
 # fmt: off
@@ -178,6 +185,31 @@ def common_settings(cfg: CfgNode) -> dict[str, Any]:
         "clipping": clipping if cfg.SOLVER.CLIP_GRADIENTS.ENABLED else None,
         "event_writers": tuple(cfg.EVENT_WRITERS),
     }
+
+
+def check_division(
+    images: int, world_size: int, accumulate: int, keys: Mapping[str, str] = COMMON_KEYS
+) -> None:
+    """Refuse a number of images that processes and accumulated batches cannot share equally.
+
+    Args:
+        images: of one optimiser step.
+        world_size: number of processes.
+        accumulate: batches of one optimiser step on each of them.
+        keys: the user's keys for "images_per_step" and "accumulate".
+
+    Raises:
+        ConfigError: it does not divide; the message has the nearest numbers that do.
+    """
+    shares = world_size * accumulate
+    if images > 0 and images % shares == 0:
+        return
+    below = images // shares * shares
+    fitting = f"{below} or {below + shares}" if below > 0 else f"{shares}"
+    raise ConfigError(
+        f"{keys['images_per_step']} {images} does not divide by {world_size} process(es) x "
+        f"{accumulate} batch(es) of {keys['accumulate']}: {fitting} images would do."
+    )
 
 
 @dataclass(frozen=True)

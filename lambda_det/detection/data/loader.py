@@ -279,7 +279,6 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
             value of the jitter is invalid.
         DataError: no image has an annotation to train on.
     """
-    _check_batch(images_per_batch)
     _check_proposals(cfg, "TRAIN")
     mapper, mixing = TolerantMapper(cfg, is_train=True), Mixing.from_config(cfg)
     records = training_records(cfg)
