@@ -54,7 +54,10 @@ def network_to_export(
     is_backbone = "recipe" in content or "model" in content.get("meta", {})
     if not is_backbone:
         return network_of_run(run_of_checkpoint(file, content, raw=raw, opts=opts), **options)
-    given = [*(name for name in ("backbone_only", "batch", "fixed") if name in options), *opts]
+    given = [name for name in ("backbone_only", "batch", "fixed") if name in options]
+    if raw:  # the weights of a backbone are its averaged ones, if there are any
+        given.append("raw")
+    given += opts
     if given:
         raise ConfigError(f"{file} is a backbone; leave {given[0]} out.")
     name, pixels = content.get("meta", content.get("recipe"))["model"], {}

@@ -97,6 +97,7 @@ def test_file_that_computes_something_else(weights, tmp_path, capsys, monkeypatc
 REFUSED = {
     "{w} b.onnx --images no.jpg": "no.jpg",
     "{w} b.onnx --backbone-only": "backbone_only",
+    "{w} b.onnx --raw": "leave raw out",
     "{w} b.onnx MODEL.DEVICE cpu": "MODEL.DEVICE",
     "{w} b.onnx --batch 2": "batch",
     "no.pth b.onnx": "no.pth",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from lambda_det.errors import ConfigError
 from lambda_det.weights.provenance import Origin
 
 __all__ = ["Prediction", "Predictor", "read_bgr"]
+
+logger = logging.getLogger(__name__)
 
 Image = str | os.PathLike | np.ndarray
 # From images as Detectron2's models take them to their "instances"
@@ -187,6 +190,11 @@ class Predictor:
         detector = resolve_name(OPENERS[path.suffix])(path, device)
         self.origin = Origin(*(detector.about.get(key) for key in ("weights", "step", "averaged")))
         self.class_names = detector.about.get("classes")
+        if "min_size_test" not in detector.about:
+            logger.warning(
+                f"{path} does not say how its evaluation resizes images, which does more to them "
+                "than that: here they keep their sizes"
+            )
         self._channels, self._augmentations = detector.channels, detector.resize
         self._batch_size = max(self._batch_size, detector.batch)
         self._detect = detector

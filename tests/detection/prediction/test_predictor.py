@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from detectron2.config import instantiate
+from detectron2.data.transforms import AugmentationList
 from detectron2.engine import DefaultPredictor
 from PIL import Image
 
@@ -254,6 +255,22 @@ def test_options_that_cannot_be(run):
             Predictor(run[1], **{key: value})
     with pytest.raises(ConfigError, match="bfloat16"):
         Predictor("detector.onnx", precision="bfloat16")
+
+
+class _WithoutSize:
+    """An exported detector whose evaluation does more to images than to resize them."""
+
+    about, channels, resize, batch = {"outputs": ["boxes"]}, "RGB", AugmentationList([]), 1
+
+    def __init__(self, path, device):
+        pass
+
+
+def test_an_exported_detector_that_does_not_say_its_sizes_warns(monkeypatch, caplog):
+    openers = {".onnx": f"{__name__}:{_WithoutSize.__name__}"}
+    monkeypatch.setattr("lambda_det.detection.prediction.predictor.OPENERS", openers)
+    Predictor("d.onnx")
+    assert "d.onnx does not say how its evaluation resizes images" in caplog.text
 
 
 @pytest.mark.slow
