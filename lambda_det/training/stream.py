@@ -72,10 +72,11 @@ class Stream:
             first: how many batches of all processes to skip.
         """
         rank, size = comm.get_rank(), self._images // comm.get_world_size()
+        # Every process draws the whole batch of a shared stream, and keeps its part
         if self._is_shared:
-            taken, offset = self._images, rank * size
+            drawn, offset = self._images, rank * size
         else:
-            taken, offset = size, 0
+            drawn, offset = size, 0
             if first and not self._said_so:
                 self._said_so = True
                 logger.warning(
@@ -83,13 +84,13 @@ class Stream:
                     f"of images continues only if the sampler always gives the same one; {first} "
                     "batch(es) are left out."
                 )
-        indices = self._indices(seed, first * taken)
+        indices = self._indices(seed, first * drawn)
         for batch in itertools.count(first):
-            chunk = list(itertools.islice(indices, taken))[offset : offset + size]
-            if len(chunk) < size:
+            own = list(itertools.islice(indices, drawn))[offset : offset + size]
+            if len(own) < size:
                 return
             start = batch * self._images + rank * size
-            yield [(seed, start + place, int(index)) for place, index in enumerate(chunk)]
+            yield [(seed, start + place, int(index)) for place, index in enumerate(own)]
 
     def state_dict(self) -> dict[str, Any]:
         """What the order depends on, apart from the run's seed and the place in it."""
@@ -123,16 +124,17 @@ class Stream:
         return _fast(sampler)._infinite_indices()
 
     def _grouped(self, indices: Iterator[int], seed: int, first: int) -> Iterator[int]:
-        for window in itertools.count(first):
-            taken = list(itertools.islice(indices, self._group_size * _GROUPS))
-            if not taken:
+        size = self._group_size
+        for number in itertools.count(first):
+            window = list(itertools.islice(indices, size * _GROUPS))
+            if not window:
                 return
-            wide = [index for index in taken if self._is_wide(index)]
-            tall = [index for index in taken if not self._is_wide(index)]
+            wide = [index for index in window if self._is_wide(index)]
+            tall = [index for index in window if not self._is_wide(index)]
             parted = wide + tall
-            rng = generator(Purpose.GROUPS, seed, window)
+            rng = generator(Purpose.GROUPS, seed, number)
             # In the last window of a finite sampler, the incomplete group comes last.
-            groups, size = len(parted) // self._group_size, self._group_size
+            groups = len(parted) // size
             for group in rng.permutation(groups):
                 yield from parted[group * size : (group + 1) * size]
             yield from parted[groups * size :]
