@@ -432,7 +432,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--panoptic",
         action="store_true",
-        help="shapes_panoptic/ instead: with keypoints, and on patterns that are classes, too",
+        help="shapes_panoptic/ instead: with keypoints, and on patterns that are also classes",
     )
     return make(parser.parse_args(argv))
 

@@ -139,7 +139,7 @@ def install_package(source: str, *, compiled: bool) -> None:
     if compiled:
         print(
             "Building Detectron2's C++ operators with the installed PyTorch: 1 to 2 minutes on 2 "
-            "cores, longer if a CUDA compiler builds them for GPUs, too.",
+            "cores, longer if a CUDA compiler also builds them for GPUs.",
             flush=True,
         )
     pip("install", "--no-build-isolation", "--no-deps", source)

@@ -140,8 +140,8 @@ def warn_of_idle_keys(defaults: Mapping[str, Any]) -> None:
     """Make ``CfgNode.freeze`` warn once, on stderr, of keys that Detectron2's trainer ignores.
 
     Args:
-        defaults: our keys with their defaults. The warning names those that only our trainer acts
-            on and that have another value.
+        defaults: our keys with their defaults. The warning names keys that only our trainer acts on
+            and that have another value.
     """
     freeze = CfgNode.freeze
     ours = {key: value for key, value in defaults.items() if key.startswith(_ONLY_OUR_TRAINER)}

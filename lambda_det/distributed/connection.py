@@ -150,7 +150,7 @@ def distribute(
     # Synchronised norms have the same running statistics on every process. Other norms save those
     # of the first process, or they are estimated over all processes before they are used.
     with warnings.catch_warnings():
-        # PyTorch 2.15 wants another name for it, under which buffers are sent at the start, too
+        # PyTorch 2.15 wants another name for it, under which buffers are also sent at the start
         warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
         distributed = DistributedDataParallel(
             model,

@@ -1,4 +1,4 @@
-"""Devices that a user names, checked against those that are there."""
+"""Check the device that a user names against the devices of this machine."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def content_table(content: Mapping[str, Any], path: str) -> str:
         pixels = f"{settings} (input normalisation folded)" if meta["folded"] else str(settings)
     step = f", after {meta['step']:,} steps" if meta.get("step") else ""
     network = f"{meta['model']}{format_options(meta['options'])}"
-    positions = f"those that images of {meta.get('trained_at')} pixels lack are 0"
+    positions = f"0 where images of {meta.get('trained_at')} pixels have none"
     rows = {
         "file": path,
         "model": f"{network}, by its {meta['known_from']}",

@@ -23,9 +23,9 @@ from lambda_det.own_data.recipe import USABLE
 __all__ = ["DEFAULT", "RECIPES", "Chosen", "choose"]
 
 DEFAULT = "finetune/base.yaml"  # the base of all these recipes
-# The best first. The first one counts whose weights can be had, and of which a GPU holds
-# LEAST_IMAGES images by its RECIPE.MEMORY. Recipes for a CPU have no RECIPE.MEMORY; the weights of
-# the last one are in this package.
+# The best stand first. The first one is chosen whose weights can be had, and whose RECIPE.MEMORY
+# lets the GPU hold LEAST_IMAGES images. Recipes for a CPU have no RECIPE.MEMORY; the weights of the
+# last one are in this package.
 RECIPES = {
     "cuda": ("mask_rcnn_resnetrs101_se", "mask_rcnn_resnetrs50_se", "mask_rcnn_lambda_resnet26t"),
     "cpu": ("light_mobilenet_v2", "light_lambdaresnet26"),

@@ -125,7 +125,7 @@ class ResultsOnData:
         elif self.trained_on:
             lines.append(
                 f"{self.trained_on} of these {self.images} images were trained on, or are copies "
-                "of such: the figures say little of new images."
+                "of training images: the figures say little of new images."
             )
         return lines
 

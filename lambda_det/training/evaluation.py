@@ -102,7 +102,7 @@ class Evaluation(HookBase):
         stopped = f"; the run stopped early, after step {self.last_step}"
         best, interval = self.best, self.best_interval
         sampled = ", on a sample of the images" if self.trainer.task.is_sampled else ""
-        if sampled and self.best_step == self.last_step:  # it was evaluated on all of them, too
+        if sampled and self.best_step == self.last_step:  # it was also evaluated on all of them
             values = flatten_results_dict(self.results)
             if self.best_name in values:
                 best, interval = values[self.best_name], _interval(self.best_name, values)

@@ -18,10 +18,11 @@ from lambda_det.weights.provenance import PixelSettings
 
 __all__ = ["EMA", "RAW", "SAMPLE", "Results", "Task"]
 
-# Which weights are evaluated: those that are trained, and their exponential moving average
+# The weights that are evaluated: the trained ones, and their exponential moving average
 RAW, EMA = "raw", "ema"
 
-# Under this name the last evaluation has the results of the sample that those before it are of
+# The last evaluation, which is on all images, has under this name the results on the sample of the
+# earlier evaluations
 SAMPLE = "sample"
 
 Results = dict[str, Any]  # numbers by name, nested to any depth

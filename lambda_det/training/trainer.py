@@ -184,7 +184,8 @@ class Trainer(TrainerBase):
         self.checkpointer.save(
             name,
             iteration=self.iter,
-            # whose batch norms have statistics of their own weights, not the training's average
+            # models whose batch norms have statistics of their own weights instead of the average
+            # over the training
             precise_statistics=sorted(self._evaluated_models()) if precise else [],
             **self.task.checkpoint_content(self.evaluation.results if evaluated else {}),
         )

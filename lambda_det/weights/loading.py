@@ -123,7 +123,8 @@ def load(
             layers made for other classes, start afresh where the file does not hold them; any other
             difference in shape is an error.
         averaged: take the averaged weights where the file has them.
-        pixels: the pixel settings of the model, to compare with those that the file may record.
+        pixels: the pixel settings of the model, to compare with the settings that the file may
+            record.
         name: of the model's network. A file that records another name is refused.
 
     Raises:
@@ -275,7 +276,7 @@ def _fold(
     wanted: PixelSettings,
     pixels: PixelSettings,
 ) -> PixelSettings:
-    """Fold the difference of pixel settings into ``state``; return those that it needs then."""
+    """Fold the difference of pixel settings into ``state``; return the settings for the result."""
     if len(prefixes) != 1 or not wanted.can_fold_to(pixels):
         return wanted
     (prefix,) = prefixes

@@ -204,7 +204,7 @@ CASES = {
     ),
     "VOC with reversed corners": (
         {"a.xml": voc("a.png", (11, 7, 1, 2), BOX), "a.png": ""},
-        (1, ["or like corners some of which are reversed"]),
+        (1, ["or like corners that are reversed"]),
     ),
     "VOC with boxes of nothing": (
         {"a.xml": voc("a.png", (0, 0, 0, 0), (1, 0, 0, 1)), "a.png": ""},

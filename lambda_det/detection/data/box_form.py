@@ -118,7 +118,8 @@ class Written(NamedTuple):
 
     Attributes:
         text: what they are.
-        numbers: those that are written for boxes [N, 4] in COCO's form in pictures of sizes [N, 2].
+        numbers: the written numbers, from boxes [N, 4] in COCO's form and the sizes [N, 2] of their
+            pictures.
     """
 
     text: str
@@ -222,8 +223,8 @@ def _other_at_borders(
         return None
     place = int(np.flatnonzero(wrong)[0])
     text = " or ".join(form.text for form in likely)
-    if written is BOX_FORMS["corners in pixels"]:  # some of which end before they start
-        text += ", or like corners some of which are reversed"
+    if written is BOX_FORMS["corners in pixels"]:  # a reversed box ends before it starts
+        text += ", or like corners that are reversed in some boxes"
     return FORM, _words(text, numbers[place], written), some[place]
 
 

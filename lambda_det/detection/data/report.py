@@ -81,7 +81,7 @@ class Report:
         categories: names by id, in the order of the ids.
         counts: annotations by category id, crowds included.
         sizes: annotations by COCO's sizes: small, medium, large.
-        findings: by kind, those that occur.
+        findings: that occur, by kind.
         files: for each picture "file_name" (the whole path), "name" (in the labels), "width",
             "height", and "own_size": whether these are the picture's, because the labels have none.
     """

@@ -62,7 +62,7 @@ class Choice:
         if self.per_class < 0:
             raise ConfigError(f"--per-class is {self.per_class}; give 0 (all of them) or more.")
         if self.fill and not self.per_class:
-            raise ConfigError("--fill fills the classes up to --per-class images; give that, too.")
+            raise ConfigError("--fill fills the classes up to --per-class images; also give that.")
 
 
 @dataclass(frozen=True)

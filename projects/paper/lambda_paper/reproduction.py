@@ -22,7 +22,7 @@ from lambda_det.modeling.specs import SPECS, PaperFigures
 DIFFERENCES = {
     "pairs": "an embedding for each pair of positions, [n, m, k], in place of one for each offset",
     "values": "the values' norm has statistics for each position, over examples and channels",
-    "queries": "the queries' norm has statistics for each depth, over heads, too",
+    "queries": "the queries' norm has statistics for each depth, also over heads",
     "reshape": "the map [d, n] is read as [n, d] without a transpose; ours has the transpose",
 }
 
