@@ -163,8 +163,8 @@ def counted(count: float, noun: str) -> str:
     return f"{count:,.12g} {noun}"
 
 
-def suggest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: similar known names, or the first few."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, cutoff=cutoff)
+    near = difflib.get_close_matches(name, known, cutoff=0.5)
     return f"; did you mean {' or '.join(near)}?" if near else f"; there are {listed(known, 5)}."

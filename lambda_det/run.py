@@ -49,9 +49,9 @@ def setup_environment() -> None:
 
         setup_custom_environment(module)
     if "LAMBDA_RESNET" not in defaults._C.MODEL:
-        known = dict(leaves(defaults._C))
+        before = dict(leaves(defaults._C))
         add_lambda_config(defaults._C)
-        added = {key: value for key, value in leaves(defaults._C) if key not in known}
+        added = {key: value for key, value in leaves(defaults._C) if key not in before}
         warn_of_idle_keys(added)
 
 

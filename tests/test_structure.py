@@ -35,7 +35,7 @@ def imported(file: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            if node.module != "lambda_det":  # of which the names are rooms, or made by __init__
+            if node.module != "lambda_det":  # whose names are rooms, or are made by __init__
                 yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 

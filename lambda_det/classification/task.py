@@ -137,9 +137,9 @@ class ClassificationTask(Task):
     def for_run(cls, config: CfgNode, *, train: bool) -> ClassificationTask:
         check_ranges(config)
         # the first process goes first, because it may write an index for the others
-        found: list[Sources] = []
-        on_main_process(lambda: found.append(build_sources(config)))
-        sources = found[0] if found else build_sources(config)
+        on_main: list[Sources] = []
+        on_main_process(lambda: on_main.append(build_sources(config)))
+        sources = on_main[0] if on_main else build_sources(config)
         TestTransform(config)
         if train:
             TrainTransform(config)

@@ -51,17 +51,16 @@ class _Class:
         return float(np.mean(values))
 
 
-def ap_interval(evaluation: COCOeval, replicates: int = _REPLICATES) -> tuple[float, float] | None:
+def ap_interval(evaluation: COCOeval) -> tuple[float, float] | None:
     """The interval that holds AP in 95 of 100 test sets of the same kind and size.
 
-    Test sets are drawn from the images of this one with repetition, and their AP is computed as
-    COCO does. The interval leaves out the lowest and the highest 2.5 % of these values. With few
-    images it is a rough figure, and it ignores that images may be alike, such as the frames of one
-    video.
+    Test sets, always the same, are drawn from the images of this one with repetition, and their AP
+    is computed as COCO does. The interval leaves out the lowest and the highest 2.5 % of these
+    values. With few images it is a rough figure, and it ignores that images may be alike, such as
+    the frames of one video.
 
     Args:
         evaluation: with ground truth and predictions, evaluated or not.
-        replicates: how many test sets are drawn; they are always the same.
 
     Returns:
         The ends in percent; None with less than two images with an object, or more than
@@ -75,11 +74,11 @@ def ap_interval(evaluation: COCOeval, replicates: int = _REPLICATES) -> tuple[fl
         return None
     random = np.random.default_rng(0)
     values = []
-    while len(values) < replicates:
+    while len(values) < _REPLICATES:
         counts = np.bincount(random.integers(images, size=images), minlength=images)
-        found = [one.ap(counts, evaluation.params.recThrs) for one in classes]
-        if found := [value for value in found if value is not None]:
-            values.append(100 * np.mean(found))
+        of_classes = [one.ap(counts, evaluation.params.recThrs) for one in classes]
+        if with_objects := [ap for ap in of_classes if ap is not None]:
+            values.append(100 * np.mean(with_objects))
     low, high = np.percentile(values, _TAILS)
     return float(low), float(high)
 

@@ -86,9 +86,9 @@ def draw_ground_truth(
         classes.append(annotation["category_id"])
         labels.append((_name(class_names, annotation["category_id"]) + crowd).strip())
         keypoints.append(np.reshape(annotation.get("keypoints") or [], (-1, 3)))
-    known = max(map(len, keypoints), default=0)
+    most = max(map(len, keypoints), default=0)
     # Objects without keypoints get keypoints of visibility 0, which are not drawn
-    points = [np.pad(p, ((0, known - len(p)), (0, 0))) for p in keypoints] if known else None
+    points = [np.pad(p, ((0, most - len(p)), (0, 0))) for p in keypoints] if most else None
     boxes = np.array(boxes).reshape(-1, 4)
     points = None if points is None else np.stack(points)
     if not any(annotation.get("segmentation") for annotation in annotations):

@@ -235,12 +235,12 @@ def check_augmented_test(cfg: CfgNode) -> None:
     if not cfg.TEST.AUG.ENABLED:
         return
     needed = {"META_ARCHITECTURE": "GeneralizedRCNN", "KEYPOINT_ON": False, "LOAD_PROPOSALS": False}
-    if found := [
+    if unfit := [
         f"MODEL.{key} {cfg.MODEL[key]}" for key in needed if cfg.MODEL[key] != needed[key]
     ]:
         raise ConfigError(
             "TEST.AUG.ENABLED True: Detectron2's augmentation in a test is for a GeneralizedRCNN "
-            f"without keypoints, and not for {' and '.join(found)}; set TEST.AUG.ENABLED False."
+            f"without keypoints, and not for {' and '.join(unfit)}; set TEST.AUG.ENABLED False."
         )
 
 

@@ -129,14 +129,14 @@ def _check_segments(path: str, ids: np.ndarray, segments: Sequence[Mapping[str, 
     a description would not count as missed.
     """
     present, described = set(np.unique(ids).tolist()), {segment["id"] for segment in segments}
-    for found, what in (
+    for differing, what in (
         (present - described - {VOID}, "holds the id(s) {}, which segments_info does not describe"),
         (described - present, "has no pixel of the id(s) {}, which segments_info describes"),
     ):
-        if found:
+        if differing:
             raise DataError(
                 f"The image of segments {printable(path)} "
-                f"{what.format(listed(map(str, sorted(found))))}; fetch or make both again."
+                f"{what.format(listed(map(str, sorted(differing))))}; fetch or make both again."
             )
 
 
@@ -193,8 +193,8 @@ class PanopticQualityEvaluator(DatasetEvaluator):
             path = os.path.join(self._root, entry["file_name"])
             ground_truth = _read_ids(path, ids.shape)
             _check_segments(path, ground_truth, entry["segments_info"])
-            found = match_segments(ground_truth, entry["segments_info"], ids, segments)
-            for category, matches in found.items():
+            by_category = match_segments(ground_truth, entry["segments_info"], ids, segments)
+            for category, matches in by_category.items():
                 self._counts[category] = self._counts.get(category, Matches()) + matches
 
     def evaluate(self) -> dict[str, dict[str, float]] | None:

@@ -334,21 +334,21 @@ class DetectionTask(Task):
             evaluator = self.parts.make_evaluator(name, ending if folder is None else folder)
             mend_lvis()
             loader = self.parts.make_test_loader(name)
-            found = inference_on_dataset(model, loader, evaluator) or {}
-            found = OrderedDict((f"{key}{ending}", value) for key, value in found.items())
+            measures = inference_on_dataset(model, loader, evaluator) or {}
+            measures = OrderedDict((f"{key}{ending}", value) for key, value in measures.items())
             if comm.is_main_process():
                 logger.info(f"Results on {name}{ending}:", extra=ONLY_IN_FILE)
-                print_csv_format(found)
-            results.setdefault(test_set, {}).update(found)
+                print_csv_format(measures)
+            results.setdefault(test_set, {}).update(measures)
 
     def _add_losses(self, sets: Mapping[str, str], model: nn.Module, results: Results) -> None:
         """Add the losses on test sets, which are named as for :meth:`_evaluate_on`."""
         precision = Precision.of(self.settings)
         for test_set, name in sets.items():
-            found = mean_losses(model, self.parts.make_loss_loader(name), precision)
-            results.setdefault(test_set, {})["validation"] = found
+            means = mean_losses(model, self.parts.make_loss_loader(name), precision)
+            results.setdefault(test_set, {})["validation"] = means
             if comm.is_main_process():
-                losses = ", ".join(f"{key} {value:.4g}" for key, value in found.items())
+                losses = ", ".join(f"{key} {value:.4g}" for key, value in means.items())
                 logger.info(f"Losses on {name}: {losses}", extra=ONLY_IN_FILE)
 
     def describe(self, results: Results) -> str:

@@ -275,10 +275,10 @@ def _end_by(number: int) -> NoReturn:
 def _error_of(failure: ProcessFailure, name: str) -> Exception:
     """What a process raised; or one sentence on how it ended."""
     if isinstance(failure.message, dict):
-        kind, _, text = failure.message["message"].partition(": ")
-        kind = getattr(errors, kind, None)
-        if isinstance(kind, type) and issubclass(kind, UserError):
-            return kind(text)
+        name_of_error, _, text = failure.message["message"].partition(": ")
+        error = getattr(errors, name_of_error, None)
+        if isinstance(error, type) and issubclass(error, UserError):
+            return error(text)
         trace = failure.message["extraInfo"]["py_callstack"]
         return RuntimeError(f"{name} ended with the following error:\n{trace}")
     status = failure.exitcode

@@ -102,12 +102,12 @@ def pairs(run: Instances, file: Instances) -> tuple[Tensor, Tensor]:
     """
     overlaps = pairwise_iou(run.pred_boxes, file.pred_boxes)
     overlaps[run.pred_classes[:, None] != file.pred_classes] = 0.0
-    found = []
+    pairs = []
     while overlaps.numel() and overlaps.max() > OVERLAP:
         row, column = divmod(int(overlaps.argmax()), overlaps.shape[1])
-        found.append((row, column))
+        pairs.append((row, column))
         overlaps[row], overlaps[:, column] = 0.0, 0.0
-    of_run, of_file = torch.tensor(found, dtype=torch.int64).reshape(-1, 2).T
+    of_run, of_file = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
     return of_run, of_file
 
 

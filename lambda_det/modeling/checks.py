@@ -37,10 +37,10 @@ def check_out_features(out_features: Sequence[str] | None, available: Sequence[s
     Raises:
         ConfigError: there are none, or a name is not one of ``available``.
     """
-    found = list(available[-1:] if out_features is None else out_features)
-    if not found or not set(found) <= set(available):
-        raise ConfigError(f"OUT_FEATURES is {found}; name some of {', '.join(available)}.")
-    return found
+    chosen = list(available[-1:] if out_features is None else out_features)
+    if not chosen or not set(chosen) <= set(available):
+        raise ConfigError(f"OUT_FEATURES is {chosen}; name some of {', '.join(available)}.")
+    return chosen
 
 
 def check_dilation(

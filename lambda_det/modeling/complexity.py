@@ -73,12 +73,12 @@ def measure(
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if isinstance(module, LambdaLayer):
-            found = lambda_multiply_adds(module, *output.shape[-2:])
+            numbers = lambda_multiply_adds(module, *output.shape[-2:])
         elif hasattr(module, "multiply_adds"):
-            found = [module.multiply_adds(*output.shape[-2:])] * 2
+            numbers = [module.multiply_adds(*output.shape[-2:])] * 2
         else:  # each output of a convolution or linear layer is a sum over a row of the weight
-            found = [output.numel() * module.weight[0].numel()] * 2
-        for index, number in enumerate(found):
+            numbers = [output.numel() * module.weight[0].numel()] * 2
+        for index, number in enumerate(numbers):
             counts[index] += number * times[module]
 
     counted = [

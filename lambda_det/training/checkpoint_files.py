@@ -145,13 +145,13 @@ def candidates(folder: str) -> list[Path]:
         match = _NUMBERED.fullmatch(os.path.basename(named))
         before = numbered(folder, int(match[1]) if match else None)
         return [Path(named), *(path for path in reversed(before) if path.name != Path(named).name)]
-    found = numbered(folder)[::-1]
+    checkpoints = numbered(folder)[::-1]
     final = Path(folder, _FINAL)
     if final.is_file():
         # A run that was made longer has numbered checkpoints that are newer.
-        newer = [path for path in found if path.stat().st_mtime > final.stat().st_mtime]
-        found = [*newer, final, *found[len(newer) :]]
-    return found
+        newer = [path for path in checkpoints if path.stat().st_mtime > final.stat().st_mtime]
+        checkpoints = [*newer, final, *checkpoints[len(newer) :]]
+    return checkpoints
 
 
 def read_newest(folder: str) -> Checkpoint | None:
@@ -164,8 +164,8 @@ def read_newest(folder: str) -> Checkpoint | None:
         WeightsError: there are checkpoints, or the pointer says so, and none is whole.
     """
     refused: list[str] = []
-    found = candidates(folder)
-    for path in found:
+    checkpoints = candidates(folder)
+    for path in checkpoints:
         try:
             content = read_checkpoint(path)
             _check_model(content, path)
@@ -182,10 +182,12 @@ def read_newest(folder: str) -> Checkpoint | None:
                 "is taken"
             )
         return Checkpoint(os.path.join(folder, path.name), content)
-    if found:
-        others = [path.name for path in sorted(Path(folder).glob("*.pth")) if path not in found]
+    if checkpoints:
+        others = [
+            path.name for path in sorted(Path(folder).glob("*.pth")) if path not in checkpoints
+        ]
         raise WeightsError(
-            f"No checkpoint in {folder} is whole ({listed(path.name for path in found)} were "
+            f"No checkpoint in {folder} is whole ({listed(path.name for path in checkpoints)} were "
             f"tried; {refused[0]}) Write the name of another file of the folder ({listed(others)}) "
             f"into {Path(folder, _POINTER)}, or start again in another folder."
         )
@@ -228,9 +230,9 @@ def remove_old(folder: str, kept: int, last: int) -> None:
 
     The checkpoint that the pointer names stays in any case.
     """
-    found = numbered(folder, last)
+    checkpoints = numbered(folder, last)
     named = os.path.basename(last_checkpoint(folder))
-    for path in found[: max(len(found) - kept, 0)]:
+    for path in checkpoints[: max(len(checkpoints) - kept, 0)]:
         if path.name != named:
             path.unlink(missing_ok=True)
 

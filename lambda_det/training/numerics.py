@@ -139,9 +139,9 @@ def _is_finite(x: Tensor) -> bool:
 def _count(x: Tensor) -> str:
     """How many numbers are NaN or infinite, in words."""
     nan, infinite = int(x.isnan().sum()), int(x.isinf().sum())
-    kinds = {"NaN": nan, "infinite": infinite}
-    found = " and ".join(f"{number} {kind}" for kind, number in kinds.items() if number)
-    return f"{nan + infinite} of {x.numel()} numbers are not finite, {found}"
+    numbers = {"NaN": nan, "infinite": infinite}
+    counts = " and ".join(f"{number} {word}" for word, number in numbers.items() if number)
+    return f"{nan + infinite} of {x.numel()} numbers are not finite, {counts}"
 
 
 def _inputs(args: tuple) -> str:

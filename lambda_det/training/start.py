@@ -244,15 +244,15 @@ def _read_newest_on_all(folder: str) -> Checkpoint | None:
     Raises:
         WeightsError: there are checkpoints and none is whole, or not every process can read it.
     """
-    found = on_main_process(lambda: read_newest(folder))
-    path = comm.all_gather(found.path if found else "")[0]
+    checkpoint = on_main_process(lambda: read_newest(folder))
+    path = comm.all_gather(checkpoint.path if checkpoint else "")[0]
     if not path:
         return None
     if not all(comm.all_gather(os.path.isfile(path))):
         raise WeightsError(
             f"Not every process finds the checkpoint {path}; give all machines the same folder."
         )
-    return on_all(lambda: found or Checkpoint(path, read_checkpoint(path)))
+    return on_all(lambda: checkpoint or Checkpoint(path, read_checkpoint(path)))
 
 
 def _open_folder(task: Task, log: BufferedLog, lock: RunLock | None = None) -> None:

@@ -245,7 +245,7 @@ class TrainStep:
     ) -> None:
         own = total, self._spikes.median, _listed(losses), images
         total, median, values, images = max(
-            comm.all_gather(own), key=lambda found: found[0] / max(found[1], 1e-9)
+            comm.all_gather(own), key=lambda of_process: of_process[0] / max(of_process[1], 1e-9)
         )
         logger.warning(
             f"Loss spike at iteration {self.iteration}{_listed_images(images)}: {total:.4g}, where "

@@ -258,10 +258,10 @@ def check_provenance(content: Mapping[str, Any], path: str | Path) -> None:
         )
     state = tensors_only(content.get("model"), path)
     try:
-        found = checksum(state, meta)
+        actual = checksum(state, meta)
     except TypeError:  # meta holds a value that no export writes
-        found = None
-    if meta.get("sha256") != found:
+        actual = None
+    if meta.get("sha256") != actual:
         raise WeightsError(
             f"{path} was changed after it was written: its checksum does not match its content; "
             "export the backbone again."

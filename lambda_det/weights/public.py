@@ -212,9 +212,9 @@ def _timm(url: str, name: str) -> PublicFile:
 def _torchvision(url: str, name: str) -> PublicFile:
     models = importlib.import_module("torchvision.models")
     kinds = {**vars(models.detection), **vars(models)}
-    known = [f"{enum}.{member}" for enum in _TORCHVISION for member in kinds[enum].__members__]
-    if name not in known:
-        raise _no_such(url, name, known)
+    names = [f"{enum}.{member}" for enum in _TORCHVISION for member in kinds[enum].__members__]
+    if name not in names:
+        raise _no_such(url, name, names)
     weights = models.get_weight(name)
     file = Path(urlparse(weights.url).path).name
     place = Path(torch.hub.get_dir(), "checkpoints", file)  # torchvision's own cache

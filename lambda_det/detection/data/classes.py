@@ -51,33 +51,33 @@ def facts_of(datasets: Iterable[str]) -> dict[str, Any]:
         set in the order of the classes, as thing_ids and stuff_ids. Each is from the first data set
         that has it.
     """
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for name in datasets:
         if name not in DatasetCatalog:
             continue
         metadata = MetadataCatalog.get(name)
-        known = {key: metadata.get(key) for key in _KEPT}
-        known["thing_classes"] = _thing_classes(name)
+        of_set = {key: metadata.get(key) for key in _KEPT}
+        of_set["thing_classes"] = _thing_classes(name)
         for key, source in _IDS.items():
             ids = metadata.get(source)
-            known[key] = ids and sorted(ids, key=ids.get)
-        for key, value in known.items():
+            of_set[key] = ids and sorted(ids, key=ids.get)
+        for key, value in of_set.items():
             if value is not None:
-                found.setdefault(key, _plain(value))
-    return found
+                facts.setdefault(key, _plain(value))
+    return facts
 
 
 def _thing_classes(name: str) -> list[str] | None:
     """The classes of a registered data set; those of its file if it has not been read yet."""
     metadata = MetadataCatalog.get(name)
-    known = metadata.get("thing_classes")
-    if known is None and is_coco(name):
+    classes = metadata.get("thing_classes")
+    if classes is None and is_coco(name):
         try:
             report = file_report(metadata.json_file, metadata.image_root)
         except UserError:  # the check of the data reports it
             return None
-        known = list(report.categories.values())
-    return None if known is None else list(known)
+        classes = list(report.categories.values())
+    return None if classes is None else list(classes)
 
 
 def _plain(value: Any) -> Any:

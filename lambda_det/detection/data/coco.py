@@ -206,9 +206,9 @@ class _Content:
             names = read_keypoint_names(json_file, entry)
             if names and self.keypoints is None:
                 self.keypoints = len(names)
-            known = self.report.categories.setdefault(number, name)
-            if known != name:
-                self.report.add(ID, f"category id {number} is of {known!r} and of {name!r}")
+            first = self.report.categories.setdefault(number, name)
+            if first != name:
+                self.report.add(ID, f"category id {number} is of {first!r} and of {name!r}")
         counts = Counter(annotation["category_id"] for annotation in self.annotations)
         root = _unused_root(entries, counts)
         if root is not None and len(self.report.categories) > 1:
@@ -222,11 +222,11 @@ class _Content:
         for entry in entries:
             number, name = entry["id"], entry["file_name"]
             image = {**entry, "path": paths[name]}
-            known = self.images.get(number)
-            if known is not None and known["path"] != image["path"]:
-                text = f"picture id {number} is of {known['file_name']!r} and of {name!r}"
+            earlier = self.images.get(number)
+            if earlier is not None and earlier["path"] != image["path"]:
+                text = f"picture id {number} is of {earlier['file_name']!r} and of {name!r}"
                 self.report.add(ID, text)
-            elif known is None:
+            elif earlier is None:
                 self.images[number] = image
                 self._check_size(image)
 
@@ -251,8 +251,11 @@ class _Content:
 
     def _check_ids(self) -> None:
         for annotation in self.annotations:
-            for key, known in (("image_id", self.images), ("category_id", self.report.categories)):
-                if annotation[key] not in known:
+            for key, entries in (
+                ("image_id", self.images),
+                ("category_id", self.report.categories),
+            ):
+                if annotation[key] not in entries:
                     self.report.add(ID, f"{self.where(annotation)}: {key} {annotation[key]}")
 
     def where(self, annotation: Mapping[str, Any]) -> str:
@@ -312,14 +315,14 @@ def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
         return paths
     folder = PictureFolder(root)
     claims = {os.path.normpath(paths[name]): name for name in paths.keys() - set(missing)}
-    found = {name: folder.named(name) for name in missing}
+    matches = {name: folder.named(name) for name in missing}
 
     def claims_late(name: str) -> bool:
         """In the folder cam2, cam1/0.png must not claim the picture of cam2/0.png."""
-        return not any(_is_in_folder(name, str(path)) for path in found[name][1])
+        return not any(_is_in_folder(name, str(path)) for path in matches[name][1])
 
     for name in sorted(missing, key=claims_late):
-        end, pictures = found[name]
+        end, pictures = matches[name]
         if len(pictures) > 1:
             places = listed(sorted(map(str, pictures)))
             report.add(PICTURE, f"{name}: {end} is in several folders, {places}")

@@ -139,8 +139,8 @@ def read_panoptic(json_file: str) -> tuple[dict[int, dict[str, Any]], dict[int, 
     for entry in content["annotations"]:
         _check_entries(json_file, entry, "segments_info", _SEGMENT)
         for segment in entry["segments_info"]:
-            known = segment["category_id"] in is_thing
-            if not known or segment.get("iscrowd") not in (None, 0, 1):
+            has_category = segment["category_id"] in is_thing
+            if not has_category or segment.get("iscrowd") not in (None, 0, 1):
                 raise DataError(
                     f"{json_file}: in image {entry['image_id']}, the segment {segment!r:.80} is of "
                     f"none of the {len(is_thing)} categories of the file, or its iscrowd is not "

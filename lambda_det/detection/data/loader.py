@@ -415,8 +415,8 @@ def _of_one_size(records: Sequence[Record], indices: Iterable[int], size: int) -
     groups: dict[Any, list[int]] = {}
     for index in indices:
         record = records[index]
-        known = "height" in record and "width" in record
-        key = (record["height"], record["width"]) if known else index
+        has_size = "height" in record and "width" in record
+        key = (record["height"], record["width"]) if has_size else index
         groups.setdefault(key, []).append(index)
     return [batch for group in groups.values() for batch in BatchSampler(group, size, False)]
 

@@ -236,13 +236,13 @@ def _keypoint_names(json_file: str) -> dict[str, list]:
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     """Names that differ only in their side, such as left_eye and right_eye, L-Eye and R-Eye."""
-    known = {name.casefold(): name for name in names}
+    by_folded = {name.casefold(): name for name in names}
     pairs = {}  # the left name by the right one
     for name in names:
         folded = name.casefold()
         for other in (folded.replace("left", "right"), _LEFT.sub("r", name).casefold()):
-            if other != folded and other in known:
-                pairs.setdefault(known[other], name)
+            if other != folded and other in by_folded:
+                pairs.setdefault(by_folded[other], name)
     return [(left, right) for right, left in pairs.items()]
 
 
@@ -251,8 +251,8 @@ def _report_pairs(name: str, flip: str) -> None:
     metadata = MetadataCatalog.get(name)
     pairs = metadata.get("keypoint_flip_map")
     if pairs:
-        found = ", ".join(f"{left} and {right}" for left, right in pairs)
-        logger.info(f"A horizontal flip of an image of {name} exchanges its keypoints {found}.")
+        names = ", ".join(f"{left} and {right}" for left, right in pairs)
+        logger.info(f"A horizontal flip of an image of {name} exchanges its keypoints {names}.")
     elif pairs is not None and flip == "horizontal":
         logger.warning(
             f"None of the keypoints of {name} ({', '.join(metadata.keypoint_names)}) are "

@@ -103,8 +103,8 @@ class Placement:
         kinds = [type(step) for step in steps]
         if kinds != [kind for kind in _ORDER if kind in kinds]:
             return None
-        found = dict(zip(kinds, steps, strict=True))
-        resize, crop, pad, *flips = map(found.get, _ORDER)
+        by_kind = dict(zip(kinds, steps, strict=True))
+        resize, crop, pad, *flips = map(by_kind.get, _ORDER)
         if resize and resize.interp != Image.BILINEAR:
             return None
         height, width = resized = (resize.new_h, resize.new_w) if resize else size
@@ -217,19 +217,19 @@ def transform_polygons(
         if not polygons:
             break
         if type(step) is T.CropTransform:
-            found = [(n, q) for n, p in zip(owners, polygons, strict=True) for q in _crop(step, p)]
+            left = [(n, q) for n, p in zip(owners, polygons, strict=True) for q in _crop(step, p)]
         elif type(step).apply_polygons is T.Transform.apply_polygons:
             ends = np.cumsum([len(polygon) for polygon in polygons])
             moved = step.apply_coords(np.concatenate(polygons))  # a copy, which may be changed
             polygons = np.split(moved, ends[:-1])
             continue
         else:
-            found = [
+            left = [
                 (n, q)
                 for n, p in zip(owners, polygons, strict=True)
                 for q in step.apply_polygons([p])
             ]
-        owners, polygons = [n for n, _ in found], [q for _, q in found]
+        owners, polygons = [n for n, _ in left], [q for _, q in left]
     result: list[list[np.ndarray]] = [[] for _ in objects]
     for number, polygon in zip(owners, polygons, strict=True):
         result[number].append(polygon)

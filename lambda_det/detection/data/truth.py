@@ -91,8 +91,8 @@ def decided(record: dict[str, Any], keypoints: int | None = None) -> tuple[dict,
     )
     kept, faults = Decided(), []
     for annotation in given:
-        annotation, found = decide(annotation, *size, keypoints)
-        faults += found
+        annotation, its_faults = decide(annotation, *size, keypoints)
+        faults += its_faults
         if annotation is not None:
             kept.append(annotation)
     return {**record, "annotations": kept}, faults

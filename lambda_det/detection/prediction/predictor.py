@@ -73,8 +73,8 @@ class Prediction:
     @property
     def names(self) -> list[str]:
         """The name of each instance's class, or its number where the names are not known."""
-        known = self.class_names
-        return [known[index] if known else str(index) for index in self.classes]
+        names = self.class_names
+        return [names[index] if names else str(index) for index in self.classes]
 
     @property
     def masks(self) -> np.ndarray | None:

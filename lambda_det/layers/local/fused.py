@@ -44,8 +44,8 @@ def unsupported(queries: Tensor, values: Tensor, embedding: Tensor) -> str | Non
         return f"the query depth is {k}, and the kernels know only {QUERY_DEPTHS}"
     dtypes = {queries.dtype, values.dtype, embedding.dtype}
     if len(dtypes) > 1 or queries.dtype not in DTYPES:
-        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        return f"the dtype is {found}, and the kernels know only bfloat16, float16 and float32"
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        return f"the dtype is {names}, and the kernels know only bfloat16, float16 and float32"
     kernels = _kernels()
     if isinstance(kernels, str):
         return kernels

@@ -587,8 +587,12 @@ PRESETS = {
     "networks": Preset(
         networks,
         (
-            *("dtype", "channels_last", "batch", "image_size"),
-            *("implementations", "checkpoint_activations"),
+            "dtype",
+            "channels_last",
+            "batch",
+            "image_size",
+            "implementations",
+            "checkpoint_activations",
         ),
     ),
     "detector": Preset(detector, ("batch", "image_size"), libraries=("detectron2",)),
