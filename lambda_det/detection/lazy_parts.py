@@ -127,9 +127,11 @@ def read_settings(config: DictConfig) -> DetectionSettings:
     if not OmegaConf.select(config, "train.model_ema.enabled"):
         values["ema_decay"] = 0.0
     if OmegaConf.select(config, "train.clip_grad.enabled"):
-        limits = OmegaConf.to_container(config.train.clip_grad.params, resolve=True)
+        keys = KEYS["clipping.limit"], KEYS["clipping.norm_type"]
+        limit = OmegaConf.select(config, keys[0])
+        norm_type = OmegaConf.select(config, keys[1], default=2.0)
         values["clipping"] = Clipping(
-            "full_model", limits["max_norm"], limits.get("norm_type", 2.0)
+            "full_model", _of_type(float, keys[0], limit), _of_type(float, keys[1], norm_type)
         )
     return DetectionSettings(**values, keys=KEYS)
 
@@ -139,8 +141,12 @@ def _of_type(kind: Any, key: str, value: Any) -> Any:
     if isinstance(value, ListConfig):
         value = tuple(value)
     allowed = get_args(kind) if isinstance(kind, UnionType) else (get_origin(kind) or kind,)
-    if not isinstance(value, (*allowed, int) if float in allowed else allowed):
-        raise ConfigError(f"{key} is {value!r}; it must be of type {kind}.")
+    if float in allowed:
+        allowed = (*allowed, int)
+    # Python takes True for the number 1
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        words = " or ".join(getattr(one, "__name__", str(one)) for one in allowed)
+        raise ConfigError(f"{key} is {value!r}; it must be of type {words}.")
     return value
 
 

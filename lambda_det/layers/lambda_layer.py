@@ -53,7 +53,8 @@ class LambdaLayer(nn.Module):
         key_norm: a name of ``KEY_NORMS``, over the positions.
         query_softmax: also take the softmax of each query over its depth (Table 11).
         multi_head: give each head keys, values and embeddings of its own (Appendix C.3).
-        position: the ``position`` module of another layer, to share its embeddings.
+        position: the ``position`` module of another layer, to share its embeddings; ``scope``,
+            ``map_size`` and ``position_bias`` are then not used.
         position_bias: add a learned number per query depth to every position lambda. The paper has
             none; other public layers do.
         implementation: of the local position output, see :mod:`lambda_det.layers.local`.

@@ -122,8 +122,19 @@ def test_detrex_s_names_of_clipping_and_averaging():
     settings = DetectionTask(config).settings
     assert (settings.clipping.kind, settings.clipping.limit) == ("full_model", 0.1)
     assert settings.ema_decay == 0.99
-    config.train.clip_grad.params.max_norm = 0.0
-    with pytest.raises(ConfigError, match=r"train\.clip_grad\.params\.max_norm"):
+    for impossible in (0.0, "0.1", None, True):
+        config.train.clip_grad.params.max_norm = impossible
+        with pytest.raises(ConfigError, match=r"train\.clip_grad\.params\.max_norm"):
+            DetectionTask(config)
+    del config.train.clip_grad.params
+    with pytest.raises(ConfigError, match=r"train\.clip_grad\.params\.max_norm is None"):
+        DetectionTask(config)
+
+
+def test_true_is_no_number():
+    config = loaded()
+    config.train.max_iter = True  # trained one step
+    with pytest.raises(ConfigError, match=r"train\.max_iter is True; it must be of type int"):
         DetectionTask(config)
 
 
