@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from operator import attrgetter
 
 from detectron2.config import CfgNode
 from detectron2.data.transforms import AugmentationList
@@ -116,6 +118,7 @@ _FIXED = FixedKeys(
         "MODEL",
         "INPUT.FORMAT",
         "SEED",
+        "SOLVER.BACKBONE_MULTIPLIER",
         "SOLVER.BASE_LR",
         "SOLVER.BIAS_LR_FACTOR",
         "SOLVER.IMS_PER_BATCH",
@@ -154,14 +157,29 @@ _ADVICE = (
 )
 
 
+# The least number of keys that neither Settings nor, in every group of parameters, PyTorch checks
+_LEAST = {
+    "SOLVER.BACKBONE_MULTIPLIER": 0,
+    "SOLVER.BASE_LR": 0,
+    "SOLVER.BIAS_LR_FACTOR": 0,
+    "SOLVER.MOMENTUM": 0,
+    "SOLVER.WEIGHT_DECAY": 0,
+    "SOLVER.WEIGHT_DECAY_BIAS": 0,
+    "SOLVER.WEIGHT_DECAY_NORM": 0,
+    "TEST.IMS_PER_BATCH": 1,
+}
+
+
 def of_yaml(cfg: CfgNode) -> Parts:
     """The parts that a YAML configuration describes.
 
     Raises:
         ConfigError: a value cannot be.
     """
-    if cfg.TEST.IMS_PER_BATCH < 1:
-        raise ConfigError(f"TEST.IMS_PER_BATCH is {cfg.TEST.IMS_PER_BATCH}; give 1 or more.")
+    for key, least in _LEAST.items():
+        value = attrgetter(key)(cfg)
+        if value is not None and not least <= value < math.inf:
+            raise ConfigError(f"{key} is {value}; it must be {least} or more.")
 
     def check_data(train: bool) -> None:
         data.check_datasets(cfg, train=train, test=not train or len(cfg.DATASETS.TEST) > 0)

@@ -3,15 +3,17 @@
 import logging
 import re
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 import torch
 from detectron2.config import get_cfg
 from detectron2.projects.deeplab import add_deeplab_config
+from torch import nn
 
-from lambda_det.config import add_lambda_config
-from lambda_det.detection.parts import read_settings
-from lambda_det.detection.schedule import build_lr_scheduler, scale_settings
+from lambda_det.config import add_lambda_config, leaves
+from lambda_det.detection.parts import of_yaml, read_settings
+from lambda_det.detection.schedule import build_lr_scheduler, build_optimizer, scale_settings
 from lambda_det.errors import ConfigError
 
 
@@ -147,3 +149,37 @@ def test_what_is_typed_is_taken_literally(caplog):
     assert rows["SOLVER.BASE_LR"][:2] == ["0.32", "0.0025"]
     assert rows["SOLVER.MAX_ITER"] == ["40", "it is typed"]
     assert rows["SOLVER.IMS_PER_BATCH"] == ["5", "it is typed"]
+
+
+def test_a_resumed_run_keeps_what_the_optimiser_saves():
+    """Its saved groups replace those of the configuration, so a changed key would do nothing."""
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    model = nn.ModuleDict({"backbone": nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1))})
+    model["head"] = nn.Linear(1, 1)
+
+    def groups(cfg) -> list[dict]:
+        saved = build_optimizer(cfg, model).state_dict()["param_groups"]
+        return [{key: value for key, value in group.items() if key != "params"} for group in saved]
+
+    saved = []
+    for key, value in leaves(cfg):
+        if key.startswith("SOLVER.") and isinstance(value, bool | int | float | None):
+            changed = cfg.clone()
+            section, _, name = key.rpartition(".")
+            attrgetter(section)(changed)[name] = not value if isinstance(value, bool) else 0.5
+            saved += [key] if groups(changed) != groups(cfg) else []
+    assert {"SOLVER.BACKBONE_MULTIPLIER", "SOLVER.WEIGHT_DECAY_BIAS"} <= {*saved}
+    assert [key for key in saved if key not in of_yaml(cfg).fixed_keys] == []
+
+
+@pytest.mark.parametrize(
+    "key", ["SOLVER.BASE_LR", "SOLVER.BACKBONE_MULTIPLIER", "SOLVER.WEIGHT_DECAY_NORM"]
+)
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
+def test_rates_that_no_training_can_have(key, value):
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    cfg.merge_from_list([key, value])
+    with pytest.raises(ConfigError, match=f"{key} is .*; it must be 0 or more"):
+        of_yaml(cfg)
