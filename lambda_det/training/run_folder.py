@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,9 @@ def _holds_run(folder: Path) -> bool:
 def changed_keys(config: str, saved: Path) -> Iterator[Change]:
     """Yield the keys that differ between a configuration and a saved one.
 
+    A key that only one of them has is a setting with its default, as of another version. Only in a
+    node of a LazyConfig, which calls its ``_target_``, it is an argument and so a difference.
+
     Args:
         config: as YAML.
         saved: a file, which need not be there.
@@ -156,9 +159,25 @@ def changed_keys(config: str, saved: Path) -> Iterator[Change]:
         before = dict(leaves(read_plain(saved.read_text("utf-8"))))
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
         raise ConfigError(f"{saved} is not a saved configuration; mend or remove it.") from error
-    for key, value in leaves(read_plain(config)):
-        if key in before and before[key] != value:
-            yield key, before[key], value
+    after = dict(leaves(read_plain(config)))
+    for key in after | before:
+        then, now = before.get(key, _NOT_SET), after.get(key, _NOT_SET)
+        if then != now and (_NOT_SET not in (then, now) or _is_argument(key, before | after)):
+            yield key, then, now
+
+
+class _NotSet:
+    def __repr__(self) -> str:
+        return "not set"
+
+
+_NOT_SET = _NotSet()
+
+
+def _is_argument(key: str, values: Mapping[str, Any]) -> bool:
+    """Whether one of the sections that a key lies in is a node of a LazyConfig."""
+    names = key.split(".")
+    return any(".".join((*names[:end], "_target_")) in values for end in range(1, len(names)))
 
 
 _ORIGIN = "# --config-file "  # the first line of a config.yaml

@@ -57,6 +57,21 @@ def test_what_yaml_cannot_hold_is_saved_as_a_text(tmp_path):
     assert [key for key, _, _ in changed_keys(dump_lazy(lazy), tmp_path / "config.yaml")] == ["c"]
 
 
+def test_an_argument_that_only_one_has_is_a_change_and_a_setting_is_none(tmp_path):
+    started = {"optimizer": LazyCall(dict)(lr=1, nesterov=True), "train": {"seed": 1}}
+    now = {"optimizer": LazyCall(dict)(lr=1, params=LazyCall(dict)(a=2)), "train": {"amp": {}}}
+    (tmp_path / "config.yaml").write_text(dump_lazy(DictConfig(started)))
+    changes = {
+        key: f"{before!r} -> {after!r}"
+        for key, before, after in changed_keys(dump_lazy(DictConfig(now)), tmp_path / "config.yaml")
+    }
+    assert changes == {
+        "optimizer.nesterov": "True -> not set",
+        "optimizer.params._target_": "not set -> 'builtins.dict'",
+        "optimizer.params.a": "not set -> 2",
+    }
+
+
 def test_a_saved_configuration_is_compared_without_running_it(tmp_path):
     marker = tmp_path / "ran"
     (tmp_path / "config.yaml").write_text(
