@@ -10,12 +10,13 @@ import os
 import socket
 from pathlib import Path
 
+from detectron2.engine import HookBase
 from filelock import FileLock, Timeout
 
 from lambda_det.errors import ConfigError
 from lambda_det.training.settings import Settings
 
-__all__ = ["RunLock"]
+__all__ = ["KeepFolder", "RunLock"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +48,16 @@ class RunLock:
         self._folder, self._key = settings.output_dir, settings.key("output_dir")
         self._file = Path(self._folder, NAME)
         self._lock = FileLock(self._file, **_ONLY_THE_SYSTEM)
+        self._own: os.stat_result | None = None  # of the file, once it is locked
 
     def __enter__(self) -> RunLock:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._lock.is_locked:
-            with contextlib.suppress(OSError):  # Windows does not remove a file that is open
-                self._file.unlink()
+            if not self._is_of_another():
+                with contextlib.suppress(OSError):  # Windows does not remove a file that is open
+                    self._file.unlink()
             self._lock.release()
 
     def acquire(self) -> None:
@@ -89,3 +92,37 @@ class RunLock:
             return
         with contextlib.suppress(PermissionError):  # Windows locks it against reading as well
             self._file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", "utf-8")
+        self._own = os.stat(self._file)
+
+    def check(self) -> None:
+        """Make sure that the folder was not removed and locked by another training since.
+
+        Both would write checkpoints of the same names, and neither would be told.
+
+        Raises:
+            ConfigError: it was.
+        """
+        if self._is_of_another():
+            raise ConfigError(
+                f"{self._key} {self._folder} was removed, and another training runs there now: "
+                f"this one, process {os.getpid()}, ends, because both would write to the same "
+                f"files. Give each training an {self._key} of its own."
+            )
+
+    def _is_of_another(self) -> bool:
+        if self._own is None:
+            return False
+        try:
+            return not os.path.samestat(os.stat(self._file), self._own)
+        except OSError:  # the folder was removed or moved, and nobody else has it
+            return False
+
+
+class KeepFolder(HookBase):
+    """Ends a training whose folder another training has."""
+
+    def __init__(self, lock: RunLock) -> None:
+        self._lock = lock
+
+    def before_step(self) -> None:
+        self._lock.check()

@@ -90,6 +90,18 @@ def test_one_that_has_ended_does_not_keep_the_folder(tmp_path, holder, how):
     _acquire(tmp_path)
 
 
+def test_a_folder_that_was_removed_and_locked_again_is_that_of_the_other(tmp_path, holder):
+    with RunLock(_settings(tmp_path)) as lock:
+        lock.acquire()
+        lock.check()
+        (tmp_path / locks.NAME).unlink()
+        lock.check()  # no other has it
+        holder("lives")
+        with pytest.raises(ConfigError, match=f"OUTPUT_DIR {tmp_path} was removed"):
+            lock.check()
+    assert (tmp_path / locks.NAME).exists()  # the other's
+
+
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
 def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog, number):
     """Twice: a file that is left must not be taken for a lock."""

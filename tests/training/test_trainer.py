@@ -271,6 +271,18 @@ def test_beside_a_run_no_other_is_possible_but_an_evaluation_is(folder):
     assert max(metrics(folder)) == 7
 
 
+@pytest.mark.posix
+def test_a_run_ends_whose_folder_another_training_has(folder):
+    def give_to_another(_):
+        (folder / "run.lock").rename(folder / "removed")
+        (folder / "run.lock").touch()
+
+    with BufferedLog() as log, pytest.raises(ConfigError, match=str(folder)):
+        start.train(ToyTask(folder, give_to_another), log, resume=False)
+    assert not (folder / "model_final.pth").exists()
+    assert (folder / "run.lock").exists()  # the other's
+
+
 class _Kind:
     """Stands for a task's class, and makes a toy with settings."""
 
