@@ -58,8 +58,8 @@ def test_what_yaml_cannot_hold_is_saved_as_a_text(tmp_path):
 
 
 def test_an_argument_that_only_one_has_is_a_change_and_a_setting_is_none(tmp_path):
-    started = {"optimizer": LazyCall(dict)(lr=1, nesterov=True), "train": {"seed": 1}}
-    now = {"optimizer": LazyCall(dict)(lr=1, params=LazyCall(dict)(a=2)), "train": {"amp": {}}}
+    started = {"optimizer": LazyCall(sorted)(lr=1, nesterov=True), "train": {"seed": 1}}
+    now = {"optimizer": LazyCall(sorted)(lr=1, params=LazyCall(sorted)(a=2)), "train": {"amp": {}}}
     started, now = (
         dump_lazy(DictConfig(config, flags={"allow_objects": True})) for config in (started, now)
     )
@@ -70,7 +70,7 @@ def test_an_argument_that_only_one_has_is_a_change_and_a_setting_is_none(tmp_pat
     }
     assert changes == {
         "optimizer.nesterov": "True -> not set",
-        "optimizer.params._target_": "not set -> 'builtins.dict'",
+        "optimizer.params._target_": "not set -> 'builtins.sorted'",
         "optimizer.params.a": "not set -> 2",
     }
 
