@@ -299,10 +299,10 @@ def test_data_that_can_only_be_iterated(build):
 
 
 @pytest.mark.parametrize("images_per_batch", [0, 3])
-def test_a_batch_that_cannot_be_divided_by_the_processes(four, monkeypatch, images_per_batch):
+def test_a_batch_that_cannot_be_divided_by_the_processes(monkeypatch, images_per_batch):
     monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: 2)
     with pytest.raises(ConfigError, match=r"SOLVER\.IMS_PER_BATCH"):
-        build_train_loader(four[0], images_per_batch)
+        tolerant_train_loader([{}], mapper=dict, total_batch_size=images_per_batch)
 
 
 def test_everything_can_be_sent_to_a_spawned_worker(eleven):
