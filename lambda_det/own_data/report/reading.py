@@ -120,13 +120,14 @@ class RunState:
     is_best: bool
 
     def sentences(self) -> str:
-        """How far the run is, for a reader."""
+        """How far the run is, for a reader who knows its folder."""
         if not self.last and self.weights is None:
             return "It has no checkpoint."
         words = []
         if self.weights is not None:
             which = "Its best" if self.is_best else "The last"
-            words.append(f"{which} checkpoint is {self.weights}.")
+            weights = self.weights._replace(file=os.path.basename(self.weights.file))
+            words.append(f"{which} checkpoint is {weights}.")
         if self.last != _FINAL:
             words.append(f"It has not ended: its last checkpoint is {self.last or 'missing'}.")
         elif 0 < self.steps < self.planned:

@@ -261,6 +261,7 @@ def test_the_best_checkpoint_counts_and_an_early_stop_is_said(run):
     text = _page(run)
     assert "model_best.pth (after 50 steps, raw weights)" in text and "<b>61.2</b>" in text
     assert "<b>100</b><span>steps" in text and "after 100 of 40,000 steps" in text
+    assert text.count(str(run)) == 2, "in the heads of the window and of the page"
 
 
 @pytest.mark.slow
@@ -391,8 +392,7 @@ def test_runs_and_options_that_cannot_be(run, options, named):
 def test_runs_of_other_kinds(tmp_path):
     (tmp_path / "config.yaml").write_text(get_classification_config().dump())
     (tmp_path / "metrics.json").write_text('{"iteration": 9, "val/raw_top1": 12.5}\n')
-    page = _page(tmp_path)
-    assert "12.5" in page and page.count(tmp_path.name) == 2  # heads of the window and of the page
+    assert "12.5" in _page(tmp_path)
     flags = ["--config-file", "mask_rcnn_lambdaresnet50.py"]
     lazy = DetectionTask(load_lazy_config(lazy_parser().parse_args(flags)))
     (tmp_path / "config.yaml").write_text(f"# --config-file /lost/mine.py\n{lazy.dump()}")
