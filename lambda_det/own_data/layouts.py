@@ -14,7 +14,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,12 +189,17 @@ def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
     for part, found in _with_train(root, groups).items():
         file = Path(only(root, found))
         parts[part] = Part(file, _images_of(file, root, home), str(file))
-    _log_unnamed(root, parts.values())
+    _log_unnamed(root, list(parts.values()))
     return parts
 
 
-def _log_unnamed(root: Path, parts: Iterable[Part]) -> None:
-    """Say how many pictures lie beside those that the files name."""
+_MOST_BYTES = 50_000_000  # of a file that is read for a message; COCO's have ten times as many
+
+
+def _log_unnamed(root: Path, parts: Sequence[Part]) -> None:
+    """Say how many pictures lie beside those that the files name, which large files would delay."""
+    if any(part.labels.stat().st_size > _MOST_BYTES for part in parts):
+        return
     reports = []
     with contextlib.suppress(DataError):  # whoever uses the file says what is wrong with it
         reports = [file_report(part.labels, part.images) for part in parts]
