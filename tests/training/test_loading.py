@@ -26,6 +26,7 @@ from lambda_det.errors import DataError
 from lambda_det.training import loading
 from lambda_det.training.library_errors import explained
 from lambda_det.training.loading import UnreadableImages
+from tests.processes import wait_until
 from tests.training.toy import settings
 
 pytestmark = pytest.mark.posix  # kills processes, which are forked
@@ -136,7 +137,7 @@ def test_a_process_that_hangs_ends_the_run_with_the_keys():
         explained(settings(keys=KEYS)),
     ):
         list(itertools.islice(loader, 9))
-    assert not children() - before  # it was told to end
+    wait_until(lambda: not children() - before)  # it was told to end
 
 
 @pytest.mark.parametrize("workers", [0, 1])
