@@ -55,11 +55,18 @@ _SHORTER = {
 # Of a detector that finds something, in tests/detection/prediction/test_examples.py
 _ELSEWHERE = ("lambda-det export output detector.onnx", "python $LAMBDA_DET/docs/detect.py")
 
+# tests/export/test_detector.py and test_backbone.py record graphs
 _WITHOUT_A_GRAPH = """
 import pytest
 from tests.export.unrecorded import record_nothing
 
 record_nothing(pytest.MonkeyPatch())
+"""
+_EXPORT = f"""{_WITHOUT_A_GRAPH}
+import sys
+from lambda_det import cli
+
+sys.exit(cli.main(sys.argv[1:]))
 """
 
 
@@ -83,7 +90,9 @@ def _run(commands: str, folder: Path) -> str:
     for line in commands.splitlines():
         program, *words = shlex.split(line)
         assert program in ("python", "lambda-det")
-        words = ["-m", "lambda_det", *words] if program == "lambda-det" else words
+        if program == "lambda-det":
+            start = ["-c", _EXPORT] if words[0] == "export" else ["-m", "lambda_det"]
+            words = [*start, *words]
         printed += _forked(words, folder)
     return printed
 
