@@ -6,7 +6,7 @@ import pytest
 
 from lambda_det.classification import load_recipe, parser
 from lambda_det.training import log
-from tests.classification.tiny import RECIPE, make_pictures, train
+from tests.classification.tiny import NETWORK, RECIPE, make_pictures, train
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def pictures(tmp_path_factory):
 @pytest.fixture(scope="session")
 def whole(pictures, tmp_path_factory):
     """The folder of a run of the recipe as it is, of 6 steps, which nobody stopped."""
-    return train(tmp_path_factory.mktemp("whole"), pictures)
+    return train(tmp_path_factory.mktemp("whole"), pictures, *NETWORK)
 
 
 @pytest.fixture
@@ -40,7 +40,8 @@ def arguments(pictures, tmp_path):
         pairs = [str(word) for word in words if not str(word).startswith("--")]
         where = ["DATA.TRAIN", pictures / "train", "DATA.VAL", pictures / "val"]
         where += ["OUTPUT_DIR", tmp_path / "run"]
-        return parser().parse_args(["--config-file", str(recipe), *flags, *map(str, where), *pairs])
+        words = [*flags, *map(str, where), *NETWORK, *pairs]
+        return parser().parse_args(["--config-file", str(recipe), *words])
 
     return make
 

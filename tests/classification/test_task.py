@@ -13,7 +13,7 @@ from lambda_det.classification.data import build, loader
 from lambda_det.classification.data.sources import SyntheticSource
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError
 from lambda_det.training import trainer
-from tests.classification.tiny import train
+from tests.classification.tiny import NETWORK, train
 from tests.reliability.ends import Killed, kill_before
 from tests.reliability.runs import content, differences
 
@@ -30,7 +30,7 @@ def _load(path):
 @pytest.fixture(scope="module")
 def finished(pictures, tmp_path_factory):
     """The folder of a run that went to its end, with held-out images."""
-    more = ("DATA.HELD_OUT", 0.25, "SOLVER.CHECKPOINTS_KEPT", 1)
+    more = (*NETWORK, "DATA.HELD_OUT", 0.25, "SOLVER.CHECKPOINTS_KEPT", 1)
     return train(tmp_path_factory.mktemp("finished"), pictures, *more)
 
 
@@ -40,7 +40,7 @@ def test_what_a_run_leaves(finished):
     checkpoint = _load(finished / "model_final.pth")
     assert checkpoint["iteration"] == 3
     assert checkpoint["recipe"]["classes"] == ["blue", "green", "red"]
-    assert checkpoint["recipe"]["model"] == "lambda_resnet26_slim"
+    assert checkpoint["recipe"]["model"] == "resnet14_slim_lambda_c5"
     assert checkpoint["ema"]["updates"] == 4
     assert checkpoint["ema"]["model"].keys() == checkpoint["model"].keys()
     assert set(checkpoint["results"]) == {"held_out", "val"}

@@ -18,6 +18,8 @@ SOLVER: {EPOCHS: 2, IMS_PER_BATCH: 8, BASE_LR: 0.05, LR_BATCH: 8, WARMUP_EPOCHS:
 TEST: {PRECISE_BN_BATCHES: 2}
 LOG_PERIOD: 2
 """
+# One block a stage, where the recipe has two
+NETWORK = ("MODEL.NAME", "resnet14_slim_lambda_c5")
 
 
 def make_pictures(root: Path) -> None:
