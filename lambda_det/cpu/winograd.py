@@ -91,15 +91,11 @@ class _Conv2d(_Replacement, Conv2d):
             if self.kernel_size == (1, 1) and dtype == torch.float32 and _left_to_mkl():
                 # A dilation, which moves no tap, keeps PyTorch from it
                 x = F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
-            elif (
-                dtype == torch.bfloat16
-                and self._is_depthwise_with_stride()
-                and _has_gradients(x, weight)
-            ):
+            elif self._is_depthwise_with_stride() and _learns_in_bfloat16(x, weight):
                 # In bfloat16 oneDNN's gradients take 8 to 20 times the time of those in float32
                 with torch.autocast("cpu", enabled=False):
                     bias = bias if bias is None else bias.float()
-                    x = self._conv_forward(x.float(), weight.float(), bias).to(dtype)
+                    x = self._conv_forward(x.float(), weight.float(), bias).bfloat16()
             else:
                 x = self._conv_forward(x, weight, bias)
             x = x.relu_() if relu else x
@@ -134,20 +130,20 @@ FAST_CONVOLUTIONS: dict[type[nn.Conv2d], type[nn.Conv2d]] = {
 
 
 class _Folding(_Replacement, nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """What the modules in their order compute, with norms in the convolutions before them."""
         if torch.jit.is_tracing() or torch.compiler.is_compiling():
-            return super().forward(x)
-        in_convolution = None
+            return super().forward(input)
+        is_folded = False
         for module, behind in pairwise([*self, None]):
-            if module is in_convolution:
-                in_convolution = None
-            elif _takes_norm(module, behind, x):
-                x = module._convolved(x, *folded(behind, module.weight, module.bias))
-                in_convolution = behind
+            if is_folded:  # this norm is in the convolution before it
+                is_folded = False
+            elif _takes_norm(module, behind, input):
+                input = module._convolved(input, *folded(behind, module.weight, module.bias))
+                is_folded = True
             else:
-                x = module(x)
-        return x
+                input = module(input)
+        return input
 
 
 def _takes_norm(module: nn.Module, norm: nn.Module | None, x: Tensor) -> bool:
@@ -156,6 +152,7 @@ def _takes_norm(module: nn.Module, norm: nn.Module | None, x: Tensor) -> bool:
         type(module) is _PlainConv2d
         and not is_hooked(module)
         and readable(x, module.weight)
+        and x.dim() == 4  # norms refuse maps without a batch
         and is_foldable(norm, module.weight)
     )
 
@@ -176,13 +173,24 @@ def _left_to_mkl() -> bool:
     return torch.get_num_threads() == 1 and without_mkl()
 
 
-def _has_gradients(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+def _learns_in_bfloat16(x: Tensor, weight: Tensor) -> bool:
+    """Whether PyTorch would convolve them in bfloat16 on the CPU, with gradients."""
+    if not readable(x, weight) or not _has_one_dtype(x, weight, torch.bfloat16):
+        return False
+    return torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
 
 
 def _computed_in(x: Tensor) -> torch.dtype:
     """The dtype in which PyTorch's convolution would compute."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+
+
+def _has_one_dtype(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether PyTorch would convolve both in this dtype; autocast leaves float64 alone."""
+    if _computed_in(x) != dtype:
+        return False
+    fitting = {dtype, torch.float32} if torch.is_autocast_enabled("cpu") else {dtype}
+    return {x.dtype, weight.dtype} <= fitting
 
 
 def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -195,8 +203,7 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 def _pays(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> bool:
     if not _fits(x, weight, bias) or dtype not in _PAYS_FROM:
         return False
-    taken = {dtype, torch.float32} if torch.is_autocast_enabled("cpu") else {dtype}
-    if not {x.dtype, weight.dtype} <= taken:
+    if not _has_one_dtype(x, weight, dtype):
         return False
     if not weight.is_contiguous(memory_format=torch.channels_last):
         return False  # the output is, and in this network no map should be

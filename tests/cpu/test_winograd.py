@@ -429,11 +429,27 @@ def test_depthwise_kernels_with_a_stride_are_computed_in_float32(dtype, bias):
     expected = _trained(conv, x.detach().float(), grad.float())
     with torch.autocast("cpu", torch.bfloat16):
         got = _trained(model, x.detach(), grad)
-    for a, b, place in zip(got, expected, [torch.bfloat16, dtype, conv.weight.dtype], strict=False):
-        assert a.dtype == place
-        torch.testing.assert_close(a, b.to(place))
+    dtypes = [torch.bfloat16, dtype, *(weight.dtype for weight in conv.parameters())]
+    for a, b, own in zip(got, expected, dtypes, strict=True):
+        assert a.dtype == own
+        torch.testing.assert_close(a, b.to(own))
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         assert torch.equal(model(x), conv(x))  # without gradients it is PyTorch's
+
+
+def test_other_depthwise_kernels_are_pytorchs():
+    conv = _conv(32, 32, stride=2, groups=32)
+    model, x = nn.Sequential(copy.deepcopy(conv)), _map(32)
+    use_winograd(model)
+    with pytest.raises(RuntimeError):
+        model(x.bfloat16())  # without autocast both have one dtype
+    with torch.autocast("cpu", torch.bfloat16):  # which leaves float64 alone
+        assert torch.equal(model.double()(x.double()), conv.double()(x.double()))
+    x = x.bfloat16().to("meta")
+    model = model.bfloat16().to("meta")
+    with torch.profiler.profile() as profile:
+        model(x)
+    assert "aten::to" not in {event.name for event in profile.events()}
 
 
 def _trained(model, x, grad):
