@@ -1,3 +1,4 @@
+import atexit
 import functools
 import gc
 import logging
@@ -66,7 +67,8 @@ def pytest_collection_finish():
 
 
 def pytest_unconfigure():
-    gc.unfreeze()  # else some libraries report leaks
+    # Else some libraries report leaks; at the end, since pytest looks for garbage before it
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(autouse=True)
