@@ -1,8 +1,9 @@
 """The size of the input and the finest map of a recipe, fitted to objects and pictures.
 
 An anchor matches an object of its own size only from four strides of its map on (``recipe.py``):
-that map does not resolve smaller objects. Where they are more than a third of all objects, the
-recipe gets a map of half the stride, and then a larger input until they are a tenth. A step takes
+that map does not resolve smaller objects. Where they are more than a third of the objects of a
+class, on average over the classes, as AP is, the recipe gets a map of half the stride, and then a
+larger input until they are a tenth. A step takes
 at most twice the time. In the test pictures are up to a quarter larger than the largest in
 training, as far as that does not enlarge them.
 docs/results.md has what was measured of the rule; its limits are guesses.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -24,8 +26,9 @@ from lambda_det.own_data.recipe import LEAST_BOXES, STRIDES_PER_ANCHOR, map_stri
 __all__ = ["LARGEST_SCALE", "FittedInput", "fit_input", "sizes_for"]
 
 LARGEST_SCALE = 2  # scale of an image: more pixels than that show nothing new, and take time
-MOST_SMALL = 1 / 3  # share of the objects up to which a recipe stays as it is
-FEW_SMALL = 0.1  # share of the objects: the smallest tenth gets no larger input
+# Shares of the objects of a class, on average over the classes
+MOST_SMALL = 1 / 3  # up to which a recipe stays as it is
+FEW_SMALL = 0.1  # the smallest tenth gets no larger input
 LARGEST_COST = 2.0  # longest time of a step, as a multiple of the recipe's
 TEST_SCALE = 1.25  # of the largest size in training, as far as pictures have these pixels
 # The time of a step is a constant, and a part that grows with the pixels. Fitted to the recipe with
@@ -37,6 +40,36 @@ _SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in 
 _ANCHORS = "MODEL.ANCHOR_GENERATOR.SIZES"
 _MAPS = ("MODEL.FPN.IN_FEATURES", "MODEL.RPN.IN_FEATURES", "MODEL.ROI_HEADS.IN_FEATURES")
 _FINER = {"res3": "res2", "p3": "p2"}
+
+
+class _Objects(NamedTuple):
+    """The objects of a training set.
+
+    Attributes:
+        sides: [N] the square roots of the areas of their boxes, in pixels, in rising order.
+        weights: [N] those of one class add up to the same number as those of another, and all to 1.
+        classes: that have an object.
+    """
+
+    sides: np.ndarray
+    weights: np.ndarray
+    classes: int
+
+    def below(self, least: float) -> float:
+        """The share of the objects of a class below a side, on average over the classes."""
+        return float(self.weights[self.sides < least].sum())
+
+    def quantile(self, share: float) -> float:
+        """The side below which this share of the objects is."""
+        index = np.searchsorted(np.cumsum(self.weights), share)
+        return float(self.sides[min(index, len(self.sides) - 1)])
+
+    def scaled(self, factor: float) -> _Objects:
+        return self._replace(sides=factor * self.sides)
+
+    def row(self, least: float, base: float) -> str:
+        """The share below a side, in words, where the shorter side of pictures is ``base``."""
+        return f"{self.below(least):.0%} below {least} pixels at {base:g}"
 
 
 class FittedInput(NamedTuple):
@@ -79,15 +112,16 @@ def fit_input(
         keys |= {key: (value, why) for key, value in sizes_for(cfg, base).items()}
     if {*_SIZES, *_MAPS, _ANCHORS}.intersection(typed):
         return FittedInput(keys, [])
-    sides = _sides(cfg, images, annotations) * base / cfg.INPUT.MIN_SIZE_TEST
+    objects = _objects(cfg, images, annotations).scaled(base / cfg.INPUT.MIN_SIZE_TEST)
     strides = map_strides(cfg)
-    if len(sides) < LEAST_BOXES or not strides:
+    if len(objects.sides) < LEAST_BOXES or not strides:
         return FittedInput(keys, [])
     least = STRIDES_PER_ANCHOR * min(strides)
-    small = np.mean(sides < least)
-    before = _share(sides, least, base)
+    before = objects.row(least, base)
     why = f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map"
-    if small <= MOST_SMALL:
+    if objects.classes > 1:
+        why += f"; the share is the mean over {objects.classes} classes"
+    if objects.below(least) <= MOST_SMALL:
         return FittedInput(keys, [("small objects", before, f"{why}; up to a third, it stays")])
     rows = [("small objects", before, why)]
     finer = _finer_maps(cfg)
@@ -96,12 +130,12 @@ def fit_input(
     if cfg.RECIPE.MEMORY:
         side, limit = base, "--size N takes more of the GPU's memory than was counted"
     else:
-        side, limit = _side(sides, base, largest, least, bool(finer))
-    sides_after = sides * side / base
-    is_limited = np.mean(sides_after < least) > FEW_SMALL
+        side, limit = _side(objects, base, largest, least, bool(finer))
+    objects_after = objects.scaled(side / base)
+    is_limited = objects_after.below(least) > FEW_SMALL
     cost = f"a step takes {_cost(side / base, bool(finer)):.1f} times as long"
     why = f"{cost}; {limit}" if is_limited else cost
-    rows.append(("", _share(sides_after, least, side), why))
+    rows.append(("", objects_after.row(least, side), why))
     changes = finer | (sizes_for(cfg, side) if side > base else {})
     in_test = _MULTIPLE * math.floor(min(TEST_SCALE * side, own) / _MULTIPLE)
     if in_test > side and not cfg.RECIPE.MEMORY:
@@ -109,10 +143,6 @@ def fit_input(
         rows.append(("", f"{in_test} pixels in the test", "no step takes longer for it"))
     keys |= {key: (value, "for small objects") for key, value in changes.items()}
     return FittedInput(keys, rows)
-
-
-def _share(sides: np.ndarray, least: int, base: float) -> str:
-    return f"{np.mean(sides < least):.0%} below {least} pixels at {base:g}"
 
 
 def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
@@ -137,10 +167,10 @@ def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
     }
 
 
-def _sides(
+def _objects(
     cfg: CfgNode, images: Iterable[Mapping[str, Any]], annotations: Iterable[Mapping[str, Any]]
-) -> np.ndarray:
-    """Square roots of the areas of all objects' boxes [N], in pixels of an image in the test."""
+) -> _Objects:
+    """All objects, in pixels of an image in the test."""
     short, longest = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
     scales = {
         image["id"]: min(
@@ -149,12 +179,16 @@ def _sides(
         )
         for image in images
     }
-    sides = []
+    sides, classes = [], []
     for one in annotations:
         if not one["iscrowd"]:
             _, _, width, height = one["bbox"]
             sides.append(scales[one["image_id"]] * math.sqrt(width * height))
-    return np.array(sides, float)
+            classes.append(one["category_id"])
+    of_class = Counter(classes)
+    weights = np.array([1 / (len(of_class) * of_class[c]) for c in classes], float)
+    rising = np.argsort(sides)
+    return _Objects(np.array(sides, float)[rising], weights[rising], len(of_class))
 
 
 def _finer_maps(cfg: CfgNode) -> dict[str, Any]:
@@ -170,12 +204,12 @@ def _finer_maps(cfg: CfgNode) -> dict[str, Any]:
 
 
 def _side(
-    sides: np.ndarray, base: float, largest: float, least: int, finer: bool
+    objects: _Objects, base: float, largest: float, least: int, finer: bool
 ) -> tuple[float, str]:
     """The shorter side at which all objects except the smallest tenth have ``least`` pixels.
 
     Args:
-        sides: of the objects, where the shorter side has ``base`` pixels.
+        objects: where the shorter side has ``base`` pixels.
         largest: of the shorter side for pictures of this size.
         finer: whether the finer map is used.
 
@@ -184,7 +218,7 @@ def _side(
     """
     pixels = _OF_PIXELS + (_OF_FINER_MAP if finer else 0)
     affordable = base * math.sqrt((LARGEST_COST - _CONSTANT) / pixels)
-    wanted = base * least / np.quantile(sides, FEW_SMALL)
+    wanted = base * least / objects.quantile(FEW_SMALL)
     most = _MULTIPLE * math.floor(min(affordable, largest) / _MULTIPLE)
     side = max(base, min(_MULTIPLE * math.ceil(wanted / _MULTIPLE), most))
     if largest < affordable:

@@ -77,6 +77,26 @@ def test_the_input_grows_within_limits(cfg, size, side, in_test, limit):
     assert said == f"100% below 16 pixels at {side}" and limit in why
 
 
+def test_each_class_counts_alike(cfg):
+    """AP is a mean over the classes: 99 windows of a facade are no more than its only car."""
+    images, boxes = labels([20] * 99 + [400, 400])
+    boxes[-2]["category_id"] = boxes[-1]["category_id"] = 2
+    fitted = fit_input(cfg, images, boxes, {})
+    assert fitted.rows[0][1] == "50% below 32 pixels at 384" and " 2 classes" in fitted.rows[0][2]
+    # 12 of 384 pixels become 17 of 544, as if there were no other class
+    assert values(fitted) == values(fit_input(cfg, *labels([20] * 99), {}))
+    boxes[-1]["category_id"] = 3
+    fitted = fit_input(cfg, images, boxes, {})
+    assert fitted.rows[0][1] == "33% below 32 pixels at 384" and not fitted.keys
+    # The finer map leaves 15 % of one class below 16 pixels, and 7 % of both
+    images, boxes = labels([*np.linspace(21, 60, 200), *[400] * 9])
+    assert "INPUT.MIN_SIZE_TRAIN" in values(fit_input(cfg, images, boxes[:200], {}))
+    for entry in boxes[200:]:
+        entry["category_id"] = 2
+    keys = values(fit_input(cfg, images, boxes, {}))
+    assert keys["MODEL.RPN.IN_FEATURES"][0] == "p2" and "INPUT.MIN_SIZE_TRAIN" not in keys
+
+
 def test_small_pictures_count_at_the_size_that_they_get(cfg):
     """Objects of 20 pixels have 40 in an input of twice the 100 pixels, and 77 in one of 384."""
     fitted = fit_input(cfg, *labels([20] * 99, (100, 100)), {})
