@@ -89,11 +89,17 @@ def environment_collected_once():
 
 @pytest.fixture(scope="session", autouse=True)
 def first_batch_drawn_small():
-    """To draw what a run writes to first_batch.jpg takes as long as its steps."""
+    """To draw what a run writes to first_batch.jpg takes as long as its steps.
+
+    Returns:
+        The values that users have, by their names.
+    """
+    small = {"_PICTURES": 1, "_SIDE": 64}
+    of_users = {name: getattr(first_batch, name) for name in small}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(first_batch, "_PICTURES", 1)
-        patch.setattr(first_batch, "_SIDE", 64)
-        yield
+        for name, value in small.items():
+            patch.setattr(first_batch, name, value)
+        yield of_users
 
 
 @pytest.fixture(autouse=True)

@@ -14,10 +14,10 @@ from lambda_det.detection.first_batch import FILE, FirstBatch
 
 
 @pytest.fixture(autouse=True)
-def as_large_as_ever(monkeypatch):
+def as_large_as_users_have_it(monkeypatch, first_batch_drawn_small):
     """In other tests it is small."""
-    monkeypatch.setattr(first_batch, "_PICTURES", 8)
-    monkeypatch.setattr(first_batch, "_SIDE", 384)
+    for name, value in first_batch_drawn_small.items():
+        monkeypatch.setattr(first_batch, name, value)
 
 
 class _Model(nn.Module):
@@ -100,7 +100,11 @@ def test_the_name_of_an_only_class_is_left_out(monkeypatch):
 
 
 def test_many_images_fill_rows(tmp_path):
+    """Two rows at most, which a screen shows."""
     batch = [sample((9, 9, 9), size=(40, 80)), *[sample((9, 9, 9), size=(80, 40))] * 5]
+    (tmp_path / "more").mkdir()
+    picture = cv2.imread(str(trained(tmp_path / "more", [batch * 2])))
+    assert picture.shape == (2 * 384, 4 * 384, 3)
     picture = cv2.imread(str(trained(tmp_path, [batch])))
     assert picture.shape == (2 * 384, 4 * 384, 3)
     is_grey = (np.abs(picture.astype(int) - 128) < 10).all(-1)

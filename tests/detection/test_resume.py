@@ -241,7 +241,15 @@ def test_a_foreign_loader_is_named_where_its_order_starts_anew(
     assert caplog.text.count("a list, cannot begin in the middle of its images") == 1
 
 
-@pytest.mark.parametrize(("step", "reference"), [(0, "0"), (4, "1")])
+@pytest.mark.parametrize(
+    ("step", "reference"),
+    [
+        (0, "0"),
+        (4, "1"),
+        pytest.param(0, "1", marks=pytest.mark.release),
+        pytest.param(4, "0", marks=pytest.mark.release),
+    ],
+)
 def test_what_a_full_memory_says_to_type_continues_the_run(
     train, tmp_path, monkeypatch, step, reference
 ):

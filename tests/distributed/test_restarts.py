@@ -17,10 +17,10 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 TOOL = str(ROOT / "tools" / "train_net.py")
-# torchrun's launcher with processes that it forks, where torchrun starts Python: that would import
-# for five seconds in each process of each attempt. tests/reliability/test_left_behind.py has
-# torchrun itself.
-TORCHRUN = """
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=2"]
+# Its launcher with processes that it forks, where torchrun starts Python: that imports for five
+# seconds in each process of each attempt.
+FORKING = """
 import runpy
 import sys
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -37,13 +37,18 @@ elastic_launch(config, work)(*sys.argv[1:])
 """
 
 
-def test_torchrun_continues_after_a_kill(tmp_path):
+@pytest.mark.parametrize(
+    "launcher",
+    [["-c", FORKING], pytest.param(TORCHRUN, marks=pytest.mark.release)],
+    ids=["forking", "torchrun"],
+)
+def test_torchrun_continues_after_a_kill(launcher, tmp_path):
     words = detection_words(tmp_path)
     words += ["SOLVER.MAX_ITER", "14", "DATALOADER.NUM_WORKERS", "1", "TEST.EVAL_PERIOD", "0"]
     words += ["MODEL.LAMBDA_RESNET.NAME", "resnet14_slim_lambda_c5"]
     words += ["SOLVER.ACCUMULATE_GRADIENTS", "1", "OUTPUT_DIR"]
     folder, output = tmp_path / "run", tmp_path / "output"
-    argv = ["-c", TORCHRUN, TOOL, *words, str(folder)]
+    argv = [*launcher, TOOL, *words, str(folder)]
     variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     run = forked.start(argv, output, **variables)
 

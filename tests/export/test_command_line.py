@@ -30,8 +30,14 @@ def weights(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_backbone_with_the_options_that_its_file_records(weights, tmp_path, capsys, monkeypatch):
-    record_nothing(monkeypatch)
+@pytest.mark.parametrize(
+    "is_recorded", [False, pytest.param(True, marks=[pytest.mark.release, needs_any_size])]
+)
+def test_a_backbone_with_the_options_that_its_file_records(
+    weights, is_recorded, tmp_path, capsys, monkeypatch
+):
+    if not is_recorded:
+        record_nothing(monkeypatch)
     path = tmp_path / "b.pt2"
     assert tool.main([weights, str(path), "--sizes", "64x64,33x70"]) == 0
     out = capsys.readouterr().out
@@ -41,7 +47,10 @@ def test_a_backbone_with_the_options_that_its_file_records(weights, tmp_path, ca
     options = {"scope": 3, "query_softmax": True}
     original = create_backbone("resnet14_slim_lambda_c5", weights=weights, **options).eval()
     x = torch.rand(1, 3, 64, 96)
-    exported = FORMATS[".pt2"].read(path, ["res5"])(x)["res5"]
+    if is_recorded:
+        exported = torch.export.load(path).module()(x)["res5"]
+    else:
+        exported = FORMATS[".pt2"].read(path, ["res5"])(x)["res5"]
     torch.testing.assert_close(exported, original(x)["res5"], rtol=1e-4, atol=1e-4)
 
 

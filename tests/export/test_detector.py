@@ -378,7 +378,7 @@ def test_a_file_computes_the_same_at_every_size_that_it_leaves_free(
     name, batch, fixed, tmp_path, monkeypatch
 ):
     """Free sizes of one image are exported in tests/detection/prediction/test_examples.py."""
-    if name == "mask_rcnn":
+    if fixed:
         few_rounds(monkeypatch)
     path = tmp_path / "d.onnx"
     network = detector_network(head(name), {"input_format": "RGB"}, batch=batch, fixed=fixed)

@@ -11,6 +11,16 @@ from detectron2.utils.events import EventStorage
 from torch.nn.parallel import DistributedDataParallel
 
 
+class Doubled(torch.utils.data.Dataset):
+    """A class of the script, which a data worker has to find."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return helper.double(index) + (0 if "LAMBDA_RESNET" in get_cfg().MODEL else 100)
+
+
 def main(args):
     cfg = get_cfg()
     cfg.merge_from_file(args.config_file)
@@ -28,7 +38,13 @@ def main(args):
     everywhere = comm.all_gather(weights)
     if comm.is_main_process():
         print("weights", *everywhere)
-        print("doubled", *map(helper.double, range(3)))
+        workers = cfg.DATALOADER.NUM_WORKERS
+        loader = torch.utils.data.DataLoader(
+            Doubled(),
+            num_workers=workers,
+            multiprocessing_context="spawn" if workers else None,
+        )
+        print("doubled", *(int(x) for x in loader))
 
 
 if __name__ == "__main__":

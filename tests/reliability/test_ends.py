@@ -39,6 +39,10 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+# As users start it; a spawned process imports for five seconds
+SPAWNED = pytest.param("two", "by Python", marks=pytest.mark.release)
+
+
 class Command:
     """``lambda-det train`` with the arguments of a user, and what it leaves."""
 
@@ -157,13 +161,13 @@ def whole(words, tmp_path_factory) -> Callable[[str], Path]:
     return folder
 
 
-@pytest.mark.parametrize("processes", PROCESSES)
-def test_a_scheduler_s_signals_save_all(processes, words, whole, tmp_path):
+@pytest.mark.parametrize(("processes", "how"), [("one", "forked"), ("two", "forked"), SPAWNED])
+def test_a_scheduler_s_signals_save_all(processes, how, words, whole, tmp_path):
     """To the command alone, and to all of its processes, as Slurm sends them."""
     command = Command(processes, words, tmp_path / "run")
-    starts = ((signal.SIGTERM, False, "forked"), (signal.SIGUSR1, True, "spawning"))
-    for number, to_all, how in starts:
-        command.start(how)
+    starts = ((signal.SIGTERM, False, how), (signal.SIGUSR1, True, "spawning"))
+    for number, to_all, start in starts:
+        command.start(start)
         command.wait_for_a_checkpoint()
         command.send(number, command.all() if to_all else None)
         assert command.end() == PREEMPTED_STATUS, command.printed
@@ -174,11 +178,11 @@ def test_a_scheduler_s_signals_save_all(processes, words, whole, tmp_path):
     assert "Traceback" not in command.printed
 
 
-@pytest.mark.parametrize("processes", PROCESSES)
-def test_ctrl_c_saves_all(processes, words, whole, tmp_path):
+@pytest.mark.parametrize(("processes", "how"), [("one", "forked"), ("two", "forked"), SPAWNED])
+def test_ctrl_c_saves_all(processes, how, words, whole, tmp_path):
     """A terminal sends it to all processes of the command; a second one stops at once."""
     command = Command(processes, words, tmp_path / "run")
-    command.start()
+    command.start(how)
     command.wait_for_a_checkpoint()
     command.send(signal.SIGINT, command.all())
     assert command.end() == INTERRUPTED_STATUS, command.printed

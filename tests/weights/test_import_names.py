@@ -47,9 +47,12 @@ def test_the_output_is_theirs(library, theirs, ours, sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("depth", [101, 420])
-def test_every_tensor_of_other_depths_has_its_place(depth):
-    """The blocks are those of 50 layers, above; their numbers give the counts of test_specs.py."""
+@pytest.mark.parametrize(
+    "depth",
+    [101, *(pytest.param(n, marks=pytest.mark.release) for n in (152, 200, 270, 350)), 420],
+)
+def test_every_tensor_of_the_other_depths_has_its_place(depth):
+    """The blocks are those of 50 layers, above."""
     with torch.device("meta"):
         theirs = timm.create_model(f"resnetrs{depth}").state_dict()
         ours = lambda_det.create_classifier(f"resnet_rs{depth}_se").state_dict()

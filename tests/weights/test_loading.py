@@ -460,6 +460,13 @@ STD = ("MODEL.PIXEL_STD", "[58.395, 57.12, 57.375]")
                 ("resnet50.a1_in1k", "resnet50", "url", STD),
             )
         ),
+        pytest.param(
+            "resnetrs101.tf_in1k",
+            "resnet_rs101_se",
+            "url",
+            (),
+            marks=[pytest.mark.slow, pytest.mark.release],
+        ),
     ],
 )
 @torch.no_grad()
