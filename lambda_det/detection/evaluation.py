@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from detectron2.config import CfgNode
-from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data import MetadataCatalog
 from detectron2.evaluation import (
     COCOEvaluator,
     DatasetEvaluators,
@@ -35,7 +35,7 @@ from lambda_det.detection.data.coco import coco_api, read_coco
 from lambda_det.detection.data.identity import write_identity
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import label_fault, read_pixels
-from lambda_det.detection.data.registration import check_files, is_coco
+from lambda_det.detection.data.registration import is_coco, load_records
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
 from lambda_det.errors import ConfigError, DataError, printable, reason, refused
@@ -167,8 +167,7 @@ def ground_truth_of(dataset_name: str) -> COCO:
         number = None if keypoints is None else len(keypoints)
         truth = read_coco(metadata.json_file, metadata.image_root, keypoints=number)
         return coco_api(truth.records, truth.report.categories, keypoints)
-    check_files(dataset_name)
-    records = DatasetCatalog.get(dataset_name)
+    records = load_records(dataset_name)
     names = metadata.thing_classes
     ids = metadata.get("thing_dataset_id_to_contiguous_id") or dict(enumerate(range(len(names))))
     categories = {number: names[place] for number, place in sorted(ids.items(), key=_place)}

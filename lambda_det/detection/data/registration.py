@@ -87,6 +87,17 @@ def check_files(name: str) -> tuple[str, str] | None:
     return registered_files(name)
 
 
+def load_records(name: str) -> Any:
+    """The records of a registered data set, about which everything has been decided.
+
+    Raises:
+        ConfigError: ``name`` is not registered.
+        DataError: one of its files or folders is missing, or it cannot be read.
+    """
+    check_files(name)
+    return DatasetCatalog.get(name)
+
+
 def _decide_when_loaded(name: str) -> None:
     """Let a registered data set give records about which everything has been decided, once.
 
@@ -221,6 +232,7 @@ def register_coco_files(
     if name not in DatasetCatalog:
         classes = {"thing_classes": list(report.categories.values())}
         register_coco_instances(name, classes, json_file, images)
+        _decide_when_loaded(name)
     if keypoints and not MetadataCatalog.get(name).get("keypoint_names"):
         MetadataCatalog.get(name).set(**_keypoint_names(json_file))
     return name

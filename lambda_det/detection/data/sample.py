@@ -8,6 +8,8 @@ from typing import Any
 
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
+from lambda_det.detection.data.registration import load_records
+
 __all__ = ["sample_of"]
 
 # metadata by which the ground truth and the names of a data set's instances are found
@@ -33,7 +35,7 @@ def sample_of(name: str, size: int) -> str:
     """
     if size <= 0 or MetadataCatalog.get(name).get("evaluator_type") not in (None, "coco"):
         return name
-    records = DatasetCatalog.get(name)  # after this the metadata have the ids of the categories
+    records = load_records(name)  # after this the metadata have the ids of the categories
     if not isinstance(records, Sequence) or len(records) <= size:
         return name
     sample = f"{name}_sample_{size}"
@@ -46,5 +48,5 @@ def sample_of(name: str, size: int) -> str:
 
 
 def _spread(name: str, size: int) -> list[dict[str, Any]]:
-    records = DatasetCatalog.get(name)
+    records = load_records(name)
     return [records[place * len(records) // size] for place in range(size)]

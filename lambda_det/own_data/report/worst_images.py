@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pycocotools.mask as mask_util
 import torch
-from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data import MetadataCatalog
 from detectron2.data.catalog import Metadata
 from detectron2.structures import Boxes, BoxMode, Instances
 
 from lambda_det.detection.data.records import read_image
+from lambda_det.detection.data.registration import load_records
 from lambda_det.detection.drawing import side_by_side
 from lambda_det.own_data.report.matching import FALSE, assign, overlaps
 
@@ -49,7 +50,7 @@ def draw_worst(
     Raises:
         DataError: an image cannot be read.
     """
-    records, metadata = DatasetCatalog.get(dataset), MetadataCatalog.get(dataset)
+    records, metadata = load_records(dataset), MetadataCatalog.get(dataset)
     class_of = metadata.thing_dataset_id_to_contiguous_id
     grouped = defaultdict(list)
     for entry in entries:

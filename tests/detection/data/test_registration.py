@@ -32,6 +32,19 @@ def test_both_files(cfg, content, write):
     check_datasets(cfg, train=True, test=True)
 
 
+def test_records_are_decided_whoever_loads_them(cfg, content, write):
+    """Roboflow's COCO has a category above all others, often with the name of one of them."""
+    content["categories"] = [{**c, "supercategory": "apple"} for c in content["categories"]]
+    content["categories"].append({"id": 0, "name": "apple", "supercategory": "none"})
+    name_files(cfg, "TEST", *write(content, "one"))
+    register_json_datasets(cfg)
+    (test,) = cfg.DATASETS.TEST
+    records = DatasetCatalog.get(test)
+    metadata = MetadataCatalog.get(test)
+    assert metadata.thing_classes == ["apple", "pear"] and len(records) == 4
+    assert 0 not in metadata.thing_dataset_id_to_contiguous_id
+
+
 def test_again_is_the_same(cfg, content, write):
     name_files(cfg, "TRAIN", *write(content))
     register_json_datasets(cfg)

@@ -35,6 +35,15 @@ def data(tmp_path):
     MetadataCatalog.remove("fruit")
 
 
+def test_objects_are_those_that_were_decided(data, tmp_path):
+    """One that lies outside of its image is left out of training and evaluation."""
+    content = json.loads((tmp_path / "truth.json").read_text())
+    content["annotations"].append({**content["annotations"][2], "id": 99, "bbox": [90, 90, 5, 5]})
+    (tmp_path / "truth.json").write_text(json.dumps(content))
+    captions = [name for name, _ in drawn([entry(image, 3) for image in BOXES])]
+    assert captions == ["20.png", "10.png", "30.png"]
+
+
 def entry(image, category, box=None, score=0.9, **more):
     return {
         "image_id": image,
