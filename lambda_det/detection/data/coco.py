@@ -28,7 +28,12 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from lambda_det.detection.data.box_form import SIDES, Form, form_of_boxes, is_box
-from lambda_det.detection.data.coco_format import READER, read_keypoint_names, read_lists, whole
+from lambda_det.detection.data.coco_format import (
+    made_by_reader,
+    read_keypoint_names,
+    read_lists,
+    whole,
+)
 from lambda_det.detection.data.picture_folder import PictureFolder, normal
 from lambda_det.detection.data.records import upright_size
 from lambda_det.detection.data.report import (
@@ -110,9 +115,10 @@ def read_coco(
     content = _Content.of(json_file, image_root)
     report = content.report
     content.keypoints = content.keypoints if keypoints is None else keypoints
-    _turn_boxes(content)
     form, fault = form_of_boxes(content.annotations, content.images, content.written)
-    if fault is not None:
+    if fault is None:
+        _turn_boxes(content)
+    else:
         kind, words, case = fault
         report.add(kind, f"{content.where(case)}: {words}", len(content.annotations))
     _merge_pictures(content)
@@ -180,7 +186,7 @@ class _Content:
         for name in ("images", "categories"):
             if not lists[name]:
                 raise DataError(f"{json_file}: the list {name!r} is empty; add at least one entry.")
-        made = lists.get(READER)
+        made = made_by_reader(lists)
         name = made["labels"] if made else json_file
         report = Report(name, image_root, annotations=len(lists["annotations"]))
         if made:
@@ -352,15 +358,14 @@ def _is_file(path: str) -> bool:
 
 # ------------------------------------------------------------------- what only the whole file shows
 def _turn_boxes(content: _Content) -> None:
-    """Turn the boxes beside whose numbers stands an angle.
+    """Turn the boxes of CVAT beside whose numbers stands an angle.
 
-    CVAT writes a turned box as it was before it was turned, and the angle as an attribute.
+    CVAT writes a turned box as it was before it was turned, and the angle as an attribute. An
+    attribute of that name in a file of another program may mean anything.
     """
     for place, annotation in enumerate(content.annotations):
-        attributes, box = annotation.get("attributes"), annotation.get("bbox")
-        degrees = attributes.get("rotation") if isinstance(attributes, dict) else None
-        is_turned = isinstance(degrees, (int, float)) and degrees and abs(degrees) < FAR
-        if not is_turned or annotation.get("segmentation") or not is_box(box):
+        box, degrees = annotation.get("bbox"), _degrees(annotation)
+        if not degrees or annotation.get("segmentation") or not is_box(box):
             continue
         x, y, width, height = box
         outline = turned_rectangle((x, y, x + width, y + height), degrees)
@@ -372,6 +377,13 @@ def _turn_boxes(content: _Content) -> None:
         }
         words = f"bbox {box} is turned by its rotation of {degrees:g} degrees"
         content.report.add(MEANT, f"{content.where(annotation)}: {words}")
+
+
+def _degrees(annotation: Mapping[str, Any]) -> float:
+    """The angle that CVAT wrote beside a box; 0 where it is none."""
+    degrees = annotation["attributes"].get("rotation") if _by_cvat(annotation) else None
+    is_number = isinstance(degrees, (int, float)) and not isinstance(degrees, bool)
+    return degrees if is_number and abs(degrees) < FAR else 0
 
 
 def _merge_pictures(content: _Content) -> None:

@@ -59,6 +59,16 @@ def read_json(json_file: str) -> dict[str, Any]:
 # they write "boxes", of ``BOX_FORMS``; and "findings", what was repaired or left out. Images and
 # annotations of such a file have a "source", which is their place in the labels
 READER = "lambda_det"
+_KEYS_OF_READER = {"labels", "boxes", "findings"}
+
+
+def made_by_reader(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The entry ``READER`` of a file that our readers made; None for a file of another program.
+
+    Another program may write an entry of that name as well, with keys of its own.
+    """
+    entry = content.get(READER)
+    return entry if isinstance(entry, dict) and _KEYS_OF_READER <= entry.keys() else None
 
 
 def read_lists(

@@ -13,6 +13,7 @@ from PIL import Image
 from lambda_det.detection.data import annotations, check_coco, read_coco
 from lambda_det.detection.data import report as kinds
 from lambda_det.detection.data.coco import coco_api, coco_content
+from lambda_det.detection.data.coco_format import READER
 from lambda_det.detection.data.truth import usable_runs
 from lambda_det.errors import DataError
 from tests.coco import annotation, put
@@ -38,9 +39,13 @@ def test_a_sound_data_set(content, write):
     assert report.findings == {} and report.refusal() is None
 
 
-def test_what_another_program_writes_beside_the_lists_is_not_taken_for_ours(content, write):
+@pytest.mark.parametrize("entry_of_another", ["0.1", {"version": "1"}, None])
+def test_what_another_program_writes_beside_the_lists_is_not_taken_for_ours(
+    content, write, entry_of_another
+):
     """Our readers of labels write places and findings there."""
     content["info"] = {"labels": "instances", "boxes": "polar", "findings": [{"score": 1}]}
+    content[READER] = entry_of_another
     for entry in content["annotations"]:
         entry["source"] = "a person"
     content["annotations"][3]["bbox"] = [4, 6, 0, 0]
@@ -126,13 +131,17 @@ FINDINGS = [
 # fmt: on
 
 
+CVAT = {"occluded": False}  # what it writes with every annotation
+
+
 @pytest.mark.parametrize("degrees", [90, 30.5, -200, 359.9])
 def test_boxes_are_turned_by_the_angle_that_cvat_writes(content, write, degrees):
     """A box and its angle: turned clockwise about its middle, where y points down."""
+    turned_by_cvat = {**CVAT, "rotation": degrees}
     content["annotations"] = [
-        annotation(1, 10, [20, 20, 20, 4], attributes={"rotation": degrees}, segmentation=[]),
-        annotation(2, 10, [20, 20, 20, 4], attributes={"rotation": 0.0}),
-        annotation(3, 20, [20, 20, 20, 4], attributes={"rotation": degrees}),  # has its mask
+        annotation(1, 10, [20, 20, 20, 4], attributes=turned_by_cvat, segmentation=[]),
+        annotation(2, 10, [20, 20, 20, 4], attributes={**CVAT, "rotation": 0.0}),
+        annotation(3, 20, [20, 20, 20, 4], attributes=turned_by_cvat),  # has its mask
     ]
     truth = read_coco(*write(content))
     turned, straight = truth.records[0]["annotations"]
@@ -146,6 +155,29 @@ def test_boxes_are_turned_by_the_angle_that_cvat_writes(content, write, degrees)
     assert turned["area"] == 80 and straight["bbox"] == [20, 20, 20, 4]
     assert truth.records[1]["annotations"][0]["bbox"] == [20, 20, 20, 4]
     assert truth.report.findings[kinds.MEANT].count == 1
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"rotation": 90}, {**CVAT, "rotation": True}, {**CVAT, "rotation": "90"}]
+)
+def test_boxes_are_not_turned_by_what_is_no_angle_of_cvat(content, write, attributes):
+    content["annotations"] = [
+        annotation(1, 10, [10, 20, 30, 5], attributes=attributes, segmentation=[])
+    ]
+    truth = read_coco(*write(content))
+    (entry,) = truth.records[0]["annotations"]
+    assert entry["bbox"] == [10, 20, 30, 5] and not entry.get("segmentation")
+    assert kinds.MEANT not in truth.report.findings
+
+
+def test_corners_are_not_turned_as_if_they_were_sides(content, write):
+    """The masks of the other objects show that all boxes of the file are corners."""
+    for entry in content["annotations"]:
+        x, y, width, height = entry["bbox"]
+        entry["bbox"] = [x, y, x + width, y + height]
+    content["annotations"][0].update(attributes={**CVAT, "rotation": 90}, segmentation=[])
+    records = read_coco(*write(content)).records
+    assert records[0]["annotations"][0]["bbox"] == [4, 6, 20, 16]
 
 
 @pytest.mark.parametrize("number", range(len(FINDINGS)))
