@@ -39,6 +39,8 @@ from lambda_det.weights.provenance import PixelSettings
 
 logger = logging.getLogger(__name__)
 
+_MOST_COMPARED = 20_000  # pictures; of more, only the paths and not the files are compared
+
 
 def check_datasets(cfg: CfgNode, *, train: bool, test: bool) -> None:
     """:func:`check_detector_data` for the data sets that a YAML configuration names.
@@ -122,7 +124,6 @@ def check_detector_data(
     }
     for name in test:
         _warn_of_copies(name, reports, train)
-        _warn_of_classes(name, reports, train)
     for name in train if detector.filters_empty else ():
         if (report := reports[name]) and report.empty:
             logger.info(
@@ -161,6 +162,8 @@ def check_detector_data(
             f"{', '.join(train)} hold{'' if len(learnt) > 1 else 's'} no annotation to train on "
             "(crowds and boxes without area do not count); add some."
         )
+    for name in test:
+        _check_learnt_classes(name, reports, train)
     for one in data:
         instances = one.instances() if one.masks() and one.needs("instances") else None
         if instances is not None and instances.unmasked:
@@ -190,11 +193,14 @@ def _warn_of_copies(name: str, reports: Mapping[str, Report | None], train: Sequ
         )
 
 
-def _warn_of_classes(name: str, reports: Mapping[str, Report | None], train: Sequence[str]) -> None:
-    """Warn of classes to evaluate on of which nothing is trained on.
+def _check_learnt_classes(
+    name: str, reports: Mapping[str, Report | None], train: Sequence[str]
+) -> None:
+    """Warn of classes to evaluate on that no object to train on has.
 
     Raises:
-        DataError: these are all classes, as of two folders that are called valid and invalid.
+        DataError: these are all classes, as of two folders that are called valid and invalid, and
+            there are objects of other classes to train on.
     """
     sources = [reports[other] for other in train]
     report = reports[name]
@@ -205,7 +211,7 @@ def _warn_of_classes(name: str, reports: Mapping[str, Report | None], train: Seq
     }
     classes = [c for number, c in report.categories.items() if report.counts[number]]
     unlearnt = [c for c in classes if c not in learnt]
-    if classes and unlearnt == classes:
+    if learnt and classes and unlearnt == classes:
         raise DataError(
             f"{report.json_file} has objects of {listed(classes, 5)}, and {listed(train)} of none "
             f"of these but of {listed(sorted(learnt), 5)}; evaluate on data with the same classes."
@@ -215,9 +221,6 @@ def _warn_of_classes(name: str, reports: Mapping[str, Report | None], train: Seq
             f"{counted(len(unlearnt), 'class')} of {name} ({report.json_file}) without an object "
             f"in {listed(train)}, so that AP counts 0 for {listed(unlearnt, 5)}"
         )
-
-
-_MOST_COMPARED = 20_000  # pictures; of more, only the paths and not the files are compared
 
 
 def check_registered(train: Sequence[str], test: Sequence[str]) -> None:
@@ -236,7 +239,7 @@ def check_registered(train: Sequence[str], test: Sequence[str]) -> None:
     }
     for name in test:
         _warn_of_copies(name, reports, train)
-        _warn_of_classes(name, reports, train)
+        _check_learnt_classes(name, reports, train)
 
 
 def _check_registered(name: str, detector: Detector, images: str) -> Report | None:

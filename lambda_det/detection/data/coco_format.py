@@ -68,7 +68,7 @@ def made_by_reader(content: Mapping[str, Any]) -> dict[str, Any] | None:
     Another program may write an entry of that name as well, with keys of its own.
     """
     entry = content.get(READER)
-    return entry if isinstance(entry, dict) and _KEYS_OF_READER <= entry.keys() else None
+    return entry if isinstance(entry, dict) and entry.keys() >= _KEYS_OF_READER else None
 
 
 def read_lists(

@@ -71,6 +71,16 @@ def test_parts_without_a_class_in_common_are_refused(registered, content):
         check_datasets(registered(content, test=other), train=True, test=True)
 
 
+@pytest.mark.parametrize("has_crowd", [True, False])
+def test_nothing_to_train_on_beside_objects_to_evaluate_on(registered, content, has_crowd):
+    other = json.loads(json.dumps(content))
+    content["annotations"] = content["annotations"][: 2 * has_crowd]
+    for entry in content["annotations"]:
+        entry.update(category_id=content["categories"][0]["id"], iscrowd=1)
+    with pytest.raises(DataError, match=r"checks_train holds no annotation"):
+        check_datasets(registered(content, test=other), train=True, test=True)
+
+
 def test_a_name_that_is_not_registered(cfg):
     cfg.DATASETS.TRAIN = ("coco_2017_trian",)
     with pytest.raises(ConfigError, match=r"'coco_2017_trian'.*coco_2017_train"):
