@@ -260,9 +260,13 @@ def option(key: str, value: Any) -> str:
     return f"{key} {value}" if key.isupper() else f"{key}={value}"
 
 
-# The parser in C takes a tenth of the time; not every build of PyYAML has it
-class _PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+class _PlainLoader(yaml.SafeLoader):
     """Reads the parts of Python objects, as a saved LazyConfig has them, and creates no object."""
+
+
+# It takes a tenth of the time; not every build of PyYAML has it
+class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """The same with the parser in C."""
 
 
 def _parts(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
@@ -273,7 +277,8 @@ def _parts(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
     return f"{tag} {node.value}".strip()
 
 
-_PlainLoader.add_multi_constructor(PYTHON_TAG, _parts)
+for _loader in (_PlainLoader, _FastLoader):
+    _loader.add_multi_constructor(PYTHON_TAG, _parts)
 
 
 def read_plain(text: str) -> Any:
@@ -282,4 +287,8 @@ def read_plain(text: str) -> Any:
     Raises:
         yaml.YAMLError: it is not YAML.
     """
-    return yaml.load(text, _PlainLoader)
+    try:
+        return yaml.load(text, _FastLoader)
+    except yaml.YAMLError:
+        # The parser in C refuses "\udcff", as a path with a byte that is not UTF-8 is saved
+        return yaml.load(text, _PlainLoader)

@@ -95,6 +95,16 @@ def test_what_the_weights_depend_on_stays(started, changes, fixed):
         _check(started, resume=True)
 
 
+def test_a_run_whose_paths_are_not_utf_8_is_continued(started):
+    """Linux names files by bytes; Python has those that are no character as half a character."""
+    started.DATASETS.TRAIN = ("a\udcff.json",)
+    save_config(DetectionTask(started))
+    _check(started, resume=True)
+    started.SOLVER.BASE_LR = 0.5
+    with pytest.raises(ConfigError, match=r"SOLVER\.BASE_LR"):
+        _check(started, resume=True)
+
+
 def test_a_file_is_no_folder(cfg, tmp_path):
     (tmp_path / "run").write_text("")
     for check in (partial(_check, cfg, resume=True), partial(_check_evaluation, cfg, "w.pth")):
