@@ -179,7 +179,7 @@ def of_yaml(cfg: CfgNode) -> Parts:
     for key, least in _LEAST.items():
         value = attrgetter(key)(cfg)
         if value is not None and not least <= value < math.inf:
-            raise ConfigError(f"{key} is {value}; it must be {least} or more.")
+            raise ConfigError(f"{key} is {value}; it must be a finite number, {least} or more.")
 
     def check_data(train: bool) -> None:
         data.check_datasets(cfg, train=train, test=not train or len(cfg.DATASETS.TEST) > 0)
