@@ -12,11 +12,11 @@ from torch import nn
 
 from lambda_det.classification.config import check_ranges, get_classification_config
 from lambda_det.classification.model import PixelClassifier
-from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.errors import ConfigError, WeightsError, reason
 from lambda_det.modeling import create_classifier
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.names import tensors_only
-from lambda_det.weights.provenance import checksum, initial_weights
+from lambda_det.weights.provenance import checksum, format_options, initial_weights
 
 __all__ = ["Teacher", "load_teacher"]
 
@@ -111,18 +111,25 @@ def _from_checkpoint(path: str, device: str) -> tuple[PixelClassifier, list[str]
             f"{path} has no recipe: a teacher is a checkpoint of tools/train_imagenet.py, or "
             "timm:NAME."
         )
-    classifier = create_classifier(recipe["model"], recipe["num_classes"], **recipe["options"])
+    name, options = recipe["model"], recipe["options"]
+    try:
+        classifier = create_classifier(name, recipe["num_classes"], **options)
+    except (ConfigError, TypeError) as error:  # TypeError: an option that does not exist (any more)
+        raise WeightsError(
+            f"The network {name}{format_options(options)} of {path} cannot be created: "
+            f"{reason(error)}"
+        ) from error
     state, which = initial_weights(checkpoint)
     try:
         classifier.load_state_dict(tensors_only(state, path))
     except RuntimeError as error:
         raise WeightsError(
-            f"{path} names {recipe['model']}, and {which} in it do not fit that model."
+            f"{path} names {name}, and {which} in it do not fit that model."
         ) from error
     crop = CfgNode.load_cfg(recipe["config"]).INPUT.TEST_CROP
     cfg = _input_config(recipe["image_size"], crop, device)
     model = PixelClassifier(classifier, recipe["pixel_mean"], recipe["pixel_std"])
-    description = f"{recipe['model']}, {which} of {Path(path).name}"
+    description = f"{name}, {which} of {Path(path).name}"
     return model.to(device).eval(), recipe["classes"], description, cfg
 
 

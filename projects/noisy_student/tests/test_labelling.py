@@ -319,6 +319,20 @@ def test_weights_of_another_model_than_the_recipe_s(checkpoint, tmp_path):
         load(tmp_path / "c.pth")
 
 
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [({"model": "lambda_resnet51"}, "lambda_resnet51"), ({"options": {"colour": 3}}, "colour")],
+)
+def test_a_network_that_does_not_exist_here_is_named_with_its_file(
+    checkpoint, tmp_path, changes, word
+):
+    content = torch.load(checkpoint, weights_only=True)
+    content["recipe"].update(changes)
+    torch.save(content, tmp_path / "c.pth")
+    with pytest.raises(WeightsError, match=rf"{word}.* of {tmp_path}/c\.pth"):
+        load(tmp_path / "c.pth")
+
+
 def test_other_pixel_settings_are_another_teacher(teacher, checkpoint, tmp_path):
     content = torch.load(checkpoint, weights_only=True)
     content["recipe"]["pixel_std"][0] += 1
