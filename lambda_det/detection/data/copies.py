@@ -2,7 +2,8 @@
 
 They are files of the same bytes; Roboflow's variants of a picture, which it calls
 NAME_jpg.rf.HASH.jpg; and files beside it with its name and another ending, or with a word for a
-change, such as NAME_flip.jpg.
+change after or before its name, such as NAME_flip.jpg. Before a name that is only a number or very
+short, such a word is no sign of a copy: crop_3.jpg may be the third of any pictures.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _CHANGES = "|".join(
     )
 )
 _ONE = rf"(?:{_CHANGES})[-_ ]?[0-9]*"
-_CHANGED = re.compile(rf"(?P<a>.+?)(?:[-_ ]+{_ONE})+|(?:{_ONE}[-_ ]+)+(?P<b>.+)", re.IGNORECASE)
+_NAME = r"(?=.*[^\W\d_]).{3,}"  # with a letter
+_CHANGED = re.compile(
+    rf"(?P<a>.+?)(?:[-_ ]+{_ONE})+|(?:{_ONE}[-_ ]+)+(?P<b>{_NAME})", re.IGNORECASE
+)
 _COPY = re.compile(r"(.+?)(_(jpe?g|png|bmp|tiff?|webp))?\.rf\.[\w-]+(\.\w+)?", re.IGNORECASE)
 
 
