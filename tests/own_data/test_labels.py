@@ -241,6 +241,13 @@ REFUSED = {
     "three numbers": ({"data.yaml": NAMES, "a.txt": "0 .5 .5 1"}, "a.txt, line 1"),
     "no names": ({"data.yaml": "nc: 1\ntrain: images"}, "data.yaml"),
     "a name of YOLO's without a number": ({"data.yaml": "names: {a: x}"}, "data.yaml: names"),
+    "two names of YOLO's with one number": ({"data.yaml": "names: {0: x, 00: y}"}, "data.yaml"),
+    "a number and its text": ({"data.yaml": "names: {0: x, '0': y}"}, "data.yaml: names"),
+    "one number twice": ({"data.yaml": "names:\n  0: x\n  0: y"}, "data.yaml"),
+    "a merge key": (
+        {"data.yaml": "more: &more {1: y}\nnames: {0: x, <<: *more}"},
+        "data.yaml",
+    ),
     "half a VIA": (
         {"a.json": '{"a": {"filename": "a.png", "file_attributes": {}, "regions": [5]}}'},
         "a.json: a.png, shape 0",

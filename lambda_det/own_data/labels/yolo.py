@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import yaml
@@ -55,12 +55,6 @@ class _Loader(yaml.SafeLoader):
         super().flatten_mapping(node)
 
 
-class _TextLoader(_Loader):
-    """Gives scalars as they are written, because no and 01 are names of classes as well."""
-
-    yaml_implicit_resolvers: ClassVar[dict] = {}
-
-
 def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[LabelledPicture]:
     """Read the labels of all pictures; a picture without a label file has no object."""
     names, has_points = yolo_names(file), "kpt_shape" in yolo_content(file)
@@ -102,8 +96,9 @@ def yolo_content(file: Path) -> dict[str, Any]:
             if not isinstance(content, dict):
                 return {}
             if "names" in content:
-                written = yaml.load(text, _TextLoader)["names"]
-                content["names"] = _as_written(content["names"], written)
+                # the last of equal keys counts, as for the loader
+                nodes = {key.value: value for key, value in yaml.compose(text, _Loader).value}
+                content["names"] = _as_written(content["names"], nodes["names"])
             return content
     content: dict[str, Any] = {}
     for beside in sorted(file.parent.glob("*.data")):
@@ -112,22 +107,27 @@ def yolo_content(file: Path) -> dict[str, Any]:
     return {**content, "names": [n.strip() for n in read_text(file).rstrip().splitlines()]}
 
 
-def _as_written(names: Any, written: Any) -> Any:
+def _as_written(names: Any, node: yaml.Node) -> Any:
     """Names of classes, with the text of those that YAML takes for numbers, dates or yes and no.
 
     Args:
         names: as YAML has them: a list, or a dictionary by number.
-        written: the same with the texts of all scalars.
+        node: the same as it is written.
+
+    Raises:
+        ValueError: a number stands there twice.
     """
 
-    def text_of(name: Any, text: Any) -> Any:
-        return text if isinstance(text, str) and name is not None else name
+    def text_of(name: Any, written: yaml.Node) -> Any:
+        return written.value if isinstance(written, yaml.ScalarNode) and name is not None else name
 
     if isinstance(names, list):
-        return list(map(text_of, names, written))
+        return list(map(text_of, names, node.value))
     if isinstance(names, dict):
-        pairs = zip(names.items(), written.values(), strict=True)
-        return {key: text_of(name, text) for (key, name), text in pairs}
+        if len(names) < len(node.value):
+            raise ValueError("two of its names have the same number")
+        pairs = zip(names.items(), node.value, strict=True)
+        return {key: text_of(name, written) for (key, name), (_, written) in pairs}
     return names
 
 
@@ -143,6 +143,8 @@ def yolo_names(file: Path) -> dict[int, str]:
     with reading(f"{file}: names"):
         pairs = enumerate(names) if isinstance(names, list) else names.items()
         numbered = {int(key): name for key, name in pairs}
+        if len(numbered) < len(names):  # as of 0 and "0"
+            raise ValueError("two have the same number")
     for number, name in numbered.items():
         # the text of nested aliases can exceed any memory
         if isinstance(name, (list, dict, set, tuple)) or name is None:
