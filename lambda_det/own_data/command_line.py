@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lambda_det.detection.data import read_coco
@@ -15,6 +16,7 @@ from lambda_det.detection.data.classes import refuse_others
 from lambda_det.detection.data.coco import coco_content
 from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.label_files import WRITTEN, write_labels
+from lambda_det.detection.data.picture_folder import PICTURES, normal
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.report import (
     DOUBTFUL,
@@ -35,7 +37,7 @@ from lambda_det.errors import (
     printable_text,
 )
 from lambda_det.files import refuse_existing
-from lambda_det.own_data.labels import FORMATS, as_coco
+from lambda_det.own_data.labels import COCO, FORMATS, as_coco
 from lambda_det.own_data.layouts import find_images, find_parts
 
 EXAMPLES = """examples:
@@ -131,6 +133,24 @@ def print_copies(parts: Mapping[str, list[str]]) -> bool:
     return bool(pairs)
 
 
+def print_unnamed(reports: Sequence[Report]) -> None:
+    """Print how many pictures lie beside those that files in COCO's format name."""
+    named = {os.path.abspath(file["file_name"]) for report in reports for file in report.files}
+    folders = sorted({os.path.dirname(file) for file in named})
+    beside = [
+        os.path.join(folder, name)
+        for folder in filter(os.path.isdir, folders)
+        for name in sorted(os.listdir(folder))
+        if name.lower().endswith(PICTURES) and not name.startswith(".")
+    ]
+    named = set(map(normal, named))
+    unnamed = [file for file in beside if normal(file) not in named]
+    if unnamed:
+        count = counted(len(unnamed), "picture")
+        print("Beside the pictures that the labels name there are")
+        print(f"{count}, such as {printable(unnamed[0])}\n")
+
+
 def check(arguments: argparse.Namespace) -> int:
     log_to_terminal(logging.INFO)
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
@@ -138,6 +158,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace, folder: Path) -> int:
+    kind = ""
     if arguments.dataset:
         parts = [registered_files(arguments.dataset)]
     elif arguments.images:
@@ -164,6 +185,8 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
     pictures = {r.json_file: [file["file_name"] for file in r.files] for r in reports}
     if not arguments.no_images and print_copies(pictures):
         status = 1
+    if kind == COCO:  # of other formats, pictures without labels are in the report
+        print_unnamed(reports)
     if status:
         print("Problems were found.")
     elif any(report.of(REPAIRED) for report in reports):

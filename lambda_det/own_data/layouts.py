@@ -8,19 +8,17 @@ training part.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lambda_det.detection.data.coco import file_report
 from lambda_det.detection.data.coco_format import READER
-from lambda_det.detection.data.picture_folder import PICTURES, in_any_form, normal, walk
+from lambda_det.detection.data.picture_folder import PICTURES, in_any_form, walk
 from lambda_det.errors import DataError, counted, listed
 from lambda_det.files import read_text
 from lambda_det.own_data.drafts import write_draft
@@ -189,35 +187,7 @@ def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
     for part, found in _with_train(root, groups).items():
         file = Path(only(root, found))
         parts[part] = Part(file, _images_of(file, root, home), str(file))
-    _log_unnamed(root, list(parts.values()))
     return parts
-
-
-_MOST_BYTES = 50_000_000  # of a file that is read for a message; COCO's have ten times as many
-
-
-def _log_unnamed(root: Path, parts: Sequence[Part]) -> None:
-    """Say how many pictures lie beside those that the files name, which large files would delay."""
-    if any(part.labels.stat().st_size > _MOST_BYTES for part in parts):
-        return
-    reports = []
-    with contextlib.suppress(DataError):  # whoever uses the file says what is wrong with it
-        reports = [file_report(part.labels, part.images) for part in parts]
-    named = {os.path.abspath(file["file_name"]) for report in reports for file in report.files}
-    folders = sorted({os.path.dirname(file) for file in named})
-    beside = [
-        os.path.join(folder, name)
-        for folder in filter(os.path.isdir, folders)
-        for name in sorted(os.listdir(folder))
-        if name.lower().endswith(PICTURES) and not name.startswith(".")
-    ]
-    named = set(map(normal, named))
-    unnamed = [file for file in beside if normal(file) not in named]
-    if unnamed:
-        logger.info(
-            f"{root}: beside the pictures that the labels name there are "
-            f"{counted(len(unnamed), 'picture')}, such as {unnamed[0]}"
-        )
 
 
 def _images_of(file: Path, root: Path, home: Path) -> Path:
