@@ -1,10 +1,9 @@
 """Detectron2's choice of boxes, in a form that a graph can hold.
 
 Detectron2 asks how many boxes there are, image by image. The functions here do not ask. All images
-of a batch have the same number of boxes, one after the other, and missing ones are 0. So
-no shape in the graph depends on what the images show, there is no loop, and every runtime that has
-RoiAlign and TopK can hold it. The size of an image is a row of a tensor [B, 2], of height and
-width.
+of a batch have the same number of boxes, one after the other, and missing ones are 0. So no shape
+in the graph depends on what the images show, there is no loop, and every runtime that has RoiAlign
+and TopK can hold it. The size of an image is a row of a tensor [B, 2], of height and width.
 
 The results are those of Detectron2, unless more than ``CANDIDATES`` boxes of an image score above
 the threshold, or boxes cover each other in a chain of more than ``ROUNDS``.

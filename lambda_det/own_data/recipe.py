@@ -48,6 +48,7 @@ _MOST_ROUNDS = 1000  # most steps of k-means, which ends after a few dozen
 _SHARE = 0.2  # share of a run's time that evaluations may take
 _LEAST_ON_ALL = 3  # with fewer evaluations than this, more of them on a sample are better
 _LEAST_SAMPLE = 50  # images
+_FEWEST_MASKS = 0.1  # share of the objects that must have a mask so that masks are learnt
 USABLE = 0.9  # share of a GPU's memory, because the memory was counted and not measured
 # Keys that a recipe may change, and that the command line sets literally
 FITTED_KEYS = frozenset(
@@ -122,9 +123,6 @@ class Statistics:
         sizes = np.array(boxes, float).reshape(-1, 2)
         has_masks = masks > 0 and masks >= _FEWEST_MASKS * len(boxes)
         return cls(images, dict(counts), sizes[(sizes > 0).all(1)], has_masks, most)
-
-
-_FEWEST_MASKS = 0.1  # share of the objects
 
 
 @dataclass(frozen=True)

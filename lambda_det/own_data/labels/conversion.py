@@ -58,8 +58,9 @@ def read_labels(
         ``images``, ``annotations`` and ``categories``: those of data.yaml in its order, others by
         name. The size of an image is the one that its file of labels states, or that of the
         picture. Objects with polygons or masks have a ``segmentation``. Images and objects have a
-        ``source``: their file of labels, and the place in it. What the
-        entry ``READER`` holds, stands beside its name.
+        ``source``: their file of labels, and the place in it. The entry ``lambda_det`` has the
+        findings and how the labels write boxes, as ``READER`` in
+        :mod:`lambda_det.detection.data.coco_format` describes.
 
     Raises:
         DataError: a file cannot be read, or no picture is there.
