@@ -33,8 +33,9 @@ demo: setup
 	$(BIN)/lambda-det report $(DEMO)
 
 # Two processes of one thread each take half the time of one process of two; a file stays in one.
-# Long tests wait for others' processes and for disks, which leaves room for a third.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
+# Long tests wait for others' processes and for disks, which leaves room for a third. What Python
+# compiles is kept, even where PYTHONDONTWRITEBYTECODE is set: each process would compile it again.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
 LONG := slow or fuzz or benchmark or gpu
 TESTS ?= tests projects
 
