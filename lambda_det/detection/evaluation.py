@@ -31,11 +31,11 @@ from pycocotools.coco import COCO
 from torch.backends import cudnn
 
 from lambda_det.detection.confidence import ap_interval
-from lambda_det.detection.data.coco import coco_api, read_coco
+from lambda_det.detection.data.coco import coco_api
 from lambda_det.detection.data.identity import write_identity
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import label_fault, read_pixels
-from lambda_det.detection.data.registration import is_coco, load_records
+from lambda_det.detection.data.registration import load_records
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
 from lambda_det.errors import ConfigError, DataError, printable, reason, refused
@@ -161,17 +161,12 @@ def ground_truth_of(dataset_name: str) -> COCO:
     Raises:
         DataError: the annotation file cannot be read.
     """
-    metadata = MetadataCatalog.get(dataset_name)
-    keypoints = metadata.get("keypoint_names")
-    if is_coco(dataset_name):
-        number = None if keypoints is None else len(keypoints)
-        truth = read_coco(metadata.json_file, metadata.image_root, keypoints=number)
-        return coco_api(truth.records, truth.report.categories, keypoints)
-    records = load_records(dataset_name)
+    # this also gives the metadata the numbers of the classes, which predictions need
+    records, metadata = load_records(dataset_name), MetadataCatalog.get(dataset_name)
     names = metadata.thing_classes
     ids = metadata.get("thing_dataset_id_to_contiguous_id") or dict(enumerate(range(len(names))))
     categories = {number: names[place] for number, place in sorted(ids.items(), key=_place)}
-    return coco_api(records, categories, keypoints)
+    return coco_api(records, categories, metadata.get("keypoint_names"))
 
 
 def _place(item: tuple[int, int]) -> int:
