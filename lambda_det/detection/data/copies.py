@@ -19,6 +19,7 @@ from typing import Any
 
 __all__ = ["copies", "shared_copies"]
 
+_END = 1024  # in this number of bytes at their ends nearly all different pictures differ
 _CHANGES = "|".join(
     (
         *("aug", "augment", "augmented", "augmentation", "copy", "variant"),
@@ -140,9 +141,6 @@ def _end(picture: Path) -> bytes:
     with picture.open("rb") as file:
         file.seek(-min(_END, _size(picture)), os.SEEK_END)
         return file.read()
-
-
-_END = 1024  # at this number of bytes nearly all different pictures differ
 
 
 def _digest(picture: Path) -> bytes:

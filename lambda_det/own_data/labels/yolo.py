@@ -44,6 +44,9 @@ __all__ = [
 ]
 
 Listing = Callable[[Path], dict[str, Path]]  # see _text_files
+_NAMING = ("classes.txt", ".names", ".yaml", ".yml")  # ends of the names of lists of classes
+_HEAD = 1000  # bytes of a file that show its kind
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
 class _Loader(yaml.SafeLoader):
@@ -185,9 +188,6 @@ def _compare_names(
                 break
 
 
-_NAMING = ("classes.txt", ".names", ".yaml", ".yml")
-
-
 def _names_in(file: Path) -> dict[int, str]:
     """The names in a file that may be a list of them; {} where it is none."""
     is_yaml = file.suffix.lower() in (".yaml", ".yml")
@@ -271,10 +271,6 @@ def is_list_of_names(file: Path) -> bool:
         lines = decoded(opened.read(_HEAD + 1))
     words = list(filter(None, map(str.strip, lines.splitlines())))
     return len(words) > 0 and len(lines) <= _HEAD and all(len(w.split()) <= 4 for w in words)
-
-
-_HEAD = 1000  # bytes of a file that show its kind
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
 def _object(
