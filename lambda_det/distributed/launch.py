@@ -16,12 +16,13 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -41,6 +42,7 @@ from lambda_det.distributed.signals import (
     die_of,
     heeded_signals,
     is_another_request,
+    remove_at_signals,
     restore_handlers,
 )
 from lambda_det.errors import (
@@ -62,8 +64,10 @@ _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # The agent names the process that it sees end first. So a process that only noticed the end of
 # another ends these seconds later.
 _AFTER_THE_CAUSE = 2.0
-# A process does not run a handler of Python's while it waits in a collective call. Where a second
-# signal asks to end at once, those that have not ended these seconds later are killed.
+# A process does not run a handler of Python's while it waits in a collective call. Where no process
+# of this machine has run its handler these seconds after a second signal, they wait for each other,
+# and are killed. One that has run it ends by itself, once the checkpoint that it writes is whole;
+# so then none is killed here, and the agent ends the others after it.
 _TO_END_AT_ONCE = 5.0
 MAIN_GUARD = (
     'a script that starts a training needs the line `if __name__ == "__main__":` before it, '
@@ -137,63 +141,68 @@ class _Agent(LocalElasticAgent):
         signals: that were passed on to the processes.
         killed_for: the signal that asked a second time, and for which they were killed; 0 if they
             ended by themselves.
+        unheard: a file that exists from a second signal on until a process handles it.
     """
 
+    unheard: Path
     signals: frozenset[int] = frozenset()
     killed_for = 0
     _first_time = 0.0  # of the first signal
-    _killing: threading.Timer | None = None
+    _second_time = 0.0
+    _second = 0  # the second signal
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
         pids = super()._start_workers(worker_group)
-
-        def send(number: int) -> None:
-            for pid in pids.values():
-                with suppress(ProcessLookupError):  # it has ended
-                    os.kill(pid, number)
-
-        def kill(number: int) -> None:
-            self.killed_for = number
-            send(signal.SIGKILL)
 
         def pass_on(number: int, _: object) -> None:
             now = time.monotonic()
             if not self.signals:
                 self._first_time = now
-            elif self._killing is None and is_another_request(number, now - self._first_time):
-                self._killing = threading.Timer(_TO_END_AT_ONCE, kill, (number,))
-                self._killing.daemon = True
-                self._killing.start()
+            elif not self._second and is_another_request(number, now - self._first_time):
+                self._second, self._second_time = number, now
+                with suppress(OSError):  # then it does not exist, and none is killed
+                    self.unheard.touch()
             self.signals |= {number}
-            send(number)
+            for process in self._living():
+                with suppress(ProcessLookupError):  # it has ended since
+                    os.kill(process.pid, number)
 
         for number in heeded_signals():
             signal.signal(number, pass_on)
         return pids
 
-    def run(self) -> RunResult:
-        try:
-            return super().run()
-        finally:  # other processes may get the numbers of those that have ended
-            if self._killing is not None:
-                self._killing.cancel()
-                self._killing = None  # or it would keep this object, and so its semaphores
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """What the agent calls many times a second, as long as all processes are at work."""
+        late = time.monotonic() > self._second_time + _TO_END_AT_ONCE
+        if self._second and late and self.unheard.exists():
+            self.unheard.unlink()
+            for process in self._living():
+                self.killed_for = self._second
+                process.kill()
+        return super()._monitor_workers(worker_group)
+
+    def _living(self) -> list[BaseProcess]:
+        """The processes that have not ended: other ones may get the numbers of those that have."""
+        pids = self._pcontext.pids().values()
+        return [child for child in multiprocessing.active_children() if child.pid in pids]
 
 
 def _run_agent(main: Main, args: argparse.Namespace, device_type: str) -> None:
     about = (main, args, device_type, os.getpid(), multiprocessing.get_start_method())
     _start_tracker()
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder, _handlers_and_loggers():
+        unheard = Path(folder, "unheard")
         spec = WorkerSpec(
             role="training",
             local_world_size=args.num_gpus,
             entrypoint=_member,
-            args=about,
+            args=(*about, unheard),
             rdzv_handler=get_rendezvous_handler(_rendezvous(args)),
             master_addr="localhost" if args.num_machines == 1 else None,
             max_restarts=0,
         )
         agent = _Agent(spec, DefaultLogsSpecs(log_dir=folder), _START_METHOD)
+        agent.unheard = unheard
         try:
             result = agent.run()
             stopped_by = agent.killed_for
@@ -283,7 +292,7 @@ def _error_of(failure: ProcessFailure, name: str) -> Exception:
         return RuntimeError(f"{name} ended with the following error:\n{trace}")
     status = failure.exitcode
     how = f"was killed by {failure.signal_name()}" if status < 0 else f"ended with status {status}"
-    if status == -signal.SIGKILL:
+    if failure.signal_name() == "SIGKILL":  # which Windows does not have
         how += ", as happens when the machine runs out of memory"
     return UserError(
         f"{name} (pid {failure.pid}) {how}, and the others were ended with it. The same command "
@@ -292,7 +301,12 @@ def _error_of(failure: ProcessFailure, name: str) -> Exception:
 
 
 def _member(
-    main: Main, args: argparse.Namespace, device_type: str, parent: int, start_method: str
+    main: Main,
+    args: argparse.Namespace,
+    device_type: str,
+    parent: int,
+    start_method: str,
+    unheard: Path,
 ) -> Preempted | Interrupted | None:
     """What a process of the agent does.
 
@@ -300,6 +314,7 @@ def _member(
         What a signal made of the run. The agent would end the others if it were raised.
     """
     end_with_parent(parent)
+    remove_at_signals(unheard)
     # Else its loader processes would be spawned as well, and each would import for seconds
     multiprocessing.set_start_method(start_method, force=True)
     try:

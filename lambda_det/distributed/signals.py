@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 __all__ = ["SIGNALS", "StopRequest", "catch_signals", "interruptible", "received_signal"]
@@ -54,12 +55,14 @@ class _State:
         signal: the number of the first signal received; 0 for none.
         time: when it came; of several Ctrl-C the last one that counted.
         is_interruptible: whether the next signal may leave the work wherever it is.
+        unheard: the file that a signal removes; None for none.
     """
 
     process: int = 0
     signal: int = 0
     time: float = 0.0
     is_interruptible: bool = False
+    unheard: Path | None = None
 
 
 _state = _State()
@@ -102,6 +105,17 @@ def catch_signals() -> Iterator[None]:
         _state.process = _state.signal = 0
 
 
+def remove_at_signals(file: Path) -> None:
+    """Remove a file whenever this process handles a signal that it catches.
+
+    So the launcher sees that the process does not wait in a call in which Python runs no handler.
+
+    Args:
+        file: need not exist.
+    """
+    _state.unheard = file
+
+
 def restore_handlers(previous: dict[int, object]) -> None:
     """Set the signal handlers that ``signal.signal`` or ``signal.getsignal`` returned."""
     for number, handler in previous.items():
@@ -141,6 +155,9 @@ def interruptible(work: Callable[[], T]) -> T:
 def _handle(number: int, _frame: object) -> None:
     if os.getpid() != _state.process:  # a forked loader process, which the main process ends
         return
+    if _state.unheard is not None:
+        with suppress(OSError):  # most signals find no file
+            _state.unheard.unlink()
     now = time.monotonic()
     if not _state.signal:
         _state.signal, _state.time = number, now

@@ -54,6 +54,8 @@ class SafeCheckpointer(DetectionCheckpointer):
             others: objects with a state to save, by name; and ``save_to_disk``, as in Detectron2.
         """
         super().__init__(model, save_dir, **others)
+        # Called before a checkpoint is written and before it gets its name; an error prevents both
+        self.check_folder: Callable[[], object] = lambda: None
         self._keep = keep
         self._writer = BackgroundWriter()
 
@@ -156,9 +158,15 @@ class SafeCheckpointer(DetectionCheckpointer):
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         path = os.path.join(self.save_dir, f"{name}.pth")
+
+        def check(draft: str) -> None:
+            check_checkpoint(draft)
+            self.check_folder()
+
+        self.check_folder()
         with writing(path):
             remove_drafts(self.save_dir)
-            replace_file(path, lambda file: write_torch(content, file), check_checkpoint)
+            replace_file(path, lambda file: write_torch(content, file), check)
             point_to(self.save_dir, f"{name}.pth")
             if self._keep is not None:
                 others = self._keep if is_numbered(f"{name}.pth") else self._keep - 1

@@ -119,7 +119,10 @@ class RunLock:
 
 
 class KeepFolder(HookBase):
-    """Ends a training whose folder another training has."""
+    """Ends a training whose folder another training has, before its next step.
+
+    The checkpointer looks as well, because a step or an evaluation may be long.
+    """
 
     def __init__(self, lock: RunLock) -> None:
         self._lock = lock

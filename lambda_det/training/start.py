@@ -164,6 +164,7 @@ def train(
             _check_weights_exist(task)
         trainer = Trainer(task, checkpoint, debug_numerics=debug_numerics)
         trainer.register_hooks([KeepFolder(lock)])
+        trainer.checkpointer.check_folder = lock.check
         if progress and comm.is_main_process():
             trainer.register_hooks([Progress()])
 

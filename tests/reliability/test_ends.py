@@ -34,8 +34,19 @@ FORKING = """
 import sys
 from lambda_det import cli
 from lambda_det.distributed import launch
-launch._START_METHOD, launch._AFTER_THE_CAUSE = "fork", 0.5
+launch._START_METHOD, launch._AFTER_THE_CAUSE, launch._TO_END_AT_ONCE = "fork", 0.5, 2.0
 sys.exit(cli.main(sys.argv[1:]))
+"""
+# Goes before it, for a disk that needs longer for a checkpoint than processes have to end
+SLOWLY = """
+import time
+from lambda_det.training import checkpointer
+
+def write(content, file, write=checkpointer.write_torch):
+    time.sleep(6)
+    write(content, file)
+
+checkpointer.write_torch = write
 """
 
 
@@ -61,12 +72,12 @@ class Command:
         """Start it.
 
         Args:
-            how: "forked", with processes that it forks; "spawning" Python for each of them;
-                "by Python" itself as well, as a user does.
+            how: "forked", with processes that it forks; "slowly", the same on a slow disk;
+                "spawning" Python for each of them; "by Python" itself as well, as a user does.
         """
         variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-        words = ["-c", FORKING] if how == "forked" else ["-m", "lambda_det"]
-        words += self._words
+        programs = {"forked": ["-c", FORKING], "slowly": ["-c", SLOWLY + FORKING]}
+        words = [*programs.get(how, ["-m", "lambda_det"]), *self._words]
         if how != "by Python":
             process = forked.start(words, self._output, **variables)
             self._wait = lambda seconds: process.join(seconds) or process.exitcode
@@ -122,6 +133,11 @@ class Command:
     def send(self, number: int, pids: list[int] | None = None) -> None:
         for pid in [self.pid] if pids is None else pids:
             os.kill(pid, number)
+
+    def press_ctrl_c_twice(self) -> None:
+        for _ in range(2):
+            time.sleep(1)  # longer than between copies of one press
+            self.send(signal.SIGINT, [pid for pid in self.all() if is_alive(pid)])
 
     def all(self) -> list[int]:
         return sorted(self._started)
@@ -200,11 +216,20 @@ def test_a_second_ctrl_c_ends_processes_that_wait_for_each_other(words, tmp_path
     command.start()
     command.wait_for_a_checkpoint()
     command.send(signal.SIGSTOP, command.training()[1:])
-    for _ in range(2):
-        time.sleep(1)  # longer than between copies of one press
-        command.send(signal.SIGINT, command.all())
+    command.press_ctrl_c_twice()
     assert command.end() == INTERRUPTED_STATUS, command.printed
     assert "Traceback" not in command.printed
+
+
+def test_a_second_ctrl_c_waits_for_a_checkpoint(words, tmp_path):
+    command = Command("two", words, tmp_path / "run")
+    command.start("slowly")
+    wait_until(lambda: list(command.folder.glob("*.pth.tmp")), 200)
+    command.note_what_is_there()
+    command.press_ctrl_c_twice()
+    assert command.end() == INTERRUPTED_STATUS, command.printed
+    assert [path.name for path in command.folder.glob("*.pth*")] == ["model_0000001.pth"]
+    assert (command.folder / "last_checkpoint").exists()
 
 
 def test_any_process_may_be_killed(words, whole, tmp_path):

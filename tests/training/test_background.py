@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lambda_det import files
-from lambda_det.errors import DiskError
+from lambda_det.errors import ConfigError, DiskError
 from lambda_det.training import checkpointer as checkpointer_module
 from lambda_det.training.checkpoint_files import check_checkpoint, last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer, host_copy
@@ -60,6 +60,29 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, slow):
     checkpointer.wait()
     assert _value(tmp_path / "model_0000001.pth") == _value(tmp_path / "model_best.pth") == 1.0
     assert _value(last_checkpoint(str(tmp_path))) == 1.0
+
+
+def test_a_folder_that_another_run_gets_meanwhile_is_left_alone(tmp_path, slow):
+    ended = False
+
+    def check():
+        if ended:
+            raise ConfigError("another's")
+
+    checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path))
+    checkpointer.check_folder = check
+    checkpointer.save("model_0000001")
+    assert slow.begun.wait(30)
+    ended = True
+    slow.set()
+    with pytest.raises(ConfigError, match="another's"):
+        checkpointer.wait()
+    draft = tmp_path / "model_0000001.pth.tmp"
+    draft.touch()  # the other's
+    checkpointer.save("model_0000001")
+    with pytest.raises(ConfigError, match="another's"):
+        checkpointer.wait()
+    assert list(tmp_path.iterdir()) == [draft]
 
 
 def test_one_is_written_at_a_time(tmp_path, slow):

@@ -26,7 +26,7 @@ from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.hooks import Histories, SpeedAndMemory, peak_gigabytes
 from lambda_det.training.log import BufferedLog
-from lambda_det.training.run_lock import RunLock
+from lambda_det.training.run_lock import KeepFolder, RunLock
 from lambda_det.training.settings import FixedKeys
 from lambda_det.training.task import RAW, Task
 from lambda_det.training.trainer import STATISTICS_SEED, Trainer
@@ -272,14 +272,20 @@ def test_beside_a_run_no_other_is_possible_but_an_evaluation_is(folder):
 
 
 @pytest.mark.posix
-def test_a_run_ends_whose_folder_another_training_has(folder):
+@pytest.mark.parametrize("in_a_step", [False, True])
+def test_a_run_ends_whose_folder_another_training_has(folder, monkeypatch, in_a_step):
+    """Before the next step; or before the next checkpoint, where the step was long."""
+    if in_a_step:
+        monkeypatch.setattr(KeepFolder, "before_step", lambda _: None)
+
     def give_to_another(_):
         (folder / "run.lock").rename(folder / "removed")
         (folder / "run.lock").touch()
 
     with BufferedLog() as log, pytest.raises(ConfigError, match=str(folder)):
         start.train(ToyTask(folder, give_to_another), log, resume=False)
-    assert not (folder / "model_final.pth").exists()
+    # The first may have been written before, or be written just then
+    assert {path.name for path in folder.glob("*.pth*")} <= {"model_0000001.pth"}
     assert (folder / "run.lock").exists()  # the other's
 
 
