@@ -260,13 +260,10 @@ def option(key: str, value: Any) -> str:
     return f"{key} {value}" if key.isupper() else f"{key}={value}"
 
 
+# PyYAML's parser in C takes a tenth of the time, but ends the process at a text of many brackets,
+# and refuses "\udcff", as a path with a byte that is not UTF-8 is saved
 class _PlainLoader(yaml.SafeLoader):
     """Reads the parts of Python objects, as a saved LazyConfig has them, and creates no object."""
-
-
-# It takes a tenth of the time; not every build of PyYAML has it
-class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """The same with the parser in C."""
 
 
 def _parts(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
@@ -277,8 +274,7 @@ def _parts(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
     return f"{tag} {node.value}".strip()
 
 
-for _loader in (_PlainLoader, _FastLoader):
-    _loader.add_multi_constructor(PYTHON_TAG, _parts)
+_PlainLoader.add_multi_constructor(PYTHON_TAG, _parts)
 
 
 def read_plain(text: str) -> Any:
@@ -288,7 +284,6 @@ def read_plain(text: str) -> Any:
         yaml.YAMLError: it is not YAML.
     """
     try:
-        return yaml.load(text, _FastLoader)
-    except yaml.YAMLError:
-        # The parser in C refuses "\udcff", as a path with a byte that is not UTF-8 is saved
         return yaml.load(text, _PlainLoader)
+    except RecursionError as error:
+        raise yaml.YAMLError("its values lie too deep in one another") from error
