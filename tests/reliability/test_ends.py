@@ -210,10 +210,11 @@ def test_ctrl_c_saves_all(processes, how, words, whole, tmp_path):
     assert "Traceback" not in command.printed
 
 
-def test_a_second_ctrl_c_ends_processes_that_wait_for_each_other(words, tmp_path):
+@pytest.mark.parametrize(("processes", "how"), [("two", "forked"), SPAWNED])
+def test_a_second_ctrl_c_ends_processes_that_wait_for_each_other(processes, how, words, tmp_path):
     """A process does not hear it in a collective call. Here it waits for one that is stopped."""
-    command = Command("two", words, tmp_path / "run")
-    command.start()
+    command = Command(processes, words, tmp_path / "run")
+    command.start(how)
     command.wait_for_a_checkpoint()
     command.send(signal.SIGSTOP, command.training()[1:])
     command.press_ctrl_c_twice()
