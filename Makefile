@@ -2,7 +2,7 @@
 # make demo    set-up, then train, evaluate and look at a small model on the shapes data set
 # make test    set-up, then the quick tests, which touch every module
 # make test-all   set-up, then all tests but those of a release, with more random cases
-# make test-rest  what `make test` leaves out of `make test-all`; TESTS=tests/training of some rooms
+# make test-rest  what `make test` leaves out of it; TESTS=tests/training of some rooms
 # make matrix  the quick tests under other versions of Python and PyTorch; writes docs/versions.md
 # make lint    set-up, then ruff (rules and formatting)
 #
@@ -42,8 +42,7 @@ TESTS ?= tests projects
 test: setup
 	$(PYTEST) -n 2 -m "not ($(LONG))"
 
-test-all: setup
-	LAMBDA_DET_FUZZ=15 $(PYTEST) -n 3 -m "not release"
+test-all: test test-rest
 
 test-rest: setup
 	LAMBDA_DET_FUZZ=15 $(PYTEST) -n 3 -m "($(LONG)) and not release" $(TESTS)
