@@ -91,7 +91,7 @@ class _Conv2d(_Replacement, Conv2d):
             if self.kernel_size == (1, 1) and dtype == torch.float32 and _left_to_mkl():
                 # A dilation, which moves no tap, keeps PyTorch from it
                 x = F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
-            elif self._is_depthwise_with_stride() and _learns_in_bfloat16(x, weight):
+            elif self._is_depthwise_with_stride() and _learns_in_bfloat16(x, weight, bias):
                 # In bfloat16 oneDNN's gradients take 8 to 20 times the time of those in float32
                 with torch.autocast("cpu", enabled=False):
                     bias = bias if bias is None else bias.float()
@@ -173,9 +173,11 @@ def _left_to_mkl() -> bool:
     return torch.get_num_threads() == 1 and without_mkl()
 
 
-def _learns_in_bfloat16(x: Tensor, weight: Tensor) -> bool:
+def _learns_in_bfloat16(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether PyTorch would convolve them in bfloat16 on the CPU, with gradients."""
     if not readable(x, weight) or not _has_one_dtype(x, weight, torch.bfloat16):
+        return False
+    if bias is not None and not _has_one_dtype(x, bias, torch.bfloat16):
         return False
     return torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
 

@@ -31,11 +31,11 @@ from pycocotools.coco import COCO
 from torch.backends import cudnn
 
 from lambda_det.detection.confidence import ap_interval
-from lambda_det.detection.data.coco import coco_api
+from lambda_det.detection.data.coco import coco_api, read_coco
 from lambda_det.detection.data.identity import write_identity
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import label_fault, read_pixels
-from lambda_det.detection.data.registration import load_records
+from lambda_det.detection.data.registration import is_coco, load_records
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
 from lambda_det.errors import ConfigError, DataError, printable, reason, refused
@@ -161,12 +161,22 @@ def ground_truth_of(dataset_name: str) -> COCO:
     Raises:
         DataError: the annotation file cannot be read.
     """
-    # this also gives the metadata the numbers of the classes, which predictions need
-    records, metadata = load_records(dataset_name), MetadataCatalog.get(dataset_name)
+    metadata = MetadataCatalog.get(dataset_name)
+    keypoints = metadata.get("keypoint_names")
+    if is_coco(dataset_name):
+        number = None if keypoints is None else len(keypoints)
+        truth = read_coco(metadata.json_file, metadata.image_root, keypoints=number)
+        categories = truth.report.categories
+        if metadata.get("thing_dataset_id_to_contiguous_id") is None:
+            # it is set when a data set is loaded, and predictions are counted by it
+            ids = {number: place for place, number in enumerate(categories)}
+            metadata.thing_dataset_id_to_contiguous_id = ids
+        return coco_api(truth.records, categories, keypoints)
+    records = load_records(dataset_name)
     names = metadata.thing_classes
     ids = metadata.get("thing_dataset_id_to_contiguous_id") or dict(enumerate(range(len(names))))
     categories = {number: names[place] for number, place in sorted(ids.items(), key=_place)}
-    return coco_api(records, categories, metadata.get("keypoint_names"))
+    return coco_api(records, categories, keypoints)
 
 
 def _place(item: tuple[int, int]) -> int:

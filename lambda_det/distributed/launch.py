@@ -172,14 +172,21 @@ class _Agent(LocalElasticAgent):
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """What the agent calls many times a second, as long as all processes are at work."""
+        """Kill the processes if none has heard a second signal; then do what the agent does."""
         late = time.monotonic() > self._second_time + _TO_END_AT_ONCE
-        if self._second and late and self.unheard.exists():
-            self.unheard.unlink()
+        if self._second and late and self._is_unheard():
             for process in self._living():
                 self.killed_for = self._second
                 process.kill()
         return super()._monitor_workers(worker_group)
+
+    def _is_unheard(self) -> bool:
+        """Whether no process has removed the file; it is asked once."""
+        try:
+            self.unheard.unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
     def _living(self) -> list[BaseProcess]:
         """The processes that have not ended: other ones may get the numbers of those that have."""

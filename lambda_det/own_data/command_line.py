@@ -147,8 +147,7 @@ def print_unnamed(reports: Sequence[Report]) -> None:
     unnamed = [file for file in beside if normal(file) not in named]
     if unnamed:
         count = counted(len(unnamed), "picture")
-        print("Beside the pictures that the labels name there are")
-        print(f"{count}, such as {printable(unnamed[0])}\n")
+        print(f"{count} beside those that the labels name, such as {printable(unnamed[0])}\n")
 
 
 def check(arguments: argparse.Namespace) -> int:

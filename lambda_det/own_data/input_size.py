@@ -3,17 +3,17 @@
 An anchor matches an object of its own size only from four strides of its map on (``recipe.py``):
 that map does not resolve smaller objects. Where they are more than a third of the objects of a
 class, on average over the classes, as AP is, the recipe gets a map of half the stride, and then a
-larger input until they are a tenth. A step takes
-at most twice the time. In the test pictures are up to a quarter larger than the largest in
-training, as far as that does not enlarge them.
+larger input until they are a tenth. A step takes at most twice the time. In the test pictures are
+up to a quarter larger than the largest in training, as far as that does not enlarge them.
 docs/results.md has what was measured of the rule; its limits are guesses.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from lambda_det.own_data.recipe import LEAST_BOXES, STRIDES_PER_ANCHOR, map_stri
 __all__ = ["LARGEST_SCALE", "FittedInput", "fit_input", "sizes_for"]
 
 LARGEST_SCALE = 2  # scale of an image: more pixels than that show nothing new, and take time
+LEAST_OF_CLASS = 10  # objects: a class of fewer shows nothing about its sizes
 # Shares of the objects of a class, on average over the classes
 MOST_SMALL = 1 / 3  # up to which a recipe stays as it is
 FEW_SMALL = 0.1  # the smallest tenth gets no larger input
@@ -46,26 +47,23 @@ class _Objects(NamedTuple):
     """The objects of a training set.
 
     Attributes:
-        sides: [N] the square roots of the areas of their boxes, in pixels, in rising order.
-        weights: [N] those of one class add up to the same number as those of another, and all to 1.
-        classes: that have an object.
+        sides: an array for each class: the square roots of the areas of its boxes, in pixels.
     """
 
-    sides: np.ndarray
-    weights: np.ndarray
-    classes: int
+    sides: list[np.ndarray]
 
     def below(self, least: float) -> float:
         """The share of the objects of a class below a side, on average over the classes."""
-        return float(self.weights[self.sides < least].sum())
+        return statistics.fmean(np.mean(of_class < least) for of_class in self.sides)
 
     def quantile(self, share: float) -> float:
-        """The side below which this share of the objects is."""
-        index = np.searchsorted(np.cumsum(self.weights), share)
-        return float(self.sides[min(index, len(self.sides) - 1)])
+        """The largest side of an object below which at most this share of the objects is."""
+        sides = np.unique(np.concatenate(self.sides))
+        index = bisect.bisect_right(sides, share, key=self.below)
+        return float(sides[index - 1])
 
     def scaled(self, factor: float) -> _Objects:
-        return self._replace(sides=factor * self.sides)
+        return _Objects([factor * of_class for of_class in self.sides])
 
     def row(self, least: float, base: float) -> str:
         """The share below a side, in words, where the shorter side of pictures is ``base``."""
@@ -114,13 +112,13 @@ def fit_input(
         return FittedInput(keys, [])
     objects = _objects(cfg, images, annotations).scaled(base / cfg.INPUT.MIN_SIZE_TEST)
     strides = map_strides(cfg)
-    if len(objects.sides) < LEAST_BOXES or not strides:
+    if sum(map(len, objects.sides)) < LEAST_BOXES or not strides:
         return FittedInput(keys, [])
     least = STRIDES_PER_ANCHOR * min(strides)
     before = objects.row(least, base)
     why = f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map"
-    if objects.classes > 1:
-        why += f"; the share is the mean over {objects.classes} classes"
+    if len(objects.sides) > 1:
+        why += f"; the share is the mean over {len(objects.sides)} classes"
     if objects.below(least) <= MOST_SMALL:
         return FittedInput(keys, [("small objects", before, f"{why}; up to a third, it stays")])
     rows = [("small objects", before, why)]
@@ -170,7 +168,7 @@ def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
 def _objects(
     cfg: CfgNode, images: Iterable[Mapping[str, Any]], annotations: Iterable[Mapping[str, Any]]
 ) -> _Objects:
-    """All objects, in pixels of an image in the test."""
+    """The objects in pixels of an image in the test. Rare classes count only if all are rare."""
     short, longest = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
     scales = {
         image["id"]: min(
@@ -179,16 +177,14 @@ def _objects(
         )
         for image in images
     }
-    sides, classes = [], []
+    sides = defaultdict(list)
     for one in annotations:
         if not one["iscrowd"]:
             _, _, width, height = one["bbox"]
-            sides.append(scales[one["image_id"]] * math.sqrt(width * height))
-            classes.append(one["category_id"])
-    of_class = Counter(classes)
-    weights = np.array([1 / (len(of_class) * of_class[c]) for c in classes], float)
-    rising = np.argsort(sides)
-    return _Objects(np.array(sides, float)[rising], weights[rising], len(of_class))
+            scale = scales[one["image_id"]]
+            sides[one["category_id"]].append(scale * math.sqrt(width * height))
+    common = [of_class for of_class in sides.values() if len(of_class) >= LEAST_OF_CLASS]
+    return _Objects([np.array(of_class) for of_class in common or sides.values()])
 
 
 def _finer_maps(cfg: CfgNode) -> dict[str, Any]:
@@ -206,7 +202,7 @@ def _finer_maps(cfg: CfgNode) -> dict[str, Any]:
 def _side(
     objects: _Objects, base: float, largest: float, least: int, finer: bool
 ) -> tuple[float, str]:
-    """The shorter side at which all objects except the smallest tenth have ``least`` pixels.
+    """The shorter side at which a tenth of the objects are below ``least`` pixels.
 
     Args:
         objects: where the shorter side has ``base`` pixels.

@@ -442,7 +442,13 @@ def test_other_depthwise_kernels_are_pytorchs():
     model, x = nn.Sequential(copy.deepcopy(conv)), _map(32)
     use_winograd(model)
     with pytest.raises(RuntimeError):
-        model(x.bfloat16())  # without autocast both have one dtype
+        model(x.bfloat16())  # without autocast all have one dtype
+    biased = _conv(32, 32, stride=2, groups=32).bfloat16()
+    biased.bias.data = biased.bias.data.float()
+    fast = nn.Sequential(biased)
+    use_winograd(fast)
+    with pytest.raises(RuntimeError):
+        fast(x.bfloat16())
     with torch.autocast("cpu", torch.bfloat16):  # which leaves float64 alone
         assert torch.equal(model.double()(x.double()), conv.double()(x.double()))
     x = x.bfloat16().to("meta")

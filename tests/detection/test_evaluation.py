@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import detectron2.evaluation
@@ -351,3 +352,11 @@ def test_a_semantic_mask_turns_as_in_training(tmp_path, turn):
     read = evaluation._read_labels(str(tmp_path / "mask.png"), int, classes=12, ignored=255)
     trained = detection_utils.read_image(str(tmp_path / "mask.png"), "L").squeeze(2)
     assert np.array_equal(read, trained) and (turn is None) == np.array_equal(read, labels)
+
+
+def test_panoptic_data_are_counted_by_their_file(shapes):
+    """What loads them gives no areas, by which AP tells small objects from large ones."""
+    truth = evaluation.ground_truth_of("shapes_panoptic_val")
+    content = json.loads(Path(MetadataCatalog.get("shapes_panoptic_val").json_file).read_text())
+    areas = sorted(annotation["area"] for annotation in content["annotations"])
+    assert sorted(annotation["area"] for annotation in truth.anns.values()) == areas

@@ -77,24 +77,40 @@ def test_the_input_grows_within_limits(cfg, size, side, in_test, limit):
     assert said == f"100% below 16 pixels at {side}" and limit in why
 
 
-def test_each_class_counts_alike(cfg):
-    """AP is a mean over the classes: 99 windows of a facade are no more than its only car."""
-    images, boxes = labels([20] * 99 + [400, 400])
-    boxes[-2]["category_id"] = boxes[-1]["category_id"] = 2
-    fitted = fit_input(cfg, images, boxes, {})
+def labels_of_classes(*sides_of_class):
+    """As :func:`labels`, with the sides of each class."""
+    images, boxes = labels([side for sides in sides_of_class for side in sides])
+    numbers = [n for n, sides in enumerate(sides_of_class, 1) for _ in sides]
+    for entry, number in zip(boxes, numbers, strict=True):
+        entry["category_id"] = number
+    return images, boxes
+
+
+@pytest.mark.parametrize("count", [50, 99, 100, 3000])
+def test_each_class_counts_alike(cfg, count):
+    """AP is a mean over the classes: all windows of facades are no more than their cars."""
+    small = [20] * count
+    fitted = fit_input(cfg, *labels_of_classes(small, [400] * 10), {})
     assert fitted.rows[0][1] == "50% below 32 pixels at 384" and " 2 classes" in fitted.rows[0][2]
     # 12 of 384 pixels become 17 of 544, as if there were no other class
-    assert values(fitted) == values(fit_input(cfg, *labels([20] * 99), {}))
-    boxes[-1]["category_id"] = 3
-    fitted = fit_input(cfg, images, boxes, {})
+    assert values(fitted) == values(fit_input(cfg, *labels(small), {}))
+    fitted = fit_input(cfg, *labels_of_classes(small, [400] * 10, [400] * 11), {})
     assert fitted.rows[0][1] == "33% below 32 pixels at 384" and not fitted.keys
-    # The finer map leaves 15 % of one class below 16 pixels, and 7 % of both
-    images, boxes = labels([*np.linspace(21, 60, 200), *[400] * 9])
-    assert "INPUT.MIN_SIZE_TRAIN" in values(fit_input(cfg, images, boxes[:200], {}))
-    for entry in boxes[200:]:
-        entry["category_id"] = 2
-    keys = values(fit_input(cfg, images, boxes, {}))
+
+
+def test_a_tenth_of_the_objects_is_that_of_the_classes(cfg):
+    """The finer map leaves 15 % of one class below 16 pixels, and 7 % of both."""
+    sides = np.linspace(21, 60, 200)
+    assert "INPUT.MIN_SIZE_TRAIN" in values(fit_input(cfg, *labels(sides), {}))
+    keys = values(fit_input(cfg, *labels_of_classes(sides, [400] * 10), {}))
     assert keys["MODEL.RPN.IN_FEATURES"][0] == "p2" and "INPUT.MIN_SIZE_TRAIN" not in keys
+
+
+def test_a_rare_class_says_nothing(cfg):
+    fitted = fit_input(cfg, *labels_of_classes([400] * 99, [5] * 9), {})
+    assert fitted.rows[0][1] == "0% below 32 pixels at 384" and not fitted.keys
+    all_rare = labels_of_classes(*([[20] * 9] * 6))
+    assert values(fit_input(cfg, *all_rare, {})) == values(fit_input(cfg, *labels([20] * 99), {}))
 
 
 def test_small_pictures_count_at_the_size_that_they_get(cfg):

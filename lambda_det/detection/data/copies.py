@@ -31,7 +31,8 @@ _CHANGES = "|".join(
     )
 )
 _ONE = rf"(?:{_CHANGES})[-_ ]?[0-9]*"
-_NAME = r"(?=.*[^\W\d_]).{3,}"  # with a letter
+# With a letter, or a number as long as those that COCO and KITTI give to pictures
+_NAME = r"(?:\d{6,}|(?=.*[^\W\d_]).{3,})"
 _CHANGED = re.compile(
     rf"(?P<a>.+?)(?:[-_ ]+{_ONE})+|(?:{_ONE}[-_ ]+)+(?P<b>{_NAME})", re.IGNORECASE
 )

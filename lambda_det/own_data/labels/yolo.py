@@ -128,7 +128,7 @@ def _as_written(names: Any, node: yaml.Node) -> Any:
         return list(map(text_of, names, node.value))
     if isinstance(names, dict):
         if len(names) < len(node.value):
-            raise ValueError("two of its names have the same number")
+            raise ValueError("two of its names have the same key")
         pairs = zip(names.items(), node.value, strict=True)
         return {key: text_of(name, written) for (key, name), (_, written) in pairs}
     return names

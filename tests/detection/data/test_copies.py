@@ -14,6 +14,7 @@ from lambda_det.detection.data.copies import copies
         ("3.jpg", "3.png", True),
         ("key3.jpg", "crop_key3.jpg", True),
         ("key3.jpg", "crop_2_key3.jpg", True),
+        ("000139.jpg", "flip_000139.jpg", True),
         ("3.jpg", "crop_3.jpg", False),
         ("3000.jpg", "crop_3000.jpg", False),
         ("12_30.jpg", "flip_12_30.jpg", False),
