@@ -26,7 +26,7 @@ from lambda_det.own_data.recipe import LEAST_BOXES, STRIDES_PER_ANCHOR, map_stri
 __all__ = ["LARGEST_SCALE", "FittedInput", "fit_input", "sizes_for"]
 
 LARGEST_SCALE = 2  # scale of an image: more pixels than that show nothing new, and take time
-LEAST_OF_CLASS = 10  # objects: a class of fewer shows nothing about its sizes
+LEAST_OF_CLASS = 10  # objects: a class of fewer says little about its sizes
 # Shares of the objects of a class, on average over the classes
 MOST_SMALL = 1 / 3  # up to which a recipe stays as it is
 FEW_SMALL = 0.1  # the smallest tenth gets no larger input
