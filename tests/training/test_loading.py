@@ -26,7 +26,8 @@ from lambda_det.errors import DataError
 from lambda_det.training import loading
 from lambda_det.training.library_errors import explained
 from lambda_det.training.loading import UnreadableImages
-from tests.processes import wait_until
+from tests import forked
+from tests.processes import is_alive, wait_until
 from tests.training.toy import settings
 
 pytestmark = pytest.mark.posix  # kills processes, which are forked
@@ -316,3 +317,39 @@ def test_a_process_ends_though_iterators_are_open():
     )
     assert done.returncode == 0 and done.stdout == "end\n"
     assert "Traceback" not in done.stderr
+
+
+_KILLED_WHILE_IT_TAKES = """
+import multiprocessing
+import os
+import signal
+from multiprocessing import connection
+import torch
+from lambda_det.training.loading import ImageLoader
+
+class Images(list):
+    def __getitem__(self, index):
+        return torch.zeros(8)
+
+def end(sender, _):
+    if {reads}:
+        sender.recv_bytes()
+    print(*[process.pid for process in multiprocessing.active_children()], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+connection.answer_challenge = end
+next(iter(ImageLoader(Images(range(8)), sampler=range(8), batch_size=1, num_workers=1)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+@pytest.mark.parametrize("reads", [False, True])  # a connection is reset, or it ends
+def test_a_process_is_silent_about_its_parent_s_end(reads, tmp_path):
+    """The parent is killed while it takes a batch."""
+    output = tmp_path / "printed"
+    done = forked.run(["-c", _KILLED_WHILE_IT_TAKES.format(reads=reads)], output)
+    assert done.returncode == -signal.SIGKILL, done.stdout
+    loader = int(done.stdout.splitlines()[0])
+    wait_until(lambda: not is_alive(loader))
+    assert output.read_text() == f"{loader}\n"
