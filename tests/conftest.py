@@ -4,8 +4,13 @@ import gc
 import logging
 import os
 import random
+import signal
 import sys
 from pathlib import Path
+
+# A shell's script ignores Ctrl-C in what it starts in the background, and the tests press it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything imports matplotlib: pictures are drawn without a screen.
 os.environ.setdefault("MPLBACKEND", "Agg")
