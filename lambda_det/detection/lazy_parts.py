@@ -38,6 +38,7 @@ _FIXED = FixedKeys(
         "model",
         "optimizer",
         "dataloader.train.total_batch_size",
+        "train.model_ema",
         "train.seed",
     ),
     but_not=(
@@ -241,7 +242,7 @@ def _check_data(config: DictConfig, train: bool) -> None:
     if train and unread:
         logger.warning(f"Nothing here reads {', '.join(sorted(f'train.{k}' for k in unread))}")
     names = {part: _data_names(config, part) for part in ("train", "test")}
-    data.check_registered(names["train"] if train else (), names["test"])
+    data.check_registered(_detector(config), names["train"] if train else (), names["test"])
     if "test" in config.dataloader and "evaluator" in config.dataloader:
         _made(config.dataloader.evaluator, "dataloader.evaluator")
     elif not train:

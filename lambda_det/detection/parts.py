@@ -121,6 +121,7 @@ _FIXED = FixedKeys(
         "SOLVER.BACKBONE_MULTIPLIER",
         "SOLVER.BASE_LR",
         "SOLVER.BIAS_LR_FACTOR",
+        "SOLVER.EMA_DECAY",
         "SOLVER.IMS_PER_BATCH",
         "SOLVER.MOMENTUM",
         "SOLVER.NESTEROV",

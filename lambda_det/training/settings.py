@@ -216,8 +216,8 @@ def check_division(
 class FixedKeys:
     """The keys that a resumed run must keep.
 
-    The weights or the optimiser's saved state depend on them, so that a new value would not fit or
-    would silently be ignored.
+    The weights, their average or the optimiser's saved state depend on them. A new value would not
+    fit, would silently be ignored, or would drop what is saved.
 
     Attributes:
         names: keys, and sections with all that is in them.

@@ -1,12 +1,14 @@
 """LazyConfigs: reading, as settings of a run, and saving."""
 
 import argparse
+import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from detectron2.config import LazyCall, LazyConfig
+from detectron2.data import MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
 from detectron2.evaluation import (
     DatasetEvaluators,
@@ -107,6 +109,18 @@ def test_data_that_are_missing_or_not_registered_are_refused_before_a_run(task):
             DetectionTask(task.config).check_data(train=True)
 
 
+def test_a_training_on_nothing_is_refused_before_a_run(task):
+    """With filter_empty False each picture would be background, in all steps."""
+    labels = Path(MetadataCatalog.get("shapes_train").json_file)
+    content = json.loads(labels.read_text())
+    labels.write_text(json.dumps(content | {"annotations": []}))
+    with pytest.raises(DataError, match="shapes_train"):
+        task.check_data(train=True)
+    task.check_data(train=False)
+    task.config.model._target_ = "detectron2.modeling.SemanticSegmentor"  # learns from masks
+    DetectionTask(task.config).check_data(train=True)
+
+
 def test_an_evaluation_of_nothing_is_refused(task):
     del task.config.dataloader.evaluator
     bare = DetectionTask(task.config)
@@ -140,6 +154,7 @@ def test_detrex_s_names_of_clipping_and_averaging():
     settings = DetectionTask(config).settings
     assert (settings.clipping.kind, settings.clipping.limit) == ("full_model", 0.1)
     assert settings.ema_decay == 0.99
+    assert "train.model_ema.enabled" in DetectionTask(config).fixed_keys
     for impossible in (0.0, "0.1", None, True):
         config.train.clip_grad.params.max_norm = impossible
         with pytest.raises(ConfigError, match=r"train\.clip_grad\.params\.max_norm"):

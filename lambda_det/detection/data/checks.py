@@ -156,12 +156,7 @@ def check_detector_data(
         applies = one.split in rule.splits and one.needs(rule.needs)
         if applies and (fault := rule.fault(one)):
             raise rule.error(fault)
-    learnt = [d.instances() for d in data if d.split == "train" and d.needs("instances")]
-    if learnt and all(i is not None and i.has_key and not i.objects for i in learnt):
-        raise DataError(
-            f"{', '.join(train)} hold{'' if len(learnt) > 1 else 's'} no annotation to train on "
-            "(crowds and boxes without area do not count); add some."
-        )
+    _check_something_is_learnt([one for one in data if one.split == "train"])
     for name in test:
         _check_learnt_classes(name, reports, train)
     for one in data:
@@ -170,6 +165,23 @@ def check_detector_data(
             logger.warning(
                 f"{one.name}: {instances.unmasked} annotations without a mask take their box."
             )
+
+
+def _check_something_is_learnt(data: Sequence[_Data]) -> None:
+    """
+    Args:
+        data: all data sets to train on.
+
+    Raises:
+        DataError: the detector learns instances, and no data set has any.
+    """
+    sources = [one.instances() for one in data if one.needs("instances")]
+    if sources and all(i is not None and i.has_key and not i.objects for i in sources):
+        names = ", ".join(one.name for one in data)
+        raise DataError(
+            f"{names} hold{'' if len(data) > 1 else 's'} no annotation to train on "
+            "(crowds and boxes without area do not count); add some."
+        )
 
 
 def _warn_of_copies(name: str, reports: Mapping[str, Report | None], train: Sequence[str]) -> None:
@@ -223,20 +235,23 @@ def _check_learnt_classes(
         )
 
 
-def check_registered(train: Sequence[str], test: Sequence[str]) -> None:
+def check_registered(detector: Detector, train: Sequence[str], test: Sequence[str]) -> None:
     """Refuse registered data sets that are missing or broken, for any model.
 
     Args:
+        detector: its architecture says what it learns.
         train, test: names of data sets to train and to evaluate on.
 
     Raises:
         ConfigError: a name is not registered.
-        DataError: a data set is missing, or cannot be used.
+        DataError: a data set is missing or cannot be used, or those to train on are files without
+            an object.
     """
     reports = {
-        name: _check_registered(name, Detector(architecture=""), "sample")
-        for name in dict.fromkeys([*train, *test])
+        name: _check_registered(name, detector, "sample") for name in dict.fromkeys([*train, *test])
     }
+    if all(reports[name] for name in train):  # reading others may take long
+        _check_something_is_learnt([_Data(n, "train", detector, reports[n]) for n in train])
     for name in test:
         _warn_of_copies(name, reports, train)
         _check_learnt_classes(name, reports, train)
