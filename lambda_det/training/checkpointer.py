@@ -4,9 +4,10 @@ code.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from torch import Tensor, nn
 
-from lambda_det.errors import WeightsError, listed
+from lambda_det.errors import DiskError, WeightsError, listed
 from lambda_det.files import replace_file
 from lambda_det.training.checkpoint_files import (
     check_checkpoint,
@@ -54,7 +55,8 @@ class SafeCheckpointer(DetectionCheckpointer):
             others: objects with a state to save, by name; and ``save_to_disk``, as in Detectron2.
         """
         super().__init__(model, save_dir, **others)
-        # Called before a checkpoint is written and before it gets its name; an error prevents both
+        # Called before a file is written and before a checkpoint gets its name; an error prevents
+        # both
         self.check_folder: Callable[[], object] = lambda: None
         self._keep = keep
         self._writer = BackgroundWriter()
@@ -135,7 +137,7 @@ class SafeCheckpointer(DetectionCheckpointer):
         path, second = (os.path.join(self.save_dir, f"{n}.pth") for n in (name, other))
 
         def work() -> None:
-            with writing(second):
+            with self._writing(second):
                 link_file(path, second)
 
         self._writer.submit(work)
@@ -156,6 +158,21 @@ class SafeCheckpointer(DetectionCheckpointer):
         """
         self._writer.wait()
 
+    @contextlib.contextmanager
+    def _writing(self, path: str) -> Iterator[None]:
+        """Write a file of the folder, unless ``check_folder`` says that it is another's.
+
+        Raises:
+            DiskError: the file cannot be written, and not because the folder is another's.
+        """
+        self.check_folder()
+        try:
+            with writing(path):
+                yield
+        except DiskError:
+            self.check_folder()  # a draft that was removed together with the folder
+            raise
+
     def _write(self, name: str, content: dict[str, Any]) -> None:
         path = os.path.join(self.save_dir, f"{name}.pth")
 
@@ -163,8 +180,7 @@ class SafeCheckpointer(DetectionCheckpointer):
             check_checkpoint(draft)
             self.check_folder()
 
-        self.check_folder()
-        with writing(path):
+        with self._writing(path):
             remove_drafts(self.save_dir)
             replace_file(path, lambda file: write_torch(content, file), check)
             point_to(self.save_dir, f"{name}.pth")

@@ -62,7 +62,9 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, slow):
     assert _value(last_checkpoint(str(tmp_path))) == 1.0
 
 
-def test_a_folder_that_another_run_gets_meanwhile_is_left_alone(tmp_path, slow):
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_folder_that_another_run_gets_meanwhile_is_left_alone(tmp_path, slow, is_removed):
+    """And it is the reason that is named, also where the draft went with the folder."""
     ended = False
 
     def check():
@@ -73,16 +75,23 @@ def test_a_folder_that_another_run_gets_meanwhile_is_left_alone(tmp_path, slow):
     checkpointer.check_folder = check
     checkpointer.save("model_0000001")
     assert slow.begun.wait(30)
+    draft = tmp_path / "model_0000001.pth.tmp"
+    if is_removed:
+        draft.unlink()
     ended = True
     slow.set()
     with pytest.raises(ConfigError, match="another's"):
         checkpointer.wait()
-    draft = tmp_path / "model_0000001.pth.tmp"
-    draft.touch()  # the other's
+    others = [draft, tmp_path / "model_0000001.pth"]
+    for file in others:
+        file.touch()
     checkpointer.save("model_0000001")
     with pytest.raises(ConfigError, match="another's"):
         checkpointer.wait()
-    assert list(tmp_path.iterdir()) == [draft]
+    checkpointer.link("model_0000001", "model_best")
+    with pytest.raises(ConfigError, match="another's"):
+        checkpointer.wait()
+    assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
 def test_one_is_written_at_a_time(tmp_path, slow):
