@@ -260,14 +260,16 @@ def _data(
         return None
     for place in (data, labels, images):
         refuse_address(place or "")
+    # Most formats list no classes: those of their objects would be sorted, and some may be missing
+    classes = saved.classes.get("thing_classes", ())
     if labels:
         if not Path(labels).exists():
             raise DataError(f"The labels {labels} of --json do not exist.")
         pictures = images or str(find_images(labels))
-        (file,) = as_coco((labels, pictures), folder=draft)
+        (file,) = as_coco((labels, pictures), folder=draft, classes=classes)
         return _named(file, pictures, labels)
     if data:
-        _, found = find_parts(data, folder=draft)
+        _, found = find_parts(data, folder=draft, classes=classes)
         parts = {name: (str(p.labels), str(p.images), p.source) for name, p in _by_name(found)}
         where = data
     else:

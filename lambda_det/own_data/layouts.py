@@ -74,7 +74,11 @@ class Part(NamedTuple):
 
 
 def find_parts(
-    place: str | Path, images: str | Path | None = None, *, folder: Path
+    place: str | Path,
+    images: str | Path | None = None,
+    *,
+    folder: Path,
+    classes: Iterable[str] = (),
 ) -> tuple[str, list[Part]]:
     """The format of a data set and its parts.
 
@@ -82,6 +86,7 @@ def find_parts(
         place: its folder, or YOLO's data.yaml in it.
         images: the folder of the pictures, with or without parts; None if they are in ``place``.
         folder: for files in COCO's format that are made from labels of other formats.
+        classes: names of classes that these get before their own.
 
     Returns:
         The name of the format, and the parts: what to train on; what to evaluate on, if it is
@@ -102,7 +107,7 @@ def find_parts(
         parts = _of_coco(root, files, home)
     else:
         contents = _contents(name, place, root, files, home)
-        give_all_classes([content for content, _ in contents.values()])
+        give_all_classes([content for content, _ in contents.values()], classes)
         parts = {}
         stem = root.absolute().name
         for part, (content, pictures) in contents.items():

@@ -104,6 +104,30 @@ def test_command_with_labels_of_another_format_and_page(run, shapes, tmp_path, c
     assert "Evaluation other" in page and "12.5" in page and "circle" in page
 
 
+@pytest.mark.slow
+def test_labels_that_lack_a_class_or_have_another_order_are_those_of_the_run(run, shapes, tmp_path):
+    """By the names of the classes; labels without a list of them cannot show those without an
+    object."""
+    words = ["--images", shapes["test_images"], "--format", "yolo"]
+    tables = []
+    for names in (["circle", "rectangle", "triangle"], ["triangle", "circle"]):
+        place = tmp_path / str(len(names))
+        assert cli.main(["convert", shapes["test_json"], str(place), *words]) == 0
+        (place / "data.yaml").write_text(json.dumps({"names": names}))
+        for file in place.glob("*.txt"):
+            lines = [line.split(" ", 1) for line in file.read_text().splitlines()]
+            numbers = {"0": names.index("circle"), "2": names.index("triangle")}
+            kept = [f"{numbers[name]} {rest}\n" for name, rest in lines if name in numbers]
+            file.write_text("".join(kept))
+        evaluated = evaluate(
+            run, labels=str(place), images=shapes["test_images"], output=place / "results"
+        )
+        objects = {part.name: part.objects for part in evaluated.classes[0].classes}
+        tables.append((evaluated.results, objects))
+    assert tables[0] == tables[1]
+    assert objects["rectangle"] == 0 and objects["circle"] != objects["triangle"]
+
+
 WITHOUT_TEST = ["DATASETS.TEST_JSON", "", "DATASETS.TEST_IMAGES", ""]
 
 

@@ -155,5 +155,6 @@ def refuse_others(
     raise DataError(
         f"The {what} of {place} ({listed(here, 8)}) are not those of {source} "
         f"({listed(there, 8)}): they differ {order}first in number {number}; give data with the "
-        "same in the same order, or start another run with these."
+        "same in the same order, which is that of their ids in COCO's format, or start another run "
+        "with these."
     )

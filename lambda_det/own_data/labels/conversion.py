@@ -390,7 +390,7 @@ def only(place: Path, files: list[Path]) -> str:
     return str(files[0])
 
 
-def as_coco(*places: tuple[str, str], folder: Path) -> list[str]:
+def as_coco(*places: tuple[str, str], folder: Path, classes: Iterable[str] = ()) -> list[str]:
     """Make files in COCO's format from labels of any format.
 
     Args:
@@ -398,6 +398,7 @@ def as_coco(*places: tuple[str, str], folder: Path) -> list[str]:
             one data set: all get the classes of all. Files of COCO's format and missing ones are
             returned as they are.
         folder: for the files that are made from the others.
+        classes: names of classes that they get before their own.
 
     Raises:
         DataError: as :func:`read_labels`.
@@ -410,21 +411,21 @@ def as_coco(*places: tuple[str, str], folder: Path) -> list[str]:
             files[index] = only(path, there)
         elif path.exists():
             contents[index] = read_labels(path, images)
-    give_all_classes(contents.values())
+    give_all_classes(contents.values(), classes)
     for index, content in contents.items():
         files[index] = write_draft(content, folder, Path(files[index]).stem)
     return files
 
 
-def give_all_classes(contents: Collection[dict[str, Any]]) -> None:
-    """Give the parts of a data set the classes of all parts, in place.
+def give_all_classes(contents: Collection[dict[str, Any]], classes: Iterable[str] = ()) -> None:
+    """Give the parts of a data set ``classes`` and then the classes of all parts, in place.
 
     Raises:
         DataError: they have none.
     """
     names = [entry["name"] for content in contents for entry in content["categories"]]
-    ids = {name: number for number, name in enumerate(dict.fromkeys(names), 1)}
-    if contents and not ids:
+    ids = {name: number for number, name in enumerate(dict.fromkeys([*classes, *names]), 1)}
+    if contents and not names:
         places = listed(content[READER]["labels"] for content in contents)
         raise DataError(f"{places}: no object is labelled, so there is no class to learn.")
     for content in contents:
