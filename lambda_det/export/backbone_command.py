@@ -11,7 +11,7 @@ from lambda_det.detection.saved_run import add_checkpoint_flags, with_record
 from lambda_det.errors import ConfigError, command_parser, exit_status
 from lambda_det.export.backbone import extract_backbone, in_half
 from lambda_det.export.public import read_source
-from lambda_det.export.verify import alike, export_backbone
+from lambda_det.export.verify import export_backbone, passes
 from lambda_det.training.checkpoint_files import find_checkpoint
 from lambda_det.weights.backbone_file import check_target
 from lambda_det.weights.provenance import format_options, wanted_pixels
@@ -96,7 +96,7 @@ def export(args: argparse.Namespace) -> int:
     content = in_half(content) if args.half else content
     errors = export_backbone(content, args.output, checkpoint, overwrite=args.overwrite)
     print(f"checkpoint: {path}\n{content_table(content, args.output)}")
-    passed = alike(errors, half=args.half)
+    passed = passes(content, errors)
     print(f"{'verified' if passed else 'FAILED'}: largest relative error of the features:")
     for name, error in errors.items():
         print(f"  {name}: {error:.1e}")

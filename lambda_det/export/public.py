@@ -7,7 +7,7 @@ from typing import Any
 
 from lambda_det.errors import WeightsError
 from lambda_det.export.backbone import extract_backbone
-from lambda_det.export.verify import alike, export_backbone
+from lambda_det.export.verify import export_backbone, passes
 from lambda_det.weights.loading import read_weights
 from lambda_det.weights.provenance import wanted_pixels
 from lambda_det.weights.public import fetch
@@ -74,6 +74,6 @@ def convert_public(path: str, target: Path) -> str:
         return fetch(path).local_path()
     content = extract_backbone(checkpoint, source=path)
     errors = export_backbone(content, target, checkpoint, overwrite=True)
-    if not alike(errors):
+    if not passes(content, errors):
         raise WeightsError(f"{path} cannot be converted: its features differ by {errors}.")
     return str(target)

@@ -8,7 +8,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from lambda_det.errors import ConfigError
+from lambda_det.export.differences import TOLERANCE, alike, differences
 from lambda_det.export.exported import ExportedDetector, sidecar
 from lambda_det.export.formats import Format, Runner, format_of
 from lambda_det.export.networks import Network
 from lambda_det.export.proof import Proof
 from lambda_det.files import refuse_existing, replace_text
 
-__all__ = ["SIZES", "TOLERANCE", "Comparison", "ExportReport", "export_network"]
+__all__ = ["SIZES", "Comparison", "ExportReport", "export_network"]
 
 # Heights and widths: ordinary, odd, smaller than a scope of 23 in the last maps, and lying
 SIZES = ((256, 320), (193, 161), (64, 96), (71, 250))
-TOLERANCE = 1e-4  # as a share of the greatest value of an output: float32 sums in another order
 ROUNDING = 1e-3  # of pixels from 0 to 255: as small relative to them as such differences
 
 
@@ -37,8 +37,7 @@ class Comparison:
 
     Attributes:
         shape: of the input.
-        errors: by output, greatest difference over the greatest value (at least 1); infinite where
-            shapes differ or the original is not finite.
+        errors: by output, see :func:`lambda_det.export.differences.differences`.
         detections: on the image; None for a backbone.
         fault: why the file did not run.
         undecided: whether the original itself gives other detections on an input that differs only
@@ -262,24 +261,6 @@ def is_undecided(network: Network, x: tuple[Tensor, ...], expected: dict[str, Te
         if not alike(differences(network.original(*noisy), expected)):
             return True
     return False
-
-
-def alike(errors: dict[str, float]) -> bool:
-    return all(error <= TOLERANCE for error in errors.values())  # NaN is not
-
-
-def differences(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, float]:
-    """The greatest difference by output, over the greatest value expected if that is above 1."""
-    return {name: _difference(found.get(name), tensor) for name, tensor in expected.items()}
-
-
-def _difference(found: Tensor | None, expected: Tensor) -> float:
-    if found is None or found.shape != expected.shape or not expected.isfinite().all():
-        return float("inf")
-    if expected.numel() == 0:
-        return 0.0
-    found, expected = found.double().cpu(), expected.double().cpu()
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
 def _first_line(error: Exception) -> str:

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from lambda_det.export.backbone import read_source_network
+from lambda_det.export.differences import alike, differences
 from lambda_det.files import writing_to
 from lambda_det.modeling import create_backbone
 from lambda_det.weights.backbone_file import check_target, read_backbone, save_backbone
 from lambda_det.weights.provenance import DETECTRON2_PIXELS, PixelSettings, wanted_pixels
 
-__all__ = ["alike", "export_backbone", "verify_backbone"]
+__all__ = ["export_backbone", "passes", "verify_backbone"]
 
-# Of features, relative to the largest absolute value. The folded convolution is rounded to float32
-TOLERANCE = 1e-4
 TOLERANCE_HALF = 0.1  # of a file in float16: 0.001 is usual, untrained networks have 0.06
 _SIZE = 96, 128  # sides of the image: multiples of 32, so nothing is padded
 
@@ -43,7 +42,7 @@ def export_backbone(
         overwrite: replace an existing file.
 
     Returns:
-        The errors of :func:`verify_backbone`; the file is there if they are :func:`alike`.
+        The errors of :func:`verify_backbone`; the file is there if it :func:`passes`.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -56,9 +55,14 @@ def export_backbone(
         draft = Path(place, path.name)
         save_backbone(content, draft)
         errors = verify_backbone(draft, checkpoint)
-        if alike(errors, half=content["meta"].get("half", False)):
+        if passes(content, errors):
             os.replace(draft, path)
     return errors
+
+
+def passes(content: Mapping[str, Any], errors: Mapping[str, float]) -> bool:
+    """Whether the errors of a file with this content are only those of rounding."""
+    return alike(errors, TOLERANCE_HALF if content["meta"].get("half") else None)
 
 
 @torch.no_grad()
@@ -71,7 +75,7 @@ def verify_backbone(path: str | Path, checkpoint: Mapping[str, Any]) -> dict[str
         checkpoint: from which the file was made.
 
     Returns:
-        The largest difference of each map, relative to its largest absolute value.
+        See :func:`lambda_det.export.differences.differences`, for each map that both have.
 
     Raises:
         WeightsError: the file is no backbone file, or was changed.
@@ -86,18 +90,8 @@ def verify_backbone(path: str | Path, checkpoint: Mapping[str, Any]) -> dict[str
     generator = torch.Generator().manual_seed(0)
     image = torch.randint(0, 256, (3, *size), generator=generator).double()
     expected = _features(source.network, image, source.pixels)
-    found = _features(network, image, wanted_pixels({"meta": meta}))
-    return {name: _difference(found[name], y) for name, y in expected.items() if name in found}
-
-
-def alike(errors: Mapping[str, float], *, half: bool = False) -> bool:
-    """Whether errors are only those of rounding; ``half`` for a file in float16."""
-    limit = TOLERANCE_HALF if half else TOLERANCE
-    return bool(errors) and all(error < limit for error in errors.values())  # NaN is not
-
-
-def _difference(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+    maps = _features(network, image, wanted_pixels({"meta": meta}))
+    return differences(maps, {name: y for name, y in expected.items() if name in maps})
 
 
 def _features(

@@ -97,7 +97,7 @@ def test_published_weights_by_their_url(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 def test_file_that_computes_something_else(weights, tmp_path, capsys, monkeypatch):
     record_nothing(monkeypatch)
-    monkeypatch.setattr("lambda_det.export.session.TOLERANCE", -1.0)
+    monkeypatch.setattr("lambda_det.export.differences.TOLERANCE", -1.0)
     assert tool.main([weights, str(tmp_path / "b.pt2"), "--sizes", "64x64"]) == 1
     assert "FAILED" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
