@@ -49,6 +49,7 @@ from lambda_det.detection.data.report import (
     NO_MASK,
     OUTSIDE,
     PICTURE,
+    ROOT,
     SIZES,
     TINY,
     TWICE,
@@ -219,8 +220,7 @@ class _Content:
         root = _unused_root(entries, counts)
         if root is not None and len(self.report.categories) > 1:
             name = self.report.categories.pop(root)
-            words = f"category {root}, {name!r}: it is above all others and has no object"
-            self.report.add(MEANT, f"{words}, so it is no class")
+            self.report.add(ROOT, f"{name} (category {root})")
         self.report.counts = {number: counts[number] for number in self.report.categories}
 
     def _take_images(self, entries: list[dict[str, Any]]) -> None:

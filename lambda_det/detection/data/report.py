@@ -55,6 +55,8 @@ TINY = Kind(DOUBTFUL, "object less than a pixel wide or high, as a slip of the m
 DENSE = Kind(NOTED, "picture with more than COCO's 100 objects, which AP counts nevertheless")
 EMPTY = Kind(NOTED, "picture without an object")
 UNSEEN = Kind(NOTED, "class without an object")
+# Each of Roboflow's files in COCO's format has one, so it is no reason for a warning
+ROOT = Kind(NOTED, "category above all others that has no object, which is no class")
 NO_MASK = Kind(NOTED, "object without a mask, while other objects have one")
 
 
