@@ -318,6 +318,7 @@ def _schedule(cfg: CfgNode, images: int, batch: int, *, has_masks: bool = True) 
         sets_of_weights=1 + (cfg.SOLVER.EMA_DECAY > 0 and cfg.TEST.RAW),
     )
     evaluations = evaluations_for(steps, batch, _test_images(cfg), recipe.EVALUATIONS, cost)
+    saved_every = evaluations.period or math.ceil(steps / recipe.EVALUATIONS)
     rows = [Derived("SOLVER.MAX_ITER", steps, reason)]
     if "Step" in cfg.SOLVER.LR_SCHEDULER_NAME:  # a cosine schedule has no steps
         rows.append(
@@ -343,8 +344,10 @@ def _schedule(cfg: CfgNode, images: int, batch: int, *, has_masks: bool = True) 
         Derived("TEST.SAMPLE", evaluations.sample, "0: evaluations are on all images"),
         Derived(
             "SOLVER.CHECKPOINT_PERIOD",
-            evaluations.period or math.ceil(steps / recipe.EVALUATIONS),
-            "with the evaluations" if evaluations.period else "as many as evaluations at most",
+            saved_every,
+            "with the evaluations"
+            if evaluations.period
+            else counted(math.ceil(steps / saved_every), "checkpoint"),
         ),
         Derived("SOLVER.REFERENCE_WORLD_SIZE", 0, "the schedule is not scaled to the processes"),
     ]
