@@ -163,6 +163,9 @@ def test_tensors_of_another_author_in_safetensors(tmp_path):
         assert all(torch.equal(t, source[name]) for name, t in backbone.state_dict().items())
     with pytest.raises(WeightsError, match=r"b\.safetensors.*export_backbone"):
         read_backbone(path)
+    save_file(source, path, metadata={"lambda_det": "[]"})
+    with pytest.raises(WeightsError, match=r"b\.safetensors"):
+        read_backbone(path)
 
 
 @pytest.mark.parametrize("change", ["value", "name", "shape", "mean", "format", "author"])

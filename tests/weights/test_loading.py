@@ -130,6 +130,7 @@ FAILS = {
                         "stem.conv1.weight"),
     "twice": (lambda n: {"model": {**n.state_dict(), **_prefixed(n.state_dict(), "module.")}},
               "w.pth", r"stem\.conv1\.weight and module\.stem\.conv1\.weight"),
+    "another option": (lambda n: n.state_dict(), "w.pth?heuristics=True", "options heuristics"),
     "no state dict": (lambda n: {"model": [1]}, "w.pth", r"list.*\"model\""),
     "deeper": (lambda n: {"model": Network(blocks=2).state_dict()}, "w.pth",
                r"5 .*res2\.1\.conv1\.weight"),
