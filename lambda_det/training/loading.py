@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -31,6 +32,8 @@ __all__ = ["BatchesAhead", "ImageLoader", "UnreadableImages", "batches_ahead"]
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+
+_CAN_WAIT = hasattr(signal, "sigwaitinfo")  # for signals that are held back: not Windows and macOS
 
 
 class UnreadableImages:
@@ -143,7 +146,8 @@ class ImageLoader(DataLoader):
         if not self.num_workers:
             return super()._get_iterator()
         self.check_worker_number_rationality()
-        return _BatchesOfProcesses(self)
+        with _signals_held_back():
+            return _BatchesOfProcesses(self)
 
     def _unpacked(self, packed: Packed) -> Any:
         if packed.problem and self._tells:
@@ -157,20 +161,44 @@ class ImageLoader(DataLoader):
 
 
 class _BatchesOfProcesses(_MultiProcessingDataLoaderIter):
-    """PyTorch's iterator, which also looks for dead processes while it waits with a timeout.
+    """PyTorch's iterator, which notices dead processes in two more cases.
 
-    PyTorch looks every five seconds, but with a timeout only SIGCHLD tells it. That signal does not
-    come for the processes of a forkserver, which are not children of this one, and PyTorch does not
-    listen to it if the iteration begins in another thread than the main one.
+    While it waits with a timeout: PyTorch looks every five seconds, but then only SIGCHLD tells it.
+    That signal does not come for the processes of a forkserver, which are not children of this one,
+    and PyTorch does not listen to it if the iteration begins in another thread than the main one.
+    And while it takes a batch (:meth:`_ended_by_now`).
     """
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         end = time.monotonic() + timeout
         while True:
             left = max(end - time.monotonic(), 0)
-            is_there, batch = super()._try_get_data(min(left, MP_STATUS_CHECK_INTERVAL))
+            try:
+                is_there, batch = super()._try_get_data(min(left, MP_STATUS_CHECK_INTERVAL))
+            except (OSError, EOFError) as error:
+                pids = self._ended_by_now()
+                if not pids:
+                    raise
+                raise RuntimeError(
+                    f"DataLoader worker (pid(s) {pids}) exited unexpectedly"
+                ) from error
             if is_there or left <= MP_STATUS_CHECK_INTERVAL:
                 return is_there, batch
+
+    def _ended_by_now(self) -> str:
+        """The numbers of processes that have ended, or end in the next seconds; "" for none.
+
+        The connections of a process that is killed close a moment before it counts as ended. One
+        that hands over a batch in that moment is an error of the connection, by which PyTorch looks
+        for dead processes too early.
+        """
+        alive = {
+            process.sentinel: process
+            for process, has_work in zip(self._workers, self._workers_status, strict=True)
+            if has_work
+        }
+        ended = multiprocessing.connection.wait(list(alive), MP_STATUS_CHECK_INTERVAL)
+        return ", ".join(str(alive[sentinel].pid) for sentinel in ended)
 
 
 class _ProcessStart:
@@ -206,21 +234,38 @@ def _report_unless_disconnected(
         sys.__excepthook__(error_type, error, trace)
 
 
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Have a process that is started in the meantime begin with a scheduler's signals held back.
+
+    PyTorch gives it a handler that obeys any SIGTERM before it calls :class:`_ProcessStart`, and a
+    spawned one imports for seconds before that. What a forkserver starts has the mask of the
+    forkserver, which other processes would get as well.
+    """
+    if not _CAN_WAIT or multiprocessing.get_start_method() == "forkserver":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _leave_signals_to(parent: int) -> None:
     """Ignore a scheduler's signals to all processes of a job; the parent decides what they mean.
 
     A SIGTERM from the parent, which ends its processes with it, is obeyed.
     """
-    if not hasattr(signal, "sigwaitinfo"):  # Windows and macOS
-        for number in {signal.SIGINT, *SIGNALS} - {signal.SIGTERM}:
+    if not _CAN_WAIT:
+        for number in set(SIGNALS) - {signal.SIGTERM}:
             signal.signal(number, signal.SIG_IGN)
         return
-    numbers = {signal.SIGINT, *SIGNALS}
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
     def wait() -> None:
         while True:
-            sent = signal.sigwaitinfo(numbers)
+            sent = signal.sigwaitinfo(SIGNALS)
             if sent.si_signo == signal.SIGTERM and sent.si_pid == parent:
                 os._exit(0)
 

@@ -2,13 +2,14 @@
 
 import itertools
 import logging
-import multiprocessing
+import multiprocessing.connection
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import namedtuple
 
@@ -117,6 +118,25 @@ def test_a_process_that_dies_is_noticed_without_a_signal(monkeypatch):
         restore_handlers(before)
 
 
+def test_a_process_that_dies_while_it_hands_over_a_batch_is_named():
+    """Its connections close before it counts as ended."""
+
+    def end(connection, *_):
+        connection.close()
+        time.sleep(0.5)
+        killed_by("SIGKILL")()
+
+    def mapper(record):
+        multiprocessing.connection.deliver_challenge = end  # in this process alone
+        return {"image": torch.zeros(8)}
+
+    with (
+        pytest.raises(DataError, match=r"DataLoader worker .*LOADER\.WORKERS"),
+        explained(settings(keys=KEYS)),
+    ):
+        next(iter(train(mapper)))
+
+
 @pytest.mark.slow
 def test_a_script_without_a_main_guard_is_told_so(monkeypatch, capsys):
     """A spawned process imports the script, and would start a training of its own."""
@@ -195,16 +215,39 @@ def test_workers_leave_the_scheduler_s_signals_to_the_main_process(name):
     assert not children() - before
 
 
-def test_a_signal_to_all_while_the_processes_start():
-    """They start as copies of the main process with its handlers, and must not obey for it."""
-    before = children()
+@pytest.mark.parametrize(
+    "moment",
+    [(signal_handling, "_set_worker_signal_handlers"), (torch, "set_num_threads")],
+    ids=["before PyTorch's handlers", "after them"],
+)
+def test_a_signal_to_all_while_the_processes_start(moment, monkeypatch):
+    """They start as copies of the main process with its handlers, and must not obey for it.
+
+    PyTorch then gives them handlers of its own, which obey.
+    """
+    before, starting, signalled = children(), multiprocessing.Semaphore(0), []
+    call = getattr(*moment)
+
+    def slowly(*arguments):
+        starting.release()
+        time.sleep(0.3)
+        return call(*arguments)
+
+    def send():
+        for _ in range(2):
+            assert starting.acquire(timeout=30)
+        signalled.extend(str(process.pid) for process in children() - before)
+        # The parent's own SIGTERM is the one that they obey
+        subprocess.run(["kill", "-TERM", str(os.getpid()), *signalled], check=True)
+
+    monkeypatch.setattr(*moment, slowly)
     with catch_signals():
-        batches = iter(train(dict))
-        pids = [str(process.pid) for process in children() - before]
-        # Its own SIGTERM is the one that they obey
-        subprocess.run(["kill", "-TERM", str(os.getpid()), *pids], check=True)
-        assert len(list(itertools.islice(batches, 4))) == 4
+        thread = threading.Thread(target=send)
+        thread.start()
+        assert len(list(itertools.islice(train(dict), 4))) == 4
+        thread.join()
         assert received_signal() == signal.SIGTERM
+    assert len(signalled) == 2
 
 
 def test_settings_of_a_worker():
