@@ -7,4 +7,3 @@ from lambda_det.distributed import launch
 def forked(monkeypatch):
     """Fork processes that would be spawned; a spawned one imports for seconds."""
     monkeypatch.setattr(launch, "_START_METHOD", "fork")
-    monkeypatch.setattr(launch, "_AFTER_THE_CAUSE", 0.5)

@@ -34,7 +34,7 @@ FORKING = """
 import sys
 from lambda_det import cli
 from lambda_det.distributed import launch
-launch._START_METHOD, launch._AFTER_THE_CAUSE, launch._TO_END_AT_ONCE = "fork", 0.5, 2.0
+launch._START_METHOD, launch._TO_END_AT_ONCE = "fork", 2.0
 sys.exit(cli.main(sys.argv[1:]))
 """
 # Goes before it, for a disk that needs longer for a checkpoint than processes have to end
