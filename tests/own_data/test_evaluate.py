@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from lambda_det import cli
+from lambda_det.detection import lazy_parser, load_lazy_config
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.evaluate import evaluate
 from lambda_det.own_data.report.evaluated import RESULTS
 from lambda_det.own_data.report.reading import EVALUATION
 from lambda_det.training.run_folder import save_config
+from tests.detection.tiny import NARROW, TINY, write_lazy_config
 from tests.export.tiny import lambda_detector_config, scramble
-from tests.shapes import shapes_by_flag
+from tests.shapes import make_shapes, shapes_by_flag
 
 STEPS = 40
 
@@ -81,6 +83,35 @@ def test_parts_of_the_run_s_data(run, part, images, trained_on):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "parts", "images", "trained_on"),
+    [
+        (None, ["train", "valid", "test"], 1, 0),
+        ("val", ["train", "valid", "test"], 2, 0),
+        (None, ["train", "valid"], 2, 0),
+        ("train", ["train", "valid"], 3, 3),
+        (None, ["train"], 3, 3),
+    ],
+)
+def test_parts_of_other_data(run, shapes, tmp_path, part, parts, images, trained_on):
+    """Copies of pictures of the run's data count as these."""
+    sources = {"train": ("train", [0, 1, 2]), "valid": ("test", [0, 1]), "test": ("test", [2])}
+    for name in parts:
+        source, kept = sources[name]
+        content = json.loads(Path(shapes[f"{source}_json"]).read_text())
+        content["images"] = [content["images"][index] for index in kept]
+        ids = [image["id"] for image in content["images"]]
+        content["annotations"] = [a for a in content["annotations"] if a["image_id"] in ids]
+        folder = tmp_path / "other" / name
+        folder.mkdir(parents=True)
+        (folder / "_annotations.coco.json").write_text(json.dumps(content))
+        for image in content["images"]:
+            shutil.copy(Path(shapes[f"{source}_images"], image["file_name"]), folder)
+    evaluated = evaluate(run, data=str(tmp_path / "other"), part=part)
+    assert (evaluated.images, evaluated.trained_on) == (images, trained_on)
+
+
+@pytest.mark.slow
 def test_the_weights_that_are_asked_for(run):
     """The results of others, which were in the folder, are gone, and other folders stay."""
     first = evaluate(run)
@@ -126,6 +157,25 @@ def test_labels_that_lack_a_class_or_have_another_order_are_those_of_the_run(run
         tables.append((evaluated.results, objects))
     assert tables[0] == tables[1]
     assert objects["rectangle"] == 0 and objects["circle"] != objects["triangle"]
+
+
+@pytest.mark.slow
+def test_the_run_of_a_lazyconfig_is_evaluated_on_what_its_nodes_say(tmp_path):
+    make_shapes(tmp_path, num_train=1, num_val=2, size=64)
+    run = tmp_path / "run"
+    run.mkdir()
+    words = ["--config-file", str(write_lazy_config(tmp_path)), f"train.output_dir={run}"]
+    for options in (TINY, NARROW):
+        words += options[1].split()
+    task = DetectionTask(load_lazy_config(lazy_parser().parse_args(words)))
+    content = {"model": task.build_model().state_dict(), "iteration": STEPS - 1}
+    torch.save({**content, **task.checkpoint_content({})}, run / "model_final.pth")
+    save_config(task)
+    evaluated = evaluate(run / "model_final.pth")
+    assert evaluated.images == 2 and evaluated.trained_on is None
+    assert evaluated.folder == run / "evaluations"
+    with pytest.raises(ConfigError, match=r"dataloader\.test"):
+        evaluate(run / "model_final.pth", data=str(tmp_path))
 
 
 WITHOUT_TEST = ["DATASETS.TEST_JSON", "", "DATASETS.TEST_IMAGES", ""]
