@@ -47,11 +47,6 @@ settings.register_profile(
 settings.load_profile("tests")
 
 
-# A script of a shell ignores Ctrl-C in what it starts in the background, and programs inherit that
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 # What is imported stays, and to look through it for garbage takes a fifth of some tests
 gc.disable()
 
