@@ -251,6 +251,9 @@ def test_an_only_class_with_many_examples_needs_no_more():
     [
         ((10, 20, 30, 40, 50, 60), (), 20),  # 40 at two thirds of the steps
         ((10, 20, 60, 50, 50, 50), (), None),  # it was better before
+        ((80, 86, 85.8, 86.1, 86.3), (), None),  # by less than evaluations differ by chance
+        ((80, 86, 85.1, 85.4, 87.5), (), None),  # only the last one is better than one before
+        ((0.25, 0.25, 0.5, 0.75, 1.25), (), 0.75),  # it has hardly begun
         ((56, 57, 58, 58, 59, 60), (3, 2, 1, 1, 1.1, 1.2), None),  # it forgets the test set
         ((56, 57, 58, 58, 59, 60), (3, 2, 1, 1, 1, 1), 2),
         ((10, 20, 30, 40, 50, 60), (3, 2, 1, 1, 1.1, 1.2), 20),  # it is young
