@@ -73,10 +73,14 @@ def test_parts_without_a_class_in_common_are_refused(registered, content):
 
 @pytest.mark.parametrize("has_crowd", [True, False])
 def test_nothing_to_train_on_beside_objects_to_evaluate_on(registered, content, has_crowd):
+    """Also where the crowds are of another class than all objects to evaluate on."""
+    crowds, objects = (category["id"] for category in content["categories"])
     other = json.loads(json.dumps(content))
+    for entry in other["annotations"]:
+        entry["category_id"] = objects
     content["annotations"] = content["annotations"][: 2 if has_crowd else 0]
     for entry in content["annotations"]:
-        entry.update(category_id=content["categories"][0]["id"], iscrowd=1)
+        entry.update(category_id=crowds, iscrowd=1)
     with pytest.raises(DataError, match=r"checks_train holds no annotation"):
         check_datasets(registered(content, test=other), train=True, test=True)
 
