@@ -155,9 +155,10 @@ def test_a_signal_is_passed_on_and_the_end_waited_for(command, tmp_path, number)
 
 @pytest.mark.slow
 @pytest.mark.posix
-@pytest.mark.parametrize(("number", "catches"), [(signal.SIGTERM, False), (signal.SIGKILL, True)])
-def test_no_process_outlives_the_command(command, number, catches):
+@pytest.mark.parametrize(("name", "catches"), [("SIGTERM", False), ("SIGKILL", True)])
+def test_no_process_outlives_the_command(command, name, catches):
     """A signal before the training begins ends all, as one that nobody can catch does."""
+    number = getattr(signal, name)
     process, members = command(catches=catches)
     os.kill(process.pid, number)
     process.join()

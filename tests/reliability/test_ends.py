@@ -255,15 +255,11 @@ def test_any_process_may_be_killed(words, whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("processes", "number"),
-    [
-        ("one", signal.SIGTERM),
-        ("one", signal.SIGUSR1),
-        ("two", signal.SIGTERM),
-        ("two", signal.SIGKILL),
-    ],
+    ("processes", "name"),
+    [("one", "SIGTERM"), ("one", "SIGUSR1"), ("two", "SIGTERM"), ("two", "SIGKILL")],
 )
-def test_a_signal_during_the_start_ends_it(processes, number, words, tmp_path):
+def test_a_signal_during_the_start_ends_it(processes, name, words, tmp_path):
+    number = getattr(signal, name)
     command = Command(processes, words, tmp_path / "run")
     command.start("spawning")
     wait_until(lambda: processes == "one" or len(descendants(command.pid)) > 2)
