@@ -269,8 +269,8 @@ def _data(
         (file,) = as_coco((labels, pictures), folder=draft, classes=classes)
         return _named(file, pictures, labels)
     if data:
-        _, found = find_parts(data, folder=draft, classes=classes)
-        parts = {name: (str(p.labels), str(p.images), p.source) for name, p in _by_name(found)}
+        _, places = find_parts(data, folder=draft, classes=classes)
+        parts = {name: (str(p.labels), str(p.images), p.source) for name, p in _by_name(places)}
         where = data
     else:
         parts, where = _parts_of_run(saved.config, home), str(home)

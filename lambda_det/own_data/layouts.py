@@ -48,11 +48,13 @@ _WORDS = {
 }
 _PART_OF_WORD = {word: part for part, words in _WORDS.items() for word in words}
 # Words that may stand beside them without a separator, as in TrainImages
+# fmt: off
 _NEUTRAL = {
-    *("image", "images", "imgs", "pictures", "photos", "jpeg", "label", "labels"),
-    *("annotation", "annotations", "instances", "data", "dataset", "set", "split"),
-    *("coco", "voc", "yolo"),
+    "image", "images", "imgs", "pictures", "photos", "jpeg", "label", "labels",
+    "annotation", "annotations", "instances", "data", "dataset", "set", "split",
+    "coco", "voc", "yolo",
 }
+# fmt: on
 # the beginnings of the names of COCO's own files
 _OF_COCO = ("instances", "person_keypoints", "captions", "stuff", "panoptic", "image_info")
 _YOLO_KEYS = ("train", "val", "valid", "validation", "test")  # keys of data.yaml for parts
@@ -189,8 +191,8 @@ def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
     if "train" in groups and "" in groups:
         logger.warning(f"{root}: not used, as they name no part: {listed(groups.pop(''))}")
     parts = {}
-    for part, found in _with_train(root, groups).items():
-        file = Path(only(root, found))
+    for part, candidates in _with_train(root, groups).items():
+        file = Path(only(root, candidates))
         parts[part] = Part(file, _images_of(file, root, home), str(file))
     return parts
 
@@ -222,7 +224,7 @@ def _contents(
         return contents
     content = read_labels(place, home)
     of_one = FORMATS[name].pictures != "some"
-    return {part: (found, home) for part, found in _split(content, root, home, of_one).items()}
+    return {part: (labels, home) for part, labels in _split(content, root, home, of_one).items()}
 
 
 def _split(

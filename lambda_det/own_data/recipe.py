@@ -176,11 +176,11 @@ def check(cfg: CfgNode) -> None:
             architecture.
     """
     recipe, architecture = cfg.RECIPE, cfg.MODEL.META_ARCHITECTURE
-    known = [name for name, entry in ARCHITECTURES.items() if entry.base_lr]
-    if architecture not in known:
+    with_rules = [name for name, entry in ARCHITECTURES.items() if entry.base_lr]
+    if architecture not in with_rules:
         raise ConfigError(
             f"RECIPE.ENABLED (--epochs) has no rules for MODEL.META_ARCHITECTURE {architecture}, "
-            f"only for {', '.join(known)}; set RECIPE.ENABLED False, and SOLVER.MAX_ITER."
+            f"only for {', '.join(with_rules)}; set RECIPE.ENABLED False, and SOLVER.MAX_ITER."
         )
     if not 0 <= recipe.EPOCHS <= _MOST_EPOCHS:
         raise ConfigError(
@@ -401,13 +401,14 @@ def _anchors(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
     least = f"{STRIDES_PER_ANCHOR if several else _STRIDES_ON_ONE_LEVEL} strides of a map at least"
     sides = ", ".join(f"{centre:.0f}" for centre in centres)
     below = f"; {small:.0%} are below {smallest} pixels" if several else ""
-    found = [Derived("MODEL.ANCHOR_GENERATOR.SIZES", sizes, f"{reason}: {sides}; {least}{below}")]
+    why = f"{reason}: {sides}; {least}{below}"
+    derived = [Derived("MODEL.ANCHOR_GENERATOR.SIZES", sizes, why)]
     ratios = _clusters(np.log(boxes[:, 1] / boxes[:, 0]), len(generator.ASPECT_RATIOS[0]))
     # otherwise boxes show nothing about the others
     if len(ratios) == len(generator.ASPECT_RATIOS[0]):
         ratios = [[round(ratio, 2) for ratio in ratios]]
-        found.append(Derived("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", ratios, reason))
-    return found
+        derived.append(Derived("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", ratios, reason))
+    return derived
 
 
 def _detections(cfg: CfgNode, statistics: Statistics) -> list[Derived]:

@@ -121,8 +121,8 @@ def estimate_statistics(
             hook.remove()
         for model in models:
             model.eval()
-    for norm, found in parts.items():
-        mean, var, count = join(*map(torch.stack, zip(*found, strict=True)))
+    for norm, moments in parts.items():
+        mean, var, count = join(*map(torch.stack, zip(*moments, strict=True)))
         if comm.get_world_size() > 1:
             mean, var, count = join_processes(mean, var, count)
         if count:

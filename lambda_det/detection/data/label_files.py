@@ -37,7 +37,7 @@ class _Object(NamedTuple):
 
 def write_labels(
     content: Mapping[str, Any],
-    kind: str,
+    label_format: str,
     target: Path,
     images: str | os.PathLike,
     sources: Mapping[str, Path] | None = None,
@@ -46,7 +46,7 @@ def write_labels(
 
     Args:
         content: of COCO's format, see :func:`lambda_det.own_data.labels.read_labels`.
-        kind: one of ``WRITTEN``.
+        label_format: one of ``WRITTEN``.
         target: the file, or the folder; existing files are replaced.
         images: the folder from which the names of the pictures start.
         sources: the files of pictures that are elsewhere, by their names.
@@ -55,17 +55,17 @@ def write_labels(
         DataError: as :func:`place_labels` does, or a file cannot be written.
     """
     with refused(DataError, f"{target} cannot be written", "", OSError, ValueError):  # bad names
-        if kind == "coco":
+        if label_format == "coco":
             kept = {key: value for key, value in content.items() if key != READER}
             for entry in (*kept["images"], *kept["annotations"]):
                 entry.pop("source", None)
             target.parent.mkdir(parents=True, exist_ok=True)
             replace_text(target, json.dumps(kept))
         else:
-            _write_folder(content, kind, target, Path(images), sources or {})
+            _write_folder(content, label_format, target, Path(images), sources or {})
 
 
-def place_labels(names: Iterable[str], kind: str, target: Path) -> dict[str, Path]:
+def place_labels(names: Iterable[str], label_format: str, target: Path) -> dict[str, Path]:
     """The file of labels of each picture by its name.
 
     Raises:
@@ -74,7 +74,7 @@ def place_labels(names: Iterable[str], kind: str, target: Path) -> dict[str, Pat
     """
     picture_of: dict[Path, str] = {}
     for given in names:
-        name = Path(given).with_suffix(_WRITERS[kind][0])
+        name = Path(given).with_suffix(_WRITERS[label_format][0])
         # A name may lead out of the folder of the pictures; the labels stay in theirs
         file = target.joinpath(*(part for part in name.parts if part not in ("..", name.anchor)))
         if file in picture_of:
@@ -83,7 +83,7 @@ def place_labels(names: Iterable[str], kind: str, target: Path) -> dict[str, Pat
                 "pictures other names."
             )
         picture_of[file] = given
-    left = sorted({*target.rglob("*.txt")} - {*picture_of}) if kind == "yolo" else []
+    left = sorted({*target.rglob("*.txt")} - {*picture_of}) if label_format == "yolo" else []
     if left:
         raise DataError(
             f"{target} has labels of other pictures, of an earlier call perhaps, to which the new "
@@ -94,7 +94,7 @@ def place_labels(names: Iterable[str], kind: str, target: Path) -> dict[str, Pat
 
 def _write_folder(
     content: Mapping[str, Any],
-    kind: str,
+    label_format: str,
     target: Path,
     images: Path,
     sources: Mapping[str, Path],
@@ -103,22 +103,22 @@ def _write_folder(
     objects: dict[int, list[_Object]] = {image["id"]: [] for image in content["images"]}
     things = [one for one in content["annotations"] if not one.get("iscrowd")]
     if crowds := len(content["annotations"]) - len(things):
-        logger.warning(f"{crowds} crowds are left out of {kind}")
+        logger.warning(f"{crowds} crowds are left out of {label_format}")
     for one in things:
         (x, y, width, height), mask = one["bbox"], one.get("segmentation") or []
         outline = polygons(pycocotools.mask.decode(mask)) if isinstance(mask, dict) else mask
         index, name = list(names).index(one["category_id"]), names[one["category_id"]]
         box = (x, y, x + width, y + height)
         objects[one["image_id"]].append(_Object(index, name, box, outline, one.get("score")))
-    files = place_labels((image["file_name"] for image in content["images"]), kind, target)
-    _, write = _WRITERS[kind]
+    files = place_labels((image["file_name"] for image in content["images"]), label_format, target)
+    _, write = _WRITERS[label_format]
     for image in content["images"]:
         name = image["file_name"]
         file = files[name]
         place = relative_path(sources.get(name, images / name), file.parent)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(write(image, objects[image["id"]], place), "utf-8")
-    if kind == "yolo":
+    if label_format == "yolo":
         text = yaml.safe_dump({"names": dict(enumerate(names.values()))}, allow_unicode=True)
         (target / "data.yaml").write_text(text, "utf-8")
 

@@ -34,25 +34,25 @@ class Annotations:
         self._annotations: list[str] = []
         self._highest = 0  # category
 
-    def add(self, file_name: str, found: Prediction, source: Path | None = None) -> None:
+    def add(self, file_name: str, prediction: Prediction, source: Path | None = None) -> None:
         """Add the predictions of an image, whose file is ``source``."""
-        height, width = found.instances.image_size
+        height, width = prediction.instances.image_size
         image_id = len(self._images) + 1
         image = {"id": image_id, "file_name": file_name, "width": width, "height": height}
         self._images.append(json.dumps(image))
         if source:
             self._sources[file_name] = source
-        masks, keypoints = found.masks, found.keypoints
-        for index, (x0, y0, x1, y1) in enumerate(found.boxes.tolist()):
+        masks, keypoints = prediction.masks, prediction.keypoints
+        for index, (x0, y0, x1, y1) in enumerate(prediction.boxes.tolist()):
             annotation = {
                 "id": len(self._annotations) + 1,
                 "image_id": image_id,
-                "category_id": int(found.classes[index]) + 1,
+                "category_id": int(prediction.classes[index]) + 1,
                 "bbox": _rounded([x0, y0, x1 - x0, y1 - y0]),
                 "area": round((x1 - x0) * (y1 - y0), 2),
                 "iscrowd": 0,
                 "segmentation": [],
-                "score": round(float(found.scores[index]), 5),
+                "score": round(float(prediction.scores[index]), 5),
             }
             if masks is not None:
                 annotation["area"] = int(masks[index].sum())
@@ -65,12 +65,12 @@ class Annotations:
             self._highest = max(self._highest, annotation["category_id"])
             self._annotations.append(json.dumps(annotation))
 
-    def save(self, path: Path, kind: str = "coco") -> None:
+    def save(self, path: Path, label_format: str = "coco") -> None:
         """Write the file, or a folder of another tool's labels.
 
         Args:
             path: of the file or folder.
-            kind: the format, see :func:`lambda_det.detection.data.label_files.write_labels`.
+            label_format: see :func:`lambda_det.detection.data.label_files.write_labels`.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -80,10 +80,10 @@ class Annotations:
         categories = [json.dumps({"id": i, "name": name}) for i, name in enumerate(names, start=1)]
         lists = {"images": self._images, "annotations": self._annotations}
         lists["categories"] = categories
-        text = ", ".join(f'"{key}": [{", ".join(found)}]' for key, found in lists.items())
+        text = ", ".join(f'"{key}": [{", ".join(entries)}]' for key, entries in lists.items())
         text = f'{{"info": {{"description": "by lambda_det"}}, {text}}}'
-        if kind != "coco":
-            write_labels(json.loads(text), kind, path, Path(), self._sources)
+        if label_format != "coco":
+            write_labels(json.loads(text), label_format, path, Path(), self._sources)
             return
         with writing_to(path):
             replace_text(path, text)

@@ -141,8 +141,8 @@ def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
     if path.exists() and not is_folder:
         return path.parent, [path]
     folder = path if is_folder else Path(f"{re.split('[*?[]', given)[0]}x").parent
-    found = map(Path, glob.glob(given, recursive=True)) if not is_folder else path.rglob("*")
-    files = [file for file in sorted(found) if file.is_file()]
+    paths = path.rglob("*") if is_folder else map(Path, glob.glob(given, recursive=True))
+    files = [path for path in sorted(paths) if path.is_file()]
     if is_folder:
         files = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
     # The output folder may lie inside the input folder and hold pictures of an earlier run
@@ -242,10 +242,10 @@ def predict(
                 if picture.is_video:
                     result.instances += _draw_video(predictor, picture, with_labels)
                 else:
-                    found = _draw_image(predictor, picture, with_labels)
-                    result.instances += len(found)
+                    prediction = _draw_image(predictor, picture, with_labels)
+                    result.instances += len(prediction)
                     if annotations is not None:
-                        annotations.add(picture.name, found, picture.source)
+                        annotations.add(picture.name, prediction, picture.source)
                 result.written.append(picture.target)
             except DataError as error:
                 result.unreadable.append(picture.source)
@@ -261,8 +261,8 @@ def predict(
 
 def _draw_image(predictor: Predictor, picture: Picture, with_labels: bool) -> Prediction:
     image = read_bgr(picture.source)
-    found = predictor(image)
-    names, instances = predictor.class_names, found.instances
+    prediction = predictor(image)
+    names, instances = predictor.class_names, prediction.instances
     if picture.annotations is None:
         drawn = draw_predictions(image, instances, names, with_labels=with_labels)
     else:
@@ -280,7 +280,7 @@ def _draw_image(predictor: Predictor, picture: Picture, with_labels: bool) -> Pr
         if not is_encoded:
             raise OSError(f"its format does not hold {drawn.shape[1]}x{drawn.shape[0]} pixels")
         draft.write_bytes(content)
-    return found
+    return prediction
 
 
 def _draw_video(predictor: Predictor, picture: Picture, with_labels: bool) -> int:
@@ -293,7 +293,7 @@ def _draw_video(predictor: Predictor, picture: Picture, with_labels: bool) -> in
     if not 0 < rate < 1000:
         logger.warning("%s records no frame rate; 25 is used.", picture.source)
         rate = 25.0
-    instances = drawn = 0
+    count = drawn = 0
     with _written(picture.target) as draft:
         codec = cv2.VideoWriter_fourcc(*"mp4v")
         writer = cv2.VideoWriter(str(draft), codec, rate, first.shape[1::-1])
@@ -302,11 +302,11 @@ def _draw_video(predictor: Predictor, picture: Picture, with_labels: bool) -> in
             for frame in tqdm(
                 _frames(first, capture), total=total, desc=picture.name, unit="frame"
             ):
-                found = predictor(frame).instances
+                instances = predictor(frame).instances
                 drawn += 1
-                instances += len(found)
+                count += len(instances)
                 shown = draw_predictions(
-                    frame, found, predictor.class_names, with_labels=with_labels
+                    frame, instances, predictor.class_names, with_labels=with_labels
                 )
                 # None before OpenCV 5
                 if not writer.isOpened() or writer.write(shown) is False:
@@ -318,7 +318,7 @@ def _draw_video(predictor: Predictor, picture: Picture, with_labels: bool) -> in
             raise OSError("frames are missing in it; look whether the disk has free space")
     if drawn < announced:
         logger.warning("%s ends after %d of %d frames.", picture.source, drawn, announced)
-    return instances
+    return count
 
 
 def _frames(first: np.ndarray, capture: cv2.VideoCapture) -> Iterator[np.ndarray]:

@@ -143,8 +143,11 @@ def _without_pear(content):
 # A change of the training or test data, keys of the configuration, and what is refused for it
 REFUSALS = {
     "another name": (
-        *("both", put("categories", name="plum"), []),
-        *(DataError, "checks_test .*plum.* checks_train "),
+        "both",
+        put("categories", name="plum"),
+        [],
+        DataError,
+        "checks_test .*plum.* checks_train ",
     ),
     "a class less": ("both", _without_pear, [], DataError, "checks_test .* checks_train .*pear"),
     "crowds": ("train", _all(iscrowd=1), [], DataError, "checks_train"),
@@ -155,8 +158,11 @@ REFUSALS = {
     "nowhere to test": ("test", dict, ["DATASETS.TEST", ()], ConfigError, r"DATASETS\.TEST"),
     **{
         f"format {order!r}": (
-            *("train", dict, ["INPUT.FORMAT", order]),
-            *(ConfigError, rf"INPUT\.FORMAT is {order!r}"),
+            "train",
+            dict,
+            ["INPUT.FORMAT", order],
+            ConfigError,
+            rf"INPUT\.FORMAT is {order!r}",
         )
         for order in ("rgb", "", "BRG")
     },
