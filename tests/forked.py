@@ -76,7 +76,8 @@ def run_as_torchrun(
     # As torchrun does: a port that was only looked for could be another program's by then
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_PORT": store.port}
-    shared["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    # PyTorch 2.4 reads the second only together with the first
+    shared.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT=0)
     with ThreadPool(number) as pool:
 
         def run_rank(rank: int) -> subprocess.CompletedProcess:

@@ -100,7 +100,8 @@ def limit_waiting(limit: timedelta) -> None:
     """Set how long a collective call may take from now on; nothing where there is one process.
 
     The calls of Detectron2's that gather objects keep their own limit under NCCL, where they have a
-    group of their own.
+    group of their own. In PyTorch 2.4 and 2.7 gloo keeps the limit with which it was connected, and
+    in 2.13 it does not.
 
     Args:
         limit: ``AT_LENGTH`` or ``IN_STEPS``.

@@ -38,6 +38,9 @@ def _fall_silent(args) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    torch.__version__ < (2, 13), reason="gloo may ignore it: PyTorch 2.4 and 2.7 do, 2.13 does not"
+)
 def test_a_silent_process_is_waited_for_so_long(forked):
     args = parser().parse_args(["--num-gpus", "2"])
     with pytest.raises(LostProcessError, match=r"^Process 0 of 2 .*1000 ?ms.* --resume"):
