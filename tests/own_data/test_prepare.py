@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -269,6 +270,23 @@ def test_parts_that_are_there(data):
     file, images = json.loads((folder / "sources.json").read_text())["rest"]
     assert names(folder / file) == {f"test/{n}.png" for n in range(3, 20, 4)}
     assert images == files.TEST_IMAGES
+
+
+@pytest.mark.parametrize(("parts", "name"), [(["train", "valid"], "valid"), (["train"], "train")])
+def test_files_of_one_name_are_called_by_their_part(data, parts, name):
+    """Roboflow's are; log and page say on which data set the numbers are."""
+    for part in parts:
+        folder = data.parent / "roboflow" / part
+        folder.mkdir(parents=True)
+        for file in data.glob("*.png"):
+            shutil.copy(file, folder)
+        objects = [annotation(n + 1, n, [4, 6, 36, 24]) for n in range(20)]
+        content = coco_content({n: f"{n}.png" for n in range(20)}, objects, {1: "cell"})
+        (folder / "_annotations.coco.json").write_text(json.dumps(content))
+    words = ["--config-file", "mask_rcnn_lambdaresnet50.yaml", "--data", folder.parent]
+    datasets = keys(prepared(*words, "--output", data.parent / "run")).DATASETS
+    assert Path(datasets.TRAIN_JSON).name.startswith("train_annotations.coco_")
+    assert Path(datasets.TEST_JSON).name.startswith(f"{name}_annotations.coco_")
 
 
 @pytest.mark.slow
