@@ -57,9 +57,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--score-threshold",
         type=float,
-        default=0.5,
         metavar="S",
-        help="of predictions in the confusion of classes and in pictures (default: %(default)s)",
+        help="of predictions in the confusion of classes and in pictures (default: 0.5, or less "
+        "where next to none has it)",
     )
     parser.add_argument(
         "--pictures",

@@ -7,7 +7,8 @@ import contextlib
 import io
 import json
 import logging
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.own_data.report.class_results import Detections, evaluate_detections
 
-__all__ = ["Evaluated", "evaluate_run", "read_predictions"]
+__all__ = ["Evaluated", "evaluate_run", "read_predictions", "score_to_show"]
 
 logger = logging.getLogger(__name__)
 
+# Where this share of the objects has a prediction of this score, weaker predictions are not shown
+_SCORE, _SHARE = 0.5, 0.1
 RESULTS = "coco_instances_results.json"
 # The folders of an evaluation's results; those of averaged weights come first, as for
 # model_best.pth
@@ -42,6 +45,7 @@ class Evaluated:
         ground_truth: of the data set.
         entries: the predictions on its images, as of :func:`read_predictions`.
         lost: number of predictions on images that are not in the data set.
+        score: the lowest of the predictions in the confusion matrix and in pictures.
         results: results of boxes and, if there are any, of masks.
     """
 
@@ -51,16 +55,18 @@ class Evaluated:
     ground_truth: COCO
     entries: list[dict[str, Any]]
     lost: int
+    score: float
     results: list[Detections]
 
 
-def evaluate_run(run: Path, dataset: str = "", score: float = 0.5) -> Evaluated:
+def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Evaluated:
     """Compute the results of a detector of instances on its test set from the files of its run.
 
     Args:
         run: its folder.
         dataset: one of those in DATASETS.TEST; "" for the first.
-        score: predictions of this score or more are in the confusion matrix.
+        score: predictions of this score or more are in the confusion matrix; None: as
+            :func:`score_to_show` says.
 
     Raises:
         UserError: the run was not evaluated, or its data were moved.
@@ -99,9 +105,23 @@ def evaluate_run(run: Path, dataset: str = "", score: float = 0.5) -> Evaluated:
         ground_truth = ground_truth_of(dataset)
         entries = entries_of(entries, results, dataset, ground_truth)
         kept = _belonging(entries, ground_truth.cats, ground_truth.imgs, results, dataset)
+        if score is None:
+            score = score_to_show([entry["score"] for entry in kept], len(ground_truth.anns))
         by_class = [evaluate_detections(ground_truth, kept, one, score) for one in iou_types]
     lost = len(entries) - len(kept)
-    return Evaluated(task, dataset, weights, ground_truth, kept, lost, by_class)
+    return Evaluated(task, dataset, weights, ground_truth, kept, lost, score, by_class)
+
+
+def score_to_show(scores: Sequence[float], objects: int) -> float:
+    """The lowest score of the predictions to show: 0.5, where a tenth as many as objects have it.
+
+    The scores of a detector that has learnt for a short time are low, also of right predictions:
+    its pictures would be empty. Of such a one as many predictions are shown as there are objects.
+    """
+    if not scores or sum(score >= _SCORE for score in scores) >= _SHARE * objects:
+        return _SCORE
+    lowest = sorted(scores, reverse=True)[: max(objects, 1)][-1]
+    return min(math.floor(100 * lowest) / 100, _SCORE)
 
 
 def read_predictions(path: str | Path, dataset: str) -> list[dict[str, Any]]:

@@ -76,7 +76,7 @@ def write_report(run: str | Path, output: str | Path | None = None, **options: A
 
 
 def build_report(
-    run: str | Path, *, dataset: str = "", score: float = 0.5, pictures: int = 8
+    run: str | Path, *, dataset: str = "", score: float | None = None, pictures: int = 8
 ) -> Page:
     """The page of a run.
 
@@ -86,14 +86,15 @@ def build_report(
     Args:
         run: its folder, with config.yaml.
         dataset: one of those in DATASETS.TEST; "" for the first.
-        score: predictions of this score or more are in the confusion matrix and the pictures.
+        score: predictions of this score or more are in the confusion matrix and the pictures;
+            None: 0.5, or less where next to none has it.
         pictures: number of images, the worst first.
 
     Raises:
         ConfigError: a value is out of range, or the run is not evaluated on ``dataset``.
         DataError: the folder is not that of a run, or a file in it is damaged.
     """
-    if not 0 <= score <= 1:
+    if score is not None and not 0 <= score <= 1:
         raise ConfigError(f"The score threshold is {score}; give one from 0 to 1.")
     if pictures < 1:
         raise ConfigError(f"The number of pictures is {pictures}; give at least 1.")
@@ -115,12 +116,13 @@ def build_report(
     is_cascade = "CascadeROIHeads" in str(config)
     _add_advice(page, evaluated, state.records, config, is_cascade)
     _add_classes(page, evaluated)
-    _add_confusion(page, evaluated.results[0], score)
+    _add_confusion(page, evaluated.results[0], evaluated.score)
     page.section(
         "The worst images",
-        f"Predictions of a score of {score:g} or more at the left, the ground truth at the right.",
+        f"Predictions of a score of {evaluated.score:g} or more at the left, the ground truth at "
+        "the right.",
     )
-    worst = draw_worst(evaluated.entries, evaluated.dataset, score=score, limit=pictures)
+    worst = draw_worst(evaluated.entries, evaluated.dataset, score=evaluated.score, limit=pictures)
     for name, picture in worst:
         page.picture(picture, name)
     return page

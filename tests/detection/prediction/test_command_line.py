@@ -88,6 +88,12 @@ def test_a_run_by_its_folder_and_annotations_beside_the_pictures(run, image, tmp
     assert "found.json" in capsys.readouterr().err
     assert not (tmp_path / "out/photo.png").exists()
     assert tool.main([*words, "--overwrite"]) == 0
+    assert "--score-threshold" not in capsys.readouterr().out
+    # A detector that was trained for a short time has low scores: nothing is not the last word
+    words[words.index("0")] = "1"
+    assert tool.main([*words, "--overwrite"]) == 0
+    printed = capsys.readouterr().out
+    assert "0 instances on 1 picture" in printed and "--score-threshold" in printed
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.report import figures, run_page
 from lambda_det.own_data.report.class_results import evaluate_detections
 from lambda_det.own_data.report.command_line import main
-from lambda_det.own_data.report.evaluated import RESULTS
+from lambda_det.own_data.report.evaluated import RESULTS, score_to_show
 from lambda_det.own_data.report.page import Page, new_axes, to_svg
 from lambda_det.own_data.report.reading import label_of, read_state
 from lambda_det.own_data.report.run_page import write_report
@@ -67,6 +67,22 @@ def test_best_threshold_has_the_highest_f1(ground_truth):
             best = max(best, 2 * precision * recall / max(precision + recall, 1e-12))
         f1 = 2 * result.precision * result.recall / (result.precision + result.recall)
         assert f1 == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("scores", "objects", "lowest"),
+    [
+        ([0.9, 0.8, 0.2], 20, 0.5),  # a tenth of the objects has a prediction of 0.5
+        ([0.9, 0.458, 0.2], 20, 0.2),
+        ([0.9, 0.458, 0.2] + 30 * [0.1], 20, 0.1),  # as many as there are objects
+        ([0.4, 0.3, 0.259, 0.1], 3, 0.25),
+        ([0.6, 0.55, 0.4], 2, 0.5),
+        ([], 3, 0.5),
+        ([0.3], 0, 0.5),
+    ],
+)
+def test_a_page_of_weak_predictions_is_not_empty(scores, objects, lowest):
+    assert score_to_show(scores, objects) == lowest
 
 
 def _entry(category: int, box: list[float], score: float) -> dict:
