@@ -98,6 +98,8 @@ def print_report(report: Report) -> None:
             print(f"{finding.count:9,} x {kind.text}")
             for case in finding.first:
                 print(f"{'':10}- {case}")
+    if report.refusal():
+        print("\nTraining and evaluation refuse these labels as they are.")
     print()
 
 

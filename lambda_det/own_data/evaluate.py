@@ -21,7 +21,7 @@ from detectron2.evaluation.testing import flatten_results_dict
 from omegaconf import DictConfig
 from tabulate import tabulate
 
-from lambda_det.detection.data.coco import read_coco
+from lambda_det.detection.data.coco import file_report, read_coco
 from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.saved_run import SavedRun, add_checkpoint_flags, open_run
@@ -283,7 +283,13 @@ def _data(
             f"{where} has no part {part}, only {listed(parts)}; name other data with --data or "
             "--json."
         )
-    return _named(*parts[part])
+    if data:
+        return _named(*parts[part])
+    advice = (
+        f"{where} keeps the labels of its part {part} as they were when it began; correct your "
+        f"own, and evaluate with --data DIR --part {part}."
+    )
+    return _named(*parts[part], advice)
 
 
 def _by_name(parts: Sequence[Any]) -> Iterable[tuple[str, Any]]:
@@ -308,9 +314,16 @@ def _parts_of_run(cfg: CfgNode, home: Path) -> dict[str, tuple[str, str, str]]:
     return {name: (file, images, file) for name, (file, images) in parts.items() if file}
 
 
-def _named(labels: str, images: str, source: str) -> _Data:
-    """Add a name that identifies the content of the labels."""
+def _named(labels: str, images: str, source: str, advice: str = "") -> _Data:
+    """Add a name that identifies the content of the labels.
+
+    Raises:
+        DataError: the labels are refused. Here the message names them, and not their copy in the
+            folder of the evaluation; it ends with the advice.
+    """
     path = Path(labels)
+    if refusal := file_report(path, images).refusal():
+        raise DataError(f"{refusal} {advice}".rstrip())
     return _Data(identifying_stem(path), path, Path(images), source)
 
 

@@ -28,7 +28,7 @@ from lambda_det.config import leaves, read_plain
 from lambda_det.detection.config import load_config
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data import register_json_datasets
-from lambda_det.detection.data.coco import coco_content, read_coco
+from lambda_det.detection.data.coco import coco_content, file_report, read_coco
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.saved_run import SavedRun, open_run
 from lambda_det.errors import ConfigError, DataError, WeightsError, refused
@@ -46,6 +46,8 @@ from lambda_det.training.run_folder import refuse_other_run
 from lambda_det.weights.provenance import recorded_network
 
 __all__ = ["FOLDER", "SOURCES", "add_flags", "prepare"]
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "data"  # the folder of the files in COCO's format, within the run's
 SMALLEST = 32  # pixels, the stride of a backbone
@@ -418,6 +420,8 @@ def _write_data(args: argparse.Namespace, folder: Path, data: _Data) -> dict[str
                 "There is a test part, which is left alone: once the training is over, "
                 f"lambda-det evaluate {folder} --part test evaluates on it."
             )
+            if refusal := file_report(file, images).refusal():
+                logger.warning(f"That command will refuse these labels as they are: {refusal}")
         else:
             keys |= _keys_of(part, path, images)
     if not args.eval_only:

@@ -25,7 +25,7 @@ def test_a_clean_data_set(shapes, capsys):
     assert run(*shapes) == 0
     output = capsys.readouterr()
     assert "3 images" in output.out and "circle" in output.out and "Nothing is wrong" in output.out
-    assert "images opened" in output.err and "3/3" in output.err
+    assert "refuse" not in output.out and "images opened" in output.err and "3/3" in output.err
     assert run("--data", shapes[1].parent) == 0 and capsys.readouterr().out.count("images in") == 2
 
 
@@ -63,7 +63,7 @@ def test_problems_are_listed(shapes, capsys):
     output = capsys.readouterr().out
     assert "1 x object without a usable box" in output and "annotation 1 of image 1" in output
     assert "1 x picture that is missing" in output and "000001.png cannot be read" in output
-    assert "Problems were found" in output
+    assert "Problems were found" in output and "refuse these labels" in output
     assert run(json_file, images, "--no-images") == 1
     assert "000001.png" not in capsys.readouterr().out
     json_file.write_text(json.dumps({**content, "annotations": []}))

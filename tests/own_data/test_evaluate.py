@@ -82,6 +82,24 @@ def test_parts_of_the_run_s_data(run, part, images, trained_on):
     assert ("trained on" in str(evaluated)) == bool(trained_on)
 
 
+@pytest.mark.parametrize("flags", [{}, {"data": "other"}, {"labels": "other/test.json"}])
+def test_labels_that_are_refused_are_named_and_not_their_copy(run, shapes, flags):
+    """A test part is read for the first time when the training is over."""
+    kept = run / "data" / "rest.json"
+    content = json.loads(kept.read_text())
+    content["annotations"][0]["bbox"][2] = 1000.0
+    other = run.parent / "other" / "test.json"
+    shutil.copytree(shapes["test_images"], other.parent)
+    for file in (kept, other):
+        file.write_text(json.dumps(content))
+    typed = {flag: str(run.parent / value) for flag, value in flags.items()}
+    with pytest.raises(DataError) as caught:
+        evaluate(run, **typed)
+    words = [str(other)] if flags else [str(kept), "--data"]
+    assert all(word in str(caught.value) for word in words)
+    assert not (run / "evaluations").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "parts", "images", "trained_on"),

@@ -272,21 +272,38 @@ def test_parts_that_are_there(data):
     assert images == files.TEST_IMAGES
 
 
-@pytest.mark.parametrize(("parts", "name"), [(["train", "valid"], "valid"), (["train"], "train")])
-def test_files_of_one_name_are_called_by_their_part(data, parts, name):
-    """Roboflow's are; log and page say on which data set the numbers are."""
-    for part in parts:
+def prepared_by_part(data, boxes):
+    """Parts as Roboflow writes them, each with a box in its pictures; a command line with them."""
+    for part, box in boxes.items():
         folder = data.parent / "roboflow" / part
         folder.mkdir(parents=True)
         for file in data.glob("*.png"):
             shutil.copy(file, folder)
-        objects = [annotation(n + 1, n, [4, 6, 36, 24]) for n in range(20)]
+        objects = [annotation(n + 1, n, box) for n in range(20)]
         content = coco_content({n: f"{n}.png" for n in range(20)}, objects, {1: "cell"})
         (folder / "_annotations.coco.json").write_text(json.dumps(content))
     words = ["--config-file", "mask_rcnn_lambdaresnet50.yaml", "--data", folder.parent]
-    datasets = keys(prepared(*words, "--output", data.parent / "run")).DATASETS
+    return prepared(*words, "--output", data.parent / "run")
+
+
+BOX = [4, 6, 36, 24]
+
+
+@pytest.mark.parametrize(("parts", "name"), [(["train", "valid"], "valid"), (["train"], "train")])
+def test_files_of_one_name_are_called_by_their_part(data, parts, name):
+    """Roboflow's are; log and page say on which data set the numbers are."""
+    datasets = keys(prepared_by_part(data, dict.fromkeys(parts, BOX))).DATASETS
     assert Path(datasets.TRAIN_JSON).name.startswith("train_annotations.coco_")
     assert Path(datasets.TEST_JSON).name.startswith(f"{name}_annotations.coco_")
+
+
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_a_test_part_that_will_be_refused_is_named_before_the_training(data, is_sound):
+    box = BOX if is_sound else [4, 6, 360, 24]
+    args = prepared_by_part(data, {"train": BOX, "valid": BOX, "test": box})
+    warnings = [r["msg"] for r in args.records if r["levelname"] == "WARNING"]
+    file = str(data.parent / "roboflow" / "test" / "_annotations.coco.json")
+    assert [file in warning for warning in warnings] == ([] if is_sound else [True])
 
 
 @pytest.mark.slow
