@@ -83,13 +83,19 @@ def measure(words: list[str], bodies: list[bytes], clients: int, seconds: float)
         counts = re.search(r"(\d+) requests were accepted, (\d+) answered", log.read_text())
         accepted, answered = map(int, counts.groups())
     statuses = Counter(status for *_, status in seen)
+    # A connection that nobody had accepted when the server ended is reset; "lost" has the others
+    others = Counter(
+        str(status)
+        for at, took, status in seen
+        if status != 200 and (isinstance(status, int) or at + took <= stopped)
+    )
     before = sorted(took for at, took, _ in seen if at + took <= stopped)
     cuts = statistics.quantiles(before, n=100, method="inclusive")
     refused = sum(n for status, n in statuses.items() if status == 503)  # never accepted
     return {
         "rate": len(before) / (stopped - start),
         **{f"p{percent}": cuts[percent - 1] * 1e3 for percent in (50, 95, 99)},
-        "others": {str(status): n for status, n in statuses.items() if status != 200},
+        "others": dict(others),
         "after": sum(at + took > stopped and status == 200 for at, took, status in seen),
         "lost": accepted - sum(n for s, n in statuses.items() if isinstance(s, int)) + refused,
         "accepted": accepted,

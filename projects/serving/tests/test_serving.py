@@ -183,16 +183,27 @@ def test_requests_are_computed_together_and_only_the_bad_one_fails(serve):
     assert "predict_batch_images_sum 3.0" in client.get("/metrics").text
 
 
-def test_a_full_queue_and_a_late_answer_are_refused_and_left_out(serve):
+def test_a_full_queue_is_refused(serve):
     detector = Detector()
     detector.gate.clear()
-    client = serve(detector, batch=1, queue=2, timeout=1.0)
+    client = serve(detector, batch=1, queue=2)
     threads, answers = _in_threads(client, [png(), png()])
     service = client.app.state.service
     _until(lambda: service.accepted == 2)
     refused = client.post("/predict", content=png())
+    detector.gate.set()
     assert refused.status_code == 503 and "2 requests" in refused.json()["detail"]
     assert refused.headers["Retry-After"] == "1"
+    for thread in threads:
+        thread.join()
+    assert {answer.status_code for answer in answers} == {200}
+
+
+def test_a_late_answer_is_left_out(serve):
+    detector = Detector()
+    detector.gate.clear()
+    client = serve(detector, batch=1, timeout=1.0)
+    threads, answers = _in_threads(client, [png(), png()])
     for thread in threads:
         thread.join()
     assert {answer.status_code for answer in answers} == {504}
