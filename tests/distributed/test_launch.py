@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from multiprocessing import resource_tracker
 
 import pytest
 import torch
@@ -164,6 +165,19 @@ def test_no_process_outlives_the_command(command, name, catches):
     process.join()
     assert process.exitcode == -number
     wait_until(lambda: not any(map(is_alive, members)), seconds=20)
+
+
+@pytest.mark.posix
+def test_python_s_tracker_of_shared_memory_outlives_a_scheduler_s_signals(monkeypatch):
+    """It would print a stack trace for each semaphore when it dies."""
+    tracker = resource_tracker.ResourceTracker()
+    monkeypatch.setattr(resource_tracker, "ensure_running", tracker.ensure_running)
+    launch_module._start_tracker()
+    for number in SIGNALS:
+        os.kill(tracker._pid, number)
+    os.close(tracker._fd)  # after which it ends by itself
+    assert os.waitpid(tracker._pid, 0)[1] == 0
+    tracker._fd = tracker._pid = None  # its destructor has nothing left to do
 
 
 def test_one_process_is_this_one():

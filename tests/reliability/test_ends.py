@@ -50,6 +50,20 @@ checkpointer.write_torch = write
 """
 
 
+# Goes before it, for a start that is not over before a signal comes
+WAITING = """
+import sys
+import time
+from lambda_det.training import start
+
+def wait(_):
+    open(f"{sys.argv[-1]}.starts", "w").close()
+    time.sleep(600)
+
+start.seed_all_rng = wait
+"""
+
+
 # As users start it; a spawned process imports for five seconds
 SPAWNED = pytest.param("two", "by Python", marks=pytest.mark.release)
 
@@ -73,11 +87,13 @@ class Command:
 
         Args:
             how: "forked", with processes that it forks; "slowly", the same on a slow disk;
-                "spawning" Python for each of them; "by Python" itself as well, as a user does.
+                "waiting", the same, and it waits before it makes its folder; "spawning" Python for
+                each of them; "by Python" itself as well, as a user does.
         """
         variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-        programs = {"forked": ["-c", FORKING], "slowly": ["-c", SLOWLY + FORKING]}
-        words = [*programs.get(how, ["-m", "lambda_det"]), *self._words]
+        first = {"forked": "", "slowly": SLOWLY, "waiting": WAITING}
+        program = ["-c", first[how] + FORKING] if how in first else ["-m", "lambda_det"]
+        words = [*program, *self._words]
         if how != "by Python":
             process = forked.start(words, self._output, **variables)
             self._wait = lambda seconds: process.join(seconds) or process.exitcode
@@ -181,9 +197,8 @@ def whole(words, tmp_path_factory) -> Callable[[str], Path]:
 def test_a_scheduler_s_signals_save_all(processes, how, words, whole, tmp_path):
     """To the command alone, and to all of its processes, as Slurm sends them."""
     command = Command(processes, words, tmp_path / "run")
-    starts = ((signal.SIGTERM, False, how), (signal.SIGUSR1, True, "spawning"))
-    for number, to_all, start in starts:
-        command.start(start)
+    for number, to_all in ((signal.SIGTERM, False), (signal.SIGUSR1, True)):
+        command.start(how)
         command.wait_for_a_checkpoint()
         command.send(number, command.all() if to_all else None)
         assert command.end() == PREEMPTED_STATUS, command.printed
@@ -233,7 +248,8 @@ def test_a_second_ctrl_c_waits_for_a_checkpoint(words, tmp_path):
     assert (command.folder / "last_checkpoint").exists()
 
 
-def test_any_process_may_be_killed(words, whole, tmp_path):
+@pytest.mark.parametrize("how", ["forked", pytest.param("by Python", marks=pytest.mark.release)])
+def test_any_process_may_be_killed(how, words, whole, tmp_path):
     """The command itself, each that trains, and one that loads images."""
     command = Command("two", words, tmp_path / "run")
     victims = {
@@ -243,7 +259,7 @@ def test_any_process_may_be_killed(words, whole, tmp_path):
         "a loader": lambda: command.loading()[-1:],
     }
     for name, victim in victims.items():
-        command.start("by Python" if name == "the command" else "forked")
+        command.start(how if name == "the command" else "forked")
         command.wait_for_a_checkpoint()
         assert len(command.training()) == len(command.loading()) == 2
         command.send(signal.SIGKILL, victim())
@@ -254,15 +270,25 @@ def test_any_process_may_be_killed(words, whole, tmp_path):
     assert ["SIGKILL" in line or "DataLoader worker" in line for line in said] == [True] * 3
 
 
-@pytest.mark.parametrize(
-    ("processes", "name"),
-    [("one", "SIGTERM"), ("one", "SIGUSR1"), ("two", "SIGTERM"), ("two", "SIGKILL")],
-)
-def test_a_signal_during_the_start_ends_it(processes, name, words, tmp_path):
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_during_the_start_ends_it(name, words, tmp_path):
+    """tests/distributed/test_launch.py has that of several processes that are forked."""
     number = getattr(signal, name)
-    command = Command(processes, words, tmp_path / "run")
+    command = Command("one", words, tmp_path / "run")
+    command.start("waiting")
+    wait_until((tmp_path / "run.starts").exists)
+    command.send(number)
+    assert command.end() == -number
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_a_signal_while_processes_import_ends_them(name, words, tmp_path):
+    number = getattr(signal, name)
+    command = Command("two", words, tmp_path / "run")
     command.start("spawning")
-    wait_until(lambda: processes == "one" or len(descendants(command.pid)) > 2)
+    wait_until(lambda: len(descendants(command.pid)) > 2)
     command.note_what_is_there()
     command.send(number)
     # A spawned process sees that it has no parent as soon as it has imported PyTorch
