@@ -25,6 +25,23 @@ _PRELOADED = (
     *("torch.utils.tensorboard", "torch.utils.cpp_extension"),
 )
 
+# A program like `torchrun --nproc_per_node 2 --max-restarts 2`, with processes that it forks
+LAUNCHER = """
+import runpy
+import sys
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+def work(*words):
+    sys.argv = [*words]
+    runpy.run_path(words[0], run_name="__main__")
+
+config = LaunchConfig(
+    min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=2, start_method="fork",
+    run_id="forked", rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost",
+)
+elastic_launch(config, work)(*sys.argv[1:])
+"""
+
 # Windows has no fork
 START_METHOD = "spawn" if sys.platform == "win32" else "forkserver"
 CONTEXT = multiprocessing.get_context(START_METHOD)

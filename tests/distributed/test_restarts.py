@@ -18,28 +18,11 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 TOOL = str(ROOT / "tools" / "train_net.py")
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=2"]
-# Its launcher with processes that it forks, where torchrun starts Python: that imports for five
-# seconds in each process of each attempt.
-FORKING = """
-import runpy
-import sys
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-def work(*words):
-    sys.argv = [*words]
-    runpy.run_path(words[0], run_name="__main__")
-
-config = LaunchConfig(
-    min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=2, start_method="fork",
-    run_id="restarts", rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost",
-)
-elastic_launch(config, work)(*sys.argv[1:])
-"""
 
 
 @pytest.mark.parametrize(
     "launcher",
-    [["-c", FORKING], pytest.param(TORCHRUN, marks=pytest.mark.release)],
+    [["-c", forked.LAUNCHER], pytest.param(TORCHRUN, marks=pytest.mark.release)],
     ids=["forking", "torchrun"],
 )
 def test_torchrun_continues_after_a_kill(launcher, tmp_path):

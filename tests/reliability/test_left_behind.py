@@ -76,17 +76,22 @@ def arguments(tmp_path_factory) -> list[str]:
     return [*words, "SOLVER.IMS_PER_BATCH", "2", "TEST.EVAL_PERIOD", "1000"]
 
 
+_OF_TWO = ["SOLVER.ACCUMULATE_GRADIENTS", "1"]
 # How the run is started, what it sets, and what it has written before it is killed
 MOMENTS = {
     "start": ([TOOL], [], ""),
     "step": ([TOOL], [], "last_checkpoint"),
     "evaluation": ([TOOL], ["TEST.EVAL_PERIOD", "1"], "inference"),
-    "torchrun": ([*TORCHRUN, TOOL], ["SOLVER.ACCUMULATE_GRADIENTS", "1"], "last_checkpoint"),
+    "torchrun": ([*TORCHRUN, TOOL], _OF_TWO, "last_checkpoint"),
+    "torchrun's launcher": (["-c", forked.LAUNCHER, TOOL], _OF_TWO, "last_checkpoint"),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param(m, marks=[pytest.mark.release] if m == "torchrun" else []) for m in MOMENTS],
+)
 def test_a_killed_run_leaves_nothing(arguments, tmp_path, moment):
     command, settings, written = MOMENTS[moment]
     folder, output = tmp_path / "run", tmp_path / "output"
