@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -245,6 +246,8 @@ def _signals_held_back() -> Iterator[None]:
     if not _CAN_WAIT or multiprocessing.get_start_method() == "forkserver":
         yield
         return
+    if multiprocessing.get_start_method() == "spawn":
+        resource_tracker.ensure_running()  # when Python starts it, it lets some of them through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

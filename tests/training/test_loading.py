@@ -250,6 +250,41 @@ def test_a_signal_to_all_while_the_processes_start(moment, monkeypatch):
     assert len(signalled) == 2
 
 
+_SPAWNED = """
+import multiprocessing
+import os
+import threading
+import time
+import torch
+from lambda_det.training.loading import ImageLoader
+
+class Images(list):
+    def __getitem__(self, index):
+        return torch.zeros(8)
+
+def send():
+    while not (started := multiprocessing.active_children()):
+        time.sleep(0.01)
+    for name in ("SIGTERM", "SIGUSR1", "SIGINT"):
+        os.system(f"kill -s {name[3:]} {started[0].pid}")
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")
+    threading.Thread(target=send).start()
+    loader = ImageLoader(Images(range(8)), sampler=range(8), batch_size=1, num_workers=1)
+    print(len(list(loader)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.release
+def test_a_signal_while_a_spawned_process_imports(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(_SPAWNED)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
+
+
 def test_settings_of_a_worker():
     def mapper(record):
         return {"threads": (torch.get_num_threads(), cv2.getNumThreads())}
