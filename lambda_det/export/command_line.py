@@ -156,13 +156,18 @@ def report_lines(report: ExportReport) -> str:
     if report.proof:
         lines.append(str(report.proof))
         if not report.proof.passed:
-            lines.append("note: on few images one box may make that; --apart AP allows for more")
+            lines += [
+                "note: on few images one box may make that, and so may proposals of equal scores, "
+                "which have no order and are frequent after a short training; --apart AP allows "
+                "for more"
+            ]
     if report.passed:
         lines.append(f"verified: {report.path}")
     else:
-        lines.append(
-            f"FAILED: it does not compute what the model does, and {report.path} was not written"
-        )
+        fault = "it does not compute what the model does"
+        if report.compared:
+            fault = f"its AP is more than {report.proof.most:g} from that of the run"
+        lines.append(f"FAILED: {fault}, and {report.path} was not written")
     return "\n".join(lines)
 
 

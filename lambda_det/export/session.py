@@ -77,9 +77,13 @@ class ExportReport:
         return [comparison for comparison in self.comparisons if not comparison.undecided]
 
     @property
+    def compared(self) -> bool:
+        """Whether the file computes what the model does, on the images that were compared."""
+        return bool(self.decided) and all(comparison.passed for comparison in self.decided)
+
+    @property
     def passed(self) -> bool:
-        compared = bool(self.decided) and all(comparison.passed for comparison in self.decided)
-        return compared and (self.proof is None or self.proof.passed)
+        return self.compared and (self.proof is None or self.proof.passed)
 
     def errors(self) -> dict[str, float]:
         """The greatest error by output."""

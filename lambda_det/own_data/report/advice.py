@@ -385,6 +385,6 @@ def _as_long_as_the_rule(epochs: float, by_rule: float) -> Change:
         f"Train longer: {counted(round(by_rule), 'epoch')}, as the rule for this number of images "
         "says (no --epochs).",
         math.nan,
-        f"The run has {counted(float(f'{epochs:.2g}'), 'epoch')}, which were asked for, and too "
-        "few evaluations to show whether AP50 was still rising.",
+        f"The run has {counted(float(f'{epochs:.2g}'), 'epoch')}, as --epochs says, and too few "
+        "evaluations to show whether AP50 was still rising.",
     )
