@@ -83,7 +83,9 @@ def choose(
         if fixed and fixed + LEAST_IMAGES * each > USABLE * (machine.memory or 0):
             reasons.append(f"{name} takes more")
         elif weights and not typed.get("MODEL.WEIGHTS", _can_be_had(weights)):
-            why = "MODEL.WEIGHTS is typed as empty" if "MODEL.WEIGHTS" in typed else "no connection"
+            why = "no connection; MODEL.WEIGHTS FILE takes a copy"
+            if "MODEL.WEIGHTS" in typed:
+                why = "MODEL.WEIGHTS is typed as empty"
             reasons.append(f"{name} needs {weights} ({why})")
         else:
             break

@@ -99,6 +99,7 @@ def test_the_recipe_follows_from_machine_and_connection(
     assert ("cpu" if memory is None else "cuda") == keys(args).MODEL.DEVICE
     assert rows["labels"][0] == "Pascal VOC" and rows["images"][0] == "20"
     assert rows["start"][0].startswith("lambda://") is not connected
+    assert ("MODEL.WEIGHTS" in rows["recipe"][1]) is not connected
 
 
 def test_weights_that_are_kept_need_no_connection(data):
