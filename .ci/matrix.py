@@ -37,13 +37,15 @@ class Pair:
         return f"{self.python}:{self.torch}"
 
 
-# Each version of Python at least once, the oldest versions together, and the first PyTorch whose
-# `weights_only` is safe (2.10). PyTorch 2.4 has no wheels for Python 3.13, and 2.15 none for 3.10.
+# Each version of Python at least once, the oldest versions together, the first PyTorch whose
+# `weights_only` is safe (2.10), and one between 2.4 and that. PyTorch 2.4 has no wheels for Python
+# 3.13, and 2.15 none for 3.10.
 PAIRS = [
     Pair("3.10", "2.4.1", "0.19.1", "1.26.4"),
     Pair("3.10", "2.14.1", "0.29.2", "2.2.6"),
     Pair("3.11", "2.15.0", "0.29.2", "2.4.6"),
     Pair("3.12", "2.4.1", "0.19.1", "1.26.4"),
+    Pair("3.12", "2.7.1", "0.22.1", "2.2.6"),
     Pair("3.12", "2.10.0", "0.25.0", "2.2.6"),
     Pair("3.13", "2.15.0", "0.29.2", "2.4.6"),
     Pair("3.14", "2.15.0", "0.29.2", "2.4.6"),
