@@ -156,11 +156,7 @@ def report_lines(report: ExportReport) -> str:
     if report.proof:
         lines.append(str(report.proof))
         if not report.proof.passed:
-            lines += [
-                "note: on few images one box may make that, and so may proposals of equal scores, "
-                "which have no order and are frequent after a short training; --apart AP allows "
-                "for more"
-            ]
+            lines.append("note: on few images one box may make that; --apart AP allows for more")
     if report.passed:
         lines.append(f"verified: {report.path}")
     else:

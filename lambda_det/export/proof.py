@@ -7,14 +7,16 @@ import copy
 import io
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from detectron2.data import MetadataCatalog
+from detectron2.modeling.proposal_generator import rpn
 from detectron2.structures import Instances, pairwise_iou
 from torch import Tensor
 
@@ -111,6 +113,28 @@ def pairs(run: Instances, file: Instances) -> tuple[Tensor, Tensor]:
     return of_run, of_file
 
 
+_find = rpn.find_top_rpn_proposals
+
+
+def find_in_order(
+    proposals: Sequence[Tensor], logits: Sequence[Tensor], *options: Any, **named: Any
+) -> list[Instances]:
+    """Detectron2's choice of proposals, with those of equal logits in the order of their places.
+
+    An RPN whose hidden channels are all 0 says the same at many places of an object, and the
+    ``topk`` of PyTorch gives equal values in any order, so what NMS keeps of them is chance. The
+    graph has them in order. The logits are replaced by ranks, from which nothing else is computed.
+    """
+    flat = torch.cat(list(logits), 1)
+    order = flat.sort(dim=1, descending=True, stable=True).indices
+    count = flat.shape[1]
+    ranks = torch.arange(count, 0, -1, device=flat.device, dtype=torch.float32)
+    ranks = torch.zeros_like(flat, dtype=torch.float32).scatter_(1, order, ranks.expand_as(flat))
+    ranks = torch.where(flat.isfinite(), ranks, flat.float())  # infinite ones are left out
+    sizes = [each.shape[1] for each in logits]
+    return _find(proposals, list(ranks.split(sizes, 1)), *options, **named)
+
+
 @torch.no_grad()
 def prove(
     run: SavedRun,
@@ -153,7 +177,8 @@ def prove(
         while batch := list(islice(entries, file.batch or BATCH)):
             images = [as_input(read_image(entry, file.channels), file.resize) for entry in batch]
             times = [time.perf_counter()]
-            of_run = [model([entry])[0]["instances"].to("cpu") for entry in batch]
+            with mock.patch.object(rpn, "find_top_rpn_proposals", find_in_order):
+                of_run = [model([entry])[0]["instances"].to("cpu") for entry in batch]
             times.append(time.perf_counter())
             of_file = [output["instances"].to("cpu") for output in file(images)]
             times.append(time.perf_counter())

@@ -82,7 +82,7 @@ def test_nothing_detected_is_said():
     [(0.0, True, "verified"), (0.0, False, "more than 0.25"), (9.0, True, "does not compute")],
 )
 def test_an_ap_that_differs_says_what_would_take_it(error, passed, words):
-    """It is no proof that the graph is wrong: proposals of equal scores have no order."""
+    """Where the outputs agree, few images may make it, and the graph is not said to be wrong."""
     compared = [session.Comparison((3, 64, 96), {"scores": error}, detections=1)]
     proof = SimpleNamespace(passed=passed, most=0.25)
     said = tool.report_lines(session.ExportReport(Path("d.onnx"), 1.0, 9, compared, proof=proof))
