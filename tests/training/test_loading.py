@@ -234,8 +234,8 @@ def test_a_signal_to_all_while_the_processes_start(moment, monkeypatch):
         return call(*arguments)
 
     def send():
-        for _ in range(2):
-            assert starting.acquire(timeout=30)
+        assert starting.acquire(timeout=30)
+        wait_until(lambda: len(children() - before) == 2)
         signalled.extend(str(process.pid) for process in children() - before)
         # The parent's own SIGTERM is the one that they obey
         subprocess.run(["kill", "-TERM", str(os.getpid()), *signalled], check=True)
