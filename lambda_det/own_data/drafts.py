@@ -9,13 +9,13 @@ from typing import Any
 
 from lambda_det.errors import DataError, refused
 
-__all__ = ["identifying_stem", "telling_stem", "write_draft"]
+__all__ = ["identifying_stem", "stem_with_part", "write_draft"]
 
 # Names of files that lie in the folders of several parts; the first is Roboflow's
 _OF_ALL_PARTS = ("_annotations.coco", "annotations", "labels", "result")
 
 
-def telling_stem(file: Path) -> str:
+def stem_with_part(file: Path) -> str:
     """The name of a file without its ending, which tells its part in the log and on the page.
 
     Tools give the files of all parts one name, so that begins with the name of their folder.
@@ -28,7 +28,7 @@ def telling_stem(file: Path) -> str:
 def identifying_stem(file: Path) -> str:
     """The name of a file without its ending, and once a digest of the content."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
-    return f"{telling_stem(file).removesuffix(f'_{digest}')}_{digest}"
+    return f"{stem_with_part(file).removesuffix(f'_{digest}')}_{digest}"
 
 
 def write_draft(content: Any, folder: Path, stem: str) -> str:

@@ -298,6 +298,18 @@ def test_files_of_one_name_are_called_by_their_part(data, parts, name):
     assert Path(datasets.TEST_JSON).name.startswith(f"{name}_annotations.coco_")
 
 
+def test_converted_labels_are_called_by_the_user_s_folder(data):
+    """Not by that of the draft, which has another name each time."""
+    (data / "labels").mkdir()
+    for file in data.glob("*.xml"):
+        file.rename(data / "labels" / file.name)
+    words = ["--config-file", "mask_rcnn_lambdaresnet50.yaml"]
+    words += ["--train", data / "labels", "--images", data, "--output"]
+    first, second = (keys(prepared(*words, data.parent / run)).DATASETS for run in ("one", "two"))
+    assert Path(first.TRAIN_JSON).name.startswith("data_labels_")
+    assert Path(first.TRAIN_JSON).name == Path(second.TRAIN_JSON).name
+
+
 @pytest.mark.parametrize("is_sound", [True, False])
 def test_a_test_part_that_will_be_refused_is_named_before_the_training(data, is_sound):
     box = BOX if is_sound else [4, 6, 360, 24]

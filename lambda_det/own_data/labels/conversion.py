@@ -18,7 +18,7 @@ from lambda_det.detection.data.picture_folder import PICTURES, normal, walk
 from lambda_det.detection.data.records import upright
 from lambda_det.errors import DataError, counted, listed, printable
 from lambda_det.files import read_text
-from lambda_det.own_data.drafts import write_draft
+from lambda_det.own_data.drafts import stem_with_part, write_draft
 from lambda_det.own_data.labels.findings import (
     ELSEWHERE,
     NO_PICTURE,
@@ -413,7 +413,8 @@ def as_coco(*places: tuple[str, str], folder: Path, classes: Iterable[str] = ())
             contents[index] = read_labels(path, images)
     give_all_classes(contents.values(), classes)
     for index, content in contents.items():
-        files[index] = write_draft(content, folder, Path(files[index]).stem)
+        # by the user's folder: that of the draft has another name each time
+        files[index] = write_draft(content, folder, stem_with_part(Path(files[index])))
     return files
 
 
