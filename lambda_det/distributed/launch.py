@@ -20,7 +20,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
@@ -44,6 +43,7 @@ from lambda_det.distributed.signals import (
     is_another_request,
     remove_at_signals,
     restore_handlers,
+    start_tracker,
 )
 from lambda_det.errors import (
     INTERRUPTED_STATUS,
@@ -196,7 +196,7 @@ class _Agent(LocalElasticAgent):
 
 def _run_agent(main: Main, args: argparse.Namespace, device_type: str) -> None:
     about = (main, args, device_type, os.getpid(), multiprocessing.get_start_method())
-    _start_tracker()
+    start_tracker()
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder, _handlers_and_loggers():
         unheard = Path(folder, "unheard")
         spec = WorkerSpec(
@@ -236,18 +236,6 @@ def _rendezvous(args: argparse.Namespace) -> RendezvousParameters:
         )
     rank = args.machine_rank
     return RendezvousParameters("static", endpoint, "lambda_det", **common, rank=rank)
-
-
-def _start_tracker() -> None:
-    """Start Python's tracker of shared memory, and let it outlive a SIGUSR1 to all processes.
-
-    It ignores SIGTERM by itself, and would print a stack trace for each semaphore when it dies.
-    """
-    number = getattr(signal, "SIGUSR1", None)  # Windows has none, nor a tracker
-    if number is not None:
-        before = signal.signal(number, signal.SIG_IGN)  # which a started process inherits
-        resource_tracker.ensure_running()
-        restore_handlers({number: before})
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TypeVar
 
@@ -121,6 +122,23 @@ def restore_handlers(previous: dict[int, object]) -> None:
     for number, handler in previous.items():
         # None: the handler was not set from Python, and cannot be set from Python
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def start_tracker() -> None:
+    """Start Python's tracker of shared memory so that it outlives a SIGUSR1 to all processes.
+
+    It ignores SIGTERM and SIGINT by itself, and would print a stack trace for each semaphore when
+    it dies.
+    """
+    number = getattr(signal, "SIGUSR1", None)  # Windows has none, nor a tracker
+    if number is None:
+        return
+    # It inherits the mask; unlike a handler, a mask can be set in any thread and loses no signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def interruptible(work: Callable[[], T]) -> T:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -24,7 +23,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lambda_det.distributed.parent import end_with_parent
-from lambda_det.distributed.signals import SIGNALS
+from lambda_det.distributed.signals import SIGNALS, start_tracker
 from lambda_det.errors import DataError
 from lambda_det.training.handing_over import Packed, Packing
 
@@ -243,11 +242,12 @@ def _signals_held_back() -> Iterator[None]:
     spawned one imports for seconds before that. What a forkserver starts has the mask of the
     forkserver, which other processes would get as well.
     """
-    if not _CAN_WAIT or multiprocessing.get_start_method() == "forkserver":
+    start_method = multiprocessing.get_start_method()
+    if start_method != "fork":
+        start_tracker()  # where Python starts it later, it lets some of the signals through
+    if not _CAN_WAIT or start_method == "forkserver":
         yield
         return
-    if multiprocessing.get_start_method() == "spawn":
-        resource_tracker.ensure_running()  # when Python starts it, it lets some of them through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

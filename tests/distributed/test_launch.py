@@ -17,7 +17,7 @@ from lambda_det.distributed import launch as launch_module
 from lambda_det.distributed.connection import on_main_process
 from lambda_det.distributed.devices import check_device
 from lambda_det.distributed.launch import launch
-from lambda_det.distributed.signals import SIGNALS, catch_signals, received_signal
+from lambda_det.distributed.signals import SIGNALS, catch_signals, received_signal, start_tracker
 from lambda_det.errors import PREEMPTED_STATUS, ConfigError, DataError, Preempted, UserError
 from tests.processes import descendants, is_alive, wait_until
 
@@ -172,7 +172,7 @@ def test_python_s_tracker_of_shared_memory_outlives_a_scheduler_s_signals(monkey
     """It would print a stack trace for each semaphore when it dies."""
     tracker = resource_tracker.ResourceTracker()
     monkeypatch.setattr(resource_tracker, "ensure_running", tracker.ensure_running)
-    launch_module._start_tracker()
+    start_tracker()
     for number in SIGNALS:
         os.kill(tracker._pid, number)
     os.close(tracker._fd)  # after which it ends by itself
