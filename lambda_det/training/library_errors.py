@@ -20,7 +20,8 @@ __all__ = ["explained", "writing"]
 
 # Only writing raises these, within any error of a library
 _OF_WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
-_OF_A_LOADER = re.compile(r"DataLoader (worker|timed out)")
+# A process that dies while PyTorch's thread for pinned memory takes a batch ends that thread first
+_OF_A_LOADER = re.compile(r"DataLoader (worker|timed out)|Pin memory thread exited")
 
 
 @contextmanager
