@@ -234,12 +234,13 @@ def test_a_signal_to_all_while_the_processes_start(moment, monkeypatch):
 
     PyTorch then gives them handlers of its own, which obey.
     """
-    before, starting, signalled = children(), multiprocessing.Semaphore(0), []
+    before, signalled = children(), []
+    starting, sent = multiprocessing.Semaphore(0), multiprocessing.Event()
     call = getattr(*moment)
 
-    def slowly(*arguments):
+    def after_the_signal(*arguments):
         starting.release()
-        time.sleep(0.3)
+        assert sent.wait(30)
         return call(*arguments)
 
     def send():
@@ -248,8 +249,9 @@ def test_a_signal_to_all_while_the_processes_start(moment, monkeypatch):
         signalled.extend(str(process.pid) for process in children() - before)
         # The parent's own SIGTERM is the one that they obey
         subprocess.run(["kill", "-TERM", str(os.getpid()), *signalled], check=True)
+        sent.set()
 
-    monkeypatch.setattr(*moment, slowly)
+    monkeypatch.setattr(*moment, after_the_signal)
     with catch_signals():
         thread = threading.Thread(target=send)
         thread.start()

@@ -207,9 +207,11 @@ def test_a_late_answer_is_left_out(serve):
     for thread in threads:
         thread.join()
     assert {answer.status_code for answer in answers} == {504}
+    client.app.state.service.limits = Limits(timeout=60.0)  # the machine may be busy
     detector.gate.set()
     assert client.post("/predict", content=png()).status_code == 200
-    assert len(detector.batches) == 2  # the one that nobody waited for was not computed
+    # At least one that nobody waited for was not computed; a busy machine may have begun neither
+    assert len(detector.batches) <= 2
 
 
 def test_a_client_that_goes_away_is_no_failure_of_the_detector(serve, caplog):
