@@ -173,15 +173,19 @@ def _check_something_is_learnt(data: Sequence[_Data]) -> None:
         data: all data sets to train on.
 
     Raises:
-        DataError: the detector learns instances, and no data set has any.
+        DataError: the detector is known to learn instances, and no data set has any.
     """
     sources = [one.instances() for one in data if one.needs("instances")]
     if sources and all(i is not None and i.has_key and not i.objects for i in sources):
         names = ", ".join(one.name for one in data)
-        raise DataError(
+        text = (
             f"{names} hold{'' if len(data) > 1 else 's'} no annotation to train on "
             "(crowds and boxes without area do not count); add some."
         )
+        if is_known(data[0].detector.architecture):
+            raise DataError(text)
+        # A model of another project may learn from pictures alone
+        logger.warning(text)
 
 
 def _warn_of_copies(name: str, reports: Mapping[str, Report | None], train: Sequence[str]) -> None:
@@ -245,7 +249,7 @@ def check_registered(detector: Detector, train: Sequence[str], test: Sequence[st
     Raises:
         ConfigError: a name is not registered.
         DataError: a data set is missing or cannot be used, or those to train on are files without
-            an object.
+            an object, which the detector is known to learn from.
     """
     reports = {
         name: _check_registered(name, detector, "sample") for name in dict.fromkeys([*train, *test])
