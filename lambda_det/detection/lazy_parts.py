@@ -38,7 +38,8 @@ _FIXED = FixedKeys(
         "model",
         "optimizer",
         "dataloader.train.total_batch_size",
-        "train.model_ema",
+        "train.model_ema.decay",
+        "train.model_ema.enabled",
         "train.seed",
     ),
     but_not=(

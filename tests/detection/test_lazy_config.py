@@ -158,7 +158,9 @@ def test_detrex_s_names_of_clipping_and_averaging():
     settings = DetectionTask(config).settings
     assert (settings.clipping.kind, settings.clipping.limit) == ("full_model", 0.1)
     assert settings.ema_decay == 0.99
-    assert "train.model_ema.enabled" in DetectionTask(config).fixed_keys
+    fixed_keys = DetectionTask(config).fixed_keys
+    assert "train.model_ema.enabled" in fixed_keys and "train.model_ema.decay" in fixed_keys
+    assert "train.model_ema.use_ema_weights_for_eval_only" not in fixed_keys
     for impossible in (0.0, "0.1", None, True):
         config.train.clip_grad.params.max_norm = impossible
         with pytest.raises(ConfigError, match=r"train\.clip_grad\.params\.max_norm"):
