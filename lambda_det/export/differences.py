@@ -19,7 +19,7 @@ def differences(outputs: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -
 
     Returns:
         By name of an expected output. Infinite where the output is missing, has another shape, or
-        the expected one is not finite; NaN where only the output is not finite.
+        the expected one is not finite; NaN or infinite where only the output is not finite.
     """
     return {name: _difference(outputs.get(name), tensor) for name, tensor in expected.items()}
 
