@@ -420,7 +420,7 @@ def _write_data(args: argparse.Namespace, folder: Path, data: _Data) -> dict[str
                 "There is a test part, which is left alone: once the training is over, "
                 f"lambda-det evaluate {folder} --part test evaluates on it."
             )
-            if refusal := file_report(file, images).refusal():
+            if refusal := _refusal(file, images):
                 logger.warning(f"That command will refuse these labels as they are: {refusal}")
         else:
             keys |= _keys_of(part, path, images)
@@ -433,6 +433,14 @@ def _write_data(args: argparse.Namespace, folder: Path, data: _Data) -> dict[str
         }
         _write(folder / FOLDER / SOURCES, json.dumps(sources, indent=1).encode())
     return keys
+
+
+def _refusal(file: str, images: str) -> str:
+    """Why an evaluation will refuse the labels of a part; "" if it will not."""
+    try:
+        return file_report(file, images).refusal()
+    except DataError as error:
+        return str(error)
 
 
 def _keys_of(part: str, path: Path, images: str) -> dict[str, str]:

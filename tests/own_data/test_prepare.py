@@ -319,6 +319,21 @@ def test_a_test_part_that_will_be_refused_is_named_before_the_training(data, is_
     assert [file in warning for warning in warnings] == ([] if is_sound else [True])
 
 
+@pytest.mark.parametrize("lacks", ["annotations", "categories", "file_name"])
+def test_a_test_part_without_what_an_evaluation_needs_is_left_alone_too(data, lacks):
+    """Test sets are published without annotations."""
+    prepared_by_part(data, dict.fromkeys(["train", "valid", "test"], BOX))
+    file = data.parent / "roboflow" / "test" / "_annotations.coco.json"
+    content = json.loads(file.read_text())
+    for entry in (content, content["images"][0]):
+        entry.pop(lacks, None)
+    file.write_text(json.dumps(content))
+    words = ["--config-file", "mask_rcnn_lambdaresnet50.yaml", "--data", data.parent / "roboflow"]
+    args = prepared(*words, "--output", data.parent / "other")
+    (warning,) = [r["msg"] for r in args.records if r["levelname"] == "WARNING"]
+    assert str(file) in warning and lacks in warning
+
+
 @pytest.mark.slow
 def test_the_network_of_weights_that_are_a_detector_s(data, tmp_path):
     """Without a file; it says which, and fits the rest to the data."""
