@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from pycocotools.coco import COCO
 
-from lambda_det.errors import counted
 from lambda_det.own_data.input_size import LARGEST_SCALE
 from lambda_det.own_data.report.matching import FALSE, IGNORED, LEAST_IOU, assign, overlaps
 
@@ -29,7 +28,6 @@ _FEW = 100  # objects of a class in training, below which more examples are advi
 _CLASSES = 5  # number of classes that are named, those with the most missed objects
 _YOUNG = 0.1  # share of AP50 by which the AP50 of a young run rises in the last third of its steps
 _LEAST_RISE = 1.0  # of others: evaluations of runs that learned no more differed by up to 1 point
-_SHORT = 0.5  # share of the rule's epochs up to which a run is called short
 _CASCADE = (
     " Three box heads in a row (MODEL.ROI_HEADS.NAME CascadeROIHeads) place boxes better than one."
 )
@@ -40,7 +38,7 @@ _BY_CHANCE = 0.01
 
 
 class Change(NamedTuple):
-    """What to change, the most by which AP50 would rise (NaN: unknown), and the evidence."""
+    """What to change, the most by which AP50 would rise, and the evidence."""
 
     change: str
     gain: float
@@ -201,15 +199,13 @@ def advise(
     *,
     scale: float = 1.0,
     is_cascade: bool = False,
-    epochs: float = 0.0,
-    epochs_by_rule: float = 0.0,
 ) -> list[Change]:
     """The possible changes, with the one that would bring most first.
 
     The gains are bounds: the AP50 if all errors of a kind were gone. They overlap. What blames the
     size or the class of objects is only advised where more of them are missed than of the others,
-    as :func:`differs` says. If AP50 was still rising by much, or its rise is unknown and the run is
-    short, a longer training comes first, because its errors will be different.
+    as :func:`differs` says. If AP50 was still rising by much, a longer training comes first,
+    because its errors will be different.
 
     Args:
         ground_truth, entries, iou_type: as for :func:`sort_errors`.
@@ -217,8 +213,6 @@ def advise(
         trained: number of objects of each class in training, by its name; empty if unknown.
         scale: sides of the network's input as a share of those of the images.
         is_cascade: whether the detector has several box heads in a row already.
-        epochs: of the run, where they were asked for; 0: they were not.
-        epochs_by_rule: what the rule gives for the number of its images.
     """
     predictions, missed = sort_errors(ground_truth, entries, iou_type)
     annotations = ground_truth.anns
@@ -331,9 +325,6 @@ def advise(
         ]
     changes.sort(key=lambda change: -change.gain)
     longer, is_young = _longer(records, iou_type)
-    is_short = 0 < epochs <= _SHORT * epochs_by_rule and now <= 100 * (1 - _YOUNG)
-    if is_short and not _curve(records, iou_type):
-        longer, is_young = _as_long_as_the_rule(epochs, epochs_by_rule), True
     if longer is not None and is_young:
         return [longer, *changes]
     return sorted([*changes, longer], key=lambda change: -change.gain) if longer else changes
@@ -348,9 +339,11 @@ def _longer(records: Sequence[Mapping[str, float]], iou_type: str) -> tuple[Chan
     AP50 of a young run still rises by much. In other runs the loss of the test set must not rise.
     In young runs it does: the more boxes find an object, the more of them count in the loss.
     """
-    points = _curve(records, iou_type)
+    names = (f"{iou_type}_EMA/AP50", f"{iou_type}/AP50")
+    name = next((n for n in names if any(n in record for record in records)), "")
+    points = [(record["iteration"], record[name]) for record in records if name in record]
     losses = [r["validation/total_loss"] for r in records if "validation/total_loss" in r]
-    if not points:
+    if len(points) < 3:
         return None, False
     last, value = points[-1]
     early = [ap for step, ap in points if step <= last * 2 / 3]
@@ -370,21 +363,3 @@ def _longer(records: Sequence[Mapping[str, float]], iou_type: str) -> tuple[Chan
         f"to {value:.1f}.",
     )
     return change, is_young
-
-
-def _curve(records: Sequence[Mapping[str, float]], iou_type: str) -> list[tuple[float, float]]:
-    """Step and AP50 of each evaluation; nothing where they are too few to show a rise."""
-    names = (f"{iou_type}_EMA/AP50", f"{iou_type}/AP50")
-    name = next((n for n in names if any(n in record for record in records)), "")
-    points = [(record["iteration"], record[name]) for record in records if name in record]
-    return points if len(points) >= 3 else []
-
-
-def _as_long_as_the_rule(epochs: float, by_rule: float) -> Change:
-    return Change(
-        f"Train longer: {counted(round(by_rule), 'epoch')}, as the rule for this number of images "
-        "says (no --epochs).",
-        math.nan,
-        f"The run has {counted(float(f'{epochs:.2g}'), 'epoch')}, as --epochs says, and too few "
-        "evaluations to show whether AP50 was still rising.",
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,6 @@ from lambda_det.detection.data.coco import file_report
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.errors import ConfigError, UserError
 from lambda_det.files import replace_text, writing_to
-from lambda_det.own_data.recipe import epochs_for
 from lambda_det.own_data.report.advice import advise
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import Evaluated, evaluate_run
@@ -114,7 +112,7 @@ def build_report(
         return page
     # A configuration names it as MODEL.ROI_HEADS.NAME, a LazyConfig as a _target_
     is_cascade = "CascadeROIHeads" in str(config)
-    _add_advice(page, evaluated, state.records, config, is_cascade)
+    _add_advice(page, evaluated, state.records, is_cascade)
     _add_classes(page, evaluated)
     _add_confusion(page, evaluated.results[0], evaluated.score)
     page.section(
@@ -195,18 +193,15 @@ def _add_advice(
     page: Page,
     evaluated: Evaluated,
     records: Sequence[Mapping[str, float]],
-    config: Mapping[str, Any],
     is_cascade: bool,
 ) -> None:
     """Add the changes that would bring most, and the evidence."""
     parts, ground_truth = evaluated.task.parts, evaluated.ground_truth
     trained: Counter[str] = Counter()
-    images = 0
     for name in parts.train_names or ():
         # the training's files may have been removed, or be of another kind
         with contextlib.suppress(UserError, LookupError, TypeError):
             report = file_report(*registered_files(name))
-            images += report.images
             for number, count in report.counts.items():
                 trained[report.categories[number]] += count
     scale = parts.test_scale([(i["height"], i["width"]) for i in ground_truth.imgs.values()])
@@ -219,23 +214,18 @@ def _add_advice(
         trained,
         scale=scale,
         is_cascade=is_cascade,
-        # A LazyConfig has no recipe
-        epochs=config.get("RECIPE", {}).get("EPOCHS", 0),
-        epochs_by_rule=epochs_for(images) if images else 0,
     )
-    rows = [row for row in changes if not row.gain < _LEAST_GAIN][:_CHANGES]
+    rows = [row for row in changes if row.gain >= _LEAST_GAIN][:_CHANGES]
     if not rows:
         page.section("What would bring most", "No kind of error stands out.")
         return
     page.section(
         "What would bring most",
         "AP50 would rise by this number if all errors of that kind were gone. A change removes "
-        "some of them. For a longer training it is the rise in the last third of the steps, if it "
-        "is known.",
+        "some of them. For a longer training it is the rise in the last third of the steps.",
     )
     head = ("change", f"AP50 of {'boxes' if iou_type == 'bbox' else 'masks'}", "what shows it")
-    lines = ((c, "?" if math.isnan(gain) else f"+{gain:.1f}", why) for c, gain, why in rows)
-    page.table(head, lines, text=True)
+    page.table(head, ((c, f"+{gain:.1f}", why) for c, gain, why in rows), text=True)
 
 
 def _add_classes(page: Page, evaluated: Evaluated) -> None:

@@ -281,29 +281,6 @@ def test_a_young_run_is_to_go_on_before_its_annotations_are_looked_at(values, is
     assert [("longer" in change.change) for change in found] == [is_first, not is_first]
 
 
-MISTAKEN = [*PERFECT[:1], predicted(1, (10, 150, 30, 30), 0.95)]
-
-
-@pytest.mark.parametrize(
-    ("epochs", "values", "entries", "is_first"),
-    [
-        (5, (10,), MISTAKEN, True),
-        (15, (), MISTAKEN, True),
-        (16, (10,), MISTAKEN, False),
-        (0, (10,), MISTAKEN, False),  # the rule's own
-        (5, (10, 9, 8), MISTAKEN, False),  # its curve shows that it rises no longer
-        (5, (10,), PERFECT, False),  # nothing is left to learn
-    ],
-)
-def test_a_short_run_without_a_curve_is_to_have_the_epochs_of_the_rule(
-    epochs, values, entries, is_first
-):
-    """Its missed objects and loose boxes say little of the annotations."""
-    found = changes(OBJECTS, entries, rising(*values), epochs=epochs, epochs_by_rule=30)
-    places = [i for i, change in enumerate(found) if "30 epochs" in change.change]
-    assert places == ([0] if is_first else [])
-
-
 def test_no_training_raises_an_ap50_beyond_100():
     records = rising(90, 97.6, 99.9)
     (longer,) = [c for c in changes(OBJECTS, PERFECT, records) if "longer" in c.change]
