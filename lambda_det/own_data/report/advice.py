@@ -341,7 +341,12 @@ def _longer(records: Sequence[Mapping[str, float]], iou_type: str) -> tuple[Chan
     """
     names = (f"{iou_type}_EMA/AP50", f"{iou_type}/AP50")
     name = next((n for n in names if any(n in record for record in records)), "")
-    points = [(record["iteration"], record[name]) for record in records if name in record]
+    # Detectron2 writes NaN for an evaluation without any prediction
+    points = [
+        (record["iteration"], 0.0 if math.isnan(record[name]) else record[name])
+        for record in records
+        if name in record
+    ]
     losses = [r["validation/total_loss"] for r in records if "validation/total_loss" in r]
     if len(points) < 3:
         return None, False

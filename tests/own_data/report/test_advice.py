@@ -246,6 +246,9 @@ def test_an_only_class_with_many_examples_needs_no_more():
     assert [c.change for c in found[99]] == ["Add examples of bolt."] and found[100] == []
 
 
+NAN = float("nan")
+
+
 @pytest.mark.parametrize(
     ("ap", "loss", "gain"),
     [
@@ -258,6 +261,9 @@ def test_an_only_class_with_many_examples_needs_no_more():
         ((56, 57, 58, 58, 59, 60), (3, 2, 1, 1, 1, 1), 2),
         ((10, 20, 30, 40, 50, 60), (3, 2, 1, 1, 1.1, 1.2), 20),  # it is young
         ((10, 60), (), None),  # too few evaluations
+        ((NAN, 10, 20, 30, 40), (), 20),  # its first evaluation is without any prediction
+        ((10, 20, 30, NAN), (), None),  # its last one is
+        ((NAN, NAN, NAN), (), None),
     ],
 )
 def test_a_run_that_was_still_rising_is_to_go_on(ap, loss, gain):
