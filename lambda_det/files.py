@@ -129,8 +129,10 @@ def replace_file(
             old file stays.
     """
     draft = f"{path}{DRAFT}"  # in the same folder, because a move is atomic only within one disk
+    own = None
     try:
         with open(draft, "wb") as file:
+            own = os.fstat(file.fileno())
             write(file)
             file.flush()
             # otherwise a power failure may leave an empty file of that name
@@ -143,7 +145,10 @@ def replace_file(
         os.replace(draft, path)
         sync_folder(Path(path).parent)
     finally:
-        Path(draft).unlink(missing_ok=True)
+        # Where the folder was removed, another run may write the same file in a new one by now
+        with contextlib.suppress(FileNotFoundError):
+            if own is not None and os.path.samestat(own, os.stat(draft)):
+                os.unlink(draft)
 
 
 def sync_folder(folder: str | Path) -> None:

@@ -62,8 +62,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, slow):
     assert _value(last_checkpoint(str(tmp_path))) == 1.0
 
 
-@pytest.mark.parametrize("is_removed", [True, False])
-def test_a_folder_that_another_run_gets_meanwhile_is_left_alone(tmp_path, slow, is_removed):
+@pytest.mark.parametrize("draft_is", ["kept", "removed", "another's"])
+def test_a_folder_that_another_run_gets_meanwhile_is_left_alone(tmp_path, slow, draft_is):
     """And it is the reason that is named, also where the draft went with the folder."""
     ended = False
 
@@ -76,12 +76,15 @@ def test_a_folder_that_another_run_gets_meanwhile_is_left_alone(tmp_path, slow, 
     checkpointer.save("model_0000001")
     assert slow.begun.wait(30)
     draft = tmp_path / "model_0000001.pth.tmp"
-    if is_removed:
+    if draft_is != "kept":
         draft.unlink()
+    if draft_is == "another's":
+        draft.write_text("the same step of the other run")
     ended = True
     slow.set()
     with pytest.raises(ConfigError, match="another's"):
         checkpointer.wait()
+    assert draft.exists() == (draft_is == "another's")
     others = [draft, tmp_path / "model_0000001.pth"]
     for file in others:
         file.touch()
