@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lambda_det.detection.data.box_form import BOX_FORMS
+from lambda_det.errors import DataError
 from lambda_det.own_data.command_line import main as check
 from lambda_det.own_data.labels import FORMATS, as_coco, recognise
 from tests.own_data.label_samples import HEIGHT, SAMPLES, WIDTH, write_sample
@@ -54,6 +55,20 @@ def test_boxes_come_in_pixels_from_the_form_that_the_table_names(name, tmp_path)
     assert recognise(folder)[0] == name
     (file,) = as_coco((str(folder), str(folder)), folder=tmp_path)
     assert pictures_and_boxes(json.loads(Path(file).read_text("utf-8"))) == OBJECTS
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "COCO"])
+def test_classes_of_a_run_stand_in_place_of_those_of_labels(name, tmp_path):
+    """A name that no object has is no class, as data.yaml may list; an object's must be there."""
+    folder = write_sample(name, tmp_path / "set", written(name, OBJECTS))
+    classes = ["a key", "pen", "cup"]
+    (file,) = as_coco((str(folder), str(folder)), folder=tmp_path, classes=classes)
+    content = json.loads(Path(file).read_text("utf-8"))
+    assert [entry["name"] for entry in content["categories"]] == classes
+    assert pictures_and_boxes(content) == OBJECTS
+    many = [f"class {number}" for number in range(20)]
+    with pytest.raises(DataError, match=r"set\S* has objects of a key, cup.*\(class 0, "):
+        as_coco((str(folder), str(folder)), folder=tmp_path, classes=many)
 
 
 # a file of YOLO's names the folders of its parts, see test_layouts.py

@@ -390,7 +390,7 @@ def only(place: Path, files: list[Path]) -> str:
     return str(files[0])
 
 
-def as_coco(*places: tuple[str, str], folder: Path, classes: Iterable[str] = ()) -> list[str]:
+def as_coco(*places: tuple[str, str], folder: Path, classes: Sequence[str] = ()) -> list[str]:
     """Make files in COCO's format from labels of any format.
 
     Args:
@@ -398,10 +398,10 @@ def as_coco(*places: tuple[str, str], folder: Path, classes: Iterable[str] = ())
             one data set: all get the classes of all. Files of COCO's format and missing ones are
             returned as they are.
         folder: for the files that are made from the others.
-        classes: names of classes that they get before their own.
+        classes: of a run, as for :func:`give_all_classes`.
 
     Raises:
-        DataError: as :func:`read_labels`.
+        DataError: as :func:`read_labels` and :func:`give_all_classes`.
     """
     files, contents = [place for place, _ in places], {}
     for index, (place, images) in enumerate(places):
@@ -418,19 +418,29 @@ def as_coco(*places: tuple[str, str], folder: Path, classes: Iterable[str] = ())
     return files
 
 
-def give_all_classes(contents: Collection[dict[str, Any]], classes: Iterable[str] = ()) -> None:
-    """Give the parts of a data set ``classes`` and then the classes of all parts, in place.
+def give_all_classes(contents: Collection[dict[str, Any]], classes: Sequence[str] = ()) -> None:
+    """Give the parts of a data set the classes of all parts, in place.
+
+    Args:
+        contents: the parts in COCO's format.
+        classes: of a run; if there are any, the parts get these in place of their own.
 
     Raises:
-        DataError: they have none.
+        DataError: they have none, or objects of classes that the run does not have.
     """
     names = [entry["name"] for content in contents for entry in content["categories"]]
-    ids = {name: number for number, name in enumerate(dict.fromkeys([*classes, *names]), 1)}
     if contents and not names:
         places = listed(content[READER]["labels"] for content in contents)
         raise DataError(f"{places}: no object is labelled, so there is no class to learn.")
+    ids = {name: number for number, name in enumerate(dict.fromkeys(classes or names), 1)}
     for content in contents:
-        new = {entry["id"]: ids[entry["name"]] for entry in content["categories"]}
+        own = {entry["id"]: entry["name"] for entry in content["categories"]}
+        labelled = {own[annotation["category_id"]] for annotation in content["annotations"]}
+        if others := sorted(labelled - ids.keys()):
+            raise DataError(
+                f"{content[READER]['labels']} has objects of {listed(others)}, which the run does "
+                f"not have ({listed(classes, 8)}); give them a name of the run, or remove them."
+            )
         for annotation in content["annotations"]:
-            annotation["category_id"] = new[annotation["category_id"]]
+            annotation["category_id"] = ids[own[annotation["category_id"]]]
         content["categories"] = [{"id": number, "name": name} for name, number in ids.items()]
