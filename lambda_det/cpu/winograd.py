@@ -92,7 +92,7 @@ class _Conv2d(_Replacement, Conv2d):
                 # A dilation, which moves no tap, keeps PyTorch from it
                 x = F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
             elif self._is_depthwise_with_stride() and _learns_in_bfloat16(x, weight, bias):
-                # In bfloat16 oneDNN's gradients take 8 to 20 times the time of those in float32
+                # In bfloat16 oneDNN's gradients take 5 to 20 times the time of those in float32
                 with torch.autocast("cpu", enabled=False):
                     bias = bias if bias is None else bias.float()
                     x = self._conv_forward(x.float(), weight.float(), bias).bfloat16()
