@@ -141,10 +141,13 @@ def run(args: argparse.Namespace) -> None:
         annotations.save(labels, args.format)
     instances = counted(result.instances, "instance")
     print(f"{instances} on {counted(len(result.written), 'picture')} in {printable(args.output)}")
-    if result.written and not result.instances:
+    least = predictor.least_score
+    if result.written and not result.instances and args.score_threshold > least:
+        limit = f" down to {least:g}, the threshold of the export" if least else ""
         print(
             f"None has a score of {args.score_threshold:g} or more; a lower --score-threshold "
-            "shows weaker ones, and the page of lambda-det report has the best score of each class"
+            f"shows weaker ones{limit}, and the page of lambda-det report has the best score of "
+            "each class"
         )
     if result.unreadable:
         print(f"{len(result.unreadable)} could not be read; see above", file=sys.stderr)

@@ -101,7 +101,10 @@ class Predictor:
     Attributes:
         origin: the file of the weights, which of the file's weights, and the number of steps.
         class_names: of the predicted classes by index; None if they are not known.
+        least_score: below which an exported detector leaves out instances; 0 for others.
     """
+
+    least_score = 0.0
 
     def __init__(
         self,
@@ -190,6 +193,7 @@ class Predictor:
         detector = resolve_name(OPENERS[path.suffix])(path, device)
         self.origin = Origin(*(detector.about.get(key) for key in ("weights", "step", "averaged")))
         self.class_names = detector.about.get("classes")
+        self.least_score = detector.about.get("score_threshold") or 0.0
         if "min_size_test" not in detector.about:
             logger.warning(
                 f"{path} does not say how its evaluation resizes images, which does more to them "
