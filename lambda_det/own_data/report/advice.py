@@ -333,8 +333,9 @@ def advise(
 def _longer(records: Sequence[Mapping[str, float]], iou_type: str) -> tuple[Change | None, bool]:
     """A longer training, where AP50 was best at the end, and whether the run is young.
 
-    All evaluations in the last third of the steps must be better than all before. Of five equal
-    ones in a random order the last two are that, and the last is the best, in one case of twenty.
+    All evaluations in the last third of the steps must be better than all before, and the last one
+    must be the best. If AP50 no longer rises, and five evaluations differ by chance alone, this is
+    so in one case of twenty.
 
     AP50 of a young run still rises by much. In other runs the loss of the test set must not rise.
     In young runs it does: the more boxes find an object, the more of them count in the loss.
