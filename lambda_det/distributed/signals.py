@@ -130,13 +130,28 @@ def start_tracker() -> None:
     It ignores SIGTERM and SIGINT by itself, and would print a stack trace for each semaphore when
     it dies.
     """
+    _start_without_sigusr1(resource_tracker.ensure_running)
+
+
+def start_forkserver() -> None:
+    """Start Python's forkserver, and its tracker, so that they outlive a SIGUSR1 to all processes.
+
+    The forkserver ignores SIGINT by itself. It obeys SIGTERM, because the processes that it starts
+    inherit what it holds back, and ``Process.terminate`` must end them.
+    """
+    from multiprocessing import forkserver  # which Windows does not have
+
+    _start_without_sigusr1(forkserver.ensure_running)
+
+
+def _start_without_sigusr1(start: Callable[[], object]) -> None:
     number = getattr(signal, "SIGUSR1", None)  # Windows has none, nor a tracker
     if number is None:
         return
-    # It inherits the mask; unlike a handler, a mask can be set in any thread and loses no signal
+    # It is inherited; unlike a handler, a mask can be set in any thread and loses no signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
-        resource_tracker.ensure_running()
+        start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -23,7 +23,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lambda_det.distributed.parent import end_with_parent
-from lambda_det.distributed.signals import SIGNALS, start_tracker
+from lambda_det.distributed.signals import SIGNALS, start_forkserver, start_tracker
 from lambda_det.errors import DataError
 from lambda_det.training.handing_over import Packed, Packing
 
@@ -240,11 +240,14 @@ def _signals_held_back() -> Iterator[None]:
 
     PyTorch gives it a handler that obeys any SIGTERM before it calls :class:`_ProcessStart`, and a
     spawned one imports for seconds before that. What a forkserver starts has the mask of the
-    forkserver, which other processes would get as well.
+    forkserver, which other processes would get as well, so that it holds back SIGUSR1 alone.
     """
     start_method = multiprocessing.get_start_method()
-    if start_method != "fork":
-        start_tracker()  # where Python starts it later, it lets some of the signals through
+    # Where Python starts them, they die of some of the signals, or let some through
+    if start_method == "spawn":
+        start_tracker()
+    elif start_method == "forkserver":
+        start_forkserver()
     if not _CAN_WAIT or start_method == "forkserver":
         yield
         return

@@ -263,27 +263,31 @@ def test_a_signal_to_all_while_the_processes_start(moment, monkeypatch):
     assert len(signalled) == 2
 
 
-_SPAWNED = """
+_STARTED_BY_PYTHON = """
 import multiprocessing
 import os
+import sys
 import threading
 import time
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 import torch
 from lambda_det.training.loading import ImageLoader
 
 class Images(list):
     def __getitem__(self, index):
+        time.sleep(0.2)  # the signals come before the end
         return torch.zeros(8)
 
 def send():
     while not (started := multiprocessing.active_children()):
         time.sleep(0.01)
-    for name in ("SIGTERM", "SIGUSR1", "SIGINT"):
-        os.system(f"kill -s {name[3:]} {started[0].pid} {resource_tracker._resource_tracker._pid}")
+    pids = [started[0].pid, resource_tracker._resource_tracker._pid]
+    pids += filter(None, [forkserver._forkserver._forkserver_pid])
+    for name in sys.argv[2:]:
+        os.system(f"kill -s {name} {' '.join(map(str, pids))}")
 
 if __name__ == "__main__":
-    multiprocessing.set_start_method("spawn")
+    multiprocessing.set_start_method(sys.argv[1])
     threading.Thread(target=send).start()
     loader = ImageLoader(Images(range(8)), sampler=range(8), batch_size=1, num_workers=1)
     print(len(list(loader)))
@@ -292,10 +296,15 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.release
-def test_a_signal_while_a_spawned_process_imports(tmp_path):
+@pytest.mark.parametrize(
+    "words",
+    [("spawn", "TERM", "USR1", "INT"), ("forkserver", "USR1")],  # a forkserver obeys SIGTERM
+    ids=["spawn", "forkserver"],
+)
+def test_a_signal_while_a_process_imports_that_is_not_forked(tmp_path, words):
     script = tmp_path / "script.py"
-    script.write_text(_SPAWNED)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    script.write_text(_STARTED_BY_PYTHON)
+    done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "8\n", "")
 
 
