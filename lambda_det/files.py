@@ -140,8 +140,9 @@ def replace_file(
             if check is not None and hasattr(os, "posix_fadvise"):
                 # Let the check read from the disk, not from the cache in memory
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if check is not None:
-            check(draft)
+            # While the file is open, no other can get its number, by which it is known below
+            if check is not None:
+                check(draft)
         os.replace(draft, path)
         sync_folder(Path(path).parent)
     finally:

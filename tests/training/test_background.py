@@ -97,6 +97,17 @@ def test_a_folder_that_another_run_gets_meanwhile_is_left_alone(tmp_path, slow, 
     assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
+def test_a_draft_that_another_run_writes_during_the_check_stays(tmp_path):
+    def check(draft):
+        Path(draft).unlink()
+        Path(draft).write_text("the same step of the other run")
+        raise ConfigError("another's")
+
+    with pytest.raises(ConfigError, match="another's"):
+        files.replace_file(tmp_path / "model.pth", lambda file: file.write(b"mine"), check)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pth.tmp"]
+
+
 def test_one_is_written_at_a_time(tmp_path, slow):
     checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path))
     checkpointer.save("model_0000001")

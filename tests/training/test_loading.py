@@ -288,7 +288,7 @@ def send():
 
 if __name__ == "__main__":
     multiprocessing.set_start_method(sys.argv[1])
-    threading.Thread(target=send).start()
+    threading.Thread(target=send, daemon=True).start()
     loader = ImageLoader(Images(range(8)), sampler=range(8), batch_size=1, num_workers=1)
     print(len(list(loader)))
 """
@@ -304,7 +304,9 @@ if __name__ == "__main__":
 def test_a_signal_while_a_process_imports_that_is_not_forked(tmp_path, words):
     script = tmp_path / "script.py"
     script.write_text(_STARTED_BY_PYTHON)
-    done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, script, *words], capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "8\n", "")
 
 

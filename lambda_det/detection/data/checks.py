@@ -249,7 +249,7 @@ def check_registered(detector: Detector, train: Sequence[str], test: Sequence[st
     Raises:
         ConfigError: a name is not registered.
         DataError: a data set is missing or cannot be used, or those to train on are files without
-            an object, which the detector is known to learn from.
+            an object, and the detector is known to learn from objects.
     """
     reports = {
         name: _check_registered(name, detector, "sample") for name in dict.fromkeys([*train, *test])
