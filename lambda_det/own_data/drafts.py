@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ def stem_with_part(file: Path) -> str:
 
     Tools give the files of all parts one name, so that begins with the name of their folder.
     """
+    file = Path(os.path.abspath(file))  # without "." and "..", which name no folder
     if file.stem in _OF_ALL_PARTS:
-        return f"{file.absolute().parent.name}_{file.stem.lstrip('_')}"
+        return f"{file.parent.name}_{file.stem.lstrip('_')}"
     return file.stem
 
 

@@ -112,7 +112,7 @@ def find_parts(
         contents = _contents(name, place, root, files, home)
         give_all_classes([content for content, _ in contents.values()], classes)
         parts = {}
-        stem = root.absolute().name
+        stem = os.path.basename(os.path.abspath(root))
         for part, (content, pictures) in contents.items():
             file = write_draft(content, folder, f"{stem}_{part}")
             parts[part] = Part(Path(file), pictures, content[READER]["labels"])

@@ -521,6 +521,13 @@ def test_pictures_that_are_elsewhere_are_named_for_all_parts(kind, parts, tmp_pa
         assert not report.refusal() and report.annotations == (kind != "COCO")
 
 
+def test_converted_labels_are_called_by_the_folder_that_dots_mean(tmp_path, monkeypatch):
+    make(tmp_path / "mine", {"a.xml": VOC.format("a.png", "a"), "a.png": "", "below/note.txt": ""})
+    monkeypatch.chdir(tmp_path / "mine" / "below")
+    _, (part,) = find_parts("..")
+    assert part.labels.name == "mine_train.json"
+
+
 def test_a_file_of_coco_s_format_may_have_the_ending_of_a_list(tmp_path):
     file = tmp_path / "train.txt"
     file.write_text('{"images": [], "annotations": [], "categories": []}')

@@ -298,16 +298,19 @@ def test_files_of_one_name_are_called_by_their_part(data, parts, name):
     assert Path(datasets.TEST_JSON).name.startswith(f"{name}_annotations.coco_")
 
 
-def test_converted_labels_are_called_by_the_user_s_folder(data):
-    """Not by that of the draft, which has another name each time."""
+def test_converted_labels_are_called_by_the_user_s_folder(data, monkeypatch):
+    """Not by that of the draft, which has another name each time, however it is written."""
     (data / "labels").mkdir()
     for file in data.glob("*.xml"):
         file.rename(data / "labels" / file.name)
-    words = ["--config-file", "mask_rcnn_lambdaresnet50.yaml"]
-    words += ["--train", data / "labels", "--images", data, "--output"]
-    first, second = (keys(prepared(*words, data.parent / run)).DATASETS for run in ("one", "two"))
-    assert Path(first.TRAIN_JSON).name.startswith("data_labels_")
-    assert Path(first.TRAIN_JSON).name == Path(second.TRAIN_JSON).name
+    monkeypatch.chdir(data / "labels")
+    names = []
+    for number, place in enumerate((data / "labels", data / "labels", "../labels", ".")):
+        words = ["--config-file", "mask_rcnn_lambdaresnet50.yaml", "--train", place]
+        args = prepared(*words, "--images", data, "--output", data.parent / str(number))
+        names.append(Path(keys(args).DATASETS.TRAIN_JSON).name)
+    assert names[0] == names[1]
+    assert all(name.startswith("data_labels_") for name in names)
 
 
 @pytest.mark.parametrize("is_sound", [True, False])

@@ -413,7 +413,7 @@ def as_coco(*places: tuple[str, str], folder: Path, classes: Sequence[str] = ())
             contents[index] = read_labels(path, images)
     give_all_classes(contents.values(), classes)
     for index, content in contents.items():
-        # by the user's folder: that of the draft has another name each time
+        # They are named by the user's folder; that of the draft has another name each time
         files[index] = write_draft(content, folder, stem_with_part(Path(files[index])))
     return files
 
