@@ -194,7 +194,15 @@ def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
     parts = {}
     for part, candidates in _with_train(root, groups).items():
         file = Path(only(root, candidates))
-        parts[part] = Part(file, _images_of(file, root, home), str(file))
+        try:
+            images = _images_of(file, root, home)
+        except DataError:
+            if part != "test" or "val" not in groups:
+                raise
+            # a training does not need it
+            logger.warning(f"{file}: no test part, as its pictures are in no folder or in several")
+            continue
+        parts[part] = Part(file, images, str(file))
     return parts
 
 

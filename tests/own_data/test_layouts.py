@@ -377,6 +377,22 @@ def test_what_is_not_clear_is_refused(case, tmp_path):
     assert words in str(found.value)
 
 
+@pytest.mark.parametrize("images", [{}, {"images": None}])
+def test_a_test_part_without_its_pictures_is_left_out(images, tmp_path, caplog):
+    """The training does not use it where there are two others. Else it is evaluated on."""
+    files = {f"{part}/_annotations.coco.json": coco("a.png") for part in ("train", "valid")}
+    labels = "test/_annotations.coco.json"
+    files[labels] = json.dumps(json.loads(coco("a.png")) | images)
+    make(tmp_path, files | {"train/a.png": "", "valid/a.png": ""})
+    _, parts = find_parts(tmp_path)
+    assert pictures_of(parts, tmp_path) == [["train/a.png"], ["valid/a.png"]]
+    assert str(tmp_path / labels) in caplog.text and "--train" not in caplog.text
+    (tmp_path / "valid").rename(tmp_path / "train" / "more")
+    (tmp_path / "train" / "more" / "_annotations.coco.json").unlink()
+    with pytest.raises(DataError, match=labels):
+        find_parts(tmp_path)
+
+
 def test_a_few_labels_of_other_formats_are_looked_at(tmp_path, monkeypatch, caplog):
     """And those that cannot be read refuse nothing."""
     files = {"data.yaml": YAML, "a.png": "", "a.txt": LINE, "b.xml": VOC.format("a.png", "cell")}
