@@ -21,7 +21,7 @@ from detectron2.evaluation.testing import flatten_results_dict
 from omegaconf import DictConfig
 from tabulate import tabulate
 
-from lambda_det.detection.data.coco import file_report, read_coco
+from lambda_det.detection.data.coco import read_coco
 from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.saved_run import SavedRun, add_checkpoint_flags, open_run
@@ -40,7 +40,7 @@ from lambda_det.files import replace_text
 from lambda_det.own_data.drafts import identifying_stem
 from lambda_det.own_data.labels import as_coco, refuse_address
 from lambda_det.own_data.layouts import find_images, find_parts
-from lambda_det.own_data.prepare import FOLDER, SOURCES
+from lambda_det.own_data.prepare import FOLDER, SOURCES, refusal_of
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import evaluate_run
 from lambda_det.own_data.report.reading import (
@@ -322,7 +322,7 @@ def _named(labels: str, images: str, source: str, advice: str = "") -> _Data:
             folder of the evaluation; it ends with the advice.
     """
     path = Path(labels)
-    if refusal := file_report(path, images).refusal():
+    if refusal := refusal_of(labels, images):
         raise DataError(f"{refusal} {advice}".rstrip())
     return _Data(identifying_stem(path), path, Path(images), source)
 

@@ -45,7 +45,7 @@ from lambda_det.training.log import show
 from lambda_det.training.run_folder import refuse_other_run
 from lambda_det.weights.provenance import recorded_network
 
-__all__ = ["FOLDER", "SOURCES", "add_flags", "prepare"]
+__all__ = ["FOLDER", "SOURCES", "add_flags", "prepare", "refusal_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -420,7 +420,12 @@ def _write_data(args: argparse.Namespace, folder: Path, data: _Data) -> dict[str
                 "There is a test part, which is left alone: once the training is over, "
                 f"lambda-det evaluate {folder} --part test evaluates on it."
             )
-            if refusal := _refusal(file, images):
+            refusal = refusal_of(file, images)
+            # the copy to train on is read here, as its report is kept for the registration
+            train = keys["DATASETS.TRAIN_JSON"], keys["DATASETS.TRAIN_IMAGES"]
+            if not refusal and _classes(file, images) != _classes(*train):
+                refusal = f"{file} has other categories than the part to train on."
+            if refusal:
                 logger.warning(f"That command will refuse these labels as they are: {refusal}")
         else:
             keys |= _keys_of(part, path, images)
@@ -435,12 +440,16 @@ def _write_data(args: argparse.Namespace, folder: Path, data: _Data) -> dict[str
     return keys
 
 
-def _refusal(file: str, images: str) -> str:
-    """Why an evaluation will refuse the labels of a part; "" if it will not."""
+def refusal_of(file: str, images: str) -> str:
+    """Why a file in COCO's format is refused with a folder of pictures; "" if it is not."""
     try:
         return file_report(file, images).refusal()
     except DataError as error:
         return str(error)
+
+
+def _classes(file: str, images: str) -> list[str]:
+    return list(file_report(file, images).categories.values())
 
 
 def _keys_of(part: str, path: Path, images: str) -> dict[str, str]:

@@ -82,12 +82,16 @@ def test_parts_of_the_run_s_data(run, part, images, trained_on):
     assert ("trained on" in str(evaluated)) == bool(trained_on)
 
 
+@pytest.mark.parametrize("fault", ["a long box", "no annotations"])
 @pytest.mark.parametrize("flags", [{}, {"data": "other"}, {"labels": "other/test.json"}])
-def test_labels_that_are_refused_are_named_and_not_their_copy(run, shapes, flags):
-    """A test part is read for the first time when the training is over."""
+def test_labels_that_are_refused_are_named_and_not_their_copy(run, shapes, flags, fault):
+    """A test part is evaluated on for the first time when the training is over."""
     kept = run / "data" / "rest.json"
     content = json.loads(kept.read_text())
-    content["annotations"][0]["bbox"][2] = 1000.0
+    if fault == "a long box":
+        content["annotations"][0]["bbox"][2] = 1000.0
+    else:
+        del content["annotations"]
     other = run.parent / "other" / "test.json"
     shutil.copytree(shapes["test_images"], other.parent)
     for file in (kept, other):

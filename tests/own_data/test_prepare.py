@@ -322,6 +322,16 @@ def test_a_test_part_that_will_be_refused_is_named_before_the_training(data, is_
     assert [file in warning for warning in warnings] == ([] if is_sound else [True])
 
 
+def test_a_test_part_with_other_classes_is_named_before_the_training(data):
+    prepared_by_part(data, dict.fromkeys(["train", "valid", "test"], BOX))
+    file = data.parent / "roboflow" / "test" / "_annotations.coco.json"
+    file.write_text(file.read_text().replace('"cell"', '"platelet"'))
+    words = ["--config-file", "mask_rcnn_lambdaresnet50.yaml", "--data", data.parent / "roboflow"]
+    args = prepared(*words, "--output", data.parent / "other")
+    (warning,) = [r["msg"] for r in args.records if r["levelname"] == "WARNING"]
+    assert str(file) in warning and "categories" in warning
+
+
 @pytest.mark.parametrize("lacks", ["annotations", "categories", "file_name"])
 def test_a_test_part_without_what_an_evaluation_needs_is_left_alone_too(data, lacks):
     """Test sets are published without annotations."""
