@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from lambda_det.detection.registry import why_not_exported
 from lambda_det.errors import ConfigError
-from lambda_det.export.detections import DENSE
+from lambda_det.export.detections import DENSE, proposals_in_order
 from lambda_det.export.portable import portable_copy
 from lambda_det.modeling.fold import fold_norms
 
@@ -202,8 +202,9 @@ class DetectorGraph(nn.Module):
             outputs["masks"] = outputs["masks"] * there[:, :, None, None, None]
         return {**outputs, "count": there.sum(1)}
 
+    @proposals_in_order()
     def original(self, images: Tensor, sizes: Tensor) -> dict[str, Tensor]:
-        """The same detections by Detectron2, for the comparison."""
+        """The same detections by Detectron2, with its proposals in order, for the comparison."""
         images = ImageList(self.prepare(images, sizes).tensor, [*map(tuple, sizes.tolist())])
         detections = [fields(_inside(instances)) for instances in self.detect(images)]
         outputs = {

@@ -7,16 +7,14 @@ import copy
 import io
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 from detectron2.data import MetadataCatalog
-from detectron2.modeling.proposal_generator import rpn
 from detectron2.structures import Instances, pairwise_iou
 from torch import Tensor
 
@@ -26,6 +24,7 @@ from lambda_det.detection.evaluation import TolerantCOCOEvaluator
 from lambda_det.detection.saved_run import SavedRun
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import UserError
+from lambda_det.export.detections import proposals_in_order
 from lambda_det.export.exported import ExportedDetector
 
 __all__ = ["MOST", "Proof", "prove"]
@@ -113,28 +112,6 @@ def pairs(run: Instances, file: Instances) -> tuple[Tensor, Tensor]:
     return of_run, of_file
 
 
-_find = rpn.find_top_rpn_proposals
-
-
-def find_in_order(
-    proposals: Sequence[Tensor], logits: Sequence[Tensor], *options: Any, **named: Any
-) -> list[Instances]:
-    """Detectron2's choice of proposals, with those of equal logits in the order of their places.
-
-    An RPN whose hidden channels are all 0 says the same at many places of an object, and the
-    ``topk`` of PyTorch gives equal values in any order, so what NMS keeps of them is chance. The
-    graph has them in order. The logits are replaced by ranks, from which nothing else is computed.
-    """
-    flat = torch.cat(list(logits), 1)
-    order = flat.sort(dim=1, descending=True, stable=True).indices
-    count = flat.shape[1]
-    ranks = torch.arange(count, 0, -1, device=flat.device, dtype=torch.float32)
-    ranks = torch.zeros_like(flat, dtype=torch.float32).scatter_(1, order, ranks.expand_as(flat))
-    ranks = torch.where(flat.isfinite(), ranks, flat.float())  # infinite ones are left out
-    sizes = [each.shape[1] for each in logits]
-    return _find(proposals, list(ranks.split(sizes, 1)), *options, **named)
-
-
 @torch.no_grad()
 def prove(
     run: SavedRun,
@@ -177,7 +154,7 @@ def prove(
         while batch := list(islice(entries, file.batch or BATCH)):
             images = [as_input(read_image(entry, file.channels), file.resize) for entry in batch]
             times = [time.perf_counter()]
-            with mock.patch.object(rpn, "find_top_rpn_proposals", find_in_order):
+            with proposals_in_order():  # its sort is in the seconds of the run
                 of_run = [model([entry])[0]["instances"].to("cpu") for entry in batch]
             times.append(time.perf_counter())
             of_file = [output["instances"].to("cpu") for output in file(images)]

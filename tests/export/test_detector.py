@@ -11,6 +11,7 @@ import pytest
 import torch
 import torchvision
 from detectron2.modeling.meta_arch.fcos import FCOS, FCOSHead
+from detectron2.modeling.proposal_generator import rpn
 from detectron2.structures import Boxes, pairwise_iou
 from PIL import Image
 from torch import nn
@@ -22,10 +23,15 @@ from lambda_det.detection.prediction import Predictor
 from lambda_det.detection.prediction.command_line import main as predict
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export import FORMATS, detector_network, export_network
-from lambda_det.export.detections import exportable_detections, not_covered
+from lambda_det.export.detections import (
+    _find_top_rpn_proposals,
+    exportable_detections,
+    not_covered,
+    proposals_in_order,
+)
 from lambda_det.export.exported import ExportedDetector
 from lambda_det.export.networks import Network, fields
-from lambda_det.export.session import ExportReport, compare
+from lambda_det.export.session import ExportReport, compare, comparison_inputs
 from tests.detection.heads.tiny import CONFIGS, HEADS
 from tests.export.conftest import needs_any_size
 from tests.export.tiny import few_rounds, lambda_detector_config, scramble
@@ -183,6 +189,50 @@ def test_the_choice_of_boxes_is_detectron2s():
         assert torch.equal(outputs.scores[:length], expected.scores)
         assert torch.equal(outputs.pred_classes[:length], expected.pred_classes)
         assert torch.equal(outputs.pred_boxes.tensor[:length], expected.pred_boxes.tensor)
+
+
+def topk_of_onnx(values, count, dim):
+    """ONNX's TopK has equal values in the order of their places, PyTorch's in any."""
+    values, index = values.sort(dim=dim, descending=True, stable=True)
+    return values[:, :count], index[:, :count]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_proposals_of_equal_logits_are_chosen_as_in_the_graph(seed, monkeypatch):
+    """An RPN whose hidden channels are 0 gives the same logit at many places of an object."""
+    generator = torch.Generator().manual_seed(seed)
+    boxes, logits = [], []
+    for count in (400, 90, 1):
+        corners = torch.rand(1, count, 2, generator=generator) * 60
+        boxes.append(torch.cat([corners, corners + 40], 2))
+        logits.append(torch.rand(1, count, generator=generator).mul(4).round() / 4)
+    logits[1][0, :3] = torch.tensor([torch.inf, torch.nan, -torch.inf])
+    choice = {"nms_thresh": 0.7, "pre_nms_topk": 100, "post_nms_topk": 50, "min_box_size": 0.0}
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "topk", topk_of_onnx)
+        sizes = [torch.tensor([[90, 80]])]
+        (graph,) = _find_top_rpn_proposals(boxes, logits, sizes, training=False, **choice)
+    with proposals_in_order():
+        find = rpn.find_top_rpn_proposals
+    (run,) = find(boxes, logits, [(90, 80)], training=False, **choice)
+    assert len(run) == 50
+    torch.testing.assert_close(run.proposal_boxes.tensor, graph.proposal_boxes.tensor)
+
+
+@torch.no_grad()
+def test_a_right_file_of_proposals_with_equal_logits_passes(monkeypatch):
+    model = head("mask_rcnn")
+    model.proposal_generator.rpn_head.conv.bias.fill_(-1e4)  # the hidden channels are 0
+    network = detector_network(model)
+
+    def file(images, sizes):
+        with monkeypatch.context() as patch, exportable_detections():
+            patch.setattr(torch.Tensor, "topk", topk_of_onnx)
+            return network.module(images, sizes)
+
+    for x in comparison_inputs(network, [(192, 256), (64, 96)], []):
+        comparison = compare(network, file, x)
+        assert comparison.passed and not comparison.undecided and comparison.detections
 
 
 def test_nms_without_a_loop_over_boxes():

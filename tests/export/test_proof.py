@@ -9,8 +9,7 @@ import torch
 from detectron2.data.transforms import AugmentationList
 from detectron2.structures import Boxes, Instances
 
-from lambda_det.export import detections
-from lambda_det.export.proof import Proof, find_in_order, prove
+from lambda_det.export.proof import Proof, prove
 
 ABOUT = {"outputs": ["boxes"], "input_format": "BGR", "min_size_test": 64}
 
@@ -50,34 +49,6 @@ def test_ap_beside_ap(run, shift, passes):
     assert proof.differences == pytest.approx({"boxes": shift, "scores": 0.0}, abs=1e-5)
     of_run, of_file = proof.rows["bbox AP"]
     assert of_run == pytest.approx(100) and (of_file < 90) == (not passes)
-
-
-def topk_of_onnx(values, count, dim):
-    """ONNX's TopK has equal values in the order of their places, PyTorch's in any."""
-    values, index = values.sort(dim=dim, descending=True, stable=True)
-    return values[:, :count], index[:, :count]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_proposals_of_equal_logits_are_chosen_as_in_the_graph(seed, monkeypatch):
-    """An RPN whose hidden channels are 0 gives the same logit at many places of an object."""
-    generator = torch.Generator().manual_seed(seed)
-    boxes, logits = [], []
-    for count in (400, 90, 1):
-        corners = torch.rand(1, count, 2, generator=generator) * 60
-        boxes.append(torch.cat([corners, corners + 40], 2))
-        logits.append(torch.rand(1, count, generator=generator).mul(4).round() / 4)
-    logits[1][0, :3] = torch.tensor([torch.inf, torch.nan, -torch.inf])
-    choice = {"nms_thresh": 0.7, "pre_nms_topk": 100, "post_nms_topk": 50, "min_box_size": 0.0}
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "topk", topk_of_onnx)
-        sizes = [torch.tensor([[90, 80]])]
-        (graph,) = detections._find_top_rpn_proposals(
-            boxes, logits, sizes, training=False, **choice
-        )
-    (run,) = find_in_order(boxes, logits, [(90, 80)], training=False, **choice)
-    assert len(run) == 50
-    torch.testing.assert_close(run.proposal_boxes.tensor, graph.proposal_boxes.tensor)
 
 
 def made(boxes, scores, classes) -> Instances:
