@@ -22,6 +22,7 @@ from omegaconf import DictConfig
 from tabulate import tabulate
 
 from lambda_det.detection.data.coco import read_coco
+from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.saved_run import SavedRun, add_checkpoint_flags, open_run
@@ -38,7 +39,7 @@ from lambda_det.errors import (
 )
 from lambda_det.files import replace_text
 from lambda_det.own_data.drafts import identifying_stem
-from lambda_det.own_data.labels import as_coco, refuse_address
+from lambda_det.own_data.labels import COCO, as_coco, give_all_classes, refuse_address
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.prepare import FOLDER, SOURCES, refusal_of
 from lambda_det.own_data.report.class_results import Detections
@@ -247,7 +248,7 @@ def _data(
 
     Raises:
         ConfigError: flags do not go together.
-        DataError: there is no such part.
+        DataError: there is no such part, or it has objects of classes that the run does not have.
     """
     if bool(data) + bool(labels) > 1 or (images and not labels) or (labels and part):
         raise ConfigError("Give --data with or without --part, or --json with or without --images.")
@@ -269,7 +270,7 @@ def _data(
         (file,) = as_coco((labels, pictures), folder=draft, classes=classes)
         return _named(file, pictures, labels)
     if data:
-        _, places = find_parts(data, folder=draft, classes=classes)
+        form, places = find_parts(data, folder=draft)
         parts = {name: (str(p.labels), str(p.images), p.source) for name, p in _by_name(places)}
         where = data
     else:
@@ -284,6 +285,11 @@ def _data(
             "--json."
         )
     if data:
+        if form != COCO:
+            # only this part: another one may have objects of classes that the run does not have
+            content = read_json(parts[part][0])
+            give_all_classes([content], classes)
+            Path(parts[part][0]).write_text(json.dumps(content), "utf-8")
         return _named(*parts[part])
     advice = (
         f"{where} keeps the labels of its part {part} as they were when it began; correct your "

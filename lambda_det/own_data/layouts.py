@@ -13,7 +13,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,7 +80,6 @@ def find_parts(
     images: str | Path | None = None,
     *,
     folder: Path,
-    classes: Sequence[str] = (),
 ) -> tuple[str, list[Part]]:
     """The format of a data set and its parts.
 
@@ -88,7 +87,6 @@ def find_parts(
         place: its folder, or YOLO's data.yaml in it.
         images: the folder of the pictures, with or without parts; None if they are in ``place``.
         folder: for files in COCO's format that are made from labels of other formats.
-        classes: of a run, which these get in place of their own.
 
     Returns:
         The name of the format, and the parts: what to train on; what to evaluate on, if it is
@@ -96,8 +94,7 @@ def find_parts(
         classes of all parts.
 
     Raises:
-        DataError: nothing there is of a known format, it is not clear what belongs together, or
-            converted labels have objects of classes that the run does not have.
+        DataError: nothing there is of a known format, or it is not clear what belongs together.
     """
     place = Path(place)
     name, files = recognise(place)
@@ -110,7 +107,7 @@ def find_parts(
         parts = _of_coco(root, files, home)
     else:
         contents = _contents(name, place, root, files, home)
-        give_all_classes([content for content, _ in contents.values()], classes)
+        give_all_classes([content for content, _ in contents.values()])
         parts = {}
         stem = os.path.basename(os.path.abspath(root))
         for part, (content, pictures) in contents.items():

@@ -133,6 +133,20 @@ def test_parts_of_other_data(run, shapes, tmp_path, part, parts, images, trained
     assert (evaluated.images, evaluated.trained_on) == (images, trained_on)
 
 
+def test_a_class_that_the_run_lacks_refuses_only_its_part(run, shapes, tmp_path):
+    shape = {"points": [[4, 4], [40, 4], [20, 40]], "shape_type": "polygon"}
+    pictures = sorted(Path(shapes["test_images"]).iterdir())
+    for picture, part, name in zip(pictures, ("train", "val"), ("star", "circle"), strict=False):
+        (tmp_path / "other" / part).mkdir(parents=True)
+        shutil.copy(picture, tmp_path / "other" / part)
+        content = {"imagePath": picture.name, "shapes": [{"label": name, **shape}]}
+        (tmp_path / "other" / part / "a.json").write_text(json.dumps(content))
+    evaluated = evaluate(run, data=str(tmp_path / "other"), part="val")
+    assert [part.objects for part in evaluated.classes[0].classes] == [1, 0, 0]
+    with pytest.raises(DataError, match=r"train\S* has objects of star.*circle"):
+        evaluate(run, data=str(tmp_path / "other"), part="train")
+
+
 @pytest.mark.slow
 def test_the_weights_that_are_asked_for(run):
     """The results of others, which were in the folder, are gone, and other folders stay."""
