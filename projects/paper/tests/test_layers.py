@@ -67,8 +67,18 @@ def drawn(files):
             {"SCOPE": 7},
             [f"res5.1.conv2.{k}" for k in ("embeddings", "reach", "context")],
         ),
-        ("resnet50_lambda_content", {}, ["res4.5.conv2.reach", "res4.5.conv2.context"]),
-        ("resnet50_lambda_position", {}, ["res4.5.conv2.embeddings", "res4.5.conv2.context"]),
+        pytest.param(
+            "resnet50_lambda_content",
+            {},
+            ["res4.5.conv2.reach", "res4.5.conv2.context"],
+            marks=pytest.mark.release,
+        ),
+        pytest.param(
+            "resnet50_lambda_position",
+            {},
+            ["res4.5.conv2.embeddings", "res4.5.conv2.context"],
+            marks=pytest.mark.release,
+        ),
         (
             "resnet50_lambda_k16_h4_u4",
             {},
@@ -79,7 +89,7 @@ def drawn(files):
             {},
             [f"res4.3.conv2.{k}" for k in ("embeddings", "reach", "context")],
         ),
-        ("resnet50", {}, []),
+        pytest.param("resnet50", {}, [], marks=pytest.mark.release),
     ],
 )
 def test_each_kind_of_layer_has_the_pictures_of_its_parts(
