@@ -151,7 +151,7 @@ def report_lines(report: ExportReport) -> str:
         lines.append(f"  {name}{count}: {result}")
     lines.append("greatest error of each output, over its greatest value:")
     lines += [f"  {name}: {error:.1e}" for name, error in report.errors().items()]
-    if {c.detections for c in report.comparisons} == {0}:
+    if not report.proof and {c.detections for c in report.comparisons} == {0}:
         lines.append("note: nothing was detected and little compared; give photographs (--images)")
     if report.proof:
         lines.append(str(report.proof))

@@ -75,6 +75,9 @@ def test_nothing_detected_is_said():
     nothing = session.Comparison((3, 64, 96), {"scores": 0.0}, detections=0)
     said = tool.report_lines(session.ExportReport(Path("d.onnx"), 1.0, 9, [nothing]))
     assert "note: nothing was detected" in said and "verified: d.onnx" in said
+    proof = SimpleNamespace(passed=True)  # compared pictures of the run
+    said = tool.report_lines(session.ExportReport(Path("d.onnx"), 1.0, 9, [nothing], proof=proof))
+    assert "nothing was detected" not in said
 
 
 @pytest.mark.parametrize(
