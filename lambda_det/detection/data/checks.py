@@ -168,7 +168,8 @@ def check_detector_data(
 
 
 def _check_something_is_learnt(data: Sequence[_Data]) -> None:
-    """
+    """Refuse data without an object, on which a detector would learn background alone.
+
     Args:
         data: all data sets to train on.
 

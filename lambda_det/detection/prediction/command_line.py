@@ -145,9 +145,9 @@ def run(args: argparse.Namespace) -> None:
     if result.written and not result.instances and args.score_threshold > least:
         limit = f" down to {least:g}, the threshold of the export" if least else ""
         print(
-            f"None has a score of {args.score_threshold:g} or more; a lower --score-threshold "
-            f"shows weaker ones{limit}, and the page of lambda-det report has the best score of "
-            "each class"
+            f"No instance has a score of {args.score_threshold:g} or more. A lower "
+            f"--score-threshold shows weaker ones{limit}; the page of lambda-det report has the "
+            "best score of each class."
         )
     if result.unreadable:
         print(f"{len(result.unreadable)} could not be read; see above", file=sys.stderr)
