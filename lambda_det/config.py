@@ -148,6 +148,17 @@ def add_lambda_config(cfg: CN) -> None:
     # Brightness, contrast and saturation change by up to this part, hue by a fourth of it
     _C.INPUT.COLOR = 0.0
 
+    _C.INPUT.TILE = CN()
+    # Side in pixels of the overlapping tiles into which pictures are cut in memory, in training,
+    # evaluation and prediction (--tile); the sizes of the input are then those of a tile. 0 for
+    # whole pictures
+    _C.INPUT.TILE.SIZE = 0
+    # Pixels that neighbouring tiles have in common, less than half of a tile; an object that is not
+    # longer lies whole in one of them. -1 for a fifth of a tile
+    _C.INPUT.TILE.OVERLAP = -1
+    # Tiles without an object in training, at most, as a multiple of those with objects
+    _C.INPUT.TILE.EMPTY = 0.5
+
     # ---- Data
 
     # File of labels in COCO's format to train on, in place of DATASETS.TRAIN

@@ -1,0 +1,87 @@
+"""Where the tiles of a picture lie: overlapping squares in which small objects keep their pixels.
+
+Training, evaluation, prediction and exported files cut a picture by the same :class:`Tiling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from lambda_det.errors import ConfigError
+
+if TYPE_CHECKING:
+    from detectron2.config import CfgNode
+
+__all__ = ["SMALLEST", "Tile", "Tiling"]
+
+SMALLEST = 32  # pixels, the stride of a backbone
+
+
+class Tile(NamedTuple):
+    """A rectangle of a picture, in its pixels; ``x1`` and ``y1`` are not part of it."""
+
+    x0: int
+    y0: int
+    x1: int
+    y1: int
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How pictures are cut.
+
+    Attributes:
+        size: the side of a tile, in pixels of the picture as it is read (upright).
+        overlap: of neighbouring tiles, in pixels; less than half of ``size``.
+
+    Raises:
+        ConfigError: a value cannot be; the message names its key.
+    """
+
+    size: int
+    overlap: int
+
+    def __post_init__(self) -> None:
+        if self.size < SMALLEST:
+            raise ConfigError(
+                f"INPUT.TILE.SIZE is {self.size}; a tile has {SMALLEST} pixels or more, and 0 is "
+                "for no tiles."
+            )
+        if not 0 <= self.overlap < self.size / 2:
+            raise ConfigError(
+                f"INPUT.TILE.OVERLAP is {self.overlap}; it must be at least 0 and less than half "
+                f"of INPUT.TILE.SIZE, {self.size}. Take larger tiles for larger objects."
+            )
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode) -> Tiling | None:
+        """The tiling of ``INPUT.TILE``; None where pictures are not cut.
+
+        Raises:
+            ConfigError: a value cannot be.
+        """
+        keys = cfg.INPUT.TILE
+        if not keys.SIZE:
+            return None
+        return cls(keys.SIZE, keys.SIZE // 5 if keys.OVERLAP == -1 else keys.OVERLAP)
+
+    def tiles(self, height: int, width: int) -> list[Tile]:
+        """The tiles of a picture, row by row.
+
+        The last tile of a row ends at the border of the picture, so that it has the full size and
+        a larger overlap; the same holds for columns. A side that is not longer than a tile is not
+        cut.
+        """
+        return [
+            Tile(x0, y0, x1, y1) for y0, y1 in self._cuts(height) for x0, x1 in self._cuts(width)
+        ]
+
+    def _cuts(self, length: int) -> Iterator[tuple[int, int]]:
+        """The begin and end of each tile along one side of a picture."""
+        start = 0
+        while start + self.size < length:
+            yield start, start + self.size
+            start += self.size - self.overlap
+        yield max(length - self.size, 0), length

@@ -1,0 +1,56 @@
+"""Where tiles lie."""
+
+import random
+
+import pytest
+
+from lambda_det.detection.tiles import Tile, Tiling
+from lambda_det.errors import ConfigError
+
+
+def test_the_last_tiles_end_at_the_border():
+    tiles = Tiling(size=50, overlap=10).tiles(height=40, width=120)
+    assert tiles == [Tile(0, 0, 50, 40), Tile(40, 0, 90, 40), Tile(70, 0, 120, 40)]
+
+
+def test_a_picture_that_is_not_larger_is_one_tile():
+    assert Tiling(size=50, overlap=10).tiles(50, 50) == [Tile(0, 0, 50, 50)]
+    assert Tiling(size=50, overlap=10).tiles(1, 7) == [Tile(0, 0, 7, 1)]
+
+
+def test_what_is_not_longer_than_the_overlap_lies_whole_in_one_tile():
+    drawn = random.Random(0)
+    for _ in range(200):
+        size = drawn.randint(32, 90)
+        tiling = Tiling(size, drawn.randint(0, (size - 1) // 2))
+        width, height = drawn.randint(1, 400), drawn.randint(1, 400)
+        tiles = tiling.tiles(height, width)
+        assert len(set(tiles)) == len(tiles)
+        assert tiles == sorted(tiles, key=lambda tile: (tile.y0, tile.x0))
+        for tile in tiles:
+            assert tile.x1 - tile.x0 == min(size, width)
+            assert tile.y1 - tile.y0 == min(size, height)
+            assert tile.x0 >= 0 and tile.y0 >= 0 and tile.x1 <= width and tile.y1 <= height
+        for length, ends in (
+            (width, {(tile.x0, tile.x1) for tile in tiles}),
+            (height, {(tile.y0, tile.y1) for tile in tiles}),
+        ):
+            longest = max(tiling.overlap, 1)  # with no overlap each pixel is in a tile
+            for start in range(max(length - longest, 0) + 1):
+                end = min(start + longest, length)
+                assert any(first <= start and end <= last for first, last in ends)
+
+
+@pytest.mark.parametrize(
+    ("size", "overlap", "key"),
+    [
+        (31, 0, "INPUT.TILE.SIZE"),
+        (-5, 0, "INPUT.TILE.SIZE"),
+        (100, 50, "INPUT.TILE.OVERLAP"),
+        (101, 51, "INPUT.TILE.OVERLAP"),
+        (100, -2, "INPUT.TILE.OVERLAP"),
+    ],
+)
+def test_impossible_tiles_are_refused(size, overlap, key):
+    with pytest.raises(ConfigError, match=key):
+        Tiling(size, overlap)
