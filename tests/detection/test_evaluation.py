@@ -131,6 +131,35 @@ def test_an_ap_has_its_interval(bare_data, tmp_path):
         assert (results[kind]["AP_low"], results[kind]["AP_high"]) == (0, 100)
 
 
+@pytest.mark.parametrize("ids", [(7, 30), (30, 7)], ids=str)
+def test_the_ap_of_a_class_has_its_name_whatever_the_order_of_the_ids(ids):
+    """pycocotools sorts by the ids; a project may count its classes in another order."""
+    size, box = (40, 40), [4, 4, 20, 20]
+    records = [
+        {
+            "file_name": f"{number}.png",
+            "image_id": number,
+            "height": size[0],
+            "width": size[1],
+            "annotations": [
+                {"bbox": box, "bbox_mode": BoxMode.XYXY_ABS, "category_id": number, "iscrowd": 0}
+            ],
+        }
+        for number in (0, 1)
+    ]
+    DatasetCatalog.register("own", lambda: records)
+    places = {number: place for place, number in enumerate(ids)}
+    MetadataCatalog.get("own").set(
+        thing_classes=["found", "missed"], thing_dataset_id_to_contiguous_id=places
+    )
+    evaluator = TolerantCOCOEvaluator("own", ("bbox",))
+    evaluator.reset()
+    for record, boxes in zip(records, ([box], []), strict=True):
+        evaluator.process([record], [{"instances": found(size, boxes)}])
+    results = evaluator.evaluate()["bbox"]
+    assert (results["AP-found"], results["AP-missed"]) == (pytest.approx(100), 0)
+
+
 def test_keypoints_of_another_number_do_not_count(bare_data, tmp_path):
     names = ["left", "right"]
     MetadataCatalog.get("bare").set(keypoint_names=names, keypoint_flip_map=[("left", "right")])

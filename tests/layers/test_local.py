@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from torch.func import grad, jvp, vmap
+from torch.overrides import TorchFunctionMode
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers.local import (
@@ -107,6 +108,30 @@ def test_query_first_in_small_chunks(monkeypatch):
         monkeypatch.setattr(module, "CHUNK_NUMEL", limit)
         inputs = _inputs((3, (7, 8), 2, 2, 2, 1, (5, 3)))
         assert_close(results(inputs, "query_first"), results(inputs, "dense"))
+
+
+class _NeverTwice(TorchFunctionMode):
+    """Fails where a tensor of which two numbers lie at one place of the memory is added to."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.add_:
+            places = torch.zeros((), dtype=torch.int64)
+            for length, stride in zip(args[0].shape, args[0].stride(), strict=True):
+                places = places[..., None] + stride * torch.arange(length)
+            assert places.unique().numel() == places.numel(), args[0].stride()
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("scope", [(3, 3), (3, 7), (7, 3), (9, 11)], ids=str)
+def test_query_first_adds_no_overlapping_windows_at_once(scope, monkeypatch):
+    """Several threads would lose summands, and one thread would not show it."""
+    module = sys.modules["lambda_det.layers.local.query_first"]
+    monkeypatch.setattr(module, "TILE_HEIGHT", 3)
+    monkeypatch.setattr(module, "TILE_WIDTH", 4)
+    with torch.no_grad(), _NeverTwice():
+        inputs = _inputs((2, (14, 15), 1, 2, 2, 1, scope))
+        gradients, of_output = map(torch.zeros_like, inputs), torch.ones_like(inputs[0])
+        module.fill_gradients(*gradients, of_output, *inputs)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -40,7 +40,10 @@ def whole(shapes, tmp_path_factory) -> Path:
     task.register_data()
     torch.manual_seed(0)
     state = scramble(task.build_model()).state_dict()
-    content = {"model": state, "ema": {"model": state, "count": 1}, "iteration": STEPS - 1}
+    # The averaged weights find objects; to the others everything is background
+    raw = {name: tensor.clone() for name, tensor in state.items()}
+    raw["roi_heads.box_predictor.cls_score.bias"][-1] += 1000
+    content = {"model": raw, "ema": {"model": state, "count": 1}, "iteration": STEPS - 1}
     torch.save({**content, **task.checkpoint_content({})}, folder / "model_final.pth")
     (folder / "last_checkpoint").write_text("model_final.pth")
     save_config(task)
@@ -62,6 +65,10 @@ def run(whole, tmp_path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "run"))
 
 
+def found(folder: Path) -> list[dict]:
+    return json.loads((folder / RESULTS).read_text())
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -74,7 +81,7 @@ def test_parts_of_the_run_s_data(run, part, images, trained_on):
     evaluated = evaluate(run, part=part)
     assert evaluated.images == images and evaluated.trained_on == trained_on
     assert evaluated.folder.parent == run / "evaluations"
-    assert (evaluated.folder / "inference_EMA" / RESULTS).is_file()
+    assert found(evaluated.folder / "inference_EMA")
     assert files(run).items() >= before.items()
     assert evaluated.own["bbox_EMA/AP"].value == 12.5 and "bbox/AP" not in evaluated.own
     assert {"bbox_EMA/AP", "segm_EMA/AP50"} <= evaluated.results.keys()
@@ -151,12 +158,14 @@ def test_a_class_that_the_run_lacks_refuses_only_its_part(run, shapes, tmp_path)
 def test_the_weights_that_are_asked_for(run):
     """The results of others, which were in the folder, are gone, and other folders stay."""
     first = evaluate(run)
+    assert "averaged" in first.weights and found(first.folder / "inference_EMA")
     (first.folder / "inference_notes").mkdir()
     second = evaluate(run, raw=True, output=first.folder)
     assert first.folder == second.folder
     left = {path.name for path in second.folder.glob("inference*")}
     assert left == {"inference", "inference_notes"}
     assert second.own["bbox/AP"].value == 77.0
+    assert "averaged" not in second.weights and not found(second.folder / "inference")
 
 
 @pytest.mark.slow

@@ -129,6 +129,13 @@ def test_what_is_typed_is_not_changed(cfg):
     assert not fit_input(cfg, *small, {}, size=1280).keys  # 40 pixels there
 
 
+@pytest.mark.parametrize("size", [320, 384, 1000])
+def test_a_typed_size_is_not_exceeded(cfg, size):
+    """Whatever the objects ask for: these have 14 of 1200 pixels."""
+    fitted = fit_input(cfg, *labels([14] * 99, (1600, 1200)), {}, size=size)
+    assert fitted.keys and not [key for key in fitted.keys if key.startswith("INPUT.")]
+
+
 def test_a_recipe_whose_memory_was_counted_keeps_its_size():
     """It has the map of four pixels already; the table says what a larger input would cost."""
     cfg = get_config("finetune/mask_rcnn_resnetrs50_se.yaml")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from detectron2.config import get_cfg
 from detectron2.data.samplers import RepeatFactorTrainingSampler
+from detectron2.modeling.anchor_generator import DefaultAnchorGenerator
 from detectron2.structures import BoxMode
 from PIL import Image
 
@@ -204,6 +205,17 @@ def test_ratios_are_those_of_the_boxes(cfg):
     found = derived(cfg, make_records(60, [(20, 20), (20, 60), (60, 20)]))
     ratios = found["MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS"][0]
     assert ratios == pytest.approx([1 / 3, 1, 3], rel=0.02)
+
+
+def test_ratios_are_heights_by_widths_as_those_of_detectron2_s_anchors(cfg):
+    """Of boxes that are all upright, which no exchange of the sides leaves as they are."""
+    found = derived(cfg, make_records(60, [(20, 40), (20, 60), (20, 120)]))
+    (ratios,) = found["MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS"]
+    assert ratios == pytest.approx([2, 3, 6], rel=0.02)
+    generator = DefaultAnchorGenerator(sizes=[[64]], aspect_ratios=[ratios], strides=[4])
+    (anchors,) = generator.cell_anchors
+    width, height = (anchors[:, 2:] - anchors[:, :2]).T
+    assert (height / width).tolist() == pytest.approx([2, 3, 6], rel=0.02)
 
 
 def test_rare_classes_are_repeated(cfg):

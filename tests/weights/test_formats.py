@@ -1,5 +1,6 @@
 """Files of weights: damage is noticed, and what has no checksum is read nevertheless."""
 
+import importlib
 import io
 import pickle
 import random
@@ -133,3 +134,35 @@ def test_a_pickle_that_names_a_module_with_a_control_character_is_refused_in_one
     with pytest.raises(WeightsError, match=r"a\.pkl.*nu\\x1bmpy") as raised:
         read_pickle(tmp_path / "a.pkl")
     assert str(raised.value).isprintable()
+
+
+# What pickles of arrays refer to; another name may be a function that runs a program
+OF_ARRAYS = {
+    *("_codecs.encode", "collections.OrderedDict", "numpy.dtype", "numpy.ndarray"),
+    *("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"),
+    *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
+}
+MODULES = (
+    *("_codecs", "builtins", "codecs", "collections", "functools", "importlib", "numpy"),
+    *("operator", "os", "pickle", "shutil", "subprocess", "sys"),
+)
+# Names of Python 2, which a pickle may have, and of what hangs on an allowed name
+HIDDEN = [
+    *(("__builtin__", "eval"), ("copy_reg", "_reconstructor"), ("posix", "system")),
+    *(("collections", "OrderedDict.fromkeys"), ("numpy", "ndarray.tofile")),
+]
+
+
+def test_a_pickle_refers_to_what_arrays_need_and_to_nothing_else(tmp_path):
+    every = [(m, name) for m in MODULES for name in dir(importlib.import_module(m))]
+    read = set()
+    for module, name in [*every, *HIDDEN]:
+        words = [b"\x8c" + bytes([len(word)]) + word.encode() for word in (module, name)]
+        (tmp_path / "a.pkl").write_bytes(b"\x80\x04" + b"".join(words) + b"\x93.")
+        try:
+            read_pickle(tmp_path / "a.pkl")
+        except WeightsError as error:
+            assert f"{module}.{name}" in str(error)
+        else:
+            read.add(f"{module}.{name}")
+    assert read and read <= OF_ARRAYS

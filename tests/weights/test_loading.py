@@ -411,6 +411,24 @@ def test_classifiers_of_other_lambda_layers_with_the_same_tensors_are_refused(co
     load(same, "w.pth", content, complete=complete)
 
 
+@pytest.mark.parametrize("norm", ["BN", "FrozenBN"])
+def test_other_parts_of_another_shape_are_refused_and_do_not_start_afresh(tmp_path, norm):
+    """Only layers made for other classes do."""
+    state = Detector(classes=5).state_dict()
+    target = Detector(norm)
+    before = _copy(target.state_dict())
+    changed = {**state, "backbone.fpn_output2.weight": torch.ones(5, 4, 3, 3)}
+    torch.save({"model": changed}, tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match=r"w\.pth.*fpn_output2\.weight.*\[5, 4, 3, 3\]"):
+        load(target, tmp_path / "w.pth")
+    _assert_same(target.state_dict(), before)
+    torch.save({"model": state}, tmp_path / "w.pth")
+    report = load(target, tmp_path / "w.pth")
+    assert {name.rpartition(".")[0] for name in report.afresh} == {
+        "roi_heads.box_predictor.cls_score"
+    }
+
+
 def test_the_report_says_what_became_of_every_tensor(tmp_path):
     content = {"model": {**Network().state_dict(), "extra.weight": torch.ones(1)}}
     torch.save(content, tmp_path / "w.pth")

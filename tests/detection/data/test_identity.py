@@ -61,6 +61,7 @@ def test_other_ids_of_categories_are_met_by_their_order(content, write, tmp_path
 
 CHANGES = {
     "another box": lambda content: content["annotations"][0]["bbox"].__setitem__(0, 5),
+    "another size": lambda content: content["images"][0].update(width=65),
     "an object less": lambda content: content["annotations"].pop(),
     "an image less": lambda content: content["images"].pop(),
     "another class": lambda content: content["annotations"][0].update(category_id=5),
