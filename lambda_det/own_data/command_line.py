@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lambda_det.detection.data import read_coco
 from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.checks import unlearnt_classes
 from lambda_det.detection.data.classes import refuse_others
 from lambda_det.detection.data.coco import coco_content
 from lambda_det.detection.data.copies import shared_copies
@@ -119,6 +120,21 @@ def print_other_classes(report: Report, first: Report) -> bool:
     return True
 
 
+def print_unlearnt(report: Report, train: Report) -> bool:
+    """Print which classes of a part no object to train on has; whether training refuses it."""
+    try:
+        unlearnt = unlearnt_classes(report, [train], train.json_file)
+    except DataError as error:
+        print(f"{printable_text(str(error))}\n")
+        return True
+    if unlearnt:
+        print(
+            f"{printable(report.json_file)}: {counted(len(unlearnt), 'class')} without an object "
+            f"to train on, so that AP counts 0 for {listed(unlearnt, 5)}\n"
+        )
+    return False
+
+
 def print_copies(parts: Mapping[str, list[str]]) -> bool:
     """Print which pictures have copies; return whether two parts share a picture."""
     pairs, within = shared_copies(parts)
@@ -181,7 +197,7 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
         if report.of(REFUSED, UNUSABLE, DOUBTFUL) or not report.usable:
             status = 1
     for report in reports[1:]:
-        if not print_other_classes(report, reports[0]):
+        if not print_other_classes(report, reports[0]) or print_unlearnt(report, reports[0]):
             status = 1
     pictures = {r.json_file: [file["file_name"] for file in r.files] for r in reports}
     if not arguments.no_images and print_copies(pictures):

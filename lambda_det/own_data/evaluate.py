@@ -39,7 +39,13 @@ from lambda_det.errors import (
 )
 from lambda_det.files import replace_text
 from lambda_det.own_data.drafts import identifying_stem
-from lambda_det.own_data.labels import COCO, as_coco, give_all_classes, refuse_address
+from lambda_det.own_data.labels import (
+    COCO,
+    as_coco,
+    as_single_class,
+    give_all_classes,
+    refuse_address,
+)
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.prepare import FOLDER, SOURCES, refusal_of
 from lambda_det.own_data.report.class_results import Detections
@@ -263,11 +269,16 @@ def _data(
         refuse_address(place or "")
     # Most formats list no classes: those of their objects would be sorted, and some may be missing
     classes = saved.classes.get("thing_classes", ())
+    is_single = _sources(home).get("single_class", False)
     if labels:
         if not Path(labels).exists():
             raise DataError(f"The labels {labels} of --json do not exist.")
         pictures = images or str(find_images(labels))
-        (file,) = as_coco((labels, pictures), folder=draft, classes=classes)
+        if is_single:
+            (file,) = as_coco((labels, pictures), folder=draft)
+            file = as_single_class(file, draft)
+        else:
+            (file,) = as_coco((labels, pictures), folder=draft, classes=classes)
         return _named(file, pictures, labels)
     if data:
         form, places = find_parts(data, folder=draft)
@@ -285,12 +296,15 @@ def _data(
             "--json."
         )
     if data:
-        if form != COCO:
+        file, pictures, source = parts[part]
+        if is_single:
+            file = as_single_class(file, draft)
+        elif form != COCO:
             # only this part: another one may have objects of classes that the run does not have
-            content = read_json(parts[part][0])
+            content = read_json(file)
             give_all_classes([content], classes)
-            Path(parts[part][0]).write_text(json.dumps(content), "utf-8")
-        return _named(*parts[part])
+            Path(file).write_text(json.dumps(content), "utf-8")
+        return _named(file, pictures, source)
     advice = (
         f"{where} keeps the labels of its part {part} as they were when it began; correct your "
         f"own, and evaluate with --data DIR --part {part}."
@@ -312,12 +326,15 @@ def _parts_of_run(cfg: CfgNode, home: Path) -> dict[str, tuple[str, str, str]]:
     """The parts of the data that were prepared for a run."""
     files = {"train": ("TRAIN_JSON", "TRAIN_IMAGES"), "val": ("TEST_JSON", "TEST_IMAGES")}
     parts = {name: tuple(cfg.DATASETS[key] for key in keys) for name, keys in files.items()}
-    sources = home / FOLDER / SOURCES
-    if sources.is_file():
-        rest = json.loads(sources.read_text("utf-8")).get("rest")
-        if rest:
-            parts["test"] = (str(home / FOLDER / rest[0]), rest[1])
+    if rest := _sources(home).get("rest"):
+        parts["test"] = (str(home / FOLDER / rest[0]), rest[1])
     return {name: (file, images, file) for name, (file, images) in parts.items() if file}
+
+
+def _sources(home: Path) -> dict[str, Any]:
+    """What was written of the labels from which the data of a run were prepared; {} for nothing."""
+    sources = home / FOLDER / SOURCES
+    return json.loads(sources.read_text("utf-8")) if sources.is_file() else {}
 
 
 def _named(labels: str, images: str, source: str, advice: str = "") -> _Data:

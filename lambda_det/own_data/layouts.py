@@ -34,27 +34,13 @@ from lambda_det.own_data.labels import (
 )
 from lambda_det.own_data.labels.pictures import Pictures
 from lambda_det.own_data.labels.yolo import read_yolo, yolo_content
+from lambda_det.own_data.part_names import PART_OF_WORD, PART_WORDS, named_part
 from lambda_det.own_data.picture_folders import folder_of_coco
 
 __all__ = ["Part", "find_images", "find_parts"]
 
 logger = logging.getLogger(__name__)
 
-# Words for the parts; evaluations prefer the part that is listed first
-_WORDS = {
-    "train": ("train", "training", "trainset", "trn"),
-    "val": ("val", "valid", "validation", "valset", "dev", "eval", "evaluation", "holdout"),
-    "test": ("test", "testing", "testset", "tst"),
-}
-_PART_OF_WORD = {word: part for part, words in _WORDS.items() for word in words}
-# Words that may stand beside them without a separator, as in TrainImages
-# fmt: off
-_NEUTRAL = {
-    "image", "images", "imgs", "pictures", "photos", "jpeg", "label", "labels",
-    "annotation", "annotations", "instances", "data", "dataset", "set", "split",
-    "coco", "voc", "yolo",
-}
-# fmt: on
 # the beginnings of the names of COCO's own files
 _OF_COCO = ("instances", "person_keypoints", "captions", "stuff", "panoptic", "image_info")
 _YOLO_KEYS = ("train", "val", "valid", "validation", "test")  # keys of data.yaml for parts
@@ -113,7 +99,7 @@ def find_parts(
         for part, (content, pictures) in contents.items():
             file = write_draft(content, folder, f"{stem}_{part}")
             parts[part] = Part(Path(file), pictures, content[READER]["labels"])
-    return name, [parts[part] for part in _WORDS if part in parts]
+    return name, [parts[part] for part in PART_WORDS if part in parts]
 
 
 def find_images(labels: str | Path) -> Path:
@@ -128,31 +114,6 @@ def find_images(labels: str | Path) -> Path:
     return _images_of(files[0], root, root) if name == COCO else root
 
 
-# ----------------------------------------------------------------------------------- words of parts
-def _named_part(path: Path, root: Path) -> str:
-    """The part of a path below a folder, by the last of its words that names one; or ""."""
-    below = path.relative_to(root) if path.is_relative_to(root) else Path()
-    words = [word for name in below.parts for word in _words_of(name)]
-    return next((_PART_OF_WORD[word] for word in reversed(words) if word in _PART_OF_WORD), "")
-
-
-def _words_of(name: str) -> list[str]:
-    """The words of the name of a file or folder in small letters.
-
-    TrainImages has two words. TestTube has one, because it may be a class. Any spelling of
-    training and validation together is the word trainval, which is no word for a part.
-    """
-    words = []
-    for letters in _LETTERS.findall(name):
-        inner = [word.lower() for word in _CAMEL_CASE.findall(letters)]
-        are_known = all(word in _PART_OF_WORD or word in _NEUTRAL for word in inner)
-        words += inner if are_known else [letters.lower()]
-    return re.sub(r"\btrain val\b", "trainval", " ".join(words)).split()
-
-
-_LETTERS, _CAMEL_CASE = re.compile("[A-Za-z]+"), re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-
-
 def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
     """Groups by part with one to train on: the group without a part, if no other is.
 
@@ -164,7 +125,7 @@ def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
     if rest is not None:
         groups.setdefault("train", rest)
     if len(groups) > 1 and "train" not in groups:
-        parts = " and ".join(part for part in _WORDS if part in groups)
+        parts = " and ".join(part for part in PART_WORDS if part in groups)
         raise DataError(
             f"{root} has parts called {parts}, and nothing to train on; name what is to be trained "
             "on with --train."
@@ -185,7 +146,7 @@ def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
         logger.warning(f"{root}: not used beside instances_*: {listed(others)}")
     groups: dict[str, list[Path]] = {}
     for file in instances or files:
-        groups.setdefault(_named_part(file.with_suffix(""), root), []).append(file)
+        groups.setdefault(named_part(file.with_suffix(""), root), []).append(file)
     if "train" in groups and "" in groups:
         logger.warning(f"{root}: not used, as they name no part: {listed(groups.pop(''))}")
     parts = {}
@@ -206,8 +167,8 @@ def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
 def _images_of(file: Path, root: Path, home: Path) -> Path:
     """The folder in or beside ``home`` with the pictures of a file in COCO's format."""
     above = home.parent if home.name == "annotations" else home
-    part = _named_part(file.with_suffix(""), root)
-    return folder_of_coco(file, above, lambda folder: _named_part(folder, above) == part)
+    part = named_part(file.with_suffix(""), root)
+    return folder_of_coco(file, above, lambda folder: named_part(folder, above) == part)
 
 
 # --------------------------------------------------------------------------------- of other formats
@@ -256,7 +217,7 @@ def _split(
             source.parent if of_one else source.with_suffix(""),
             root / image.get("subset", ""),
         )
-        named = [*(_named_part(path, root) for path in places), _named_part(picture.parent, home)]
+        named = [*(named_part(path, root) for path in places), named_part(picture.parent, home)]
         part = next(filter(None, named), "")
         ids.setdefault(part, set()).add(image["id"])
         if source.suffix.lower() not in PICTURES:
@@ -266,8 +227,8 @@ def _split(
     if "" in ids and "train" in ids:
         raise DataError(
             f"{root}: {len(labelled[''])} of {sum(map(len, labelled.values()))} labels are in no "
-            f"folder called {', '.join(_WORDS)}, such as that of {labelled[''][0]}; to use all, "
-            f"give --train {root} --images {home}."
+            f"folder called {', '.join(PART_WORDS)}, such as that of {labelled[''][0]}; to use "
+            f"all, give --train {root} --images {home}."
         )
     if len(ids) < 2:
         return {"train": content}
@@ -299,11 +260,11 @@ def _lists_of_voc(root: Path) -> dict[str, Path]:
     for path in walk(root):
         if path.match("ImageSets/Main/*.txt"):
             name = re.sub("[-_ ]", "", path.stem.lower())
-            lists.setdefault(_PART_OF_WORD.get(name, name), []).append(path)
+            lists.setdefault(PART_OF_WORD.get(name, name), []).append(path)
     if "trainval" in lists and "train" not in lists:
         lists["train"] = lists["trainval"]
         lists.pop("val", None)
-    groups = {part: lists[part] for part in _WORDS if part in lists}
+    groups = {part: lists[part] for part in PART_WORDS if part in lists}
     return {part: Path(only(root, files)) for part, files in _with_train(root, groups).items()}
 
 
@@ -357,7 +318,7 @@ def _part_of_key(key: Any, value: Any, homes: Iterable[Path]) -> str | None:
     """
     word = key.lower() if isinstance(key, str) else ""
     if word in _YOLO_KEYS or any(_place(text, homes) for text in _texts(value)):
-        return _PART_OF_WORD.get(word)
+        return PART_OF_WORD.get(word)
     return None
 
 
@@ -386,7 +347,7 @@ def _lists_beside(file: Path) -> dict[str, str]:
     """Lists of pictures with names of parts, such as train.txt, beside the names of classes."""
     lists = {}
     for path in sorted(file.parent.glob("*.txt")):
-        if path.stem.lower() in _PART_OF_WORD:
+        if path.stem.lower() in PART_OF_WORD:
             lines = filter(None, map(str.strip, read_text(path).splitlines()))
             if Path(next(lines, "")).suffix.lower() in PICTURES:
                 lists[path.stem] = path.name
@@ -411,7 +372,7 @@ def _refuse_typing_error(file: Path, key: Any, value: Any, homes: Iterable[Path]
         DataError: a key that is nearly one of YOLO's for parts names pictures, or something like a
             path.
     """
-    if not isinstance(key, str) or key.lower() in (*_PART_OF_WORD, *_OTHER_KEYS):
+    if not isinstance(key, str) or key.lower() in (*PART_OF_WORD, *_OTHER_KEYS):
         return
     if not any("/" in text or _place(text, homes) for text in _texts(value)):
         return
@@ -419,7 +380,7 @@ def _refuse_typing_error(file: Path, key: Any, value: Any, homes: Iterable[Path]
     near += difflib.get_close_matches(key.lower(), _YOLO_KEYS, 1, cutoff=0.8)
     if near:
         raise DataError(
-            f"{file}: the key {key!r} names no part; did you mean {_PART_OF_WORD[near[0]]}?"
+            f"{file}: the key {key!r} names no part; did you mean {PART_OF_WORD[near[0]]}?"
         )
 
 
@@ -474,8 +435,8 @@ def _place(value: str, homes: Iterable[Path], is_elsewhere: bool = False) -> Pat
     parts = [part for part in text.split("/") if part not in ("", ".", "..")]
     if is_elsewhere or text.startswith("/") or ":" in text or ".." in text.split("/"):
         ends = (Path(*parts[start:]) for start in range(1, len(parts)))
-        word = _named_part(Path(*parts), Path())
-        texts += [end.as_posix() for end in ends if _named_part(end, Path()) == word]
+        word = named_part(Path(*parts), Path())
+        texts += [end.as_posix() for end in ends if named_part(end, Path()) == word]
     for text, home in itertools.product(texts, homes):
         path = in_any_form(Path(os.path.abspath(home / text)))
         if path.is_dir() or (path.suffix == ".txt" and path.is_file()):

@@ -38,7 +38,14 @@ from lambda_det.own_data.choice import DEFAULT, choose
 from lambda_det.own_data.drafts import identifying_stem
 from lambda_det.own_data.held_out import Split, hold_out, smallest_share
 from lambda_det.own_data.input_size import sizes_for
-from lambda_det.own_data.labels import COCO, FORMATS, as_coco, recognise, refuse_address
+from lambda_det.own_data.labels import (
+    COCO,
+    FORMATS,
+    as_coco,
+    as_single_class,
+    recognise,
+    refuse_address,
+)
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.machine import Machine
 from lambda_det.training.log import show
@@ -82,6 +89,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--group-by",
         metavar="REGEX",
         help="images whose names match it alike stay on one side, such as ^[^_]+ of a video's",
+    )
+    data.add_argument(
+        "--single-class",
+        action="store_const",
+        const=True,
+        help="all objects are of one class, whatever their labels call them",
     )
     schedule = parser.add_argument_group(
         "schedule and size for your data", "RECIPE in lambda_det/config.py"
@@ -272,7 +285,7 @@ def _keys_of_flags(args: argparse.Namespace, typed: Mapping[str, str]) -> dict[s
 
 
 def _has_work(args: argparse.Namespace) -> bool:
-    flags = ("data", "val_share", "stratify", "group_by", "epochs", "batch", "size")
+    flags = ("data", "val_share", "stratify", "group_by", "single_class", "epochs", "batch", "size")
     if args.config_file is None or any(getattr(args, flag) is not None for flag in flags):
         return True
     for part in _PARTS:
@@ -360,9 +373,15 @@ def _read_labels(args: argparse.Namespace, draft: Path, rows: list[Row]) -> dict
         elif images and not args.data:
             raise ConfigError(f"--{part}-images is given without --{part}-json; give both.")
     files = as_coco(*named.values(), folder=draft)
-    return parts | {
+    parts |= {
         part: (file, images) for file, (part, (_, images)) in zip(files, named.items(), strict=True)
     }
+    if args.single_class:
+        rows.append(("classes", "one", "--single-class"))
+        parts = {
+            part: (as_single_class(file, draft), images) for part, (file, images) in parts.items()
+        }
+    return parts
 
 
 def _read_data(args: argparse.Namespace, draft: Path, rows: list[Row]) -> _Data:
@@ -434,6 +453,7 @@ def _write_data(args: argparse.Namespace, folder: Path, data: _Data) -> dict[str
             "labels": {part: str(file) for part, (file, _) in data.wholes.items()},
             "digests": {part: _digest(file) for part, (file, _) in data.wholes.items()},
             "held_out": data.split and data.split._asdict(),
+            "single_class": bool(args.single_class),
             "rest": rest,
         }
         _write(folder / FOLDER / SOURCES, json.dumps(sources, indent=1).encode())
@@ -549,6 +569,13 @@ def _data_of_run(args: argparse.Namespace, run: _PreparedRun, draft: Path) -> di
                 f"--resume continues the run in {run.file.parent}, which has --"
                 f"{flag.replace('_', '-')} {held_out[name]!r}; now it is {value!r}."
             )
+    is_single = run.sources.get("single_class", False)
+    if args.single_class and not is_single:
+        raise ConfigError(
+            f"--resume continues the run in {run.file.parent}, which has classes of its labels; "
+            "leave --single-class out, or give another --output."
+        )
+    args.single_class = is_single
     # it is read like any run, which finds files that were moved with it
     cfg = load_config(argparse.Namespace(config_file=str(run.file), opts=[]))
     keys = {key: value for key in _KEYS if (value := attrgetter(key)(cfg))}

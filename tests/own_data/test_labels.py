@@ -54,7 +54,7 @@ def test_pascal_voc(tmp_path, caplog):
     assert sizes == [("empty.png", 40, 30), ("größe 1.png", 40, 30)]
     assert boxes(content) == [("cell", [1, 2, 10, 5.5]), ("a cell", [0, 0, 4, 4])]
     assert {a["image_id"] for a in content["annotations"]} == {2}
-    assert "folders: 1 picture" in caplog.text
+    assert "2 x picture without labels" in caplog.text
 
 
 def test_labels_may_have_the_whole_name_of_their_picture(tmp_path):

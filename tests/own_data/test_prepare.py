@@ -273,6 +273,29 @@ def test_parts_that_are_there(data):
     assert images == files.TEST_IMAGES
 
 
+@pytest.mark.parametrize("form", ["Pascal VOC", "COCO"])
+def test_a_single_class(data, tmp_path, form):
+    if form == "COCO":
+        for file in data.glob("*.xml"):
+            file.unlink()
+        objects = [annotation(n + 1, n, [4, 6, 36, 24], category_id=1 + n % 2) for n in range(20)]
+        content = coco_content({n: f"{n}.png" for n in range(20)}, objects, {1: "rod", 2: "cell"})
+        (data / "labels.json").write_text(json.dumps(content))
+    args = prepared("--data", data, "--single-class", "--output", tmp_path / "run")
+    for part in ("TRAIN", "TEST"):
+        content = json.loads(Path(keys(args).DATASETS[f"{part}_JSON"]).read_text())
+        assert [category["name"] for category in content["categories"]] == ["object"]
+        assert {one["category_id"] for one in content["annotations"]} == {1}
+    cfg = begun(args)
+    again = prepared("--data", data, "--resume", "--output", tmp_path / "run")
+    assert keys(again).DATASETS == cfg.DATASETS
+
+
+def test_a_run_with_classes_gets_no_single_one(run, data):
+    with pytest.raises(ConfigError, match="--single-class"):
+        prepared("--data", data, "--single-class", "--resume", "--output", run)
+
+
 def prepared_by_part(data, boxes):
     """Parts as Roboflow writes them, each with a box in its pictures; a command line with them."""
     for part, box in boxes.items():

@@ -76,9 +76,9 @@ def labelme(name, *shapes, **more):
     return json.dumps({**content, "shapes": shapes or [shape()]})
 
 
-def via(*names):
+def via(*names, has_class=True):
     box = {"name": "rect", "x": 1, "y": 2, "width": 10, "height": 5}
-    region = {"shape_attributes": box, "region_attributes": {"kind": "cup"}}
+    region = {"shape_attributes": box, "region_attributes": {"kind": "cup"} if has_class else {}}
     return json.dumps({f"{n}9": {"filename": n, "regions": [region]} for n in names})
 
 
@@ -257,6 +257,55 @@ CASES = {
     "YOLO with labels of other letters": (
         {"data.yaml": YAML, "a.png": "", "a.txt": LINE, "B.png": "", "b.txt": LINE, "B.TXT": LINE},
         (1, ["2 x labels without a picture", "b.txt", "B.TXT"]),
+    ),
+    # as in the whiteflies of SmartFarming: Images and Annotations with a folder for each part
+    "YOLO with labels far from the pictures": (
+        {
+            **{f"Images/{part}/{part[:2]}.png": "" for part in ("Test", "Train and Validation")},
+            **{
+                f"Annotations/{part}/YOLO/{name}.txt": text
+                for part in ("Test", "Train and Validation")
+                for name, text in ((part[:2], LINE), ("classes", "cup\n"))
+            },
+        },
+        (0, ["set/Annotations/Train and Validation", "set/Annotations/Test", "! without"]),
+    ),
+    "YOLO with two labels of a picture far from it": (
+        {
+            "Images/a.png": "",
+            **{
+                f"Annotations/{by}/{name}.txt": text
+                for by in ("human", "machine")
+                for name, text in (("a", LINE), ("classes", "cup\n"))
+            },
+        },
+        (2, ["Images/a.png has 2 files of labels", "human/a.txt", "machine/a.txt", "--train"]),
+    ),
+    "YOLO with a picture called as one of another part": (
+        {
+            "data.yaml": YAML + "train: one/images\nval: two/images\n",
+            **{"one/images/a.png": "", "two/images/a.png": "", "two/images/b.png": ""},
+            **{"one/labels/a.txt": LINE, "two/labels/b.txt": LINE},
+        },
+        (0, ["1 x picture without a label file"]),
+    ),
+    "LabelMe with a folder of pictures without labels": (
+        {"train/a.json": labelme("a.png"), "train/a.png": "", "val/b.png": "", "val/c.png": ""},
+        (0, ["2 x picture without labels", "val/b.png"]),
+    ),
+    "VOC with drawings of its labels": (
+        {
+            **{"Annotations/a.xml": voc("a.jpg", BOX), "JPEGImages/a.jpg": ""},
+            "SegmentationClass/a.png": "",
+        },
+        (0, ["! without labels"]),
+    ),
+    "VIA whose part to evaluate on has no classes": (
+        {
+            **{"train/t.json": via("a.png"), "train/a.png": ""},
+            **{"val/v.json": via("b.png", has_class=False), "val/b.png": ""},
+        },
+        (1, ["1 x file whose shapes have no class", "objects of object", "--single-class"]),
     ),
     "YOLO with notes beside the labels": (
         {"data.yaml": YAML, "a.png": "", "a.txt": LINE, "notes.txt": "1 2\n", "empty.txt": ""},

@@ -216,13 +216,31 @@ def _check_learnt_classes(
     """Warn of classes to evaluate on that no object to train on has.
 
     Raises:
-        DataError: these are all classes, as of two folders that are called valid and invalid, and
-            there are objects of other classes to train on.
+        DataError: as :func:`unlearnt_classes`.
     """
     sources = [reports[other] for other in train]
     report = reports[name]
     if report is None or not sources or None in sources:
         return
+    if unlearnt := unlearnt_classes(report, sources, listed(train)):
+        logger.warning(
+            f"{counted(len(unlearnt), 'class')} of {name} ({report.json_file}) without an object "
+            f"in {listed(train)}, so that AP counts 0 for {listed(unlearnt, 5)}"
+        )
+
+
+def unlearnt_classes(report: Report, sources: Sequence[Report], train: str) -> list[str]:
+    """The classes to evaluate on that no object to train on has.
+
+    Args:
+        report: of the data to evaluate on.
+        sources: reports of the data to train on.
+        train: the names of those, for messages.
+
+    Raises:
+        DataError: these are all classes, as of two folders that are called valid and invalid, and
+            there are objects of other classes to train on.
+    """
     learnt = {
         c for source in sources for number, c in source.categories.items() if source.counts[number]
     }
@@ -230,14 +248,11 @@ def _check_learnt_classes(
     unlearnt = [c for c in classes if c not in learnt]
     if learnt and classes and unlearnt == classes:
         raise DataError(
-            f"{report.json_file} has objects of {listed(classes, 5)}, and {listed(train)} of none "
-            f"of these but of {listed(sorted(learnt), 5)}; evaluate on data with the same classes."
+            f"{report.json_file} has objects of {listed(classes, 5)}, and {train} of none of these "
+            f"but of {listed(sorted(learnt), 5)}; evaluate on data with the same classes, or train "
+            "with --single-class if all objects are of one kind."
         )
-    if unlearnt:
-        logger.warning(
-            f"{counted(len(unlearnt), 'class')} of {name} ({report.json_file}) without an object "
-            f"in {listed(train)}, so that AP counts 0 for {listed(unlearnt, 5)}"
-        )
+    return unlearnt
 
 
 def check_registered(detector: Detector, train: Sequence[str], test: Sequence[str]) -> None:

@@ -6,7 +6,13 @@ VOC beforehand, and reads only the boxes of CVAT. Each object keeps its file and
 messages then name.
 """
 
-from lambda_det.own_data.labels.conversion import as_coco, give_all_classes, only, read_labels
+from lambda_det.own_data.labels.conversion import (
+    as_coco,
+    as_single_class,
+    give_all_classes,
+    only,
+    read_labels,
+)
 from lambda_det.own_data.labels.formats import (
     COCO,
     FORMATS,
@@ -19,6 +25,7 @@ __all__ = [
     "COCO",
     "FORMATS",
     "as_coco",
+    "as_single_class",
     "give_all_classes",
     "only",
     "other_labels",

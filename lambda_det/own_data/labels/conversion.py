@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lambda_det.detection.data.coco_format import READER, read_json
+from lambda_det.detection.data.coco_format import READER, read_json, read_lists
 from lambda_det.detection.data.picture_folder import PICTURES, normal, walk
 from lambda_det.detection.data.records import upright
 from lambda_det.errors import DataError, counted, listed, printable
@@ -21,6 +21,7 @@ from lambda_det.files import read_text
 from lambda_det.own_data.drafts import stem_with_part, write_draft
 from lambda_det.own_data.labels.findings import (
     ELSEWHERE,
+    NO_LABELS,
     NO_PICTURE,
     OTHER_COPY,
     OTHER_NAME,
@@ -102,9 +103,11 @@ def read_labels(
     else:
         classes = sorted({thing.label for picture in rows for thing in picture.objects})
     placed = _placed(rows, row.pictures == "one", pictures, findings)
+    for path in _without_labels(placed, pictures):
+        findings.add(NO_LABELS, str(path))
     content = _content(placed, folder, classes, findings)
     content[READER] = {"labels": str(place), "findings": findings.plain(), "boxes": row.boxes}
-    _log(place, name, placed, pictures, findings)
+    _log(place, name, placed, findings)
     return content
 
 
@@ -269,6 +272,17 @@ def _small(file: io.BytesIO | Path) -> np.ndarray:
         return np.asarray(upright(image).convert("L").resize((64, 64)), float)
 
 
+def _without_labels(
+    placed: Iterable[tuple[LabelledPicture, Path]], pictures: Pictures
+) -> list[Path]:
+    """The pictures that no labels name, without drawings of the labels, which have the names of
+    pictures.
+    """
+    used = {path for _, path in placed}
+    names = {normal(path.stem) for path in used}
+    return [path for path in pictures.paths if path not in used and normal(path.stem) not in names]
+
+
 def _refuse_second_claims(placed: Iterable[tuple[LabelledPicture, Path]]) -> None:
     """Refuse pictures with two labels. A picture that one file names twice by the same name has two
     entries.
@@ -359,18 +373,12 @@ def _log(
     place: Path,
     name: str,
     placed: Sequence[tuple[LabelledPicture, Path]],
-    pictures: Pictures,
     findings: Findings,
 ) -> None:
     counts = Counter(thing.label for row, _ in placed for thing in row.objects)
     objects = ", ".join(f"{count} {label}" for label, count in counts.most_common())
-    used = {path for _, path in placed}
-    folders = {path.parent for path in used}
-    unused = len({path for path in pictures.paths if path.parent in folders} - used)
-    count, rest = counted(len(placed), "picture"), ""
-    if unused:
-        rest = f"; without labels here, in their folders: {counted(unused, 'picture')}"
-    logger.info(f"{place}: {name}, {count} with {objects or 'no object'}{rest}")
+    count = counted(len(placed), "picture")
+    logger.info(f"{place}: {name}, {count} with {objects or 'no object'}")
     for kind, cases in findings.items():
         logger.warning(f"{len(cases)} x {kind.text}; first: {printable(cases[0])}")
 
@@ -416,6 +424,26 @@ def as_coco(*places: tuple[str, str], folder: Path, classes: Sequence[str] = ())
         # They are named by the user's folder; that of the draft has another name each time
         files[index] = write_draft(content, folder, stem_with_part(Path(files[index])))
     return files
+
+
+SINGLE_CLASS = "object"  # the class of all objects with --single-class
+
+
+def as_single_class(file: str, folder: Path) -> str:
+    """Make a file in COCO's format in which all objects have one class.
+
+    Args:
+        file: in COCO's format.
+        folder: for the file that is made from it.
+
+    Raises:
+        DataError: it is not in COCO's format.
+    """
+    content = read_lists(file)
+    content["categories"] = [{"id": 1, "name": SINGLE_CLASS}]
+    for annotation in content["annotations"]:
+        annotation["category_id"] = 1
+    return write_draft(content, folder, stem_with_part(Path(file)))
 
 
 def give_all_classes(contents: Collection[dict[str, Any]], classes: Sequence[str] = ()) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.errors import listed
-from lambda_det.own_data.labels.findings import ATTRIBUTE, MORE_ATTRIBUTES, Findings
+from lambda_det.own_data.labels.findings import ATTRIBUTE, MORE_ATTRIBUTES, NO_CLASSES, Findings
 from lambda_det.own_data.labels.labelme import objects_of
 from lambda_det.own_data.labels.objects import LabelledPicture, ellipse, reading
 from lambda_det.own_data.labels.pictures import Pictures
@@ -31,6 +31,8 @@ def read_via(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPi
             if others := [f"{key!r}: {value!r}" for key, value in _values(region)][1:]:
                 findings.add(MORE_ATTRIBUTES, f"{where}: {words}, and not {listed(others)}")
         yield LabelledPicture(file, name, objects)
+    if [*cases] == [""]:
+        findings.add(NO_CLASSES, str(file))
     usual = max(cases, key=lambda attribute: len(cases[attribute]), default="")
     for attribute, others in cases.items():
         for case in others if attribute != usual else ():

@@ -33,6 +33,7 @@ from lambda_det.own_data.labels.objects import (
     size_of,
 )
 from lambda_det.own_data.labels.pictures import Pictures
+from lambda_det.own_data.part_names import named_part
 
 __all__ = [
     "has_labels",
@@ -62,11 +63,10 @@ def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[La
     """Read the labels of all pictures; a picture without a label file has no object."""
     names, has_points = yolo_names(file), "kpt_shape" in yolo_content(file)
     _count_names(file, names, findings)
-    listing = functools.cache(_text_files)
+    label_files = _label_files(pictures, file.parent)
     first: dict[Path, Path] = {}  # the picture of each label file
     for picture in pictures.paths:
-        name = picture.relative_to(pictures.folder).as_posix()
-        labels = _label_file(picture, file.parent / name, listing)
+        labels = label_files.get(picture)
         objects = []
         if not labels:
             findings.add(NO_FILE, str(picture))
@@ -81,7 +81,7 @@ def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[La
                     objects.append(_object(words, size, names, f"{labels}, line {number}"))
         yield LabelledPicture(labels or picture, str(picture.absolute()), objects)
     _compare_names(file, names, {labels.parent for labels in first}, findings)
-    for labels, reason in _unused(pictures.folder, file.parent, listing):
+    for labels, reason in _unused(pictures.folder, file.parent, label_files.values()):
         findings.add(NO_PICTURE, f"{labels}{reason}")
 
 
@@ -202,6 +202,66 @@ def has_labels(picture: Path) -> bool:
     return _label_file(picture, picture, _text_files) is not None
 
 
+def _label_files(pictures: Pictures, home: Path) -> dict[Path, Path]:
+    """The label file of each picture that has one.
+
+    It is in a place where all tools look for it, or the only one of the picture's name that lies
+    below the folders of pictures and names and belongs to no other picture.
+
+    Args:
+        pictures: of the data set.
+        home: the folder of the list of names.
+
+    Raises:
+        DataError: there are several of a picture's name.
+    """
+    listing = functools.cache(_text_files)
+    found: dict[Path, Path] = {}
+    for picture in pictures.paths:
+        name = picture.relative_to(pictures.folder).as_posix()
+        if labels := _label_file(picture, home / name, listing):
+            found[picture] = labels
+    without = [picture for picture in pictures.paths if picture not in found]
+    if without:
+        found |= _elsewhere(without, pictures.folder, home)
+    return found
+
+
+def _elsewhere(without: Iterable[Path], folder: Path, home: Path) -> dict[Path, Path]:
+    """The label files of pictures that have none in the usual places, see :func:`_label_files`."""
+    listing = functools.cache(_text_files)
+    root = Path(os.path.commonpath([folder.absolute(), home.absolute()]))
+    there = dict.fromkeys(path.absolute() for path in (*walk(folder), *walk(home)))
+    # A picture of another part may have the same name, and labels in a usual place
+    pictures = [path for path in there if path.suffix.lower() in PICTURES]
+    taken = {_label_file(path, path, listing) for path in pictures}
+    named: dict[str, list[Path]] = {}
+    for path in there:
+        is_text = path.suffix == ".txt" and path not in taken
+        if is_text and looks_like_labels(path):
+            named.setdefault(normal(path.stem), []).append(path)
+    claimed: dict[Path, list[Path]] = {}
+    for picture in without:
+        part = named_part(picture.absolute().parent, root)
+        candidates = [
+            path
+            for path in named.get(normal(picture.stem), ())
+            if named_part(path.parent, root) in ("", part)
+        ]
+        # labels of the same part come before those of none
+        own = [path for path in candidates if named_part(path.parent, root) == part]
+        candidates = own or candidates
+        if len(candidates) > 1:
+            raise DataError(
+                f"{picture} has {len(candidates)} files of labels, {listed(candidates)}; name the "
+                f'folder of those that count, as with --train "{candidates[0].parent}" --images '
+                f'"{picture.parent}".'
+            )
+        for path in candidates:
+            claimed.setdefault(path, []).append(picture)
+    return {claims[0]: path for path, claims in claimed.items() if len(claims) == 1}
+
+
 def _label_file(picture: Path, beside_names: Path, listing: Listing) -> Path | None:
     for place in _places(picture, beside_names):
         if labels := listing(place.parent).get(normal(place.stem)):
@@ -234,13 +294,14 @@ def _text_files(folder: Path) -> dict[str, Path]:
     return {normal(name.removesuffix(".txt")): folder / name for name in names}
 
 
-def _unused(folder: Path, home: Path, listing: Listing) -> Iterator[tuple[Path, str]]:
+def _unused(folder: Path, home: Path, of_pictures: Iterable[Path]) -> Iterator[tuple[Path, str]]:
     """The label files without a picture below a folder, with what is in the picture's place."""
+    listing = functools.cache(_text_files)
     below = list(walk(folder))
     labels_folder = _among_labels(folder)
     if labels_folder != folder.absolute() and labels_folder.is_dir():
         below += walk(labels_folder)
-    used, others = set(), {}
+    used, others = {path.absolute() for path in of_pictures}, {}
     for path in below:
         if path.suffix.lower() in PICTURES:
             places = _places(path, home / path.relative_to(folder))

@@ -1,0 +1,51 @@
+"""The part of a data set that the names of its files and folders tell: train, val or test."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["PART_OF_WORD", "PART_WORDS", "named_part"]
+
+# Words for the parts; evaluations prefer the part that is listed first
+PART_WORDS = {
+    "train": ("train", "training", "trainset", "trn"),
+    "val": ("val", "valid", "validation", "valset", "dev", "eval", "evaluation", "holdout"),
+    "test": ("test", "testing", "testset", "tst"),
+}
+PART_OF_WORD = {word: part for part, words in PART_WORDS.items() for word in words}
+# Words that may stand beside them without a separator, as in TrainImages
+# fmt: off
+_NEUTRAL = {
+    "image", "images", "imgs", "pictures", "photos", "jpeg", "label", "labels",
+    "annotation", "annotations", "instances", "data", "dataset", "set", "split",
+    "coco", "voc", "yolo",
+}
+# fmt: on
+# Training and validation in one, as in trainval and in "Train and Validation"
+_TRAIN, _VAL = "train|training", "val|valid|validation"
+_TOGETHER = re.compile(rf"\b(?:{_TRAIN})(?: and)? (?:{_VAL})\b|\b(?:{_VAL}) and (?:{_TRAIN})\b")
+
+
+def named_part(path: Path, root: Path) -> str:
+    """The part of a path below a folder, by the last of its words that names one; or ""."""
+    below = path.relative_to(root) if path.is_relative_to(root) else Path()
+    words = [word for name in below.parts for word in _words_of(name)]
+    return next((PART_OF_WORD[word] for word in reversed(words) if word in PART_OF_WORD), "")
+
+
+def _words_of(name: str) -> list[str]:
+    """The words of the name of a file or folder in small letters.
+
+    TrainImages has two words. TestTube has one, because it may be a class. Any spelling of
+    training and validation together is the word trainval, which is no word for a part.
+    """
+    words = []
+    for letters in _LETTERS.findall(name):
+        inner = [word.lower() for word in _CAMEL_CASE.findall(letters)]
+        are_known = all(word in PART_OF_WORD or word in _NEUTRAL for word in inner)
+        words += inner if are_known else [letters.lower()]
+    return _TOGETHER.sub("trainval", " ".join(words)).split()
+
+
+_LETTERS, _CAMEL_CASE = re.compile("[A-Za-z]+"), re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
