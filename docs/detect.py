@@ -1,7 +1,7 @@
 """Predict with an .onnx of lambda-det export: python detect.py detector.onnx photo.jpg."""
 
+import argparse
 import json
-import sys
 
 import numpy as np
 import onnxruntime
@@ -28,13 +28,17 @@ def paste(mask, box, height, width):
     return rows @ mask @ columns.T >= 0.5
 
 
-session = onnxruntime.InferenceSession(sys.argv[1])
+parser = argparse.ArgumentParser(description="Print what a detector finds in a photo.")
+parser.add_argument("detector", help="an .onnx that lambda-det export wrote")
+parser.add_argument("photo", help="of any format that Pillow reads")
+args = parser.parse_args()
+session = onnxruntime.InferenceSession(args.detector)
 about = session.get_modelmeta().custom_metadata_map
 shortest, longest, fixed, stride, batch, names = (
     json.loads(about[key])
     for key in ("min_size_test", "max_size_test", "fixed", "stride", "batch", "classes")
 )
-photo = Image.open(sys.argv[2]).convert("RGB")
+photo = Image.open(args.photo).convert("RGB")
 image = resized(photo, shortest, longest, fixed)
 height, width = image.shape[:2]
 canvas = fixed or (height + -height % stride, width + -width % stride)

@@ -239,6 +239,7 @@ _MAGENTA = 5 / 6
 
 def captioned(picture: np.ndarray, text: str) -> np.ndarray:
     """Add a white strip with a line of text above a picture [H, W, 3]."""
+    text = printable(text)  # OpenCV ends the process at a name that is no Unicode
     (text_width, _), _ = cv2.getTextSize(text, *_CAPTION_FONT, 1)
     missing = max(0, text_width + 12 - picture.shape[1])
     picture = cv2.copyMakeBorder(

@@ -103,7 +103,7 @@ def onnx_metadata(path: Path) -> dict[str, Any]:
     """The metadata that :func:`finish_onnx` wrote to a file."""
     about = dict(_open(path, optimized=False).get_modelmeta().custom_metadata_map)
     for key, text in about.items():
-        with contextlib.suppress(ValueError):  # plain words
+        with contextlib.suppress(ValueError, RecursionError):  # plain words
             about[key] = json.loads(text)
     return about
 

@@ -91,7 +91,7 @@ def _load_yaml(file: str) -> dict[str, Any]:
 
 def _load_text(text: str, file: str | None) -> dict[str, Any]:
     what = f"The configuration that {file} records cannot be read"
-    with refused(ConfigError, what, "use another copy", yaml.YAMLError, ValueError):
+    with refused(ConfigError, what, "use another copy", yaml.YAMLError, ValueError, RecursionError):
         loaded = yaml.safe_load(text)
         if not isinstance(loaded, dict):
             raise ValueError("it is no mapping")

@@ -116,7 +116,8 @@ def _check_records(path: str | Path) -> bool:
         False if the file is no zip archive and nothing was verified.
 
     Raises:
-        zipfile.BadZipFile: a record differs from its checksum. Broken archives may raise others.
+        zipfile.BadZipFile: a record is compressed, or differs from its checksum. Broken archives
+            may raise others.
         pickle.UnpicklingError: the file is a tar archive, which is not safe to read.
     """
     with open(path, "rb") as file:
@@ -127,6 +128,9 @@ def _check_records(path: str | Path) -> bool:
                 raise pickle.UnpicklingError("a tar archive")
             return False
         with zipfile.ZipFile(file) as archive:
+            # torch.save never compresses, and a few megabytes could take all memory
+            if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+                raise zipfile.BadZipFile("it has compressed records")
             if any(record.CRC for record in archive.infolist()) and (bad := archive.testzip()):
                 raise zipfile.BadZipFile(f"{bad} differs from its checksum")
     return True
@@ -189,7 +193,7 @@ def read_safetensors(path: str | Path) -> dict[str, Any]:
     """
     data = Path(path).read_bytes()
     advice = "it is damaged, incomplete, or in another format: use another copy"
-    errors = (safetensors.SafetensorError, ValueError, KeyError)
+    errors = (safetensors.SafetensorError, ValueError, KeyError, RecursionError)
     with refused(WeightsError, f"{path} cannot be read as safetensors", advice, *errors):
         model = load_safetensors(data)
         length = int.from_bytes(data[:8], "little")

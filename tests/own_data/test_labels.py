@@ -9,6 +9,7 @@ import pycocotools.mask
 import pytest
 from PIL import Image
 
+from lambda_det.detection.data.coco_format import READER
 from lambda_det.detection.data.records import read_image
 from lambda_det.errors import DataError
 from lambda_det.own_data.command_line import convert_main
@@ -110,6 +111,46 @@ def test_turned_boxes_of_cvat_and_polygons_of_roboflow_in_pascal_voc(tmp_path):
     masks = [a.get("segmentation") for a in content["annotations"]]
     assert masks[0] and masks[1:3] == [None, None] and masks[4] is None
     assert masks[3] == [[10, 10, 20, 10, 15, 12]]
+
+
+POSES = [
+    "0 .5 .5 .5 .4 .26 .31{v} .74 .69{v}",
+    "1 .25 .25 .2 .2 .16 .16{v} .34 .34{v}",
+    "0 .75 .25 .5 .2 .51 .16{v} .99 .34{v}",
+    "0 .5 .25 .5 .2 .26 .16{v} .6 .3{h}",
+]
+BOXES = [[10, 9, 20, 12], [6, 4.5, 8, 6], [20, 4.5, 20, 6], [10, 4.5, 20, 6]]
+QUADS = [
+    "0 .4 .4 .45 .4 .45 .45 .4 .45",
+    "0 .3 .4 .35 .4 .35 .45 .3 .45",
+    "0 .4 .3 .45 .3 .45 .35 .4 .35",
+    "0 .3 .3 .35 .3 .35 .35 .3 .35",
+]
+
+
+@pytest.mark.parametrize(
+    "lines, are_poses",
+    [
+        ([line.format(v=" 2", h=" 0") for line in POSES], True),
+        ([line.format(v="", h="") for line in POSES], True),
+        ([line.format(v=" 1", h=" 0") for line in POSES[:1]], True),
+        ([line.format(v="", h="") for line in POSES[:2]], False),  # or two quadrilaterals
+        (QUADS, False),  # whose corners lie in the boxes that their first corners would make
+        ([*(line.format(v="", h="") for line in POSES), "0 .1 .1 .2 .1 .1 .2"], False),
+        ([line.format(v=" .5", h=" .5") for line in POSES], False),
+    ],
+)
+def test_poses_are_boxes_also_where_data_yaml_does_not_say_so(tmp_path, lines, are_poses):
+    """All lines are a box with as many points, which lie in it; else they are polygons."""
+    picture(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    (tmp_path / "data.yaml").write_text("names: [a, b]")
+    content = read_labels(tmp_path)
+    assert len(content["annotations"]) == len(lines)
+    for entry, box in zip(content["annotations"], BOXES, strict=False):
+        assert ("segmentation" not in entry) == are_poses
+        assert not are_poses or entry["bbox"] == pytest.approx(box)
+    assert len(content[READER]["findings"]) == are_poses
 
 
 def test_labelme(tmp_path):

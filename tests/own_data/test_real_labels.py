@@ -99,6 +99,7 @@ def checked(place, capsys):
 BOX = (1, 2, 11, 7)
 MANY = [(n % 12, n // 12) for n in range(101)]
 NAMES_OF_ONE_CUP = ["tea cup", "tea_cup", "Tea-Cup", "teacup", "tea\u200bcup", "ｔｅａ ｃｕｐ"]
+NO_GROUPS = list(enumerate([None, None, "", "", -1, -1]))
 JOINED = [shape(points=((20, 2), (x, 9)), group_id=1) for x in (25, 30, 35)]
 UPPER = encoded(picture("lying", (30, 40)), "jpg")
 LYING = Image.Exif()
@@ -726,6 +727,19 @@ CASES = {
     "LabelMe with shapes of one group": (
         {"a.json": labelme("a.png", *JOINED, shape(group_id=2)), "a.png": ""},
         (0, ["2 cup", "1 x shapes of one class and group", "shape 0 and 2 more"]),
+    ),
+    "LabelMe with shapes of no group": (
+        {
+            "a.json": labelme(
+                "a.png", *(shape(points=((1, y), (9, 29)), group_id=g) for y, g in NO_GROUPS)
+            ),
+            "a.png": "",
+        },
+        (0, ["6 cup", "! of one class and group"]),
+    ),
+    "YOLO with poses and no kpt_shape": (
+        {"data.yaml": YAML, "a.png": "", "a.txt": LINE.strip() + " .26 .31 1 .74 .69 2"},
+        (0, ["1 cup", "1 x points of poses"]),
     ),
     "VOC and YOLO": (
         {"a.xml": voc("a.png", BOX), "a.png": "", "b.png": "", "b.txt": LINE},

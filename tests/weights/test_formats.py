@@ -5,12 +5,20 @@ import io
 import pickle
 import random
 import tarfile
+import zipfile
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from lambda_det.errors import WeightsError
-from lambda_det.weights.formats import check_torch_file, read_pickle, read_torch, write_torch
+from lambda_det.weights.formats import (
+    check_torch_file,
+    read_pickle,
+    read_safetensors,
+    read_torch,
+    write_torch,
+)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +135,27 @@ def test_a_tar_archive_is_refused(tmp_path, monkeypatch, read):
             archive.addfile(about, io.BytesIO(content))
     with pytest.raises(WeightsError, match=r"a\.pth"):
         read(tmp_path / "a.pth")
+
+
+@READERS
+def test_records_that_are_compressed_are_refused_before_they_are_unpacked(
+    data, tmp_path, monkeypatch, read
+):
+    """torch.save never compresses; some megabytes can become more than the memory."""
+    with zipfile.ZipFile(tmp_path / "a.pth", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", pickle.dumps(0))
+        archive.writestr("a/data/0", bytes(1 << 20))
+    monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_, **__: pytest.fail("unpacked"))
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("left to PyTorch"))
+    with pytest.raises(WeightsError, match=r"a\.pth"):
+        read(tmp_path / "a.pth")
+
+
+def test_metadata_with_values_too_deep_in_one_another_are_refused(tmp_path):
+    metadata = {"lambda_det": "[" * 100_000}
+    (tmp_path / "a.safetensors").write_bytes(save({"w": torch.ones(1)}, metadata))
+    with pytest.raises(WeightsError, match=r"a\.safetensors"):
+        read_safetensors(tmp_path / "a.safetensors")
 
 
 def test_a_pickle_that_names_a_module_with_a_control_character_is_refused_in_one_line(tmp_path):

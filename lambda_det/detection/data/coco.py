@@ -70,6 +70,7 @@ from lambda_det.detection.data.truth import (
     is_area,
     mask_of,
     turned_rectangle,
+    without_holes,
 )
 from lambda_det.errors import DataError, listed
 
@@ -518,6 +519,10 @@ def _decided(
             words = f"area {area:g} of a box of {box_area:g} square pixels, whose area is taken"
             report.add(MEANT, f"{content.where(entry)}: {words}")
             area = box_area
+        elif runs := without_holes(annotation.get("segmentation"), area, *size):
+            annotation = {**annotation, "segmentation": runs}
+            words = f"area {area:g} is without the polygons that lie in others, which are holes"
+            report.add(MEANT, f"{content.where(entry)}: {words}")
         source = {"source": entry["source"]} if "source" in entry else {}
         yield {**annotation, "id": number, "area": area, **source}
 

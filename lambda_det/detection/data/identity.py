@@ -42,27 +42,34 @@ def write_identity(folder: str | Path, name: str, file: str, ground_truth: COCO)
 
 
 def digest(ground_truth: COCO) -> str:
-    """A digest of the images, the names of the classes, and the objects.
+    """A digest of the images, the names of the classes, and the objects with their masks.
 
     Neither the places of files nor the ids of the categories matter: a class is identified by its
-    place.
+    place. The order of the objects does not matter, nor whether a mask is written as polygons or as
+    run lengths.
     """
     dataset = ground_truth.dataset
     places = {category["id"]: place for place, category in enumerate(dataset["categories"])}
+    objects = (
+        [
+            *(a["image_id"], places[a["category_id"]], a["bbox"], a["area"], a["iscrowd"]),
+            ground_truth.annToRLE(a)["counts"],  # pycocotools replaces polygons by runs
+        ]
+        for a in dataset["annotations"]
+    )
     content = [
         [[image["id"], image["height"], image["width"]] for image in dataset["images"]],
         [category["name"] for category in dataset["categories"]],
-        [
-            [a["image_id"], places[a["category_id"]], a["bbox"], a["area"], a["iscrowd"]]
-            for a in dataset["annotations"]
-        ],
+        sorted(json.dumps(one, default=_plain) for one in objects),
     ]
     text = json.dumps(content, default=_plain)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy, or an id of an image of any type."""
+    """A number of NumPy, runs of pycocotools, or an id of an image of any type."""
+    if isinstance(value, bytes):
+        return value.decode("ascii")
     return value.item() if hasattr(value, "item") else str(value)
 
 
@@ -92,7 +99,7 @@ def entries_of(
     if not beside.is_file():
         return entries
     # another program may have written a file of this name
-    faults = (OSError, ValueError, LookupError, TypeError)
+    faults = (OSError, ValueError, LookupError, TypeError, RecursionError)
     what = f"{beside} cannot be read as the record of an evaluation's data"
     with refused(DataError, what, "evaluate again", *faults):
         of = json.loads(beside.read_text("utf-8"))
@@ -105,7 +112,7 @@ def entries_of(
         raise DataError(
             f"{results} is of {data}, classes {classes}. "
             f"{name} has {len(ground_truth.dataset['images'])} images now, classes "
-            f"{listed(categories, 8)}; evaluate the run again on these data."
+            f"{listed(categories, 8)}, or other objects; evaluate the run again on these data."
         )
     now = [category["id"] for category in ground_truth.dataset["categories"]]
     ids = dict(zip(then, now, strict=True))

@@ -264,6 +264,37 @@ def mask_of(
     return [rectangle(*box.tolist())]
 
 
+def without_holes(mask: Any, area: float, height: int, width: int) -> dict[str, Any] | None:
+    """The mask of polygons of which some are outlines of holes; None where none is.
+
+    In COCO's format the polygons of an object are added. Some tools write the outline of a hole as
+    one more polygon. Then the area of the object is that of the pixels within an odd number of
+    polygons, and not that of all.
+
+    Args:
+        mask: of an annotation after :func:`decide`.
+        area: that the file states.
+        height, width: of the picture.
+
+    Returns:
+        Run lengths, because a polygon cannot have a hole.
+    """
+    if not isinstance(mask, list) or len(mask) < 2 or area >= _ADDED * sum(map(area_of, mask)):
+        return None
+    times = mask_util.decode(mask_util.frPyObjects(mask, height, width)).sum(axis=2)
+    odd = times % 2 == 1
+    added, left = np.count_nonzero(times), np.count_nonzero(odd)
+    if not left or _FAR_FROM_AREA * abs(left - area) >= abs(added - area):
+        return None
+    runs = mask_util.encode(np.asfortranarray(odd, np.uint8))
+    return {**runs, "counts": runs["counts"].decode()}
+
+
+# of the sum of polygons: an area that is counted in pixels may be smaller than the sum by as much
+_ADDED = 0.99
+_FAR_FROM_AREA = 4  # times nearer to the stated area than the sum is
+
+
 def _with_usable_mask(
     annotation: dict[str, Any], height: int | None, width: int | None
 ) -> tuple[dict[str, Any], list[Fault]]:

@@ -17,6 +17,7 @@ SHARED = Kind(DOUBTFUL, "label file of two pictures of one name; both have its o
 ATTRIBUTE = Kind(DOUBTFUL, "object whose class is of another attribute than that of most objects")
 MORE_ATTRIBUTES = Kind(NOTED, "object with several attributes, of which the first is its class")
 JOINED = Kind(NOTED, "shapes of one class and group, which are one object")
+POSES = Kind(NOTED, "points of poses after boxes, which are not used; data.yaml has no kpt_shape")
 NO_FILE = Kind(NOTED, "picture without a label file, which counts as one without an object")
 NO_LABELS = Kind(NOTED, "picture without labels, which is not used")
 ELSEWHERE = Kind(NOTED, "picture that is in another folder than its labels name")

@@ -35,6 +35,7 @@ from lambda_det.own_data.labels.pictures import Pictures
 from lambda_det.own_data.labels.xml import stated_size
 
 _IGNORED = "__ignore__"  # this is no class: LabelMe's own exporters leave it out
+_NO_GROUP = (None, "", -1, "-1")  # as tools write that a shape stands alone
 _OUTLINES = ("polygon", "rotation", "oriented_rectangle", "quadrilateral")  # also X-AnyLabeling's
 
 
@@ -85,7 +86,7 @@ def objects_of(
             findings.add(unread_shape(str(shape["shape_type"])), where)
             continue
         group = shape.get("group_id")  # the polygons of each object
-        alone = group is None or isinstance(thing.mask, dict)
+        alone = group in _NO_GROUP or isinstance(thing.mask, dict)
         key = number if alone else (label, str(group))
         groups.setdefault(key, []).append(thing._replace(where=where))
     for parts in groups.values():

@@ -22,6 +22,7 @@ from lambda_det.own_data.labels.findings import (
     NO_FILE,
     NO_PICTURE,
     OTHER_LIST,
+    POSES,
     SHARED,
     Findings,
 )
@@ -64,6 +65,9 @@ def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[La
     names, has_points = yolo_names(file), "kpt_shape" in yolo_content(file)
     _count_names(file, names, findings)
     label_files = _label_files(pictures, file.parent)
+    if not has_points and _are_poses(dict.fromkeys(filter(None, label_files.values()))):
+        has_points = True
+        findings.add(POSES, str(file))
     first: dict[Path, Path] = {}  # the picture of each label file
     for picture in pictures.paths:
         labels = label_files.get(picture)
@@ -74,15 +78,68 @@ def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[La
             if first.setdefault(labels, picture) != picture:
                 findings.add(SHARED, f"{labels}: {first[labels]} and {picture}")
             size = np.array(size_of(picture))
-            for number, line in enumerate(read_text(labels).splitlines(), 1):
-                if words := line.split():
-                    # a box, and the points of a pose
-                    words = words[:5] if has_points else words
-                    objects.append(_object(words, size, names, f"{labels}, line {number}"))
+            for number, words in _lines(labels):
+                # a box, and the points of a pose
+                words = words[:5] if has_points else words
+                objects.append(_object(words, size, names, f"{labels}, line {number}"))
         yield LabelledPicture(labels or picture, str(picture.absolute()), objects)
     _compare_names(file, names, {labels.parent for labels in first}, findings)
     for labels, reason in _unused(pictures.folder, file.parent, label_files.values()):
         findings.add(NO_PICTURE, f"{labels}{reason}")
+
+
+def _lines(labels: Path) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a label file that have words: the number of the line, and its words."""
+    for number, line in enumerate(read_text(labels).splitlines(), 1):
+        if words := line.split():
+            yield number, words
+
+
+def _are_poses(label_files: Iterable[Path]) -> bool:
+    """Whether each line is a class, a box and the points of a pose, and not a polygon.
+
+    Then all have the same number of words, and the points lie in the boxes. A point may have a
+    third number, its visibility, which is 0, 1 or 2. Without it, a box with one point, and fewer
+    lines than ``_LEAST_POSES``, may as well be polygons, and are taken for them.
+    """
+    lines: list[list[str]] = []
+    for labels in label_files:
+        for _, words in _lines(labels):
+            if len(words) < 8 or len(words) != len((lines or [words])[0]):
+                return False
+            lines.append(words)
+    try:
+        numbers = np.array([words[1:] for words in lines], float).reshape(len(lines), -1)
+    except ValueError:
+        return False
+    return len(lines) > 0 and (_have_points(numbers, 3) or _have_points(numbers, 2))
+
+
+_LEAST_POSES = 4
+_OF_POSES = 0.9  # least share of the lines whose points are in their box
+
+
+def _have_points(numbers: np.ndarray, each: int) -> bool:
+    """Whether lines [N, 4 + K * each] are boxes with K points of 2 or 3 numbers each."""
+    if (numbers.shape[1] - 4) % each:
+        return False
+    centre, sides = numbers[:, None, :2], numbers[:, None, 2:4]
+    points = numbers[:, 4:].reshape(len(numbers), -1, each)
+    if each == 3 and not np.isin(points[..., 2], (0, 1, 2)).all():
+        return False
+    places = points[..., :2]
+    seen = places.any(-1, keepdims=True)
+    seen = seen & (points[..., 2:] > 0) if each == 3 else seen
+    slack = 0.01  # of the picture
+    fit = (sides > 0) & (centre - sides / 2 > -slack) & (centre + sides / 2 < 1 + slack)
+    fit = fit & ((abs(places - centre) <= sides / 2 + slack) | ~seen)
+    fits = fit.all((1, 2))
+    if each == 2:
+        # the points of a pose are spread over its box; it is by chance that corners of a polygon
+        # lie in the box that its first two would make, and then close together
+        spread = np.where(seen, places, -np.inf).max(1) - np.where(seen, places, np.inf).min(1)
+        fits &= (2 * spread >= sides[:, 0]).any(1) & (len(numbers) >= _LEAST_POSES)
+    return bool(fits.mean() >= _OF_POSES)
 
 
 def yolo_content(file: Path) -> dict[str, Any]:

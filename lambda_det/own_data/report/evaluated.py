@@ -135,7 +135,8 @@ def read_predictions(path: str | Path, dataset: str) -> list[dict[str, Any]]:
         DataError: the file is missing or no JSON, or its entries are no predictions of instances.
     """
     advice = "an evaluation writes it as inference/coco_instances_results.json into its OUTPUT_DIR"
-    with refused(DataError, f"The results file {path} cannot be read", advice, OSError, ValueError):
+    errors = (OSError, ValueError, RecursionError)
+    with refused(DataError, f"The results file {path} cannot be read", advice, *errors):
         entries = json.loads(Path(path).read_text("utf-8"))
     needed = {"image_id", "category_id", "score"}
     if not isinstance(entries, list) or not all(

@@ -255,6 +255,38 @@ def test_the_masks_that_are_evaluated(content, write, changes, area):
     assert mask_util.area(api.annToRLE(api.anns[1])) == pytest.approx(area, abs=12)
 
 
+OUTER, HOLE = [4, 6, 24, 6, 24, 22, 4, 22], [8, 10, 8, 18, 20, 18, 20, 10]
+REVERSED = [20, 10, 20, 18, 8, 18, 8, 10]
+ISLAND, OTHER = [10, 12, 14, 12, 14, 16, 10, 16], [22, 20, 28, 20, 28, 24, 22, 24]
+
+
+@pytest.mark.parametrize(
+    "polygons, area, pixels",
+    [
+        ([OUTER, HOLE], 224, 224),
+        ([OUTER, REVERSED], 224, 224),
+        ([HOLE, OUTER], 230, 224),  # the area is that of pixels of another program
+        ([OUTER, HOLE, ISLAND], 240, 240),
+        ([OUTER, HOLE], 320, 320),
+        ([OUTER, HOLE], 416, 320),  # the sum
+        ([OUTER, HOLE], 60, 320),  # of neither
+        ([OUTER, HOLE], None, 320),
+        ([OUTER, OUTER], 320, 320),
+        ([OUTER, OTHER], 340, 340),  # they overlap
+    ],
+)
+def test_a_polygon_within_another_one_is_a_hole_where_the_area_says_so(
+    content, write, polygons, area, pixels
+):
+    content["annotations"][0] |= {"segmentation": polygons, "area": area}
+    truth = read_coco(*write(content))
+    (one, _), *_ = (record["annotations"] for record in truth.records)
+    kept = coco_api(truth.records, truth.report.categories)
+    assert kept.annToMask(kept.anns[1]).sum() == pixels
+    is_repaired = any("hole" in case for f in truth.report.findings.values() for case in f.first)
+    assert is_repaired == isinstance(one["segmentation"], dict) == (pixels in (224, 240))
+
+
 def test_images_of_as_many_pixels_as_pillow_reads_and_one_more(content, write):
     for over in (0, 1):
         pixels = 2 * Image.MAX_IMAGE_PIXELS + over

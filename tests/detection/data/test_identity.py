@@ -4,6 +4,7 @@ import copy
 import json
 from pathlib import Path
 
+import pycocotools.mask as mask_util
 import pytest
 from detectron2.data import DatasetCatalog
 from detectron2.structures import BoxMode
@@ -62,12 +63,27 @@ def test_other_ids_of_categories_are_met_by_their_order(content, write, tmp_path
 CHANGES = {
     "another box": lambda content: content["annotations"][0]["bbox"].__setitem__(0, 5),
     "another size": lambda content: content["images"][0].update(width=65),
+    "another mask": lambda content: content["annotations"][0].update(
+        segmentation=[[4, 6, 24, 6, 24, 22]]
+    ),
+    "a mask in runs": lambda content: content["annotations"][0].update(
+        segmentation={"size": [48, 64], "counts": [198, 16, 2858]}
+    ),
     "an object less": lambda content: content["annotations"].pop(),
     "an image less": lambda content: content["images"].pop(),
     "another class": lambda content: content["annotations"][0].update(category_id=5),
     "other names": lambda content: content["categories"][0].update(name="plum"),
     "another order": lambda content: content["categories"].reverse(),
 }
+
+
+def test_the_form_of_masks_and_the_order_of_objects_do_not_matter(results, content, write):
+    height, width = content["images"][0]["height"], content["images"][0]["width"]
+    for entry in content["annotations"][::2]:
+        (entry["segmentation"],) = mask_util.frPyObjects(entry["segmentation"], height, width)
+        entry["segmentation"]["counts"] = entry["segmentation"]["counts"].decode()
+    content["annotations"].reverse()
+    assert read(results, content, write) == json.loads(results.read_text())
 
 
 @pytest.mark.parametrize("row", CHANGES)

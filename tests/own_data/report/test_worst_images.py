@@ -8,6 +8,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
 from detectron2.structures import BoxMode
 
+from lambda_det.detection.drawing import captioned
 from lambda_det.errors import DataError
 from lambda_det.own_data.report.evaluated import read_predictions
 from lambda_det.own_data.report.worst_images import Match, draw_worst, match
@@ -193,3 +194,10 @@ NEAR, HALF = (10, 10, 50, 46), (10, 10, 50, 28)
 )
 def test_counts(predictions, truth, expected):
     assert match(predicted(*predictions), truth) == expected
+
+
+def test_a_name_that_is_no_unicode_is_written_with_escapes():
+    """OpenCV ends the process at such a text."""
+    picture = np.full((20, 300, 3), 90, np.uint8)
+    expected = captioned(picture, r"gr\udcf6n.png")
+    assert np.array_equal(captioned(picture, "gr\udcf6n.png"), expected)
