@@ -1,6 +1,8 @@
 """Which processes a test has started, directly or not, and whether they still live; Linux only."""
 
+import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +20,20 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def wait_for_the_end_of(pids: Iterable[int], seconds: float) -> None:
+    """Wait until all of these processes have ended; the others are ended, and that is a failure.
+
+    What is left would hold the output of the tests open, and whoever reads it would wait forever.
+    """
+    try:
+        wait_until(lambda: not any(map(is_alive, pids)), seconds)
+    except AssertionError:
+        left = [pid for pid in pids if is_alive(pid)]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        raise AssertionError(f"{left} were left after {seconds} s") from None
 
 
 def children(pid: int) -> list[int]:

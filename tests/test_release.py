@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.version import Version
+
+from tests.tool import load_tool
 
 pytestmark = pytest.mark.checkout
 
@@ -151,3 +154,23 @@ def test_the_workflows_install_what_the_site_needs():
         text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text("utf-8")
         line = next(line for line in text.splitlines() if "mkdocs-material" in line)
         assert all(needed in line for needed in names), name
+
+
+def test_the_versions_are_the_same_everywhere():
+    """Those that `make matrix` tries, the workflow, the page, and what the package asks for."""
+    tried = [(pair.python, pair.torch, pair.numpy) for pair in load_tool("matrix", ".ci").PAIRS]
+    workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text("utf-8"))
+    strategy = workflow["jobs"]["quick"]["strategy"]["matrix"]
+    assert strategy["pair"] == [f"{python}:{torch}" for python, torch, _ in tried]
+    page = (ROOT / "docs/versions.md").read_text("utf-8")
+    rows = re.findall(r"^\| (3\.\d+) \| (\S+) \| (\S+) \|", page, re.M)
+    assert sorted(rows) == sorted(tried)
+
+    setup = (ROOT / "setup.py").read_text("utf-8")
+    minors = sorted({int(python.partition(".")[2]) for python, *_ in tried})
+    assert re.search(r'python_requires=">=3\.(\d+)"', setup)[1] == str(minors[0])
+    classified = re.search(r"for minor in \(([\d, ]+)\)", setup)[1]
+    assert [int(minor) for minor in classified.split(", ")] == minors
+    for place, name in ((1, "torch"), (2, "numpy")):
+        least = re.search(rf'"{name}>=([\d.]+)"', setup)[1]
+        assert min((pair[place] for pair in tried), key=Version).startswith(f"{least}.")

@@ -12,7 +12,14 @@ import pytest
 
 from lambda_det.errors import INTERRUPTED_STATUS, PREEMPTED_STATUS
 from tests import forked
-from tests.processes import children, descendants, is_alive, shared_memory, wait_until
+from tests.processes import (
+    children,
+    descendants,
+    is_alive,
+    shared_memory,
+    wait_for_the_end_of,
+    wait_until,
+)
 from tests.reliability.runs import assert_same_run, detection_words
 
 pytestmark = [
@@ -161,7 +168,7 @@ class Command:
     def end(self, seconds: float = SECONDS) -> int:
         """Wait for its end, and see that it leaves nothing after some seconds; its status."""
         status = self._wait(100)
-        wait_until(lambda: not any(map(is_alive, self._started)), seconds)
+        wait_for_the_end_of(self._started, seconds)
         wait_until(lambda: not any(file.exists() for file in self._shared), SECONDS)
         return status
 

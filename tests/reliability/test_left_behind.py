@@ -17,7 +17,13 @@ import pytest
 
 from lambda_det.training.loading import ImageLoader
 from tests import forked
-from tests.processes import descendants, is_alive, shared_memory, wait_until
+from tests.processes import (
+    descendants,
+    is_alive,
+    shared_memory,
+    wait_for_the_end_of,
+    wait_until,
+)
 from tests.reliability.runs import detection_words
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
@@ -64,7 +70,7 @@ def test_loader_processes_with_full_pipes_end(in_thread):
     left, files = _kill(process.pid)
     process.join()
     assert len(left) == 4
-    wait_until(lambda: not any(map(is_alive, left)), SECONDS)
+    wait_for_the_end_of(left, SECONDS)
     assert not [file for file in files if file.exists()]
 
 
@@ -110,5 +116,5 @@ def test_a_killed_run_leaves_nothing(arguments, tmp_path, moment):
     left, files = _kill(run.pid)
     run.join()
     assert run.exitcode == -signal.SIGKILL and left
-    wait_until(lambda: not any(map(is_alive, left)), SECONDS)
+    wait_for_the_end_of(left, SECONDS)
     wait_until(lambda: not any(file.exists() for file in files), SECONDS)

@@ -1,0 +1,650 @@
+"""One fault or more for each promise of docs/promises.md, which its own tests must see.
+
+    python -m tests.faults            # all of them, some minutes; before a release
+    python -m tests.faults pickle     # those with the word in their promise, file or text
+
+Each fault is put into a copy of this tree, and the tests that it names run there. They must fail
+with the fault, and pass without it. The faults are mistakes that a person might make: a condition
+left out, two sides exchanged, a file that is not there. tests/test_promises.py sees that each row
+has one, and that its text is still in the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS = 300  # after which tests are stopped that neither pass nor fail
+
+
+class Fault(NamedTuple):
+    """A mistake in the code that breaks a promise.
+
+    Attributes:
+        promise: the beginning of its row in docs/promises.md.
+        file: that has the mistake.
+        text: of the file, in it once.
+        wrong: what stands there instead.
+        tests: of the row's files, as pytest takes them: the fewest that must see it.
+    """
+
+    promise: str
+    file: str
+    text: str
+    wrong: str
+    tests: tuple[str, ...]
+
+
+def _fault(promise: str, file: str, text: str, wrong: str, *tests: str) -> Fault:
+    return Fault(promise, file, text, wrong, tuple(f"tests/{test}" for test in tests))
+
+
+FAULTS = [
+    # ------------------------------------------------------------------------- networks and layer
+    _fault(
+        "The lambda layer for maps is the paper's",
+        "lambda_det/layers/lambda_layer.py",
+        "return F.normalize(_none(keys, dim, inside), dim=dim)",
+        "return F.normalize(_none(keys, dim, inside), dim=-1)",
+        "layers/test_lambda_layer.py::test_equals_definition",
+    ),
+    _fault(
+        "Every implementation of the position output",
+        "lambda_det/layers/local/query_first.py",
+        "left, top = scope_x // 2, scope_y // 2",
+        "left, top = scope_y // 2, scope_x // 2",
+        "layers/test_local.py::test_equals_definition_forward_and_backward",
+    ),
+    _fault(
+        "Every implementation of the position output",
+        "lambda_det/layers/local/query_first.py",
+        "apart_y = math.ceil(tiling.window_height / tiling.height)",
+        "apart_y = max(tiling.window_height // tiling.height, 1)",
+        "layers/test_local.py::test_query_first_adds_no_overlapping_windows_at_once",
+    ),
+    _fault(
+        "Layers of other lambda packages are converted",
+        "lambda_det/layers/convert.py",
+        "keys[key_order], values[value_order]",
+        "keys, values",
+        "layers/test_convert.py::test_the_output_is_the_same",
+    ),
+    _fault(
+        "Networks have the paper's parameter counts",
+        "lambda_det/modeling/specs.py",
+        "101: ((3, 4, 23, 3), (6, 12, 18)),",
+        "101: ((3, 4, 23, 3), (6, 12, 18, 23)),",
+        "modeling/test_specs.py::test_parameters[lambda_resnet101]",
+    ),
+    _fault(
+        "Layers and classifiers work without Detectron2",
+        "lambda_det/foundation.py",
+        "            self.running_var -= eps  #",
+        "            #",
+        "test_imports.py::test_networks_without_detectron2",
+    ),
+    _fault(
+        "Backbones by name and as LazyConfig nodes",
+        "lambda_det/modeling/backbones.py",
+        "        freeze_at=cfg.MODEL.BACKBONE.FREEZE_AT,\n",
+        "",
+        "modeling/test_build.py::test_options_reach_the_layers",
+    ),
+    _fault(
+        "A script of Detectron2 runs unchanged",
+        "lambda_det/run.py",
+        "sys.argv = [args.script, *words[end:]]",
+        "sys.argv = [args.script, *(w for w in words[end:] if w != '--')]",
+        "test_run.py::test_script_sees_what_python_would_show_it",
+    ),
+    # ------------------------------------------------------------------------------------ weights
+    _fault(
+        "A file of weights loads completely",
+        "lambda_det/weights/loading.py",
+        "    if fit.reshaped:\n        wrong",
+        "    if False:\n        wrong",
+        "weights/test_loading.py"
+        "::test_other_parts_of_another_shape_are_refused_and_do_not_start_afresh",
+    ),
+    _fault(
+        "A file of weights loads completely",
+        "lambda_det/weights/loading.py",
+        "unexpected=[n for n in fit.unexpected if n not in _PIXEL_BUFFERS]",
+        "unexpected=[]",
+        "training/test_checkpointer.py::test_what_does_not_fit_is_refused_and_changes_nothing",
+    ),
+    _fault(
+        "A file of weights loads completely",
+        "lambda_det/weights/loading.py",
+        "    check_shared(model, state, file)\n",
+        "",
+        "weights/test_loading.py::test_different_weights_for_one_shared_tensor_are_refused",
+    ),
+    _fault(
+        "No file of weights can run a program",
+        "lambda_det/weights/formats.py",
+        "if (module, name) not in _PICKLE_GLOBALS:",
+        'if module in ("os", "posix", "nt", "subprocess"):',
+        "weights/test_formats.py::test_a_pickle_refers_to_what_arrays_need_and_to_nothing_else",
+    ),
+    _fault(
+        "No file of weights can run a program",
+        "lambda_det/weights/formats.py",
+        "if (module, name) not in _PICKLE_GLOBALS:",
+        'if (module, name) not in _PICKLE_GLOBALS and not module.startswith("numpy"):',
+        "weights/test_formats.py::test_a_pickle_refers_to_what_arrays_need_and_to_nothing_else",
+    ),
+    _fault(
+        "No file of weights can run a program",
+        "lambda_det/weights/formats.py",
+        "            if tarfile.is_tarfile(path):\n",
+        "            if False:\n",
+        "weights/test_formats.py::test_a_tar_archive_is_refused",
+    ),
+    _fault(
+        "No file of weights can run a program",
+        "lambda_det/weights/formats.py",
+        "weights_only=True, mmap=mmap and zipped",
+        "weights_only=False, mmap=mmap and zipped",
+        "tools/test_malicious_files.py::test_weights_of_a_detector",
+    ),
+    _fault(
+        "Weights of timm, torchvision",
+        "lambda_det/weights/import_names.py",
+        "lambda x: torch.cat([_objects(x), x[:1]])",
+        "lambda x: torch.cat([x[:1], _objects(x)])",
+        "weights/test_import_detectors.py::test_an_rcnn_is_theirs_at_every_stage",
+    ),
+    _fault(
+        "A backbone file has the features",
+        "lambda_det/weights/backbone_file.py",
+        "(state[var].double() + norm.eps) * factor**2 - norm.eps",
+        "state[var].double() * factor**2",
+        "export/test_verify.py::test_a_file_folded_or_not",
+    ),
+    # ----------------------------------------------------------------------------------- training
+    _fault(
+        "The paper's Mask R-CNN training",
+        "configs/base_mask_rcnn_fpn.yaml",
+        "  BASE_LR: 0.32\n",
+        "  BASE_LR: 0.02\n",
+        "test_configs.py::test_the_paper_s_figures[mask_rcnn_lambdaresnet50]",
+    ),
+    _fault(
+        "A LazyConfig means what its nodes say",
+        "lambda_det/detection/lazy_parts.py",
+        'each.output_dir = f"{each.output_dir}{ending}"',
+        "each.output_dir = str(each.output_dir)",
+        "detection/test_lazy_config.py"
+        "::test_the_files_of_averaged_weights_have_a_folder_of_their_own",
+    ),
+    _fault(
+        "A run that was killed at any moment",
+        "lambda_det/training/statistics.py",
+        '        self.updates = state["updates"]\n',
+        "",
+        "reliability/test_kills.py::test_kills_change_nothing[classification-5]",
+    ),
+    _fault(
+        "A run that ended leaves no process",
+        "lambda_det/training/loading.py",
+        "        end_with_parent(parent, by_main_thread=False)\n",
+        "",
+        "reliability/test_left_behind.py::test_loader_processes_with_full_pipes_end[False]",
+    ),
+    _fault(
+        "SIGTERM, SIGUSR1 and Ctrl-C finish the step",
+        "lambda_det/distributed/signals.py",
+        '("SIGTERM", "SIGUSR1", "SIGINT") if',
+        '("SIGTERM", "SIGINT") if',
+        "reliability/test_ends.py::test_a_scheduler_s_signals_save_all[one-forked]",
+    ),
+    _fault(
+        "A GPU's memory that is too small",
+        "lambda_det/training/task.py",
+        'self.settings.option("accumulate", 2 * self.settings.accumulate)',
+        'self.settings.option("accumulate", self.settings.accumulate)',
+        "detection/test_resume.py::test_what_a_full_memory_says_to_type_continues_the_run",
+    ),
+    _fault(
+        "TensorBoard, and an event writer",
+        "lambda_det/training/writers.py",
+        '_class_of(name, settings.key("event_writers"))(folder)',
+        '_class_of(name, settings.key("event_writers"))(".")',
+        "training/test_writers.py::test_a_run_writes_to_those_that_are_named",
+    ),
+    _fault(
+        "Other numbers of processes",
+        "lambda_det/training/step.py",
+        "place = index * comm.get_world_size() + comm.get_rank()",
+        "place = index + comm.get_rank() * self.accumulate",
+        "distributed/test_processes.py::test_a_mask_rcnn_has_the_losses_of_one_process",
+    ),
+    _fault(
+        "Other numbers of processes",
+        "lambda_det/training/stream.py",
+        "drawn, offset = self._images, rank * size",
+        "drawn, offset = size, 0",
+        "reliability/test_other_numbers.py",
+    ),
+    _fault(
+        "Several processes on one machine",
+        "lambda_det/distributed/launch.py",
+        "rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)",
+        "rank, failure = max(result.failures.items(), key=lambda item: item[1].timestamp)",
+        "distributed/test_launch.py::test_the_cause_is_named_and_not_what_followed",
+    ),
+    _fault(
+        "Several machines by torchrun",
+        "lambda_det/distributed/connection.py",
+        'os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_kept else "0"',
+        '"0"',
+        "distributed/test_restarts.py::test_torchrun_continues_after_a_kill[forking]",
+    ),
+    _fault(
+        "A damaged checkpoint is noticed",
+        "lambda_det/weights/formats.py",
+        "if any(record.CRC for record in archive.infolist()) and (bad := archive.testzip()):",
+        "if False and (bad := archive.testzip()):",
+        "tools/test_damaged_runs.py::test_a_spoiled_checkpoint_is_made_again_from_the_one_before",
+    ),
+    _fault(
+        "A loss that is not finite stops the run",
+        "lambda_det/training/step.py",
+        "            finite = finite & grad_norm.isfinite()\n",
+        "            pass\n",
+        "training/test_step.py::test_a_bad_number_stops_before_the_weights_change",
+    ),
+    _fault(
+        "A loss that is not finite stops the run",
+        "lambda_det/training/step.py",
+        "finite = values.isfinite().all()",
+        "finite = (~values.isnan()).all()",
+        "training/test_step.py::test_a_bad_number_stops_before_the_weights_change",
+    ),
+    _fault(
+        "bfloat16, float16 with a loss scale",
+        "lambda_det/training/step.py",
+        "            self.grad_scaler.unscale_(self.optimizer)\n",
+        "            pass\n",
+        "training/test_precision.py::test_skipped_steps_are_counted",
+    ),
+    _fault(
+        "The losses of five small trainings",
+        "lambda_det/training/step.py",
+        "total = sum(batch_losses.values()) / self.accumulate",
+        "total = sum(batch_losses.values())",
+        "reliability/test_golden.py::test_the_losses_are_those_that_were_kept[accumulation]",
+    ),
+    _fault(
+        "The losses of five small trainings",
+        "lambda_det/training/step.py",
+        "            if self._settings.clipping:\n",
+        "            if False:\n",
+        "training/test_step.py",
+    ),
+    _fault(
+        "Every key of Detectron2 is read",
+        "lambda_det/detection/schedule.py",
+        "        bias_lr_factor=solver.BIAS_LR_FACTOR,\n",
+        "",
+        "detection/test_every_key.py::test_every_key_is_read",
+    ),
+    _fault(
+        "Ten heads of Detectron2",
+        "lambda_det/detection/registry.py",
+        'add_config="add_pointrend_config"',
+        'add_config=""',
+        "detection/heads/test_heads.py::test_it_trains_and_is_evaluated[point_rend]",
+    ),
+    _fault(
+        "A head of another project",
+        "lambda_det/detection/registry.py",
+        "    if isinstance(entry, Head) and entry.class_layers:\n",
+        "    if False:\n",
+        "detection/test_registry.py::test_its_layers_start_afresh_with_other_classes",
+    ),
+    _fault(
+        "Large-scale jitter, colour, copy-paste",
+        "lambda_det/detection/data/mixing.py",
+        "left = BitMasks(masks & ~hidden)",
+        "left = BitMasks(masks)",
+        "detection/data/test_mixing.py::test_what_is_pasted_covers_what_is_below",
+    ),
+    _fault(
+        "Large-scale jitter, colour, copy-paste",
+        "lambda_det/detection/data/mapper.py",
+        'arguments["recompute_boxes"] = learns_masks and changes_outlines(augmentations)',
+        'arguments["recompute_boxes"] = False',
+        "detection/data/test_mapper.py::test_boxes_are_tight_around_what_the_crop_leaves",
+    ),
+    _fault(
+        "Evaluation gives pycocotools' figures",
+        "lambda_det/detection/evaluation.py",
+        "names = [class_names[places[i]] for i in coco_eval.params.catIds]",
+        "pass",
+        "detection/test_evaluation.py"
+        "::test_the_ap_of_a_class_has_its_name_whatever_the_order_of_the_ids",
+    ),
+    _fault(
+        "Evaluation gives pycocotools' figures",
+        "lambda_det/detection/panoptic_quality.py",
+        "- overlap - overlap[VOID]",
+        "- overlap",
+        "detection/test_panoptic_quality.py::test_it_counts_as_a_slow_reference",
+    ),
+    _fault(
+        "Small classifiers are trained",
+        "lambda_det/classification/task.py",
+        "loader = build_eval_loader(cfg, source, batch_size=batch_size)",
+        "loader = build_eval_loader(cfg, self.sources.val, batch_size=batch_size)",
+        "classification/test_task.py",
+    ),
+    _fault(
+        "The paper's classifiers on ImageNet",
+        "configs/imagenet/lambda_resnet152_192.yaml",
+        "  DROPOUT: 0.3\n",
+        "  DROPOUT: 0.2\n",
+        "classification/test_recipes.py::test_every_row_of_table_20_has_a_recipe_and_no_other_has",
+    ),
+    # ----------------------------------------------------------------------------------- own data
+    _fault(
+        "Labels of COCO, YOLO",
+        "lambda_det/own_data/labels/yolo.py",
+        "return polygon(name, numbers.reshape(-1, 2) * size)._replace(where=where)",
+        "return polygon(name, numbers.reshape(-1, 2) * size[::-1])._replace(where=where)",
+        "own_data/test_labels.py::test_yolo_polygons",
+    ),
+    _fault(
+        "Ground truth is decided once",
+        "lambda_det/detection/data/truth.py",
+        "    return _as_sides(annotation, inside), [",
+        "    return annotation, [",
+        "detection/data/test_coco.py::test_boxes_over_the_border_are_cut",
+    ),
+    _fault(
+        "Ground truth is decided once",
+        "lambda_det/detection/data/truth.py",
+        "number not in (None, values.size // 3)",
+        "False",
+        "detection/data/test_truth.py::test_keypoints_of_another_number_are_taken_away",
+    ),
+    _fault(
+        "Labels are written as COCO, YOLO and LabelMe",
+        "lambda_det/detection/data/label_files.py",
+        'f"{value:.9g}"',
+        'f"{value:.5g}"',
+        "own_data/test_layouts.py::test_the_command_writes_other_formats_and_reads_them_back[yolo]",
+    ),
+    _fault(
+        "A share of the pictures is held out",
+        "lambda_det/own_data/held_out.py",
+        "group_of = copies({name: files[name] for name in names})",
+        "group_of = {name: name for name in names}",
+        "own_data/test_real_labels.py::test_copies_of_one_picture_are_held_out_together",
+    ),
+    _fault(
+        "A share of the pictures is held out",
+        "lambda_det/own_data/held_out.py",
+        "rare = min(filter(left.get, left)",
+        "rare = max(filter(left.get, left)",
+        "own_data/test_held_out.py::test_each_class_has_its_share",
+    ),
+    _fault(
+        "`lambda-det train --data DIR` chooses",
+        "lambda_det/own_data/recipe.py",
+        "np.log(boxes[:, 1] / boxes[:, 0])",
+        "np.log(boxes[:, 0] / boxes[:, 1])",
+        "own_data/test_recipe.py"
+        "::test_ratios_are_heights_by_widths_as_those_of_detectron2_s_anchors",
+    ),
+    _fault(
+        "`lambda-det train --data DIR` chooses",
+        "lambda_det/own_data/input_size.py",
+        "base = largest = own = size",
+        "base = size",
+        "own_data/test_input_size.py::test_a_typed_size_is_not_exceeded",
+    ),
+    _fault(
+        "Evaluations of own data take about a fifth",
+        "lambda_det/own_data/recipe.py",
+        "room = _SHARE / (1 - _SHARE) * steps",
+        "room = steps",
+        "own_data/test_recipe.py::test_evaluations_take_a_fifth_of_the_time_at_most",
+    ),
+    _fault(
+        "One page about a run",
+        "lambda_det/own_data/report/class_results.py",
+        'matrix[row, place[prediction["category_id"]]] += 1',
+        'matrix[place[prediction["category_id"]], row] += 1',
+        "own_data/report/test_run_page.py::test_confusion_counts_every_object_and_prediction_once",
+    ),
+    _fault(
+        "`lambda-det evaluate RUN`",
+        "lambda_det/own_data/evaluate.py",
+        "saved.content, complete=True, averaged=averaged)",
+        "saved.content, complete=True, averaged=False)",
+        "own_data/test_evaluate.py::test_parts_of_the_run_s_data",
+    ),
+    _fault(
+        "Results are read with the data that they are of",
+        "lambda_det/detection/data/identity.py",
+        '[image["id"], image["height"], image["width"]]',
+        '[image["id"]]',
+        "detection/data/test_identity.py::test_results_of_other_data_are_refused",
+    ),
+    _fault(
+        "A detector with its model card",
+        "lambda_det/own_data/hub.py",
+        "initial_weights(content)[0].items()",
+        'content["model"].items()',
+        "own_data/test_hub.py::test_the_folder_has_a_card_and_nothing_of_this_machine",
+    ),
+    _fault(
+        "Three names for Python",
+        "lambda_det/from_python.py",
+        "for flag, v in given.items() if v is not False]",
+        "for flag, v in given.items() if v]",
+        "test_from_python.py::test_a_flag_of_0_and_a_path_count",
+    ),
+    # ---------------------------------------------------------------------------------------- use
+    _fault(
+        "Predictions on pictures, folders",
+        "lambda_det/detection/prediction/annotations.py",
+        "_rounded([x0, y0, x1 - x0, y1 - y0])",
+        "_rounded([x0, y0, x1, y1])",
+        "detection/prediction/test_files.py::test_annotations_are_what_was_found",
+    ),
+    _fault(
+        "A checkpoint says what it is of",
+        "lambda_det/detection/saved_run.py",
+        "self.content, complete=True, averaged=averaged)",
+        "self.content, complete=True, averaged=False)",
+        "detection/prediction/test_predictor.py::test_the_best_and_averaged_weights_come_first",
+    ),
+    _fault(
+        "A detector as one ONNX file",
+        "lambda_det/export/detections.py",
+        " & (classes[:, :, None] == classes[:, None])",
+        "",
+        "export/test_detector.py::test_the_graph_computes_what_detectron2_does[faster_rcnn]",
+    ),
+    _fault(
+        "A detector as one ONNX file",
+        "lambda_det/export/proof.py",
+        "return all(np.allclose(*row, rtol=0, atol=self.most, equal_nan=True) for row in rows)",
+        "return True",
+        "export/test_proof.py::test_ap_beside_ap",
+    ),
+    _fault(
+        "A detector as one ONNX file",
+        "lambda_det/detection/prediction/predictor.py",
+        "kept = [instances[instances.scores >= self._threshold] for instances in found]",
+        "kept = found",
+        "export/test_detector.py::test_a_lower_threshold_is_advised_down_to_that_of_the_export",
+    ),
+    _fault(
+        "A backbone in each format",
+        "lambda_det/export/differences.py",
+        "or not expected.isfinite().all()",
+        "",
+        "export/test_backbone.py::test_an_original_without_finite_values_does_not_pass",
+    ),
+    _fault(
+        "`accelerate(model)` makes",
+        "lambda_det/cpu/folding.py",
+        "shift = -norm.running_mean.to(dtype) if bias is None",
+        "shift = norm.running_mean.to(dtype) if bias is None",
+        "cpu/test_accelerate.py"
+        "::test_a_model_of_detectron2_computes_the_same_and_gets_back_what_it_was[RetinaNet]",
+    ),
+    # ----------------------------------------------------------------------------- the repository
+    _fault(
+        "Two commands from a clone",
+        "Makefile",
+        "\t@rm -f $@ $(PROJECT)\n",
+        "",
+        "test_makefile.py::test_a_set_up_cut_short_starts_from_nothing",
+    ),
+    _fault(
+        "No compiled code is needed to install",
+        "setup.py",
+        '"lambda_det.native": ["*.cpp", "*.h"',
+        '"lambda_det.native": ["*.cpp"',
+        "test_packaging.py::test_wheel_holds_every_module_and_config_and_nothing_else",
+    ),
+    _fault(
+        "PyTorch 2.4 to 2.15",
+        ".github/workflows/test.yml",
+        '          - "3.12:2.4.1"\n',
+        "",
+        "test_release.py::test_the_versions_are_the_same_everywhere",
+    ),
+    _fault(
+        "Detectron2 is installed where it is not",
+        "tools/install_detectron2.py",
+        '.replace(CARRIER_IMPORT.encode(), b"detectron2")',
+        "",
+        "tools/test_install_detectron2.py::test_the_import_name_is_restored_everywhere",
+    ),
+    _fault(
+        "`lambda-det doctor` names",
+        "lambda_det/doctor.py",
+        "    if result != expected:\n",
+        "    if False:\n",
+        "test_doctor.py::test_a_package_that_does_not_work",
+    ),
+    _fault(
+        "The tutorial, the page on other projects",
+        "docs/keys.md",
+        "- `INPUT.LSJ.SIZE` (`1024`)",
+        "- `INPUT.LSJ.SIZE` (`512`)",
+        "test_docs.py::test_the_page_of_keys_has_what_the_code_has",
+    ),
+    _fault(
+        "Imports run one way",
+        "lambda_det/layers/options.py",
+        "from lambda_det.errors import ConfigError\n",
+        "from lambda_det.errors import ConfigError\nfrom lambda_det.weights import names\n",
+        "test_structure.py::test_imports_run_one_way",
+    ),
+]
+
+
+def copied(folder: Path) -> Path:
+    """Copy the files that git knows or would add, as they are now."""
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():  # git also lists what was removed since
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target)
+    return folder
+
+
+def run_tests(tree: Path, tests: Sequence[str], log: Path, seconds: float) -> int | None:
+    """Run tests of a copy until one fails.
+
+    Returns:
+        The status of pytest; None where it did not end in time. Processes that the tests left are
+        ended.
+    """
+    words = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=short", *tests]
+    variables = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    # Not by a pipe: what is left behind would hold it open
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            cwd=tree,
+            env={**os.environ, **variables},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it left none
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def verdict(fault: Fault, tree: Path, log: Path) -> str:
+    """What the tests of a fault say of it: "seen", or what else happened."""
+    file = tree / fault.file
+    text = file.read_text("utf-8")
+    if text.count(fault.text) != 1:
+        return f"{fault.file} has its text {text.count(fault.text)} times"
+    file.write_text(text.replace(fault.text, fault.wrong), "utf-8")
+    try:
+        status = run_tests(tree, fault.tests, log, SECONDS)
+    finally:
+        file.write_text(text, "utf-8")
+    if status is None:
+        return f"NO END after {SECONDS} s"
+    return {0: "NOT SEEN", 1: "seen"}.get(status, f"pytest ended with status {status}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    command = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_argument("word", nargs="?", default="", help="only faults that have it")
+    word = command.parse_args(argv).word
+    chosen = [fault for fault in FAULTS if any(word in part for part in fault[:4])]
+    unseen = []
+    with tempfile.TemporaryDirectory(prefix="faults_") as name:
+        tree, log = copied(Path(name, "tree")), Path(name, "log")
+        tests = sorted({test for fault in chosen for test in fault.tests})
+        print(f"{len(chosen)} faults; first their tests without a fault", flush=True)
+        if run_tests(tree, tests, log, SECONDS * len(chosen)) != 0:
+            print(f"The tests fail without a fault:\n{log.read_text()[-5000:]}")
+            return 1
+        for fault in chosen:
+            start = time.monotonic()
+            found = verdict(fault, tree, log)
+            seconds = time.monotonic() - start
+            print(f"{found}, {seconds:.0f} s: {fault.promise} ({fault.file})", flush=True)
+            if found != "seen":
+                unseen.append(fault)
+                print(log.read_text()[-2000:] if log.exists() else "", flush=True)
+    print(f"{len(chosen) - len(unseen)} of {len(chosen)} faults were seen")
+    return 1 if unseen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
