@@ -2,6 +2,7 @@ import atexit
 import functools
 import gc
 import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -74,6 +75,9 @@ def pytest_collection_finish():
 def pytest_unconfigure():
     # Else some libraries report leaks; at the end, since pytest looks for garbage before it
     atexit.register(gc.unfreeze)
+    # Python would wait for what a test that failed has left
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 @pytest.fixture(autouse=True)

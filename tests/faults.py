@@ -171,7 +171,7 @@ FAULTS = [
         "lambda_det/weights/backbone_file.py",
         "(state[var].double() + norm.eps) * factor**2 - norm.eps",
         "state[var].double() * factor**2",
-        "export/test_verify.py::test_a_file_folded_or_not",
+        "weights/test_backbone_file.py::test_a_bias_before_the_norm_and_a_variance_below_eps",
     ),
     # ----------------------------------------------------------------------------------- training
     _fault(
@@ -222,7 +222,7 @@ FAULTS = [
         "lambda_det/training/writers.py",
         '_class_of(name, settings.key("event_writers"))(folder)',
         '_class_of(name, settings.key("event_writers"))(".")',
-        "training/test_writers.py::test_a_run_writes_to_those_that_are_named",
+        "training/test_writers.py::test_names_that_are_there",
     ),
     _fault(
         "Other numbers of processes",

@@ -19,7 +19,7 @@ from lambda_det.distributed.devices import check_device
 from lambda_det.distributed.launch import launch
 from lambda_det.distributed.signals import SIGNALS, catch_signals, received_signal, start_tracker
 from lambda_det.errors import PREEMPTED_STATUS, ConfigError, DataError, Preempted, UserError
-from tests.processes import descendants, is_alive, wait_until
+from tests.processes import descendants, wait_for_the_end_of, wait_until
 
 
 def _args(*argv: str) -> argparse.Namespace:
@@ -130,6 +130,7 @@ def command(forked, tmp_path):
     """Start a command with two processes; it, and they, once they work."""
 
     def start(catches):
+        resource_tracker.ensure_running()  # else the command starts one, which ends after it
         process = multiprocessing.get_context("fork").Process(
             target=_parent, args=(tmp_path, catches)
         )
@@ -148,10 +149,10 @@ def command(forked, tmp_path):
 def test_a_signal_is_passed_on_and_the_end_waited_for(command, tmp_path, number):
     process, members = command(catches=True)
     os.kill(process.pid, number)
-    process.join()
+    process.join(60)
     assert process.exitcode == PREEMPTED_STATUS
     assert (tmp_path / "message").read_text() == f"0 has saved after {number}"
-    assert not any(map(is_alive, members))
+    wait_for_the_end_of(members, seconds=0)
 
 
 @pytest.mark.slow
@@ -162,9 +163,9 @@ def test_no_process_outlives_the_command(command, name, catches):
     number = getattr(signal, name)
     process, members = command(catches=catches)
     os.kill(process.pid, number)
-    process.join()
+    process.join(60)
     assert process.exitcode == -number
-    wait_until(lambda: not any(map(is_alive, members)), seconds=20)
+    wait_for_the_end_of(members, seconds=20)
 
 
 @pytest.mark.posix

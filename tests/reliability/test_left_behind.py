@@ -66,11 +66,11 @@ def test_loader_processes_with_full_pipes_end(in_thread):
     ready = context.Event()
     process = context.Process(target=_load, args=(in_thread, ready.set))
     process.start()
-    assert ready.wait(60)
+    is_ready = ready.wait(60)
     left, files = _kill(process.pid)
     process.join()
-    assert len(left) == 4
     wait_for_the_end_of(left, SECONDS)
+    assert is_ready and len(left) == 4
     assert not [file for file in files if file.exists()]
 
 
