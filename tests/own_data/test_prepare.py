@@ -291,9 +291,10 @@ def test_a_single_class(data, tmp_path, form):
     assert keys(again).DATASETS == cfg.DATASETS
 
 
-def test_a_run_with_classes_gets_no_single_one(run, data):
+def test_a_run_with_classes_gets_no_single_one(run):
+    words, _ = run
     with pytest.raises(ConfigError, match="--single-class"):
-        prepared("--data", data, "--single-class", "--resume", "--output", run)
+        prepared(*words, "--single-class")
 
 
 def prepared_by_part(data, boxes):

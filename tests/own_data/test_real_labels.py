@@ -19,6 +19,7 @@ from lambda_det.errors import DataError
 from lambda_det.own_data import command_line
 from lambda_det.own_data.held_out import Split, hold_out
 from lambda_det.own_data.labels import read_labels, recognise
+from lambda_det.own_data.labels.findings import NO_LABELS
 from tests.own_data.parts import draft_folder, find_parts
 
 YAML = "names: [cup, key]\n"
@@ -269,7 +270,7 @@ CASES = {
                 for name, text in ((part[:2], LINE), ("classes", "cup\n"))
             },
         },
-        (0, ["set/Annotations/Train and Validation", "set/Annotations/Test", "! without"]),
+        (0, ["set (train)\n", "set/Annotations/Test/YOLO\n", "! without"]),
     ),
     "YOLO with two labels of a picture far from it": (
         {
@@ -819,7 +820,8 @@ def test_labelme_of_a_renamed_picture_is_of_the_picture_in_it(tmp_path, capsys):
     assert "10.json names 16.jpg" in checked(tmp_path, capsys)[1]
     content = read_labels(renamed(tmp_path / "other", picture("16.jpg")))
     assert [image["file_name"] for image in content["images"]] == ["16.jpg"]
-    assert not content[READER]["findings"]
+    (finding,) = content[READER]["findings"]
+    assert finding["text"] == NO_LABELS.text and finding["first"][0].endswith("10.jpg")
 
 
 def test_labelme_whose_pictures_were_exchanged_is_refused(tmp_path, capsys):
