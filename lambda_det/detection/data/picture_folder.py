@@ -157,6 +157,8 @@ def _folded(name: str) -> str:
 
 # Label Studio puts a number before the names of pictures that are sent to it
 _UPLOADED = re.compile(r"(?:^|[/\\])[0-9a-f]{8}-([^/\\]+)$")
+# and the number of the project is the folder
+_OF_PROJECT = re.compile(r"(?:^|[/\\])(?:images|upload)[/\\]\d+[/\\]([^/\\]+)$")
 
 
 def _readings(name: str) -> list[str]:
@@ -164,8 +166,7 @@ def _readings(name: str) -> list[str]:
     them.
     """
     readings = [name]
-    if uploaded := _UPLOADED.search(name):
-        readings.append(uploaded[1])
+    readings += [found[1] for form in (_UPLOADED, _OF_PROJECT) if (found := form.search(name))]
     if "?" in name or "%" in name or "://" in name:
         try:
             address = urlsplit(name)

@@ -58,6 +58,12 @@ def test_a_folder_in_a_name_counts_where_it_has_pictures(tmp_path):
     assert pictures.named("/home/me/cam3/0.png")[1] == {tmp_path / "cam1/0.png"}
 
 
+def test_the_number_of_a_project_of_label_studio_is_no_folder(tmp_path):
+    pictures = make(tmp_path, "greenhouse/a.png", "greenhouse/b.png")
+    assert pictures.named("images/1/a.png")[1] == {tmp_path / "greenhouse/a.png"}
+    assert pictures.named("cameras/1/a.png") == ("", set())
+
+
 def test_a_name_is_found_without_a_walk_over_the_pictures_that_end_alike(tmp_path, monkeypatch):
     pictures = PictureFolder(tmp_path, [tmp_path / f"cam{n}/0.png" for n in range(400)])
     read, normal = [], picture_folder.normal
