@@ -5,10 +5,10 @@ Training, evaluation, prediction and exported files cut a picture by the same :c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from lambda_det.detection.merging import cuts
 from lambda_det.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,14 +74,5 @@ class Tiling:
         a larger overlap; the same holds for columns. A side that is not longer than a tile is not
         cut.
         """
-        return [
-            Tile(x0, y0, x1, y1) for y0, y1 in self._cuts(height) for x0, x1 in self._cuts(width)
-        ]
-
-    def _cuts(self, length: int) -> Iterator[tuple[int, int]]:
-        """The begin and end of each tile along one side of a picture."""
-        start = 0
-        while start + self.size < length:
-            yield start, start + self.size
-            start += self.size - self.overlap
-        yield max(length - self.size, 0), length
+        rows, columns = (cuts(side, self.size, self.overlap) for side in (height, width))
+        return [Tile(x0, y0, x1, y1) for y0, y1 in rows for x0, x1 in columns]

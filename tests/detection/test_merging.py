@@ -11,25 +11,11 @@ from lambda_det.detection import merging
 from lambda_det.detection.merging import Detections, cuts, merge
 
 HEIGHT, WIDTH, SIZE, OVERLAP = 170, 230, 80, 30
-# the side of the picture and the tiles along it
-CUTS = {
-    1: [(0, 1)],
-    80: [(0, 80)],
-    81: [(0, 80), (1, 81)],
-    130: [(0, 80), (50, 130)],
-    131: [(0, 80), (50, 130), (51, 131)],
-    230: [(0, 80), (50, 130), (100, 180), (150, 230)],
-}
 
 
 def tiles_of(height=HEIGHT, width=WIDTH, size=SIZE, overlap=OVERLAP):
     rows, columns = cuts(height, size, overlap), cuts(width, size, overlap)
     return [(x0, y0, x1, y1) for y0, y1 in rows for x0, x1 in columns]
-
-
-@pytest.mark.parametrize("length", CUTS)
-def test_the_last_tile_ends_at_the_border(length):
-    assert cuts(length, SIZE, OVERLAP) == CUTS[length]
 
 
 def detections(boxes, scores, classes=None, masks=None):
