@@ -10,6 +10,7 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lambda_det.distributed.leaving import UntilAsked
 from lambda_det.errors import DataError
 from lambda_det.training.precision import Precision
 from lambda_det.training.task import EMA, RAW
@@ -37,13 +38,14 @@ def evaluate_accuracy(
 
     Raises:
         DataError: there are no images at all.
+        StopRequest: a signal asked a process to stop.
     """
     # For each model: images, label first, label in five, loss. A process has no batch if there are
     # more processes than images.
     totals = torch.zeros(len(models), 4, dtype=torch.float64, device=precision.device)
     for model in models.values():
         model.eval()
-    for batch in loader:
+    for batch in UntilAsked(loader):
         for total, model in zip(totals, models.values(), strict=True):
             with precision.autocast():
                 scores = model(batch)

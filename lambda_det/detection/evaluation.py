@@ -38,6 +38,7 @@ from lambda_det.detection.data.records import label_fault, read_pixels
 from lambda_det.detection.data.registration import is_coco, load_records
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
+from lambda_det.distributed.signals import StopRequest, interruptible
 from lambda_det.errors import ConfigError, DataError, printable, reason, refused
 
 logger = logging.getLogger(__name__)
@@ -117,9 +118,12 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         if self._output_dir:
             file = self._metadata.get("json_file") or ""
             write_identity(self._output_dir, self._metadata.name, file, self._coco_api)
-        # its tables are also logged, so log.txt has them
-        with contextlib.redirect_stdout(io.StringIO()):
-            super()._eval_predictions(predictions, img_ids)
+        evaluate = partial(super()._eval_predictions, predictions, img_ids)
+        # It takes minutes on a large data set, while the other processes wait for this one. So a
+        # signal ends it, and where they meet all leave, without results.
+        # Its tables are also logged, so log.txt has them.
+        with contextlib.suppress(StopRequest), contextlib.redirect_stdout(io.StringIO()):
+            interruptible(evaluate)
 
     def _derive_coco_results(self, coco_eval, iou_type, class_names=None):
         """As Detectron2's method, but a detector without detections has an AP of 0 and not of NaN.

@@ -39,6 +39,7 @@ from lambda_det.detection.parts import Parts, of_yaml
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
+from lambda_det.distributed.leaving import UntilAsked
 from lambda_det.errors import ConfigError
 from lambda_det.training.log import ONLY_IN_FILE
 from lambda_det.training.precision import Precision
@@ -333,7 +334,7 @@ class DetectionTask(Task):
         for test_set, name in sets.items():
             evaluator = self.parts.make_evaluator(name, ending if folder is None else folder)
             mend_lvis()
-            loader = self.parts.make_test_loader(name)
+            loader = UntilAsked(self.parts.make_test_loader(name))
             measures = inference_on_dataset(model, loader, evaluator) or {}
             measures = OrderedDict((f"{key}{ending}", value) for key, value in measures.items())
             if comm.is_main_process():

@@ -11,6 +11,7 @@ from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 from torch import nn
 
+from lambda_det.distributed.leaving import UntilAsked
 from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all, seeded
 
@@ -33,6 +34,7 @@ def mean_losses(
 
     Raises:
         DataError: an image cannot be read.
+        StopRequest: a signal asked a process to stop.
     """
     sums, images = Counter(), 0
     gpus = [torch.cuda.current_device()] if precision.device == "cuda" else []
@@ -42,7 +44,7 @@ def mean_losses(
         seeded(Purpose.VALIDATION, 0),
         torch.random.fork_rng(gpus),
     ):
-        for batch in batches:
+        for batch in UntilAsked(batches):
             seed_all(Purpose.VALIDATION, 0, images, device=precision.device)
             with precision.autocast():
                 losses = model(batch)

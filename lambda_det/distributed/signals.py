@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TypeVar
@@ -161,14 +162,20 @@ def interruptible(work: Callable[[], T]) -> T:
 
     A function and not a context manager: a signal may come between entering and leaving one.
 
+    Where Python cannot raise an exception, as in ``__del__`` or while a process is forked, it
+    drops what a handler raises. So this is for computations of seconds or minutes, and between
+    batches the signal is looked for (:mod:`lambda_det.distributed.leaving`).
+
     Args:
-        work: can be repeated from its beginning, after all before it was saved.
+        work: can be repeated from its beginning, after all before it was saved. It makes no
+            collective calls, because other processes would wait for it there.
 
     Raises:
         StopRequest: a signal came, during the work or before it.
     """
-    cause = None
+    cause, hook = None, sys.unraisablehook
     try:
+        sys.unraisablehook = partial(_print_unless_interrupt, hook)
         _state.is_interruptible = True
         if not _state.signal:
             result = work()
@@ -180,9 +187,17 @@ def interruptible(work: Callable[[], T]) -> T:
         cause = error  # work turned the interrupt into an error, or another process failed
     finally:
         _state.is_interruptible = False
+        sys.unraisablehook = hook
     if _state.signal:  # even if work returned: it may have caught the interrupt
         raise StopRequest(_state.signal) from cause
     return result
+
+
+def _print_unless_interrupt(
+    hook: Callable[[sys.UnraisableHookArgs], object], dropped: sys.UnraisableHookArgs
+) -> None:
+    if not issubclass(dropped.exc_type, _Interrupt):
+        hook(dropped)
 
 
 def _handle(number: int, _frame: object) -> None:

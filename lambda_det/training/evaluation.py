@@ -18,7 +18,7 @@ from detectron2.engine import HookBase
 from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.utils import comm
 
-from lambda_det.distributed.signals import StopRequest, interruptible, received_signal
+from lambda_det.distributed.leaving import leave_if_asked
 from lambda_det.errors import listed
 from lambda_det.files import replace_text
 from lambda_det.training.logged import is_of_averaged_weights
@@ -124,9 +124,7 @@ class Evaluation(HookBase):
     def _evaluate(self) -> None:
         trainer = self.trainer
         step = trainer.iter + 1
-        # All processes stop if one was asked to: the others would wait for it in the evaluation
-        if signal := max(comm.all_gather(received_signal())):
-            raise StopRequest(signal)
+        leave_if_asked()
         values = self._results_now()
         self.last_step, self._is_pending = step, False
         verdict = self._compare(values, step)
@@ -150,7 +148,8 @@ class Evaluation(HookBase):
     def _results_now(self) -> Mapping[str, float]:
         """Evaluate, and return the results by their names; all processes have the same."""
         began = time.perf_counter()
-        results = interruptible(self.trainer.evaluate)
+        results = self.trainer.evaluate()
+        leave_if_asked()
         self.results = _floats(comm.all_gather(results)[0] or {})
         self.seconds = time.perf_counter() - began
         return flatten_results_dict(self.results)

@@ -185,6 +185,12 @@ class _BatchesOfProcesses(_MultiProcessingDataLoaderIter):
             if is_there or left <= MP_STATUS_CHECK_INTERVAL:
                 return is_there, batch
 
+    def __del__(self) -> None:
+        # Ctrl-C may interrupt the start of the processes. PyTorch's method would then print a stack
+        # trace, because it asks for what is set after it. They end with this process.
+        if hasattr(self, "_workers_status"):
+            super().__del__()
+
     def _ended_by_now(self) -> str:
         """The numbers of processes that have ended, or end in the next seconds; "" for none.
 

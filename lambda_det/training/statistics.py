@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torchvision.ops import StochasticDepth
 
+from lambda_det.distributed.leaving import leave_if_asked
 from lambda_det.distributed.moments import join, join_processes
 from lambda_det.training.precision import Precision
 
@@ -97,6 +98,9 @@ def estimate_statistics(
         batches: of training images; each process has others.
         count: batches on each process.
         precision: of the forward pass.
+
+    Raises:
+        StopRequest: a signal asked a process to stop.
     """
     norms = [norm for model in models for norm in batch_norms(model)]
     # Mean [C], variance [C] and count [1] of each batch; none at first
@@ -114,6 +118,8 @@ def estimate_statistics(
     try:
         with precision.autocast():
             for batch in islice(batches, count):
+                # In each batch, because a synchronised norm waits there for the other processes
+                leave_if_asked()
                 for model in models:
                     model(batch)
     finally:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ from detectron2.config import get_cfg
 from detectron2.data import DatasetCatalog, MetadataCatalog, detection_utils
 from detectron2.data.datasets import register_coco_instances, register_pascal_voc
 from detectron2.data.datasets.lvis import register_lvis_instances
+from detectron2.evaluation import COCOEvaluator
 from detectron2.structures import BoxMode
 from PIL import Image
 from torch import nn
@@ -25,6 +28,8 @@ from lambda_det.detection.evaluation import (
     check_evaluators,
 )
 from lambda_det.detection.task import DetectionTask
+from lambda_det.distributed.leaving import leave_if_asked
+from lambda_det.distributed.signals import StopRequest, catch_signals
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.report.class_results import evaluate_detections
 from tests.coco import annotation, coco_content, found
@@ -188,6 +193,23 @@ def test_the_truth_of_data_without_a_file_is_not_that_of_an_earlier_run(tmp_path
         DatasetCatalog.remove("mine")
         MetadataCatalog.remove("mine")
         assert len(evaluator._coco_api.anns) == len(boxes)
+
+
+@pytest.mark.posix
+@pytest.mark.usefixtures("bare_data")
+def test_a_signal_ends_the_computation_of_ap_where_other_processes_wait_for_it(monkeypatch):
+    def compute(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("the signal did not end it")
+
+    monkeypatch.setattr(COCOEvaluator, "_eval_predictions", compute)
+    evaluator = TolerantCOCOEvaluator("bare", tasks=("bbox",))
+    evaluator.reset()
+    evaluator.process([{"image_id": 1}], [{"instances": found((20, 20), [[2, 3, 12, 11]])}])
+    with catch_signals():
+        assert evaluator.evaluate() == {}  # and it goes to where they meet
+        with pytest.raises(StopRequest):
+            leave_if_asked()
 
 
 # Detectron2's name of the data, its evaluator, and the package that it needs

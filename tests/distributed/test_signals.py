@@ -97,15 +97,29 @@ def _raises_another_error():
         raise RuntimeError("the other process is gone") from error
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     "work", [_catches_exceptions, _is_interrupted_in_a_finalizer, _raises_another_error]
 )
-def test_work_cannot_swallow_the_request(work):
+def test_work_cannot_swallow_the_request(work, monkeypatch):
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
     with catch_signals():
         with pytest.raises(StopRequest) as caught:
             interruptible(work)
         assert caught.value.signal == signal.SIGTERM
+    assert sys.unraisablehook == printed.append and not printed
+
+
+def test_other_errors_that_python_drops_are_printed(monkeypatch):
+    class Faulty:
+        def __del__(self):
+            raise ZeroDivisionError
+
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: printed.append(dropped.exc_type))
+    with catch_signals():
+        interruptible(Faulty)
+    assert printed == [ZeroDivisionError]
 
 
 def test_errors_of_the_work_are_raised():

@@ -57,6 +57,31 @@ checkpointer.write_torch = write
 """
 
 
+# Goes before it, for a signal that is handled while the first process forks a loader process of its
+# first evaluation, where Python drops what a handler raises
+AT_A_FORK = """
+import os
+import signal
+from lambda_det.detection.task import DetectionTask
+
+forks = []
+
+def evaluate(*args, evaluate=DetectionTask.evaluate, **options):
+    forks.append("none yet")
+    return evaluate(*args, **options)
+
+def after_a_fork():
+    if forks == ["none yet"] and os.environ.get("RANK", "0") == "0":
+        forks.clear()
+        if "RANK" in os.environ:
+            os.kill(os.getppid(), signal.SIGTERM)  # which passes it on to both
+        signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
+
+DetectionTask.evaluate = evaluate
+os.register_at_fork(after_in_parent=after_a_fork)
+"""
+
+
 # Goes before it, for a start that is not over before a signal comes
 WAITING = """
 import sys
@@ -93,12 +118,13 @@ class Command:
         """Start it.
 
         Args:
-            how: "forked", with processes that it forks; "slowly", the same on a slow disk;
-                "waiting", the same, and it waits before it makes its folder; "spawning" Python for
-                each of them; "by Python" itself as well, as a user does.
+            how: "forked", with processes that it forks; "slowly", the same on a slow disk; "at a
+                fork", the same, and a signal comes; "waiting", the same, and it waits before it
+                makes its folder; "spawning" Python for each of them; "by Python" itself as well,
+                as a user does.
         """
         variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-        first = {"forked": "", "slowly": SLOWLY, "waiting": WAITING}
+        first = {"forked": "", "slowly": SLOWLY, "at a fork": AT_A_FORK, "waiting": WAITING}
         program = ["-c", first[how] + FORKING] if how in first else ["-m", "lambda_det"]
         words = [*program, *self._words]
         if how != "by Python":
@@ -161,6 +187,11 @@ class Command:
         for _ in range(2):
             time.sleep(1)  # longer than between copies of one press
             self.send(signal.SIGINT, [pid for pid in self.all() if is_alive(pid)])
+
+    def kill(self) -> None:
+        """Kill what still runs of it."""
+        for pid in filter(is_alive, [self.pid, *descendants(self.pid)]):
+            os.kill(pid, signal.SIGKILL)
 
     def all(self) -> list[int]:
         return sorted(self._started)
@@ -229,6 +260,20 @@ def test_ctrl_c_saves_all(processes, how, words, whole, tmp_path):
     assert last.startswith("Stopped by Ctrl-C after step"), command.printed
     command.run()
     assert_same_run(whole(processes), command.folder)
+    assert "Traceback" not in command.printed
+
+
+@pytest.mark.parametrize("processes", ["one", "two"])
+def test_a_signal_while_an_evaluation_forks_ends_it_soon(processes, words, tmp_path):
+    command = Command(processes, [*words, "TEST.EVAL_PERIOD", "4"], tmp_path / "run")
+    command.start("at a fork")
+    try:
+        assert command.end() == PREEMPTED_STATUS, command.printed
+    finally:  # else a process that waits for another does so for half an hour
+        command.kill()
+    last = command.printed.strip().splitlines()[-1]
+    assert last.startswith("Stopped by SIGTERM after step 4; "), command.printed
+    assert "Total inference" not in (command.folder / "log.txt").read_text()
     assert "Traceback" not in command.printed
 
 

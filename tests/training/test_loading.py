@@ -1,5 +1,6 @@
 """Images that cannot be read; loader processes that are signalled, die, hang or are left behind."""
 
+import gc
 import itertools
 import logging
 import multiprocessing.connection
@@ -261,6 +262,31 @@ def test_a_signal_to_all_while_the_processes_start(moment, monkeypatch):
         thread.join()
         assert received_signal() == signal.SIGTERM
     assert len(signalled) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_ctrl_c_while_processes_start_prints_no_stack_trace(monkeypatch):
+    """Of PyTorch's iterator, which is not complete by then."""
+
+    started, printed = [], []
+
+    def start(process, start=multiprocessing.process.BaseProcess.start):
+        if started:
+            raise KeyboardInterrupt
+        started.append(process)
+        start(process)
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: printed.append(dropped.exc_type))
+    loader = loading.ImageLoader(range(4), num_workers=2)
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+        gc.collect()
+    finally:
+        started[0].kill()
+    assert not printed
 
 
 _STARTED_BY_PYTHON = """
