@@ -30,6 +30,7 @@ from lambda_det.detection.schedule import (
     build_optimizer,
     read_settings,
 )
+from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError
 from lambda_det.training.settings import FixedKeys
 from lambda_det.training.task import Results
@@ -68,6 +69,7 @@ class Parts:
             another project does not name them.
         test_sets: the name of each set that is evaluated separately; empty for no evaluation.
         sample_of: the name of what stands for one of ``test_sets`` before the last evaluation.
+        tiling: how pictures are cut; None where they are not.
         training_size: height and width of the largest training batch; None if unknown.
         ddp_options: of :func:`lambda_det.distributed.connection.distribute`.
         fixed_keys, sample_keys, test_keys, advice: see :class:`lambda_det.training.task.Task`.
@@ -93,6 +95,7 @@ class Parts:
     test_names: tuple[str, ...]
     test_sets: tuple[str, ...]
     pixels: PixelSettings | None
+    tiling: Tiling | None = None
     training_size: tuple[int, int] | None = None
     make_loss_loader: Callable[[str], Iterable] | None = None
     make_augmented: Callable[[nn.Module], nn.Module] | None = None
@@ -214,6 +217,7 @@ def of_yaml(cfg: CfgNode) -> Parts:
         train_names=tuple(cfg.DATASETS.TRAIN),
         test_names=tuple(cfg.DATASETS.TEST),
         test_sets=tuple(cfg.DATASETS.TEST),
+        tiling=Tiling.from_config(cfg),
         training_size=_training_size(cfg),
         fixed_keys=_FIXED,
         sample_keys=_SAMPLES,

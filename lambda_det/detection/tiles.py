@@ -14,7 +14,7 @@ from lambda_det.errors import ConfigError
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
-__all__ = ["SMALLEST", "Tile", "Tiling"]
+__all__ = ["SMALLEST", "Tile", "Tiling", "why_not_cut"]
 
 SMALLEST = 32  # pixels, the stride of a backbone
 
@@ -60,11 +60,13 @@ class Tiling:
         """The tiling of ``INPUT.TILE``; None where pictures are not cut.
 
         Raises:
-            ConfigError: a value cannot be.
+            ConfigError: a value cannot be, or the configuration has what cannot be cut.
         """
         keys = cfg.INPUT.TILE
         if not keys.SIZE:
             return None
+        if why := why_not_cut(cfg):
+            raise ConfigError(f"INPUT.TILE.SIZE is {keys.SIZE}, and {why}; set it to 0 (--tile 0).")
         return cls(keys.SIZE, keys.SIZE // 5 if keys.OVERLAP == -1 else keys.OVERLAP)
 
     def tiles(self, height: int, width: int) -> list[Tile]:
@@ -76,3 +78,23 @@ class Tiling:
         """
         rows, columns = (cuts(side, self.size, self.overlap) for side in (height, width))
         return [Tile(x0, y0, x1, y1) for y0, y1 in rows for x0, x1 in columns]
+
+
+def why_not_cut(cfg: CfgNode) -> str:
+    """What of a configuration does not go with tiles, in words; "" for nothing."""
+    # the tables of models need Detectron2, and tiles do not
+    from lambda_det.detection.data.predictions import predictions
+
+    model, sampler = cfg.MODEL, cfg.DATALOADER.SAMPLER_TRAIN
+    found = {
+        "keypoints (MODEL.KEYPOINT_ON) are not cut": model.KEYPOINT_ON,
+        f"MODEL.META_ARCHITECTURE {model.META_ARCHITECTURE} predicts more than instances": (
+            predictions(model.META_ARCHITECTURE) != ("instances",)
+        ),
+        "proposals (MODEL.LOAD_PROPOSALS) are those of whole pictures": model.LOAD_PROPOSALS,
+        "TEST.AUG.ENABLED averages over whole pictures": cfg.TEST.AUG.ENABLED,
+        f"DATALOADER.SAMPLER_TRAIN {sampler} has weights of whole pictures": (
+            sampler.startswith("Weighted")
+        ),
+    }
+    return next((words for words, is_there in found.items() if is_there), "")

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import cv2
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -44,13 +45,17 @@ class UnreadableImages:
         limit: how many different images may be unreadable. Each training process has its own count,
             so N processes may meet more in all.
         key: the configuration key of ``limit``, for the message.
+        files: the number of the file of each image, from 0, where several are parts of one, int
+            [size]; None where each has its own.
     """
 
-    def __init__(self, size: int, limit: int, key: str) -> None:
+    def __init__(self, size: int, limit: int, key: str, files: np.ndarray | None = None) -> None:
         self._limit = limit
         self._key = key
+        self._files = np.arange(size) if files is None else files
         # In shared memory: each worker of a DataLoader has its own copy of this object.
-        self._unreadable = torch.zeros(size, dtype=torch.bool).share_memory_()
+        count = int(self._files.max(initial=-1)) + 1
+        self._unreadable = torch.zeros(count, dtype=torch.bool).share_memory_()
 
     def next_readable(self, index: int, read: Callable[[int], Item]) -> Item:
         """Read the image at ``index``, or the next one that can be read; the first follows the
@@ -64,16 +69,17 @@ class UnreadableImages:
             DataError: more images than allowed, or all of them, could not be read.
         """
         last_error = None
-        size = len(self._unreadable)
+        size = len(self._files)
         for step in range(size):
             candidate = (int(index) + step) % size
-            if self._unreadable[candidate]:
+            file = self._files[candidate]
+            if self._unreadable[file]:
                 continue
             try:
                 return read(candidate)
             except DataError as error:
                 last_error = error
-                self._unreadable[candidate] = True
+                self._unreadable[file] = True
                 self._report(error)
         raise DataError(f"No image of the training data can be read; the last: {last_error}")
 

@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     GROUPS = 6
     VALIDATION = 8
     MIXING = 9
+    SOURCES = 10
 
 
 def generator(purpose: Purpose, seed: int, *where: int) -> np.random.Generator:

@@ -8,6 +8,7 @@ import copy
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -18,7 +19,7 @@ from detectron2.utils import comm
 
 from lambda_det.training.randomness import Purpose, generator
 
-__all__ = ["Key", "Stream"]
+__all__ = ["Key", "Sources", "Stream"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,43 @@ _GROUPS = 16  # of one window; at most one of them has images of both orientatio
 _SPLITTERS = (TrainingSampler.__iter__, RepeatFactorTrainingSampler.__iter__)
 
 
+@dataclass(frozen=True)
+class Sources:
+    """What records are read from, where several are parts of one file that takes long to read.
+
+    Attributes:
+        of_record: the number of the file of each record, int [records].
+        sizes: bytes of each file once it is read, [files].
+        kept: bytes that a process can keep.
+    """
+
+    of_record: np.ndarray
+    sizes: np.ndarray
+    kept: int
+
+    @property
+    def fit(self) -> bool:
+        """Whether all files can be kept together, so that any order reads each of them once."""
+        return int(self.sizes.sum()) <= self.kept
+
+    def together(self, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Reorder records so that each file is read once.
+
+        The files come in a random order, in groups that can be kept together, and the records of a
+        group are shuffled.
+        """
+        order = rng.permutation(len(self.sizes))
+        group_of_file = np.empty(len(order), int)
+        group = filled = 0
+        for file in order:
+            filled += self.sizes[file]
+            if filled > self.kept:
+                group, filled = group + 1, self.sizes[file]
+            group_of_file[file] = group
+        groups = group_of_file[self.of_record[indices]]
+        return indices[np.lexsort((rng.permutation(len(indices)), groups))]
+
+
 class Stream:
     """The keys of the images of each batch of this process.
 
@@ -37,7 +75,8 @@ class Stream:
 
     The stream has the order of the sampler. With grouping, windows of 16 groups are reordered: the
     images of a window are sorted by orientation and cut into groups, and the groups are shuffled.
-    Neither depends on the number of processes.
+    Before that, records with ``sources`` that do not all fit into memory are reordered, in windows
+    of as many as there are. None of this depends on the number of processes.
     """
 
     def __init__(
@@ -47,6 +86,7 @@ class Stream:
         *,
         is_wide: Callable[[int], bool] | None = None,
         own_seeds: bool = False,
+        sources: Sources | None = None,
     ) -> None:
         """
         Args:
@@ -55,6 +95,7 @@ class Stream:
             images: of one batch over all processes.
             is_wide: from an image's index to its orientation; None: no grouping.
             own_seeds: keep the sampler's seeds instead of seeds from the run's.
+            sources: of the records; the order of another sampler than Detectron2's stays.
         """
         self._sampler = sampler
         self._images = images
@@ -62,6 +103,7 @@ class Stream:
         self._own_seeds = own_seeds
         self._group_size = images // comm.get_world_size()
         self._is_shared = type(sampler).__iter__ in _SPLITTERS
+        self._sources = sources if self._is_shared and sources and not sources.fit else None
         self._said_so = False
 
     def batches(self, seed: int, first: int) -> Iterator[list[Key]]:
@@ -108,11 +150,26 @@ class Stream:
     def _indices(self, seed: int, start: int) -> Iterator[int]:
         """The order from position ``start`` on."""
         if self._is_wide is None or self._group_size == 1:
-            return itertools.islice(self._ungrouped(seed), start, None)
+            return self._by_source(seed, start)
         window = self._group_size * _GROUPS
         first, offset = divmod(start, window)
-        indices = itertools.islice(self._ungrouped(seed), first * window, None)
+        indices = self._by_source(seed, first * window)
         return itertools.islice(self._grouped(indices, seed, first), offset, None)
+
+    def _by_source(self, seed: int, start: int) -> Iterator[int]:
+        """The order before it is grouped by orientation, from position ``start`` on."""
+        if self._sources is None:
+            return itertools.islice(self._ungrouped(seed), start, None)
+        window = len(self._sources.of_record)
+        first, offset = divmod(start, window)
+        indices = itertools.islice(self._ungrouped(seed), first * window, None)
+        return itertools.islice(self._together(indices, seed, first), offset, None)
+
+    def _together(self, indices: Iterator[int], seed: int, first: int) -> Iterator[int]:
+        for number in itertools.count(first):
+            window = np.fromiter(itertools.islice(indices, len(self._sources.of_record)), int)
+            rng = generator(Purpose.SOURCES, seed, number)
+            yield from self._sources.together(window, rng).tolist()
 
     def _ungrouped(self, seed: int) -> Iterator[int]:
         if not self._is_shared:

@@ -13,7 +13,7 @@ from detectron2.data.samplers import (
 from torch.utils.data import Sampler
 
 from lambda_det.training.randomness import Purpose, generator
-from lambda_det.training.stream import Stream, orientations
+from lambda_det.training.stream import Sources, Stream, orientations
 from tests.pairs import pairs
 
 SIZE = 37
@@ -215,3 +215,54 @@ def test_orientations():
         "not a dict",
     ]
     assert orientations(records).tolist() == [True, False, True, True, True]
+
+
+# ----------------------------------------------------------------- records that share a large file
+FILE_OF = np.arange(SIZE) * 3 % 5  # of each record
+FILE_SIZES = np.array([4, 5, 6, 7, 3])
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_files_that_do_not_all_fit_are_drawn_together(name):
+    """Windows of as many images as there are have the images of the sampler, and read few files."""
+    sources = Sources(FILE_OF, FILE_SIZES, kept=12)
+    stream = make(name, 1, sources=sources)
+    count = 4 * SIZE
+    found = [index for ((_, _, index),) in batches(stream, count)]
+    plain = reference(name, 5, count)
+    assert found != plain
+    for start in range(0, count, SIZE):
+        window = found[start : start + SIZE]
+        assert sorted(window) == sorted(plain[start : start + SIZE])
+        files = FILE_OF[window]
+        kept, reads = [], 0
+        for file in files:
+            if file not in kept:
+                reads += 1
+                while kept and FILE_SIZES[[*kept, file]].sum() > 12:
+                    kept.pop(0)
+            kept = [one for one in kept if one != file] + [file]
+        assert reads == len(set(files))
+        assert len(set(files[: SIZE // 5])) > 1  # several files are mixed
+    again = batches(make(name, 1, sources=sources), 30, first=SIZE + 7)
+    assert [index for ((_, _, index),) in again] == found[SIZE + 7 : SIZE + 37]
+    windows = [found[start : start + SIZE] for start in range(0, count, SIZE)]
+    assert len({tuple(FILE_OF[window]) for window in windows}) == 4
+
+
+def test_files_that_fit_leave_the_order():
+    sources = Sources(FILE_OF, FILE_SIZES, kept=25)
+    assert batches(make("shuffled", 4, sources=sources), 30) == batches(make("shuffled", 4), 30)
+
+
+def test_an_order_by_files_is_the_same_for_all_processes(monkeypatch):
+    sources = Sources(FILE_OF, FILE_SIZES, kept=12)
+    whole = batches(make("repeated", 4, grouped=True, sources=sources), 40)
+    parts = []
+    monkeypatch.setattr("detectron2.utils.comm.shared_random_seed", lambda: 99)
+    for rank in range(2):
+        as_process(monkeypatch, rank, 2)
+        stream = make("repeated", 4, grouped=True, sources=sources)
+        stream.load_state_dict({"group_size": 4})
+        parts.append(batches(stream, 40))
+    assert [a + b for a, b in zip(*parts, strict=True)] == whole

@@ -27,11 +27,14 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.detection.data.mixing import Mixing
 from lambda_det.detection.data.registration import check_files
+from lambda_det.detection.data.tile_pixels import sources_of
+from lambda_det.detection.data.tile_records import tile_records
 from lambda_det.detection.data.truth import decided
+from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.training.loading import ImageLoader, UnreadableImages
 from lambda_det.training.randomness import Purpose, seeded
-from lambda_det.training.stream import Key, Stream, is_wide, orientations
+from lambda_det.training.stream import Key, Sources, Stream, is_wide, orientations
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +78,7 @@ class TrainImages(EvalImages):
             training process. N processes may meet more in all.
         key: how messages name ``max_unreadable``.
         mixing: changes a mapped image, given a function that maps another random image.
+        sources: the pictures of tiles; one that cannot be read counts once.
     """
 
     def __init__(
@@ -84,9 +88,11 @@ class TrainImages(EvalImages):
         max_unreadable: int,
         key: str = "max_unreadable",
         mixing: Mixing | None = None,
+        sources: Sources | None = None,
     ) -> None:
         super().__init__(records, mapper)
-        self._unreadable = UnreadableImages(len(records), max_unreadable, key)
+        files = None if sources is None else sources.of_record
+        self._unreadable = UnreadableImages(len(records), max_unreadable, key, files)
         self._mixing = mixing
 
     def __getitem__(self, key: Key) -> Record:
@@ -196,7 +202,7 @@ class _Keys(Sampler):
 
 
 def training_records(cfg: CfgNode) -> list[Record] | Dataset:
-    """The records of ``DATASETS.TRAIN`` to train on.
+    """The records of ``DATASETS.TRAIN`` to train on, of tiles if ``INPUT.TILE`` cuts the images.
 
     Images without an object are left out if ``DATALOADER.FILTER_EMPTY_ANNOTATIONS``, and those
     without visible keypoints if the model learns keypoints.
@@ -226,7 +232,24 @@ def training_records(cfg: CfgNode) -> list[Record] | Dataset:
             "those without a usable mask are out; lambda-det check lists what is wrong."
         ) from error
     _warn(cfg, records)
-    return records
+    return _cut(cfg, records)
+
+
+def _cut(cfg: CfgNode, records: list[Record] | Dataset) -> list[Record] | Dataset:
+    """The records of tiles, if ``INPUT.TILE`` cuts images.
+
+    Raises:
+        ConfigError: ``INPUT.TILE`` cannot be, or the data are no list.
+    """
+    tiling = Tiling.from_config(cfg)
+    if tiling is None:
+        return records
+    if not isinstance(records, list):
+        raise ConfigError(
+            f"INPUT.TILE.SIZE {tiling.size} cuts data sets that are lists, and "
+            f"{', '.join(cfg.DATASETS.TRAIN)} is a {type(records).__name__}; set it to 0."
+        )
+    return tile_records(records, tiling, cfg.INPUT.TILE.EMPTY)
 
 
 def _warn(cfg: CfgNode, records: list[Record] | Dataset) -> None:
@@ -346,9 +369,10 @@ def tolerant_train_loader(
         )
     if isinstance(mixing, Mapping):
         mixing = Mixing(**{"image_format": getattr(mapper, "image_format", "BGR"), **mixing})
+    sources = sources_of(dataset) if isinstance(dataset, list) else None
     return TrainLoader(
-        TrainImages(records, mapper, max_unreadable, unreadable_key, mixing),
-        Stream(sampler, total_batch_size, is_wide=wide, own_seeds=own_seeds),
+        TrainImages(records, mapper, max_unreadable, unreadable_key, mixing, sources),
+        Stream(sampler, total_batch_size, is_wide=wide, own_seeds=own_seeds, sources=sources),
         **options,
     )
 

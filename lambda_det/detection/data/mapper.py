@@ -22,6 +22,7 @@ from lambda_det.detection.data.records import (
     mask_fault,
     read_pixels,
 )
+from lambda_det.detection.data.tile_pixels import TileOfFile, read_tile, whole_picture
 from lambda_det.detection.data.transforming import (
     CHANNELS,
     ImageFile,
@@ -128,7 +129,8 @@ class TolerantMapper(DatasetMapper):
         except Exception as error:
             # Image libraries may raise anything for a broken file. Reading it again distinguishes a
             # fault of the file from one of the program.
-            fault = image_fault(dataset_dict, self.image_format) or mask_fault(dataset_dict)
+            picture = whole_picture(dataset_dict)
+            fault = image_fault(picture, self.image_format) or mask_fault(dataset_dict)
             if fault is None:
                 raise
             raise DataError(fault) from error
@@ -153,7 +155,7 @@ class TolerantMapper(DatasetMapper):
             image, transforms = self._drawn(sample)
             moved = None if labels is None else transforms.apply_segmentation(labels)
         else:
-            given = T.AugInput(read_pixels(sample["file_name"], self.image_format), sem_seg=labels)
+            given = T.AugInput(self._pixels(sample), sem_seg=labels)
             detection_utils.check_image_size(sample, given.image)
             transforms = self.augmentations(given)
             image, moved = _planes(given.image), given.sem_seg
@@ -177,15 +179,20 @@ class TolerantMapper(DatasetMapper):
 
     def _drawn(self, sample: dict[str, Any]) -> tuple[torch.Tensor, T.TransformList]:
         """The training image [C, H, W] and its transforms, drawn before the pixels are read."""
-        file = ImageFile(sample["file_name"])
+        file = TileOfFile(sample) if "tile" in sample else ImageFile(sample["file_name"])
         outline = Outline(*file.size)
         detection_utils.check_image_size(sample, outline.image)
         transforms = self.augmentations(outline)
         place = Placement.of(file.size, transforms)
         if place is not None:
             return file.draw(place, CHANNELS[self.image_format]), transforms
-        pixels = read_pixels(sample["file_name"], self.image_format)
-        return _planes(transforms.apply_image(pixels)), transforms
+        return _planes(transforms.apply_image(self._pixels(sample))), transforms
+
+    def _pixels(self, sample: dict[str, Any]) -> np.ndarray:
+        """The pixels of the picture or tile, [H, W, C]."""
+        if "tile" in sample:
+            return read_tile(sample, self.image_format)
+        return read_pixels(sample["file_name"], self.image_format)
 
     def _transform_annotations(
         self, dataset_dict: dict[str, Any], transforms: T.Transform, image_shape: tuple[int, int]

@@ -153,17 +153,7 @@ class ImageFile:
         Returns:
             uint8 [3, H, W]
         """
-        pixels, extent = self._decode(place.resized)
-        pixels = _resize(pixels, extent, place.resized)[place.rows, place.columns]
-        height, width = pixels.shape[:2]
-        image = np.empty((3, *place.size), np.uint8)
-        for plane, channel in zip(image, channels, strict=True):
-            plane[height:] = place.fill
-            plane[:height, width:] = place.fill
-            cv2.extractChannel(pixels, channel, plane[:height, :width])
-            if place.flip is not None:
-                cv2.flip(plane, place.flip, plane)
-        return torch.from_numpy(image)
+        return placed(*self._decode(place.resized), place, channels)
 
     def _decode(self, resized: tuple[int, int]) -> tuple[np.ndarray, tuple[float, float]]:
         """The whole image, uint8 RGB [h, w, 3], and its height and width in those pixels.
@@ -179,6 +169,33 @@ class ImageFile:
             image.draft(None, tuple(side * eighths // 8 for side in image.size))
             extent = tuple(side * eighths / 8 for side in self.size)
         return np.asarray(image if image.mode == "RGB" else image.convert("RGB")), extent
+
+
+def placed(
+    pixels: np.ndarray, extent: tuple[float, float], place: Placement, channels: Sequence[int]
+) -> Tensor:
+    """Resize, crop, pad and flip.
+
+    Args:
+        pixels: uint8 RGB [h, w, 3].
+        extent: height and width of the image in them; the last row and column may lie outside of it
+            by a part.
+        place: of the image.
+        channels: of the result, as places in RGB.
+
+    Returns:
+        uint8 [3, H, W]
+    """
+    pixels = _resize(pixels, extent, place.resized)[place.rows, place.columns]
+    height, width = pixels.shape[:2]
+    image = np.empty((3, *place.size), np.uint8)
+    for plane, channel in zip(image, channels, strict=True):
+        plane[height:] = place.fill
+        plane[:height, width:] = place.fill
+        cv2.extractChannel(pixels, channel, plane[:height, :width])
+        if place.flip is not None:
+            cv2.flip(plane, place.flip, plane)
+    return torch.from_numpy(image)
 
 
 def _eighths(size: tuple[int, int], resized: tuple[int, int]) -> int:

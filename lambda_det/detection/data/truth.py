@@ -403,7 +403,7 @@ def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[s
                 return None
             runs = counts
         elif _is_whole(counts):
-            runs = _runs(counts.encode() if isinstance(counts, str) else counts)
+            runs = runs_of(counts)
         else:
             return None
     except Exception:  # a size or counts of any other kind
@@ -427,12 +427,12 @@ def _joined(runs: Sequence[int]) -> list[int]:
     return joined
 
 
-def _runs(text: bytes) -> list[int]:
+def runs_of(counts: str | bytes) -> list[int]:
     """COCO's compressed runs: five bits a character, from the third run on as the difference from
     the run before the last."""
     runs: list[int] = []
     value, shift = 0, 0
-    for digit in text:
+    for digit in counts.encode() if isinstance(counts, str) else counts:
         digit -= 48
         value |= (digit & 31) << shift
         shift += 5

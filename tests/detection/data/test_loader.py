@@ -18,10 +18,12 @@ from torch.utils.data import Dataset, IterableDataset
 from lambda_det.detection.data import (
     build_test_loader,
     build_train_loader,
+    tile_pixels,
     tolerant_test_loader,
     tolerant_train_loader,
 )
 from lambda_det.detection.data.mapper import TolerantMapper
+from lambda_det.detection.parts import of_yaml
 from lambda_det.errors import ConfigError, DataError
 from tests.coco import annotation, coco_content
 
@@ -228,6 +230,62 @@ def test_an_image_in_place_of_another_is_the_same_whoever_met_the_broken_one(ele
     assert batches(loader, 12) == expected
     assert batches(build_train_loader(eleven, 2), 6, first=6) == expected[6:]
     assert {image[0] for batch in expected for image in batch} == set(range(11)) - {4}
+
+
+# ------------------------------------------------------------------------------------------- tiles
+
+
+@pytest.fixture
+def tiles(eleven, monkeypatch):
+    """The config, whose images are cut into four tiles, and do not all fit into memory."""
+    eleven.INPUT.TILE.SIZE = 32
+    eleven.INPUT.TILE.OVERLAP = 6
+    eleven.INPUT.TILE.EMPTY = 0.2
+    monkeypatch.setattr(tile_pixels, "KEPT", 3 * 3 * 36 * 48)
+    return eleven
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_tiles_are_drawn_from_any_place(tiles, workers):
+    expected = batches(build_train_loader(tiles, 2), 40)
+    tiles.DATALOADER.NUM_WORKERS = workers
+    loader = build_train_loader(tiles, 2)
+    assert batches(loader, 6, first=30) == expected[30:36]
+    assert batches(loader, 3) == expected[:3]
+
+
+def test_an_unreadable_picture_of_many_tiles_counts_once(tiles, tmp_path, caplog):
+    tiles.DATALOADER.MAX_UNREADABLE_IMAGES = 1
+    (tmp_path / "set" / "4.png").write_bytes(b"broken")
+    found = batches(build_train_loader(tiles, 2), 60)
+    assert {image[0] for batch in found for image in batch} == set(range(11)) - {4}
+    assert sum("4.png" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_classes_are_balanced_by_tiles(tiles):
+    tiles.DATALOADER.SAMPLER_TRAIN = "RepeatFactorTrainingSampler"
+    tiles.DATALOADER.REPEAT_THRESHOLD = 0.5
+    assert len(batches(build_train_loader(tiles, 2), 60)) == 60
+    tiles.DATALOADER.SAMPLER_TRAIN = "WeightedTrainingSampler"
+    with pytest.raises(ConfigError, match="SAMPLER_TRAIN WeightedTrainingSampler"):
+        build_train_loader(tiles, 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("MODEL.KEYPOINT_ON", True),
+        ("MODEL.META_ARCHITECTURE", "PanopticFPN"),
+        ("MODEL.META_ARCHITECTURE", "SemanticSegmentor"),
+        ("MODEL.LOAD_PROPOSALS", True),
+        ("TEST.AUG.ENABLED", True),
+        ("INPUT.TILE.OVERLAP", 16),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(tiles, key, value):
+    tiles.merge_from_list([key, value])
+    with pytest.raises(ConfigError, match=key):
+        of_yaml(tiles)
 
 
 # ------------------------------------------------------------------------------- state and options

@@ -1,0 +1,128 @@
+"""Read the pixels of tiles, so that a large picture is not decoded again for each of its tiles."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from detectron2.data.detection_utils import SizeMismatchError
+from torch import Tensor
+
+from lambda_det.detection.data.records import read_pixels
+from lambda_det.detection.data.transforming import Placement, placed
+from lambda_det.training.stream import Sources
+
+__all__ = ["KEPT", "TileOfFile", "read_tile", "sources_of", "whole_picture"]
+
+# Bytes of decoded pictures that each process keeps: three of 100 million pixels, as three channels
+KEPT = 2**30
+_GREY = 128  # of pixels that belong to no picture, as in the augmentations
+
+
+class _Pictures:
+    """The decoded pictures that were used last, as far as ``limit`` bytes hold them.
+
+    One that is larger is kept as well, alone.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: OrderedDict[tuple[str, str], np.ndarray] = OrderedDict()
+
+    def read(self, path: str, image_format: str) -> np.ndarray:
+        """As ``records.read_pixels`` does; the result is not to be changed."""
+        key = path, image_format
+        if key not in self._kept:
+            pixels = read_pixels(path, image_format)
+            free = self._limit - pixels.nbytes
+            while self._kept and sum(one.nbytes for one in self._kept.values()) > free:
+                self._kept.popitem(last=False)
+            self._kept[key] = pixels
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+
+_pictures = _Pictures(KEPT)
+
+
+def whole_picture(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a picture without its objects, of that of a tile or of the picture itself."""
+    height, width = record.get("picture_size", (record.get("height"), record.get("width")))
+    size = {} if height is None else {"height": height, "width": width}
+    return {"file_name": record["file_name"], **size}
+
+
+def read_tile(record: Mapping[str, Any], image_format: str) -> np.ndarray:
+    """The pixels of a tile; parts of objects that are ignored are grey.
+
+    The objects to learn keep their pixels where such a part overlaps their boxes.
+
+    Args:
+        record: of :func:`lambda_det.detection.data.tile_records.tile_records`.
+        image_format: as in ``INPUT.FORMAT``.
+
+    Returns:
+        [H, W, C], which may be changed.
+
+    Raises:
+        SizeMismatchError: the picture is of another size than its record says.
+        Exception: of any kind, as Pillow raises it for a broken file.
+    """
+    picture = _pictures.read(record["file_name"], image_format)
+    if picture.shape[:2] != tuple(record["picture_size"]):
+        raise SizeMismatchError(record["file_name"])
+    x0, y0, x1, y1 = record["tile"]
+    pixels = picture[y0:y1, x0:x1].copy()
+    if record["ignored"]:
+        is_ignored = np.zeros(pixels.shape[:2], bool)
+        for box in record["ignored"]:
+            is_ignored[_pixels_of(box)] = True
+        for annotation in record["annotations"]:
+            if not annotation["iscrowd"]:
+                is_ignored[_pixels_of(annotation["bbox"])] = False
+        pixels[is_ignored] = _GREY
+    return pixels
+
+
+def _pixels_of(box: Sequence[float]) -> tuple[slice, slice]:
+    """The rows and columns of all pixels that a box x0, y0, x1, y1 touches."""
+    x0, y0 = np.floor(box[:2]).astype(int)
+    x1, y1 = np.ceil(box[2:]).astype(int)
+    return slice(y0, y1), slice(x0, x1)
+
+
+class TileOfFile:
+    """A tile in the place of a :class:`lambda_det.detection.data.transforming.ImageFile`.
+
+    Attributes:
+        size: height and width.
+    """
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        self._record = record
+        x0, y0, x1, y1 = record["tile"]
+        self.size = y1 - y0, x1 - x0
+
+    def draw(self, place: Placement, channels: Sequence[int]) -> Tensor:
+        """As :meth:`lambda_det.detection.data.transforming.ImageFile.draw`."""
+        return placed(read_tile(self._record, "RGB"), self.size, place, channels)
+
+
+def sources_of(records: Sequence[Mapping[str, Any]]) -> Sources | None:
+    """The pictures of records of tiles, for an order that reads each picture once; None where none
+    is of a tile.
+    """
+    if not any("tile" in record for record in records):
+        return None
+    numbers: dict[str, int] = {}
+    sizes: list[int] = []
+    of_record = []
+    for record in records:
+        number = numbers.setdefault(record["file_name"], len(numbers))
+        if number == len(sizes):
+            height, width = record.get("picture_size", (0, 0))  # others are read once anyway
+            sizes.append(3 * height * width)
+        of_record.append(number)
+    return Sources(np.array(of_record), np.array(sizes), KEPT)

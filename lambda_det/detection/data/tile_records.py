@@ -1,0 +1,255 @@
+"""Records of tiles, made of records of pictures: what a training draws where pictures are cut."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import pycocotools.mask as mask_util
+from detectron2.data.transforms import CropTransform, TransformList
+from detectron2.structures import BoxMode
+from detectron2.utils.logger import log_first_n
+
+from lambda_det.detection.data.transforming import transform_polygons
+from lambda_det.detection.data.truth import Decided, around, corners, runs_of
+from lambda_det.detection.tiles import Tile, Tiling
+from lambda_det.errors import ConfigError, DataError, counted, printable
+
+__all__ = ["LEAST_LEFT", "tile_records"]
+
+# Share of an object's box, of what the tile that shows most of it shows. A box that overlaps an
+# object by an IoU of less than this counts as background in Detectron2 (MODEL.RPN.IOU_THRESHOLDS).
+LEAST_LEFT = 0.3
+_MANY_CUT = 0.1  # share of objects that no tile shows whole, above which a tile seems too small
+
+
+def tile_records(
+    records: Sequence[Mapping[str, Any]], tiling: Tiling, empty: float
+) -> list[Mapping[str, Any]]:
+    """The records of the tiles to train on.
+
+    Boxes and masks are clipped at the border of a tile. A part of an object of which another tile
+    shows much more (:data:`LEAST_LEFT`) is neither learnt nor background: its pixels are painted
+    over when the tile is read. Crowds stay crowds.
+
+    Args:
+        records: of pictures, about whose annotations everything is decided.
+        tiling: how they are cut.
+        empty: the largest number of tiles without an object, as a multiple of those with objects.
+            They are spread evenly at random over all of them, always in the same way.
+
+    Returns:
+        The record of a tile has its height, width and annotations, the "tile" in the picture, the
+        "picture_size", height and width, and the boxes "ignored", x0, y0, x1, y1, in its pixels.
+        A picture that is not larger than a tile keeps its record. Where this holds for all, the
+        result has all records.
+
+    Raises:
+        ConfigError: the share of empty tiles is invalid, or objects have turned boxes.
+        DataError: a record lacks the size of its picture.
+    """
+    if not 0 <= empty < float("inf"):
+        raise ConfigError(f"INPUT.TILE.EMPTY is {empty}; it must be a number from 0.")
+    full: list[tuple[int, Mapping[str, Any]]] = []  # with their places
+    bare: list[tuple[int, Mapping[str, Any], Tile | None, _Objects | None]] = []
+    places = itertools.count()
+    cut = 0
+    for record in records:
+        if not {"height", "width"} <= record.keys():
+            raise DataError(
+                f"{printable(record['file_name'])}: its record has no height and width, by which "
+                "INPUT.TILE.SIZE would cut it; add them."
+            )
+        tiles: list[Any] = tiling.tiles(record["height"], record["width"])
+        objects: Mapping[Any, _Objects] = {}
+        if len(tiles) == 1:
+            tiles = [None]
+            objects = {None: _Objects(record.get("annotations", ()), [])}
+        else:
+            objects, cut_here = _in_tiles(record, tiles)
+            cut += cut_here
+        for tile in tiles:
+            of_tile = objects.get(tile)
+            if of_tile and any(not one.get("iscrowd", 0) for one in of_tile.annotations):
+                full.append((next(places), _record_of(record, tile, of_tile)))
+            else:
+                bare.append((next(places), record, tile, of_tile))
+    if len(full) + len(bare) == len(records):
+        _say(
+            logging.INFO,
+            f"No picture is larger than a tile of {tiling.size} pixels (INPUT.TILE.SIZE), so they "
+            "are trained on whole.",
+        )
+        return list(records)
+    number = min(round(empty * max(len(full), 1)), len(bare))
+    drawn = np.random.default_rng(0).permutation(len(bare))[:number]
+    chosen = [(bare[index][0], _record_of(*bare[index][1:])) for index in drawn]
+    _report(records, tiling, len(full), number, len(bare), cut)
+    return [record for _, record in sorted(full + chosen, key=itemgetter(0))]
+
+
+def _report(
+    records: Sequence[Mapping[str, Any]],
+    tiling: Tiling,
+    full: int,
+    chosen: int,
+    bare: int,
+    cut: int,
+) -> None:
+    """Log the number of tiles, and warn if many objects are whole in none of them."""
+    _say(
+        logging.INFO,
+        f"{counted(full + chosen, 'tile')} of {tiling.size} pixels, with an overlap of "
+        f"{tiling.overlap}, of {counted(len(records), 'picture')}: {full} with objects, and "
+        f"{chosen} of the {bare} without (INPUT.TILE.EMPTY)",
+    )
+    objects = sum(
+        not one.get("iscrowd", 0) for record in records for one in record.get("annotations", ())
+    )
+    if cut > _MANY_CUT * objects:
+        _say(
+            logging.WARNING,
+            f"{cut} of {objects} objects ({cut / objects:.0%}) are whole in no tile, because they "
+            f"are longer than the {tiling.overlap} pixels of INPUT.TILE.OVERLAP, or than "
+            f"INPUT.TILE.SIZE {tiling.size}: --tile {2 * tiling.size} shows more of them whole.",
+        )
+
+
+def _say(level: int, text: str) -> None:
+    """Log a text once: the recipe, the loader and the statistics of batch norm make records."""
+    log_first_n(level, text, key="message", name=__name__)
+
+
+def _record_of(
+    record: Mapping[str, Any], tile: Tile | None, objects: _Objects | None
+) -> Mapping[str, Any]:
+    """The record of a tile; that of the picture where ``tile`` is None."""
+    if tile is None:
+        return record
+    objects = objects or _Objects(Decided(), [])
+    kept = {key: value for key, value in record.items() if key != "sem_seg_file_name"}
+    return {
+        **kept,
+        "height": tile.y1 - tile.y0,
+        "width": tile.x1 - tile.x0,
+        "tile": tile,
+        "picture_size": (record["height"], record["width"]),
+        "annotations": objects.annotations,
+        "ignored": objects.ignored,
+    }
+
+
+# ------------------------------------------------------------------------------------- the objects
+class _Objects(NamedTuple):
+    """The objects of a tile, in its pixels.
+
+    Attributes:
+        annotations: to learn, and crowds.
+        ignored: boxes x0, y0, x1, y1 of parts of which another tile shows much more.
+    """
+
+    annotations: Decided
+    ignored: list[list[float]]
+
+
+def _in_tiles(record: Mapping[str, Any], tiles: Sequence[Tile]) -> tuple[dict[Tile, _Objects], int]:
+    """The objects of a picture by the tiles that show a part of them.
+
+    Returns:
+        Them, and the number of objects that are cut in every tile.
+    """
+    annotations = record.get("annotations", ())
+    for annotation in annotations:
+        if annotation["bbox_mode"] not in (BoxMode.XYWH_ABS, BoxMode.XYXY_ABS):
+            raise ConfigError(
+                f"{printable(record['file_name'])}: INPUT.TILE.SIZE cannot cut turned boxes "
+                "(BoxMode.XYWHA_ABS); set it to 0."
+            )
+    result: dict[Tile, _Objects] = {}
+    cut = 0
+    edges = np.array(tiles, float)
+    border = [record["width"], record["height"]] * 2
+    for annotation in annotations:
+        is_crowd = annotation.get("iscrowd", 0)
+        box = np.array(corners(annotation)).clip(0, border)
+        low = np.maximum(box[:2], edges[:, :2])
+        high = np.minimum(box[2:], edges[:, 2:])
+        parts = []
+        for place in np.flatnonzero((high > low).all(1)):
+            tile = tiles[place]
+            part = _part(annotation, np.concatenate([low[place], high[place]]), tile)
+            if part is not None:
+                x0, y0, x1, y1 = part["bbox"]
+                parts.append((tile, part, (x1 - x0) * (y1 - y0)))
+        most = max((area for *_, area in parts), default=0.0)
+        for tile, part, area in parts:
+            objects = result.setdefault(tile, _Objects(Decided(), []))
+            if is_crowd or area >= LEAST_LEFT * most:
+                objects.annotations.append(part)
+            else:
+                objects.ignored.append(part["bbox"])
+        cut += not is_crowd and not ((low == box[:2]) & (high == box[2:])).all(1).any()
+    return result, cut
+
+
+def _part(annotation: Mapping[str, Any], box: np.ndarray, tile: Tile) -> dict[str, Any] | None:
+    """An annotation within a tile, in its pixels; None where the tile shows nothing of its mask.
+
+    Args:
+        box: the corners of its box within the tile, in the pixels of the picture.
+    """
+    origin = np.array([tile.x0, tile.y0] * 2)
+    part = {"category_id": annotation["category_id"], "iscrowd": annotation.get("iscrowd", 0)}
+    part |= {"bbox": (box - origin).tolist(), "bbox_mode": BoxMode.XYXY_ABS}
+    mask = annotation.get("segmentation")
+    if not mask:
+        return part
+    clipped = _clipped_runs(mask, tile) if isinstance(mask, dict) else _clipped_outline(mask, tile)
+    if not clipped:
+        return None
+    part["segmentation"] = clipped
+    if box.tolist() != corners(annotation):  # what is left of the mask may be less than of its box
+        outline = np.array(around(clipped))
+        outline = np.concatenate(
+            [np.maximum(outline[:2], part["bbox"][:2]), np.minimum(outline[2:], part["bbox"][2:])]
+        )
+        if not (outline[2:] > outline[:2]).all():
+            return None
+        part["bbox"] = outline.tolist()
+    return part
+
+
+def _clipped_outline(polygons: Sequence[Sequence[float]], tile: Tile) -> list[list[float]]:
+    """The polygons of an object within a tile, in its pixels."""
+    crop = CropTransform(tile.x0, tile.y0, tile.x1 - tile.x0, tile.y1 - tile.y0)
+    points = [np.array(polygon, float).reshape(-1, 2) for polygon in polygons]
+    (inside,) = transform_polygons([points], TransformList([crop]))
+    return [polygon.reshape(-1).tolist() for polygon in inside if len(polygon) >= 3]
+
+
+def _clipped_runs(mask: Mapping[str, Any], tile: Tile) -> dict[str, Any] | None:
+    """A run-length mask within a tile; None if it is empty. The picture is not decoded.
+
+    The runs go down the columns, so only the columns of the tile that the object has are made.
+    """
+    height = mask["size"][0]
+    ends = np.cumsum(runs_of(mask["counts"]))
+    ends = ends[: len(ends) // 2 * 2].reshape(-1, 2)  # where each run of ones begins and ends
+    ends = ends.clip(tile.x0 * height, tile.x1 * height)
+    ends = ends[ends[:, 1] > ends[:, 0]]
+    if not len(ends):
+        return None
+    first, last = ends[0, 0] // height, -(-ends[-1, 1] // height)
+    changes = np.zeros((last - first) * height + 1, np.int8)
+    changes[ends[:, 0] - first * height] += 1
+    changes[ends[:, 1] - first * height] -= 1
+    columns = changes[:-1].cumsum(dtype=np.int8).reshape(-1, height)[:, tile.y0 : tile.y1]
+    if not columns.any():
+        return None
+    pixels = np.zeros((tile.y1 - tile.y0, tile.x1 - tile.x0), np.uint8, order="F")
+    pixels[:, first - tile.x0 : last - tile.x0] = columns.T
+    return mask_util.encode(pixels)

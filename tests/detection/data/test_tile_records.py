@@ -1,0 +1,234 @@
+"""Records of tiles against a slow reference: each object is drawn into the whole picture."""
+
+import logging
+import random
+
+import numpy as np
+import pycocotools.mask as mask_util
+import pytest
+import torch
+from detectron2.structures import BoxMode
+from PIL import Image
+
+from lambda_det.detection.data import TolerantMapper, tile_pixels
+from lambda_det.detection.data.tile_records import LEAST_LEFT, tile_records
+from lambda_det.detection.data.truth import Decided, decided
+from lambda_det.detection.tiles import Tiling
+from lambda_det.errors import ConfigError, DataError
+
+WIDTH, HEIGHT = 150, 108
+TILING = Tiling(size=60, overlap=12)
+
+
+@pytest.fixture
+def picture(tmp_path):
+    """A record of a picture of random pixels."""
+    pixels = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+    path = tmp_path / "picture.png"
+    Image.fromarray(pixels).save(path)
+    return {"file_name": str(path), "height": HEIGHT, "width": WIDTH, "image_id": 1}
+
+
+def with_objects(record, objects):
+    return decided({**record, "annotations": objects})[0]
+
+
+def box(x, y, width, height, **more):
+    return {
+        "bbox": [x, y, width, height],
+        "bbox_mode": BoxMode.XYWH_ABS,
+        "category_id": 0,
+        "iscrowd": 0,
+        **more,
+    }
+
+
+def drawn_objects(rng, number, form):
+    """Random ellipses with masks of a form, some of them larger than a tile."""
+    rows, columns = np.mgrid[:HEIGHT, :WIDTH]
+    objects = []
+    for kind in range(number):
+        x, y = rng.uniform(0, WIDTH), rng.uniform(0, HEIGHT)
+        a, b = rng.uniform(3, 50), rng.uniform(3, 50)
+        if form == "runs":
+            pixels = ((columns + 0.5 - x) / a) ** 2 + ((rows + 0.5 - y) / b) ** 2 < 1
+            mask = mask_util.encode(np.asfortranarray(pixels, dtype=np.uint8))
+            if not mask_util.area(mask):
+                continue
+            bbox = mask_util.toBbox(mask).tolist()
+        else:
+            angles = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+            points = np.stack([x + a * np.cos(angles), y + b * np.sin(angles)], 1)
+            points = points.clip(0, [WIDTH, HEIGHT])
+            mask = [points.reshape(-1).tolist()]
+            bbox = [*points.min(0), *(points.max(0) - points.min(0))]
+        objects.append(box(*map(float, bbox), category_id=kind, segmentation=mask))
+    return objects
+
+
+def pixels_of(mask, height, width):
+    if isinstance(mask, list):
+        mask = mask_util.merge(mask_util.frPyObjects(mask, height, width))
+    return mask_util.decode(mask).astype(bool)
+
+
+@pytest.mark.parametrize("form", ["runs", "polygons"])
+def test_each_tile_has_the_part_of_each_object(picture, form):
+    rng = random.Random(1)
+    for _ in range(8):
+        record = with_objects(picture, drawn_objects(rng, 6, form))
+        masks = [pixels_of(one["segmentation"], HEIGHT, WIDTH) for one in record["annotations"]]
+        tiles = TILING.tiles(HEIGHT, WIDTH)
+        by_tile = {one["tile"]: one for one in tile_records([record], TILING, empty=100.0)}
+        assert list(by_tile) == tiles
+        for number, whole in enumerate(masks):
+            seen = [whole[t.y0 : t.y1, t.x0 : t.x1] for t in tiles]
+            areas = [
+                np.prod(np.ptp(np.argwhere(part), axis=0) + 1) if part.any() else 0 for part in seen
+            ]
+            for tile, part, area in zip(tiles, seen, areas, strict=True):
+                of_tile = by_tile[tile]
+                assert (of_tile["height"], of_tile["width"]) == part.shape
+                found = [a for a in of_tile["annotations"] if a["category_id"] == number]
+                share = area / max(areas)
+                if abs(share - LEAST_LEFT) < 0.1 or 0 < part.sum() < 30:
+                    continue  # half a pixel decides
+                assert len(found) == (share >= LEAST_LEFT)
+                if not found:
+                    continue
+                drawn = pixels_of(found[0]["segmentation"], *part.shape)
+                places = np.argwhere(part)
+                edges = [*places.min(0)[::-1], *(places.max(0) + 1)[::-1]]
+                if form == "runs":
+                    assert (drawn == part).all()
+                    assert found[0]["bbox"] == edges
+                else:  # a polygon that ends at the border is drawn half a pixel elsewhere
+                    assert (drawn != part).sum() <= 0.1 * part.sum() + 12
+                    np.testing.assert_allclose(found[0]["bbox"], edges, atol=1.5)
+
+
+def test_an_object_that_is_whole_keeps_its_numbers(picture):
+    record = with_objects(picture, [box(50.25, 3.5, 8.25, 5.0)])
+    made = tile_records([record], TILING, empty=0.0)
+    assert [one["tile"][:2] for one in made] == [(0, 0), (48, 0)]
+    for one, x0 in zip(made, (50.25, 2.25), strict=True):
+        (annotation,) = one["annotations"]
+        assert annotation["bbox_mode"] == BoxMode.XYXY_ABS
+        assert annotation["bbox"] == [x0, 3.5, x0 + 8.25, 8.5]
+        assert "segmentation" not in annotation
+        assert isinstance(one["annotations"], Decided)
+
+
+def test_little_that_is_left_is_ignored_and_crowds_stay(picture):
+    objects = [box(46, 5, 20, 10), box(46, 30, 20, 10, iscrowd=1, category_id=1)]
+    first, _ = tile_records([with_objects(picture, objects)], TILING, empty=0.0)
+    # the first tile ends at 60, and shows 14 of 20 columns; the second begins at 48
+    assert [a["iscrowd"] for a in first["annotations"]] == [0, 1]
+    narrow = tile_records([with_objects(picture, [box(55, 5, 20, 10)])], TILING, empty=100.0)
+    assert narrow[0]["tile"][:2] == (0, 0) and not narrow[0]["annotations"]
+    assert narrow[0]["ignored"] == [[55, 5, 60, 15]]
+    objects = [box(5, 30, 9, 9), box(55, 5, 20, 10, iscrowd=1, category_id=1)]
+    (crowd,) = tile_records([with_objects(picture, objects)], TILING, empty=0.0)
+    assert [a["iscrowd"] for a in crowd["annotations"]] == [0, 1]
+    assert not crowd["ignored"]
+
+
+def test_tiles_without_objects_are_a_share_of_those_with(picture):
+    record = with_objects(picture, [box(5, 5, 10, 10), box(130, 90, 10, 10)])
+    records = [record] * 5
+    made = tile_records(records, TILING, empty=0.5)
+    empty = [one for one in made if not one["annotations"]]
+    assert (len(made), len(empty)) == (15, 5)
+    assert len({one["tile"] for one in empty}) > 1
+    assert made == tile_records(records, TILING, empty=0.5)
+    all_tiles = len(TILING.tiles(HEIGHT, WIDTH))
+    assert len(tile_records(records, TILING, empty=1e9)) == 5 * all_tiles
+
+
+def test_pictures_that_are_not_larger_than_a_tile_stay(picture, caplog):
+    caplog.set_level(logging.INFO)
+    records = [with_objects(picture, [box(5, 5, 10, 10)]), with_objects(picture, [])]
+    large = Tiling(size=WIDTH, overlap=0)
+    assert tile_records(records, large, empty=0.0) == records
+    assert caplog.text.count("INPUT.TILE.SIZE") == 1
+
+
+def test_tiles_that_are_smaller_than_the_objects_are_named(picture, caplog):
+    objects = [box(5, 5, 100, 80), box(10, 10, 100, 80), *[box(5, 5, 9, 9)] * 5]
+    made = tile_records([with_objects(picture, objects)], TILING, empty=0.0)
+    assert "2 of 7 objects (29%)" in caplog.text
+    # its parts are learnt, as prediction joins them again
+    assert sum(len(one["annotations"]) > 0 for one in made) > 3
+    caplog.clear()
+    tile_records([with_objects(picture, objects[1:] + objects[2:])], TILING, empty=0.0)
+    assert "objects (" not in caplog.text
+
+
+def test_what_cannot_be_cut_is_refused(picture):
+    with pytest.raises(ConfigError, match=r"INPUT\.TILE\.EMPTY"):
+        tile_records([picture], TILING, empty=-1.0)
+    turned = {**box(0, 0, 1, 1), "bbox": [20, 20, 9, 9, 30], "bbox_mode": BoxMode.XYWHA_ABS}
+    with pytest.raises(ConfigError, match="XYWHA_ABS"):
+        tile_records([{**picture, "annotations": Decided([turned])}], TILING, empty=0.0)
+    with pytest.raises(DataError, match=r"picture\.png"):
+        tile_records([{"file_name": "picture.png"}], TILING, empty=0.0)
+
+
+# --------------------------------------------------------------------------------------- the pixels
+@pytest.fixture
+def mapper(cfg):
+    """A mapper that changes no pixel."""
+    cfg.INPUT.RANDOM_FLIP = "none"
+    cfg.INPUT.LSJ.ENABLED = False
+    cfg.INPUT.MIN_SIZE_TRAIN, cfg.INPUT.MAX_SIZE_TRAIN = (TILING.size,), TILING.size
+    return lambda **changes: TolerantMapper(
+        **{**TolerantMapper.from_config(cfg, is_train=True), **changes}
+    )
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_tile_has_the_pixels_of_its_place(picture, mapper, exact):
+    pixels = np.asarray(Image.open(picture["file_name"]))[:, :, ::-1]
+    record = with_objects(picture, [box(57, 5, 20, 10), box(40, 8, 18.5, 4)])
+    mapped = mapper(exact_pixels=exact)
+    for one in tile_records([record], TILING, empty=100.0):
+        sample = mapped(one)
+        x0, y0, x1, y1 = one["tile"]
+        expected = pixels[y0:y1, x0:x1].copy()
+        if (x0, y0) == (0, 0):
+            expected[5:15, 57:60] = 128
+            expected[8:12, 57:59] = pixels[8:12, 57:59]  # of the object that is learnt
+        assert (sample["image"].permute(1, 2, 0).numpy() == expected).all()
+        learnt = [a["bbox"] for a in one["annotations"]]
+        found = sample["instances"].gt_boxes.tensor
+        assert torch.equal(found, torch.tensor(learnt).float().reshape(-1, 4))
+
+
+def test_a_picture_is_decoded_once_for_its_tiles(picture, mapper, monkeypatch):
+    reads = []
+    read = tile_pixels.read_pixels
+    monkeypatch.setattr(
+        tile_pixels, "read_pixels", lambda *args: (reads.append(args), read(*args))[1]
+    )
+    monkeypatch.setattr(tile_pixels, "_pictures", tile_pixels._Pictures(2 * 3 * WIDTH * HEIGHT))
+    others = []
+    for number in range(3):
+        path = picture["file_name"].replace(".png", f"{number}.png")
+        Image.open(picture["file_name"]).save(path)
+        others.append({**picture, "file_name": path})
+    records = tile_records([with_objects(one, [box(5, 5, 9, 9)]) for one in others], TILING, 100.0)
+    mapped = mapper()
+    for one in records:
+        mapped(one)
+    assert len(reads) == 3
+    mapped(records[-1])
+    assert len(reads) == 3
+    mapped(records[0])  # only two are kept
+    assert len(reads) == 4
+
+
+def test_a_picture_of_another_size_is_named(picture, mapper):
+    taller = {**picture, "height": HEIGHT + 1}
+    (one,) = tile_records([with_objects(taller, [box(5, 5, 9, 9)])], TILING, empty=0.0)
+    with pytest.raises(DataError, match=f"{WIDTH}x{HEIGHT} .*{WIDTH}x{HEIGHT + 1}"):
+        mapper()(one)
