@@ -282,7 +282,7 @@ def _data(
         return _named(file, pictures, labels)
     if data:
         form, places = find_parts(data, folder=draft)
-        parts = {name: (str(p.labels), str(p.images), p.source) for name, p in _by_name(places)}
+        parts = {p.name: (str(p.labels), str(p.images), p.source) for p in places}
         where = data
     else:
         parts, where = _parts_of_run(saved.config, home), str(home)
@@ -310,16 +310,6 @@ def _data(
         f"own, and evaluate with --data DIR --part {part}."
     )
     return _named(*parts[part], advice)
-
-
-def _by_name(parts: Sequence[Any]) -> Iterable[tuple[str, Any]]:
-    """Parts by name; with two parts, the second one is both val and test."""
-    names = {1: ("train",), 2: ("train", "val"), 3: _PARTS}[len(parts)]
-    yield from zip(names, parts, strict=True)
-    if len(parts) == 2:
-        yield "test", parts[1]
-    if len(parts) == 1:
-        yield "test", parts[0]
 
 
 def _parts_of_run(cfg: CfgNode, home: Path) -> dict[str, tuple[str, str, str]]:

@@ -54,11 +54,13 @@ class Part(NamedTuple):
         labels: a file in COCO's format.
         images: the folder of its pictures.
         source: the user's own labels, for messages.
+        name: "train", "val" or "test".
     """
 
     labels: Path
     images: Path
     source: str
+    name: str
 
 
 def find_parts(
@@ -75,9 +77,8 @@ def find_parts(
         folder: for files in COCO's format that are made from labels of other formats.
 
     Returns:
-        The name of the format, and the parts: what to train on; what to evaluate on, if it is
-        separate; and a test part in addition to those two. Labels that are converted get the
-        classes of all parts.
+        The name of the format, and the parts in the order train, val, test; those that are there.
+        Labels that are converted get the classes of all parts.
 
     Raises:
         DataError: nothing there is of a known format, or it is not clear what belongs together.
@@ -98,7 +99,7 @@ def find_parts(
         stem = os.path.basename(os.path.abspath(root))
         for part, (content, pictures) in contents.items():
             file = write_draft(content, folder, f"{stem}_{part}")
-            parts[part] = Part(Path(file), pictures, content[READER]["labels"])
+            parts[part] = Part(Path(file), pictures, content[READER]["labels"], part)
     return name, [parts[part] for part in PART_WORDS if part in parts]
 
 
@@ -160,7 +161,7 @@ def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
             # a training does not need it
             logger.warning(f"{file}: no test part, as its pictures are in no folder or in several")
             continue
-        parts[part] = Part(file, images, str(file))
+        parts[part] = Part(file, images, str(file), part)
     return parts
 
 

@@ -353,16 +353,16 @@ def _read_labels(args: argparse.Namespace, draft: Path, rows: list[Row]) -> dict
     if args.data:
         name, found = find_parts(args.data, args.train_images, folder=draft)
         rows.append(("labels", name, f"of what lies in {args.data}"))
-        parts = {
-            part: (str(labels), str(images))
-            for part, (labels, images, _) in zip(("train", "test", "rest"), found, strict=False)
-        }
-        if "test" in parts and (args.test_json or args.val_share is not None):
-            del parts["test"]
-        elif "test" in parts:
-            images = args.test_images or parts["test"][1]
-            parts["test"] = parts["test"][0], images
-            rows.append(("evaluation", found[1].source, f"with the images in {images}"))
+        named = {part.name: part for part in found}
+        parts["train"] = str(named["train"].labels), str(named["train"].images)
+        # A test part chooses no weights: it is for the end
+        used = named.get("val") or (named.get("test") if args.eval_only else None)
+        if used and not args.test_json and args.val_share is None:
+            images = str(args.test_images or used.images)
+            parts["test"] = str(used.labels), images
+            rows.append(("evaluation", used.source, f"with the images in {images}"))
+        if "test" in named and named["test"] is not used and not args.test_json:
+            parts["rest"] = str(named["test"].labels), str(named["test"].images)
     named = {}
     for part in _PARTS:
         labels, images = getattr(args, f"{part}_json"), getattr(args, f"{part}_images")
@@ -393,7 +393,9 @@ def _read_data(args: argparse.Namespace, draft: Path, rows: list[Row]) -> _Data:
     if "train" in parts and "test" not in parts and share is None and asked:
         share = smallest_share(*parts["train"], group_by, folder=draft)
         part = f"{share:g} of the images" if share else "none: too few images"
-        why = "no part of the data is called val or test; --val-share changes it"
+        why = "no part of the data is called val; --val-share changes it"
+        if "rest" in parts:
+            why += ", and the test part is for the end"
         rows.append(("evaluation", part, why))
     if not share:
         if group_by or stratify:

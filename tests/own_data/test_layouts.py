@@ -441,7 +441,7 @@ def test_damaged_files_are_read_or_refused_in_words(files, place, length, damage
     start = int(place[1] * len(text))
     file.write_bytes(text[:start] + damage + text[start + length :])
     with contextlib.suppress(DataError):
-        for converted, images, _ in find_parts(root)[1]:
+        for converted, images, *_ in find_parts(root)[1]:
             if not check_coco(converted, images, files="none").refusal():
                 for kind in WRITTEN:
                     write_labels(read_json(str(converted)), kind, root / "out" / kind, images)

@@ -337,6 +337,21 @@ def test_converted_labels_are_called_by_the_user_s_folder(data, monkeypatch):
     assert all(name.startswith("data_labels_") for name in names)
 
 
+def test_without_a_validation_part_training_pictures_choose_the_weights(data):
+    """And the test part is left for the end; an evaluation alone is of it."""
+    args = prepared_by_part(data, {"train": BOX, "test": BOX})
+    files = keys(args).DATASETS
+    folder = str(data.parent / "roboflow" / "train")
+    assert files.TRAIN_IMAGES == files.TEST_IMAGES == folder
+    assert not names(files.TRAIN_JSON) & names(files.TEST_JSON)
+    assert "test part is for the end" in table(args)["evaluation"][1]
+    sources = json.loads((data.parent / "run" / "data" / "sources.json").read_text())
+    assert sources["rest"][1] == str(data.parent / "roboflow" / "test")
+    words = ["--config-file", "mask_rcnn_lambdaresnet50.yaml", "--data", data.parent / "roboflow"]
+    args = prepared(*words, "--eval-only", "--output", data.parent / "other")
+    assert keys(args).DATASETS.TEST_IMAGES == str(data.parent / "roboflow" / "test")
+
+
 @pytest.mark.parametrize("is_sound", [True, False])
 def test_a_test_part_that_will_be_refused_is_named_before_the_training(data, is_sound):
     box = BOX if is_sound else [4, 6, 360, 24]
