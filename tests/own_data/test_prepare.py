@@ -349,7 +349,7 @@ def test_without_a_validation_part_training_pictures_choose_the_weights(data):
     assert sources["rest"][1] == str(data.parent / "roboflow" / "test")
     words = ["--config-file", "mask_rcnn_lambdaresnet50.yaml", "--data", data.parent / "roboflow"]
     args = prepared(*words, "--eval-only", "--output", data.parent / "other")
-    assert keys(args).DATASETS.TEST_IMAGES == str(data.parent / "roboflow" / "test")
+    assert str(data.parent / "roboflow" / "test") == keys(args).DATASETS.TEST_IMAGES
 
 
 @pytest.mark.parametrize("is_sound", [True, False])
