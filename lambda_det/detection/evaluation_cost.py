@@ -11,6 +11,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.detection.data.coco import file_report
 from lambda_det.detection.data.registration import is_coco
+from lambda_det.detection.tiles import Tiling
 
 __all__ = ["BOXES", "LOSSES", "MASKS", "cost_of_image", "number_of_images"]
 
@@ -31,13 +32,22 @@ def cost_of_image(*, has_masks: bool, has_losses: bool, sets_of_weights: int = 1
     return sets_of_weights * (MASKS if has_masks else BOXES) + (LOSSES if has_losses else 0.0)
 
 
-def number_of_images(names: Iterable[str]) -> int:
-    """The number of images of registered data sets, which are not opened."""
+def number_of_images(names: Iterable[str], tiling: Tiling | None = None) -> int:
+    """The number of images of registered data sets, which are not opened.
+
+    Args:
+        names: of the data sets.
+        tiling: how images are cut; the number is then that of tiles.
+    """
     count = 0
     for name in names:
         if is_coco(name):
             metadata = MetadataCatalog.get(name)
-            count += file_report(metadata.json_file, metadata.image_root).images
+            images = file_report(metadata.json_file, metadata.image_root).files
         else:
-            count += len(DatasetCatalog.get(name))
+            images = DatasetCatalog.get(name)
+        if tiling is None:
+            count += len(images)
+        else:
+            count += sum(len(tiling.tiles(one["height"], one["width"])) for one in images)
     return count

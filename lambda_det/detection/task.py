@@ -275,8 +275,8 @@ class DetectionTask(Task):
         # ``test_sets`` of a LazyConfig are names of its nodes, which may be none of a data set
         samples = [parts.sample_of(name) for name in parts.test_names]
         if final and self.is_sampled:
-            return each * (number_of_images(parts.test_names) + number_of_images(samples))
-        return each * number_of_images(samples)
+            samples += parts.test_names
+        return each * number_of_images(samples, parts.tiling)
 
     @images_of_any_size()
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:

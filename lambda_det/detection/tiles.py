@@ -67,7 +67,12 @@ class Tiling:
             return None
         if why := why_not_cut(cfg):
             raise ConfigError(f"INPUT.TILE.SIZE is {keys.SIZE}, and {why}; set it to 0 (--tile 0).")
-        return cls(keys.SIZE, keys.SIZE // 5 if keys.OVERLAP == -1 else keys.OVERLAP)
+        return cls.of_size(keys.SIZE, keys.OVERLAP)
+
+    @classmethod
+    def of_size(cls, size: int, overlap: int = -1) -> Tiling:
+        """The tiling of a size, with an overlap of a fifth of it where ``overlap`` is -1."""
+        return cls(size, size // 5 if overlap == -1 else overlap)
 
     def tiles(self, height: int, width: int) -> list[Tile]:
         """The tiles of a picture, row by row.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
 import statistics
@@ -11,14 +12,17 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from detectron2.config import CfgNode
 from iopath.common.file_io import get_cache_dir
 
 from lambda_det.config import CONFIGS
+from lambda_det.detection.config import load_config
 from lambda_det.detection.config_files import get_config
 from lambda_det.errors import ConfigError
-from lambda_det.own_data.input_size import fit_input
+from lambda_det.own_data.input_size import SIZES, FittedInput, fit_input, sizes_for
 from lambda_det.own_data.machine import Machine
 from lambda_det.own_data.recipe import USABLE
+from lambda_det.own_data.tile_choice import AUTO, choose_tiles
 
 __all__ = ["DEFAULT", "RECIPES", "Chosen", "choose"]
 
@@ -54,6 +58,7 @@ def choose(
     typed: Mapping[str, str],
     machine: Machine,
     size: int | None = None,
+    tile: int | str | None = None,
 ) -> Chosen:
     """The first recipe that fits.
 
@@ -63,9 +68,11 @@ def choose(
         typed: keys of the command line.
         machine: where the training is to run.
         size: the typed size; None if it follows from images and objects.
+        tile: the typed side of tiles, 0 for none, or "auto"; None if it follows from them.
 
     Raises:
-        ConfigError: other machines or processes may choose another recipe.
+        ConfigError: other machines or processes may choose another recipe, or the typed tiles
+            cannot be.
     """
     if not machine.is_alone:
         raise ConfigError(
@@ -94,17 +101,55 @@ def choose(
     why = "typed" if "MODEL.DEVICE" in typed else "the best that PyTorch finds here"
     keys = {"MODEL.DEVICE": (machine.device, why)}
     short = statistics.median(min(image["width"], image["height"]) for image in images)
-    fitted = fit_input(recipe, images, annotations, typed, size)
+    fitted, tiles = _fitted(file, images, list(annotations), typed, size, tile)
     keys |= fitted.keys
     alone = "" if weights else f"all is learnt from {len(images)} images"
     rows = [
         ("images", str(len(images)), f"the median of their shorter sides is {short:g} pixels"),
         ("recipe", file, "; ".join(reasons)),
         ("start", weights or "random weights", alone),
+        *tiles,
         *fitted.rows,
         *((key, str(value), why) for key, (value, why) in keys.items()),
     ]
     return Chosen(file, {key: value for key, (value, _) in keys.items()}, rows)
+
+
+def _fitted(
+    file: str,
+    images: Collection[Mapping[str, Any]],
+    annotations: Collection[Mapping[str, Any]],
+    typed: Mapping[str, str],
+    size: int | None,
+    tile: int | str | None,
+) -> tuple[FittedInput, list[tuple[str, str, str]]]:
+    """The input of a recipe, and rows on its tiles; the arguments are as of :func:`choose`."""
+    opts = [word for pair in typed.items() for word in pair]
+    cfg = load_config(argparse.Namespace(config_file=file, opts=opts))
+    tile = cfg.INPUT.TILE.SIZE if "INPUT.TILE.SIZE" in typed else tile
+    recipe = get_config(f"finetune/{Path(file).name}")
+    whole = fit_input(recipe, images, annotations, typed, size)
+    has_size = size is not None or not typed.keys().isdisjoint(SIZES)
+    if has_size and tile is None:  # what is typed is of whole pictures
+        return whole, []
+    chosen = choose_tiles(
+        cfg, images, annotations, tile, _with(cfg, {k: v for k, (v, _) in whole.keys.items()})
+    )
+    if chosen.tiling is None:
+        return whole, chosen.rows
+    keys = {key: (value, "for tiles") for key, value in chosen.keys.items()}
+    if tile != AUTO and tile is not None and not has_size:
+        sizes = sizes_for(recipe, tile)
+        keys |= {key: (value, "objects keep their pixels") for key, value in sizes.items()}
+        recipe = _with(recipe, sizes)
+    fitted = fit_input(recipe, chosen.images, annotations, typed, size)
+    return FittedInput(keys | fitted.keys, fitted.rows), chosen.rows
+
+
+def _with(cfg: CfgNode, keys: Mapping[str, Any]) -> CfgNode:
+    cfg = cfg.clone()
+    cfg.merge_from_list([word for pair in keys.items() for word in pair])
+    return cfg
 
 
 def _can_be_had(url: str) -> bool:

@@ -23,7 +23,7 @@ from detectron2.config import CfgNode
 
 from lambda_det.own_data.recipe import LEAST_BOXES, STRIDES_PER_ANCHOR, map_strides
 
-__all__ = ["LARGEST_SCALE", "FittedInput", "fit_input", "sizes_for"]
+__all__ = ["LARGEST_SCALE", "SIZES", "FittedInput", "fit_input", "objects_in_input", "sizes_for"]
 
 LARGEST_SCALE = 2  # scale of an image: more pixels than that show nothing new, and take time
 LEAST_OF_CLASS = 10  # objects: a class of fewer says little about its sizes
@@ -37,7 +37,7 @@ TEST_SCALE = 1.25  # of the largest size in training, as far as pictures have th
 # and 1.75 s at 384, 512 and 640.
 _CONSTANT, _OF_PIXELS, _OF_FINER_MAP = 0.3, 0.7, 0.1
 _MULTIPLE = 32  # pixels, the stride of a backbone
-_SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
+SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
 _ANCHORS = "MODEL.ANCHOR_GENERATOR.SIZES"
 _MAPS = ("MODEL.FPN.IN_FEATURES", "MODEL.RPN.IN_FEATURES", "MODEL.ROI_HEADS.IN_FEATURES")
 _FINER = {"res3": "res2", "p3": "p2"}
@@ -108,9 +108,9 @@ def fit_input(
         base = largest
         why = f"of images enlarged {LARGEST_SCALE} times at most"
         keys |= {key: (value, why) for key, value in sizes_for(cfg, base).items()}
-    if {*_SIZES, *_MAPS, _ANCHORS}.intersection(typed):
+    if {*SIZES, *_MAPS, _ANCHORS}.intersection(typed):
         return FittedInput(keys, [])
-    objects = _objects(cfg, images, annotations).scaled(base / cfg.INPUT.MIN_SIZE_TEST)
+    objects = objects_in_input(cfg, images, annotations).scaled(base / cfg.INPUT.MIN_SIZE_TEST)
     strides = map_strides(cfg)
     if sum(map(len, objects.sides)) < LEAST_BOXES or not strides:
         return FittedInput(keys, [])
@@ -154,7 +154,7 @@ def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
         Values by their keys.
     """
     factor = side / cfg.INPUT.MIN_SIZE_TEST
-    sizes = {key: cfg.INPUT[key.partition(".")[2]] for key in _SIZES}
+    sizes = {key: cfg.INPUT[key.partition(".")[2]] for key in SIZES}
     if cfg.INPUT.LSJ.ENABLED:
         sizes["INPUT.LSJ.SIZE"] = cfg.INPUT.LSJ.SIZE
     return {
@@ -165,7 +165,7 @@ def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
     }
 
 
-def _objects(
+def objects_in_input(
     cfg: CfgNode, images: Iterable[Mapping[str, Any]], annotations: Iterable[Mapping[str, Any]]
 ) -> _Objects:
     """The objects in pixels of an image in the test. Rare classes count only if all are rare."""

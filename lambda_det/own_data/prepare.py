@@ -31,13 +31,14 @@ from lambda_det.detection.data import register_json_datasets
 from lambda_det.detection.data.coco import coco_content, file_report, read_coco
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.saved_run import SavedRun, open_run
+from lambda_det.detection.tiles import SMALLEST, Tiling
 from lambda_det.errors import ConfigError, DataError, WeightsError, refused
 from lambda_det.files import DRAFT
 from lambda_det.own_data import recipe
 from lambda_det.own_data.choice import DEFAULT, choose
 from lambda_det.own_data.drafts import identifying_stem
 from lambda_det.own_data.held_out import Split, hold_out, smallest_share
-from lambda_det.own_data.input_size import sizes_for
+from lambda_det.own_data.input_size import SIZES, sizes_for
 from lambda_det.own_data.labels import (
     COCO,
     FORMATS,
@@ -48,6 +49,7 @@ from lambda_det.own_data.labels import (
 )
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.machine import Machine
+from lambda_det.own_data.tile_choice import AUTO, ChosenTiles, choose_tiles, tile_flag
 from lambda_det.training.log import show
 from lambda_det.training.run_folder import refuse_other_run
 from lambda_det.weights.provenance import recorded_network
@@ -57,7 +59,6 @@ __all__ = ["FOLDER", "SOURCES", "add_flags", "prepare", "refusal_of"]
 logger = logging.getLogger(__name__)
 
 FOLDER = "data"  # the folder of the files in COCO's format, within the run's
-SMALLEST = 32  # pixels, the stride of a backbone
 SOURCES = "sources.json"  # a file in it: the labels from which the files were made
 _PARTS = ("train", "test")
 _KEYS = [f"DATASETS.{part.upper()}_{what}" for part in _PARTS for what in ("JSON", "IMAGES")]
@@ -114,6 +115,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="pixels of the shorter side of images in the test; the longer side and the sizes in "
         "training change by the same factor",
+    )
+    schedule.add_argument(
+        "--tile",
+        type=tile_flag,
+        metavar="N",
+        help="cut images in memory into overlapping tiles of N pixels, in which objects keep their "
+        "pixels; 0: whole images; auto: by a rule, as where most objects would be too small",
     )
     parser.set_defaults(prepare="lambda_det.own_data.prepare:prepare")
 
@@ -222,11 +230,11 @@ def _keys_of_file(
         DataError: the labels by which it would be chosen are refused.
     """
     if args.config_file is not None:
-        return {}
+        return _keys_of_tiles(args, typed, data, rows)
     if run:
         args.config_file = str(run.file)
         rows.append(("recipe", args.config_file, "--resume goes on as the run was started"))
-        return {}
+        return _keys_of_tiles(args, typed, data, rows)
     machine = Machine.of(args, typed.get("MODEL.DEVICE"))
     if earlier := _earlier_detector(typed):
         args.config_file = str(draft / "earlier.yaml")
@@ -242,9 +250,10 @@ def _keys_of_file(
             "RECIPE.KEEP": [],
             "SOLVER.UNSCALED": [],
             **dict.fromkeys(_KEYS, ""),
+            **_keys_of_tiles(args, typed, data, rows),
         }
     labels = _labels_to_train_on(data)
-    chosen = choose(labels["images"], labels["annotations"], typed, machine, args.size)
+    chosen = choose(labels["images"], labels["annotations"], typed, machine, args.size, args.tile)
     args.config_file = chosen.file
     rows += chosen.rows
     return chosen.keys
@@ -268,6 +277,8 @@ def _keys_of_flags(args: argparse.Namespace, typed: Mapping[str, str]) -> dict[s
         ConfigError: a batch or a size is invalid, or sizes are also among the keys.
     """
     keys: dict[str, Any] = {}
+    if args.tile is not None and "INPUT.TILE.SIZE" in typed:
+        raise ConfigError("--tile and INPUT.TILE.SIZE both say how images are cut; give one.")
     if args.size is not None:
         if args.size < SMALLEST:
             raise ConfigError(f"--size is {args.size}; give {SMALLEST} pixels or more.")
@@ -284,8 +295,53 @@ def _keys_of_flags(args: argparse.Namespace, typed: Mapping[str, str]) -> dict[s
     return keys
 
 
+def _keys_of_tiles(
+    args: argparse.Namespace, typed: Mapping[str, str], data: _Data, rows: list[Row]
+) -> dict[str, Any]:
+    """The keys of ``--tile`` where no recipe is chosen.
+
+    Raises:
+        ConfigError: the tiles cannot be, or there are no labels by which to choose them.
+        DataError: the labels are refused.
+    """
+    tile = args.tile
+    if tile is None:
+        return {}
+    cfg = load_config(argparse.Namespace(config_file=args.config_file, opts=args.opts))
+    if tile == cfg.INPUT.TILE.SIZE:
+        return {}
+    if tile == 0:
+        return {"INPUT.TILE.SIZE": 0}
+    if tile == AUTO and args.resume and not data.parts:  # that of the run
+        return {}
+    if "train" not in data.wholes:
+        if tile == AUTO:
+            raise ConfigError(
+                "--tile auto chooses tiles by the objects: add --data DIR, or --train FILE and "
+                "--images DIR; or give a number of pixels."
+            )
+        chosen = ChosenTiles(Tiling.of_size(tile), (), [("tiles", f"{tile} pixels", "typed")])
+    else:
+        labels = _labels_to_train_on(data)
+        chosen = choose_tiles(cfg, labels["images"], labels["annotations"], tile, cfg)
+    rows += chosen.rows
+    is_sized = args.size is not None or not typed.keys().isdisjoint(SIZES)
+    sizes = {} if is_sized or tile == AUTO or not chosen.tiling else sizes_for(cfg, tile)
+    return chosen.keys | sizes
+
+
 def _has_work(args: argparse.Namespace) -> bool:
-    flags = ("data", "val_share", "stratify", "group_by", "single_class", "epochs", "batch", "size")
+    flags = (
+        "data",
+        "val_share",
+        "stratify",
+        "group_by",
+        "single_class",
+        "epochs",
+        "batch",
+        "size",
+        "tile",
+    )
     if args.config_file is None or any(getattr(args, flag) is not None for flag in flags):
         return True
     for part in _PARTS:

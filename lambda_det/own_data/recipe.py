@@ -26,6 +26,7 @@ from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector, predictions
 from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
 from lambda_det.detection.registry import ARCHITECTURES
+from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError, UserError, counted
 from lambda_det.own_data.machine import Machine
 from lambda_det.training.log import log_table
@@ -79,7 +80,7 @@ class Statistics:
     """The facts of a data set that a recipe needs.
 
     Attributes:
-        images: to train on, including those that are kept as background.
+        images: to train on, including those that are kept as background, or tiles of them.
         images_of_class: how many images show each class that occurs.
         boxes: [N, 2] widths and heights in pixels of the input.
         has_masks: whether a tenth of the objects has one; a few are no masks to learn from, such as
@@ -289,12 +290,12 @@ def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float)
     return _Evaluations(period, sample, words)
 
 
-def _test_images(cfg: CfgNode) -> int:
-    """The number of test images; 0 where there are none, or where they are missing, which the later
-    check refuses.
+def _test_images(cfg: CfgNode, tiling: Tiling | None = None) -> int:
+    """The number of test images, or of their tiles; 0 where there are none, or where they are
+    missing, which the later check refuses.
     """
     with contextlib.suppress(UserError, OSError, LookupError):
-        return number_of_images(cfg.DATASETS.TEST)
+        return number_of_images(cfg.DATASETS.TEST, tiling)
     return 0
 
 
@@ -307,7 +308,8 @@ def _schedule(cfg: CfgNode, images: int, batch: int, *, has_masks: bool = True) 
     steps = max(wanted, 1 if recipe.EPOCHS else recipe.MIN_STEPS)
     which = "asked for" if recipe.EPOCHS else "by the rule for this number of images"
     passes = counted(float(f"{epochs:.3g}"), "epoch")
-    reason = f"{passes}, {which}, of {counted(images, 'image')} in batches of {batch}"
+    noun = "tile" if cfg.INPUT.TILE.SIZE else "image"
+    reason = f"{passes}, {which}, of {counted(images, noun)} in batches of {batch}"
     if steps > wanted:
         reason = f"RECIPE.MIN_STEPS, since {reason} are only {wanted} steps"
     if "SOLVER.MAX_ITER" in recipe.KEEP:
@@ -317,7 +319,10 @@ def _schedule(cfg: CfgNode, images: int, batch: int, *, has_masks: bool = True) 
         has_losses=cfg.TEST.LOSS,
         sets_of_weights=1 + (cfg.SOLVER.EMA_DECAY > 0 and cfg.TEST.RAW),
     )
-    evaluations = evaluations_for(steps, batch, _test_images(cfg), recipe.EVALUATIONS, cost)
+    images_in_test = _test_images(cfg)
+    if tiling := Tiling.from_config(cfg):
+        cost *= _test_images(cfg, tiling) / max(images_in_test, 1)
+    evaluations = evaluations_for(steps, batch, images_in_test, recipe.EVALUATIONS, cost)
     saved_every = evaluations.period or math.ceil(steps / recipe.EVALUATIONS)
     rows = [Derived("SOLVER.MAX_ITER", steps, reason)]
     if "Step" in cfg.SOLVER.LR_SCHEDULER_NAME:  # a cosine schedule has no steps

@@ -186,6 +186,64 @@ def test_small_objects_get_a_finer_map(data):
     assert model.roi_heads.box_pooler.level_poolers[0].spatial_scale == 1 / 4
 
 
+@pytest.fixture
+def photographs(data):
+    """The pictures are large, and each has four objects of 12 pixels."""
+    thing = re.search("<object>.*</object>", VOC.replace("\n", ""))[0].format("cell")
+    thing = thing.replace("40<", "16<").replace("30<", "18<")
+    for number in range(20):
+        Image.new("RGB", (2000, 1500), (number, 9, 9)).save(data / f"{number}.png")
+        text = f"<annotation><filename>{number}.png</filename>{4 * thing}</annotation>"
+        (data / f"{number}.xml").write_text(text)
+    return ["--data", data, "--output", data.parent / "run"]
+
+
+def test_large_pictures_with_small_objects_are_cut(photographs):
+    """Keys, table, and what follows from the number of tiles and from objects in them."""
+    args = prepared(*photographs, "--val-share", "0.1")
+    cfg = keys(args)
+    assert table(args)["tiles"][0] == "384 pixels" and "100%" in table(args)["tiles"][1]
+    assert (cfg.INPUT.TILE.SIZE, cfg.INPUT.TILE.OVERLAP) == (384, 48)
+    assert cfg.INPUT.MIN_SIZE_TRAIN[-1] >= 384  # the objects are larger there by the rule
+    assert cfg.MODEL.RPN.IN_FEATURES[0] == "p2"
+    trained = len(names(cfg.DATASETS.TRAIN_JSON))
+    tiles = trained + round(cfg.INPUT.TILE.EMPTY * trained)
+    assert tiles * 30 // cfg.SOLVER.IMS_PER_BATCH <= cfg.SOLVER.MAX_ITER
+    assert [r["msg"] for r in args.records if f"{tiles} tiles" in r["msg"]]
+    cfg = keys(prepared(*photographs, "--tile", "0"))
+    assert cfg.INPUT.TILE.SIZE == 0
+
+
+@pytest.mark.parametrize("config", [[], ["--config", "finetune/light_mobilenet_v2.yaml"]])
+def test_typed_tiles_keep_their_pixels(photographs, config):
+    cfg = keys(prepared(*photographs, *config, "--tile", "640"))
+    assert (cfg.INPUT.TILE.SIZE, cfg.INPUT.TILE.OVERLAP) == (640, 80)
+    assert cfg.INPUT.MIN_SIZE_TEST >= 640
+    cfg = keys(prepared(*photographs, *config, "--tile", "640", "--size", "320"))
+    assert (cfg.INPUT.TILE.SIZE, cfg.INPUT.MIN_SIZE_TEST) == (640, 320)
+    typed = ["INPUT.MIN_SIZE_TEST", "352", "INPUT.TILE.OVERLAP", "64"]
+    cfg = keys(prepared(*photographs, *config, "--tile", "640", *typed))
+    assert (cfg.INPUT.TILE.OVERLAP, cfg.INPUT.MIN_SIZE_TEST) == (64, 352)
+    args = prepared(*photographs, *config, "--tile", "auto")
+    assert keys(args).INPUT.TILE.SIZE == 384
+    args = prepared(*photographs, *config, "--tile", "2000")
+    assert keys(args).INPUT.TILE.SIZE == 0 and "2000" in table(args)["tiles"][1]
+
+
+def test_typed_sizes_are_those_of_whole_pictures(photographs):
+    for words in (["--size", "512"], ["INPUT.MIN_SIZE_TEST", "512"]):
+        assert keys(prepared(*photographs, *words)).INPUT.TILE.SIZE == 0
+
+
+def test_tiles_of_a_run_stay(photographs):
+    before = begun(prepared(*photographs))
+    for words in ([], ["--tile", "384"], ["--tile", "auto"]):
+        again = keys(prepared(*photographs, "--resume", *words))
+        assert (again.INPUT, again.SOLVER) == (before.INPUT, before.SOLVER)
+    other = keys(prepared(*photographs, "--resume", "--tile", "512"))
+    assert (other.INPUT.TILE.SIZE, other.SOLVER) == (512, before.SOLVER)
+
+
 SOUND = [40, 30, 8, 8]  # pixels of a picture of 64x48, which has twice as many in the input
 BROKEN = [[1, 2, 3], "text", None, [1, 1, 0, 5]]
 
@@ -514,6 +572,17 @@ REFUSED = {
         "MAX_SIZE_TEST",
     ),
     "epochs": (["--data", "DATA", "--epochs", "nan"], "RECIPE.EPOCHS is nan"),
+    "small tiles": (["--data", "DATA", "--tile", "20"], "TILE.SIZE is 20"),
+    "tiles of keypoints": (
+        ["--data", "DATA", "--tile", "40", "MODEL.KEYPOINT_ON", "True"],
+        "MODEL.KEYPOINT_ON",
+    ),
+    "half a tile": (
+        ["--data", "DATA", "--tile", "40", "INPUT.TILE.OVERLAP", "20"],
+        "TILE.OVERLAP is 20",
+    ),
+    "two tiles": (["--data", "DATA", "--tile", "40", "INPUT.TILE.SIZE", "50"], "INPUT.TILE.SIZE"),
+    "tiles by no objects": (["--config", "finetune/base.yaml", "--tile", "auto"], "--data"),
 }
 
 

@@ -415,7 +415,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = Fal
     compared, and nothing would show it.
 
     Args:
-        with_truth: each image alone with its ground truth, for the losses of training.
+        with_truth: each image, or tile, alone with its ground truth, for the losses of training.
     """
     _check_proposals(cfg, "TEST")
     mapper = TolerantMapper(cfg, is_train=False)
@@ -425,8 +425,12 @@ def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = Fal
         # the pixels are those of the evaluation
         arguments |= {"augmentations": mapper.augmentations.augs, "exact_pixels": True}
         mapper = TolerantMapper(**arguments | {"recompute_boxes": False})
+    arguments = build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper)
+    if with_truth:
+        arguments["dataset"] = _cut(cfg, arguments["dataset"])
+        arguments["sampler"] = InferenceSampler(len(arguments["dataset"]))
     return tolerant_test_loader(
-        **build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper),
+        **arguments,
         batch_size=1 if with_truth else cfg.TEST.IMS_PER_BATCH,
         timeout=cfg.DATALOADER.TIMEOUT,
     )
