@@ -268,10 +268,10 @@ FAULTS = [
     ),
     _fault(
         "A loss that is not finite stops the run",
-        "lambda_det/training/step.py",
-        "finite = values.isfinite().all()",
-        "finite = (~values.isnan()).all()",
-        "training/test_step.py::test_a_bad_number_stops_before_the_weights_change",
+        "lambda_det/training/numerics.py",
+        "return bool(x.detach().isfinite().all())",
+        "return not bool(x.detach().isnan().any())",
+        "training/test_numerics.py::test_an_image_of_nan_is_told_from_a_bad_layer",
     ),
     _fault(
         "bfloat16, float16 with a loss scale",
@@ -349,7 +349,7 @@ FAULTS = [
         "lambda_det/classification/task.py",
         "loader = build_eval_loader(cfg, source, batch_size=batch_size)",
         "loader = build_eval_loader(cfg, self.sources.val, batch_size=batch_size)",
-        "classification/test_task.py",
+        "classification/test_task.py::test_what_a_run_leaves",
     ),
     _fault(
         "The paper's classifiers on ImageNet",

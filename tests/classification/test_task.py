@@ -61,6 +61,8 @@ def test_what_a_run_leaves(finished):
     # warmed up in 0.5 of 2 epochs: the rates of steps 2 and 3 of 4
     expected = [0.025 * (1 + math.cos(math.pi * (where - 0.25) / 0.75)) for where in (0.5, 0.75)]
     assert [float(row["lr"]) for row in rows] == pytest.approx(expected)
+    for row in rows:  # of its own images
+        assert row["held_out_raw_loss"] != row["val_raw_loss"]
     best = max(rows, key=lambda row: float(row["held_out_ema_top1"]))
     assert _load(finished / "model_best.pth")["iteration"] + 1 == int(best["step"])
 
