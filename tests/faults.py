@@ -440,8 +440,8 @@ FAULTS = [
     _fault(
         "Results are read with the data that they are of",
         "lambda_det/detection/data/identity.py",
-        '[image["id"], image["height"], image["width"]]',
-        '[image["id"]]',
+        'ground_truth.annToRLE(a)["counts"],',
+        "",
         "detection/data/test_identity.py::test_results_of_other_data_are_refused",
     ),
     _fault(
