@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lambda_det.errors import ConfigError
-from lambda_det.layers import masked, options
+from lambda_det.layers import joined, masked, options
 from lambda_det.layers.local import (
     check_implementation,
     crop_offsets,
@@ -194,8 +195,25 @@ class LambdaLayer(nn.Module):
             return self.content(queries, keys, values, mask)
         if self.content is None:
             return self.position_output(queries, values, mask, head)
+        if mask is None and self.can_join():
+            inputs = queries, keys, values, self.position.of_head(head, queries.shape[1:-2])
+            if name := joined.implementation_of(self.implementation, *inputs):
+                return joined.joined_output(*inputs, name)
         y = self.content(queries, keys, values, mask)
         return y + self.position_output(queries, values, mask, head)
+
+    def can_join(self) -> bool:
+        """Whether content and position are those that :mod:`lambda_det.layers.joined` computes."""
+        content, position = self.content, self.position
+        return (
+            type(content) is ContentLambda
+            and content.key_norm == "softmax"
+            and type(position) is RelativePosition
+            and position.bias is None
+            and not (self.multi_head or self.dilation > 1)
+            # hooks would miss the calls of both
+            and not any(m._forward_hooks or m._forward_pre_hooks for m in (content, position))
+        )
 
     def position_output(
         self, queries: Tensor, values: Tensor, mask: Tensor | None, head: int
@@ -438,12 +456,14 @@ def normed(norm: nn.Module, x: Tensor) -> Tensor:
     """The norm of a part [b, c, H, W] of a projection.
 
     On a CPU PyTorch's batch norm takes three to six times as long for a view as for a dense tensor,
-    and returns a map per channel, which slows down what follows.
+    and returns a map per channel, which slows down what follows. On a GPU the statistics of a view,
+    and its gradient, come from kernels that use a fraction of the GPU (docs/gpu.md).
     """
     # A question about the layout would bind the sizes of a graph, and torch.func knows no memory
     # formats.
     eager = not (torch.compiler.is_compiling() or is_transformed())
-    if eager and x.device.type == "cpu" and type(norm) is not nn.Identity:
+    by_batch = norm.training and isinstance(norm, _BatchNorm)
+    if eager and type(norm) is not nn.Identity and (by_batch or x.device.type == "cpu"):
         layout = torch.channels_last if x.stride(1) == 1 else torch.contiguous_format
         x = x.contiguous(memory_format=layout)
     return norm(x)

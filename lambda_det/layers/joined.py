@@ -1,0 +1,125 @@
+"""The output of both lambdas as one function of autograd, with few launches on a GPU.
+
+There the operators of a layer take less time than the host needs to start them. Autograd's own
+graph of the same sums has casts, transpositions and additions between them that this function
+does not need: the content output is added where the position output lies, and so are the two parts
+of the gradients of queries and values.
+
+With q, k, V and E as in :mod:`lambda_det.layers.lambda_layer`, w the softmax of the keys over the
+positions, P the position output, and n and m counting the positions of the map:
+
+    c = w V                              the content lambda [k, v]
+    y = P(q, V, E) + q c
+    dc = q^T dy                          summed over queries and heads
+    dq = dP/dq + dy c^T
+    dV = dP/dV + w^T dc
+    dk = w (dw - sum_m w dw)             with dw = dc V^T
+
+All products have the inputs' dtype and sums in float32; in bfloat16 w is rounded once. In float16
+most weights of a large map are subnormal, so there w, and its products with V, are float32. dk does
+not depend on what dw has in common at all positions. So dw is made of the values' distances from a
+mean of theirs, c of the first query depth: 16 bits would lose the differences beside values that
+are all far from 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lambda_det.layers.local import OPERATORS, choose, crop_offsets, without_autocast
+from lambda_det.native import is_transformed
+
+
+def implementation_of(
+    name: str, queries: Tensor, keys: Tensor, values: Tensor, embedding: Tensor
+) -> str | None:
+    """The implementation of the position output that the function is to use; None if it cannot.
+
+    Args:
+        name: "auto" or the name of an implementation.
+        queries: [b, H, W, h, k].
+        keys: [b, H, W, k, u].
+        values: [b, H, W, v, u].
+        embedding: [k, u, r_y, r_x].
+    """
+    one_graph = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed()
+    if not queries.is_cuda or one_graph:
+        return None
+    dense = queries.stride(-1) == 1 and keys.shape[-1] == 1
+    if not dense or len({queries.dtype, keys.dtype, values.dtype}) > 1 or queries.numel() == 0:
+        return None
+    if name == "auto":
+        name = choose(queries, values, embedding)
+    return name if name in OPERATORS else None
+
+
+def joined_output(
+    queries: Tensor, keys: Tensor, values: Tensor, embedding: Tensor, name: str
+) -> Tensor:
+    """The content output, with a softmax of the keys, plus the position output.
+
+    Differentiable once. Inputs and gradients are dense in the channels, as in a map that is
+    channels last.
+
+    Args:
+        queries: [b, H, W, h, k].
+        keys: [b, H, W, k, 1], of the queries' dtype.
+        values: [b, H, W, v, 1], likewise.
+        embedding: [k, 1, r_y, r_x] with odd r_y and r_x, used in the queries' dtype.
+        name: of ``OPERATORS``, which computes the position output.
+
+    Returns:
+        [b, H, W, h, v].
+    """
+    embedding = crop_offsets(embedding, *queries.shape[1:3])
+    with without_autocast(queries):
+        return _JoinedOutput.apply(queries, keys, values, embedding.to(queries.dtype), name)
+
+
+class _JoinedOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, queries: Tensor, keys: Tensor, values: Tensor, embedding: Tensor, name: str
+    ) -> Tensor:
+        queries, values = queries.contiguous(), values.contiguous()
+        # Over any dimension but the last PyTorch's softmax uses a fraction of a GPU
+        weights = keys.flatten(1, 2).squeeze(-1).mT.contiguous()  # [b, k, m]
+        wide = torch.float32 if weights.dtype == torch.float16 else weights.dtype
+        weights = weights.softmax(-1, dtype=wide)
+        v = values.flatten(1, 2).squeeze(-1)  # [b, m, v]
+        content_lambda = (weights @ v.to(wide)).to(v.dtype)  # [b, k, v]
+        y = OPERATORS[name][0](queries, values, embedding)  # [b, H, W, h, v]
+        y.flatten(1, 3).baddbmm_(queries.flatten(1, 3), content_lambda)
+        ctx.save_for_backward(queries, values, embedding, weights, content_lambda)
+        ctx.name = name
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        queries, values, embedding, weights, content_lambda = ctx.saved_tensors
+        with without_autocast(grad):
+            grad, wide = grad.contiguous(), weights.dtype
+            of_queries, of_values, of_embedding = OPERATORS[ctx.name][1](
+                grad, queries, values, embedding
+            )
+            g = grad.flatten(1, 3)  # [b, (n, h), v]
+            of_lambda = queries.flatten(1, 3).mT @ g  # [b, k, v]
+            of_queries.flatten(1, 3).baddbmm_(g, content_lambda.mT)
+            v, of_lambda = values.flatten(1, 2).squeeze(-1).to(wide), of_lambda.to(wide)
+            centred = v - content_lambda[:, :1]  # [b, m, v]
+            of_weights = of_lambda @ centred.mT  # [b, k, m]
+            of_keys = torch._softmax_backward_data(of_weights, weights, -1, wide)
+            of_keys = queries.new_empty(of_keys.mT.shape).copy_(of_keys.mT)  # [b, m, k]
+            add_product(of_values.flatten(1, 2).squeeze(-1), weights.mT, of_lambda)
+        return of_queries, of_keys.view(*queries.shape[:3], -1, 1), of_values, of_embedding, None
+
+
+def add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right to ``target``, all [b, .., ..]; the product is of the factors' dtype."""
+    if target.dtype == left.dtype:
+        target.baddbmm_(left, right)
+    else:
+        target += left @ right

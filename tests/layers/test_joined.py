@@ -1,0 +1,141 @@
+"""Both lambdas as one function, which GPUs use: numbers against float64, and few launches."""
+
+import pytest
+import torch
+
+from lambda_det.layers import LambdaLayer, joined
+from lambda_det.layers.lambda_layer import ContentLambda
+
+from . import reference
+from .launches import as_on_a_gpu, of_a_step
+
+PARTS = ("output", "queries", "keys", "values", "embedding")
+
+
+def _inputs(batch=2, height=5, width=6, heads=2, k=3, v=4, scope=3):
+    """As a projection that is channels last has them: parts of one tensor."""
+    rows = [heads * k, k, v]
+    queries, keys, values = torch.randn(batch, height, width, sum(rows)).split(rows, -1)
+    embedding = torch.randn(k, 1, scope, scope)
+    return [queries.unflatten(-1, (heads, k)), keys[..., None], values[..., None], embedding]
+
+
+def _results(function, inputs, dtype):
+    inputs = [x.detach().to(dtype).requires_grad_() for x in inputs]
+    y = function(*inputs)
+    grad = torch.linspace(-1, 1, y.numel()).view(y.shape).to(y)
+    return dict(zip(PARTS, (y, *torch.autograd.grad(y, inputs, grad)), strict=True))
+
+
+def _definition(queries, keys, values, embedding):
+    positions = torch.Size(queries.shape[1:3]).numel()
+    everything = torch.ones(len(queries), positions, positions, dtype=torch.bool)
+    flat = (x.flatten(1, 2) for x in (queries, keys, values))
+    content = reference.content_output(*flat, everything).unflatten(1, queries.shape[1:3])
+    return content + reference.local_position_output(queries, values, embedding)
+
+
+def _as_two_modules(queries, keys, values, embedding):
+    """The content output as autograd differentiates it, with the exact position output."""
+    y = ContentLambda()(queries, keys, values)
+    return y + joined.OPERATORS["query_first"][0](queries, values, embedding)
+
+
+def _joined(*inputs):
+    return joined.joined_output(*inputs, "query_first")
+
+
+def _errors(got, want):
+    return {
+        part: ((got[part].double() - want[part]).norm() / want[part].norm()).item()
+        for part in PARTS
+    }
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("size", [(5, 6), (1, 4), (1, 1)])
+def test_equals_definition(size, heads):
+    inputs = _inputs(height=size[0], width=size[1], heads=heads)
+    got = _results(_joined, inputs, torch.float64)
+    want = _results(_definition, inputs, torch.float64)
+    for part in PARTS:
+        torch.testing.assert_close(got[part], want[part], rtol=1e-9, atol=1e-11, msg=part)
+    assert all(got[part].is_contiguous() for part in PARTS)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("apart", [0.01, 5])
+@pytest.mark.parametrize("offset", [0, 30])
+def test_sixteen_bits_are_enough(dtype, apart, offset):
+    """For weights that are almost equal, or those of few positions; also for values far from 0."""
+    queries, keys, values, embedding = _inputs(1, 40, 50, k=16, v=16)
+    inputs = [queries, keys * apart, values + offset, embedding * 0]
+    exact = [x.to(dtype).double() for x in inputs]
+    want = _results(_as_two_modules, exact, torch.float64)
+    errors = _errors(_results(_joined, inputs, dtype), want)
+    del errors["embedding"]  # the implementation's own
+    assert max(errors.values()) < 2 * torch.finfo(dtype).eps, errors
+
+
+def test_extreme_keys():
+    inputs = _inputs()
+    inputs[1][:, 0, :2] = 300  # at two positions, so that gradients aren't all 0
+    inputs[1][:, 1, 1] = -300
+    want = _results(_as_two_modules, inputs, torch.float64)
+    got = _results(_joined, inputs, torch.float32)
+    assert all(x.isfinite().all() for x in got.values())
+    assert max(_errors(got, want).values()) < 1e-5
+
+
+def test_layer_gives_the_same_by_both_ways():
+    layers = [LambdaLayer(16, query_depth=4, scope=5) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    x = torch.randn(2, 16, 6, 7).to(memory_format=torch.channels_last)
+    outputs = [layers[0](x)]
+    with as_on_a_gpu():
+        outputs.append(layers[1](x))
+    torch.testing.assert_close(*outputs)
+    for y in outputs:
+        y.sum().backward()
+    for (name, a), (_, b) in zip(*(layer.named_parameters() for layer in layers), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4, msg=name)
+    for a, b in zip(layers[0].buffers(), layers[1].buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+OTHERS = {
+    "keys": {"key_norm": "l2"},
+    "multi-head": {"multi_head": True},
+    "dilation": {"dilation": 2},
+    "bias": {"position_bias": True},
+    "no content": {"content": False},
+    "no position": {"scope": None},
+}
+
+
+@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
+def test_layers_of_other_forms_stay_apart(options, monkeypatch):
+    monkeypatch.setattr(joined, "joined_output", lambda *_: pytest.fail("it was joined"))
+    with as_on_a_gpu():
+        LambdaLayer(16, query_depth=4, **{"scope": 5, **options})(torch.randn(1, 16, 6, 7))
+        plain = LambdaLayer(16, query_depth=4, scope=5)
+        plain(torch.randn(1, 16, 6, 7), torch.ones(1, 1, 6, 7, dtype=torch.bool))
+        plain.content.register_forward_hook(lambda *_: None)
+        plain(torch.randn(1, 16, 6, 7))
+
+
+LAUNCHES = {  # of a forward and of a backward pass, at most
+    "training": ({}, True, (18, 21)),
+    "evaluation": ({}, False, (14, 0)),  # two of them copies that a GPU does without
+    "without norms": ({"norm": ""}, True, (10, 17)),
+}
+
+
+@pytest.mark.parametrize(("options", "training", "most"), LAUNCHES.values(), ids=LAUNCHES)
+def test_layer_takes_few_launches(options, training, most):
+    layer = LambdaLayer(32, scope=5, **options).train(training).requires_grad_(training)
+    x = torch.randn(2, 32, 9, 7).to(memory_format=torch.channels_last)
+    x = x.bfloat16().requires_grad_(training)  # as a network's maps are
+    with as_on_a_gpu():
+        launches = of_a_step(layer, x)
+    assert all(n <= limit for n, limit in zip(launches, most, strict=True)), launches
