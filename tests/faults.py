@@ -317,6 +317,20 @@ FAULTS = [
     ),
     _fault(
         "Large-scale jitter, colour, copy-paste",
+        "lambda_det/detection/data/tile_records.py",
+        "area >= LEAST_LEFT * most",
+        "area >= LEAST_LEFT * area",
+        "detection/data/test_tile_records.py::test_little_that_is_left_is_ignored_and_crowds_stay",
+    ),
+    _fault(
+        "Large-scale jitter, colour, copy-paste",
+        "lambda_det/training/stream.py",
+        "indices[np.lexsort((rng.permutation(len(indices)), groups))]",
+        "indices[rng.permutation(len(indices))]",
+        "training/test_stream.py::test_files_that_do_not_all_fit_are_drawn_together",
+    ),
+    _fault(
+        "Large-scale jitter, colour, copy-paste",
         "lambda_det/detection/data/mixing.py",
         "left = BitMasks(masks & ~hidden)",
         "left = BitMasks(masks)",
@@ -400,6 +414,13 @@ FAULTS = [
         "rare = min(filter(left.get, left)",
         "rare = max(filter(left.get, left)",
         "own_data/test_held_out.py::test_each_class_has_its_share",
+    ),
+    _fault(
+        "`lambda-det train --data DIR` chooses",
+        "lambda_det/own_data/tile_choice.py",
+        "tile is None and (small <= _MOST",
+        "tile is None and (small > _MOST",
+        "own_data/test_tile_choice.py::test_pictures_are_cut_where_most_objects_are_too_small",
     ),
     _fault(
         "`lambda-det train --data DIR` chooses",

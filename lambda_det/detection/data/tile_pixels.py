@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from detectron2.data.detection_utils import SizeMismatchError
+from PIL import Image
 from torch import Tensor
 
 from lambda_det.detection.data.records import read_pixels
@@ -35,7 +37,10 @@ class _Pictures:
         """As ``records.read_pixels`` does; the result is not to be changed."""
         key = path, image_format
         if key not in self._kept:
-            pixels = read_pixels(path, image_format)
+            with warnings.catch_warnings():
+                # it is large on purpose
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+                pixels = read_pixels(path, image_format)
             free = self._limit - pixels.nbytes
             while self._kept and sum(one.nbytes for one in self._kept.values()) > free:
                 self._kept.popitem(last=False)

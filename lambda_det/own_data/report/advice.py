@@ -279,8 +279,8 @@ def advise(
     if blamed:
         changes += [
             Change(
-                "Train and predict at a larger size (--size of lambda-det train), or on parts of "
-                "the images.",
+                "Train at a larger size (--size of lambda-det train), or on tiles of large images "
+                "(--tile auto).",
                 gain(places("place", lambda p: p.meant in small), missed & small),
                 f"Missed or boxed badly of {len(of_small)} objects smaller than {SMALL} pixels in "
                 f"the network's input: {bad_small / len(of_small):.0%}; of {len(of_large)} larger "
