@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
@@ -50,6 +51,7 @@ from lambda_det.own_data.labels import (
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.machine import Machine
 from lambda_det.own_data.tile_choice import AUTO, ChosenTiles, choose_tiles, tile_flag
+from lambda_det.own_data.time_budget import measure_step, seconds_of
 from lambda_det.training.log import show
 from lambda_det.training.run_folder import refuse_other_run
 from lambda_det.weights.provenance import recorded_network
@@ -102,6 +104,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     schedule.add_argument(
         "--epochs", type=float, metavar="N", help="passes over the training images; 0: by a rule"
+    )
+    schedule.add_argument(
+        "--time",
+        metavar="T",
+        help="as many epochs as fit into a time such as 1h, 45m or 1h30m, by the measured time of "
+        "a step",
     )
     schedule.add_argument(
         "--batch",
@@ -176,6 +184,7 @@ def _recording() -> Iterator[list[dict[str, Any]]]:
 def _prepare(args: argparse.Namespace) -> None:
     if not _has_work(args):
         return
+    begun = time.monotonic()
     typed = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
     folder = _folder(args, typed)
     run = _PreparedRun.of(folder) if args.resume else None
@@ -204,7 +213,13 @@ def _prepare(args: argparse.Namespace) -> None:
         cfg.DATASETS.update({key.partition(".")[2]: path for key, path in files.items()})
         register_json_datasets(cfg)
         if not (run and run.is_of(args.config_file)):
-            keys |= recipe.fit_to_data(cfg, Machine.of(args, cfg.MODEL.DEVICE))
+            machine = Machine.of(args, cfg.MODEL.DEVICE)
+            if args.time is not None:
+                cfg.RECIPE.EPOCHS = _epochs_within(
+                    args, cfg, machine, [*_words(keys | files), *args.opts], begun
+                )
+                keys["RECIPE.EPOCHS"] = cfg.RECIPE.EPOCHS
+            keys |= recipe.fit_to_data(cfg, machine)
         elif args.epochs != run.keys.get("RECIPE.EPOCHS"):
             keys |= recipe.fit_schedule(cfg)
     keys |= files | {"RECIPE.ENABLED": False, "RECIPE.KEEP": sorted(kept)}
@@ -292,6 +307,11 @@ def _keys_of_flags(args: argparse.Namespace, typed: Mapping[str, str]) -> dict[s
         keys["SOLVER.IMS_PER_BATCH"] = args.batch
     if args.epochs is not None:
         keys |= {"RECIPE.ENABLED": True, "RECIPE.EPOCHS": args.epochs}
+    if args.time is not None:
+        if args.epochs is not None:
+            raise ConfigError("--epochs and --time both say how long a training is; give one.")
+        seconds_of(args.time)
+        keys["RECIPE.ENABLED"] = True
     return keys
 
 
@@ -330,6 +350,32 @@ def _keys_of_tiles(
     return chosen.keys | sizes
 
 
+def _epochs_within(
+    args: argparse.Namespace, cfg: CfgNode, machine: Machine, words: list[str], begun: float
+) -> float:
+    """The epochs that fit into ``--time``, by the measured time of a step.
+
+    Args:
+        args: of the command line.
+        cfg: its configuration.
+        machine: where the training is to run.
+        words: the keys of the configuration with their values, as far as they are known.
+        begun: when the command was, by ``time.monotonic``.
+    """
+    derived = {
+        rule.key: rule.value
+        for rule in recipe.rules_for(cfg, machine)
+        if rule.key not in cfg.RECIPE.KEEP
+    }
+    step = measure_step(args, [*_words(derived), *words])
+    fitted = cfg.clone()
+    fitted.merge_from_list([item for pair in derived.items() for item in pair])
+    left = seconds_of(args.time) - (time.monotonic() - begun) - step.start
+    epochs = recipe.epochs_within(fitted, left, step.seconds)
+    show(f"--time {args.time}: a step takes {step.seconds:.3g} s here, so {epochs:.3g} epochs fit")
+    return epochs
+
+
 def _has_work(args: argparse.Namespace) -> bool:
     flags = (
         "data",
@@ -341,6 +387,9 @@ def _has_work(args: argparse.Namespace) -> bool:
         "batch",
         "size",
         "tile",
+        "time",
+        "batch",
+        "size",
     )
     if args.config_file is None or any(getattr(args, flag) is not None for flag in flags):
         return True

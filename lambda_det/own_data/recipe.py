@@ -6,6 +6,7 @@ its number of anchors. A key that the command line sets is left as it is.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import logging
 import math
@@ -299,6 +300,54 @@ def _test_images(cfg: CfgNode, tiling: Tiling | None = None) -> int:
     return 0
 
 
+def _cost_of_image(cfg: CfgNode, images: int, *, has_masks: bool) -> float:
+    """The cost of an image of the test set, in images of a step; of all its tiles together.
+
+    Args:
+        cfg: of the training.
+        images: of the test set.
+        has_masks: whether the data have masks to learn.
+    """
+    cost = cost_of_image(
+        has_masks=cfg.MODEL.MASK_ON and has_masks,
+        has_losses=cfg.TEST.LOSS,
+        sets_of_weights=1 + (cfg.SOLVER.EMA_DECAY > 0 and cfg.TEST.RAW),
+    )
+    if tiling := Tiling.from_config(cfg):
+        cost *= _test_images(cfg, tiling) / max(images, 1)
+    return cost
+
+
+def epochs_within(cfg: CfgNode, seconds: float, step: float) -> float:
+    """The epochs of a training whose steps and evaluations take a time together.
+
+    Args:
+        cfg: with the keys that follow from the data.
+        seconds: of the training.
+        step: seconds of a step.
+
+    Raises:
+        ConfigError: not even one step fits.
+    """
+    images, batch = len(_records(cfg)), cfg.SOLVER.IMS_PER_BATCH
+    tested = _test_images(cfg)
+    cost = _cost_of_image(cfg, tested, has_masks=True)
+
+    def total(steps: int) -> float:
+        period, sample, _ = evaluations_for(steps, batch, tested, cfg.RECIPE.EVALUATIONS, cost)
+        before = math.ceil(steps / period) - 1 if period else 0
+        evaluated = before * (sample or tested) + tested
+        return step * (steps + cost * evaluated / batch)
+
+    most = int(seconds / step)
+    steps = bisect.bisect_right(range(1, most + 1), seconds, key=total)
+    if not steps:
+        raise ConfigError(
+            f"--time leaves {seconds:.0f} seconds to train, and a step takes {step:.1f}; give more."
+        )
+    return steps * batch / images
+
+
 def _schedule(cfg: CfgNode, images: int, batch: int, *, has_masks: bool = True) -> list[Derived]:
     recipe = cfg.RECIPE
     rate = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].base_lr
@@ -314,14 +363,8 @@ def _schedule(cfg: CfgNode, images: int, batch: int, *, has_masks: bool = True) 
         reason = f"RECIPE.MIN_STEPS, since {reason} are only {wanted} steps"
     if "SOLVER.MAX_ITER" in recipe.KEEP:
         steps = cfg.SOLVER.MAX_ITER  # the rest of the schedule follows it
-    cost = cost_of_image(
-        has_masks=cfg.MODEL.MASK_ON and has_masks,
-        has_losses=cfg.TEST.LOSS,
-        sets_of_weights=1 + (cfg.SOLVER.EMA_DECAY > 0 and cfg.TEST.RAW),
-    )
     images_in_test = _test_images(cfg)
-    if tiling := Tiling.from_config(cfg):
-        cost *= _test_images(cfg, tiling) / max(images_in_test, 1)
+    cost = _cost_of_image(cfg, images_in_test, has_masks=has_masks)
     evaluations = evaluations_for(steps, batch, images_in_test, recipe.EVALUATIONS, cost)
     saved_every = evaluations.period or math.ceil(steps / recipe.EVALUATIONS)
     rows = [Derived("SOLVER.MAX_ITER", steps, reason)]
@@ -497,8 +540,12 @@ def fit_to_data(cfg: CfgNode, machine: Machine) -> dict[str, Any]:
         ConfigError: a key of RECIPE is invalid, or no data set is named.
         DataError: a data set is missing or empty.
     """
-    statistics = Statistics.of(_records(cfg), input_scale(cfg))
-    return _kept_apart(cfg, derive(cfg, statistics, machine))
+    return _kept_apart(cfg, rules_for(cfg, machine))
+
+
+def rules_for(cfg: CfgNode, machine: Machine) -> list[Derived]:
+    """The keys of :func:`fit_to_data` with their reasons, also those that are kept."""
+    return derive(cfg, Statistics.of(_records(cfg), input_scale(cfg)), machine)
 
 
 def fit_schedule(cfg: CfgNode) -> dict[str, Any]:
