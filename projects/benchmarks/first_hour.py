@@ -3,18 +3,21 @@
 
 Parts of at most nine minutes run one after another, each in a process of its own. Every measurement
 is written at once to OUTPUT/first_hour.json and to the table OUTPUT/first_hour.md. The same command
-continues where it was stopped. With --once it runs a single part and ends with status 75 if
-something is left, for machines that are lent for minutes.
+continues where it was stopped. For machines that are lent for minutes, --once runs a single part
+and ends with status 75 if something is left; --list names the units of the parts, with the seconds
+that each is thought to take, and --units chooses some of them.
 
 a  pytest -m gpu
 b  implementations of the position output and whole layers, on the maps of a 1024x1024 image: error
-   against float64, time and memory, beside cuDNN's 3x3 convolution, lambda-networks and timm
+   against float64, time (also of the device alone) and memory, beside cuDNN's 3x3 convolution,
+   lambda-networks and timm
 c  backbones and Mask R-CNN beside Detectron2's ResNets: inference and training, with tf32, bfloat16
-   and float16, with torch.compile and with activations that are computed again
+   and float16, with torch.compile, with activations that are computed again, and without functions
+   that stand for several modules ("part by part")
 d  the demo, and BCCD by the default recipe (--bccd)
 e  SIGKILL and --resume
 f  --num-gpus, for the numbers of GPUs that there are
-g  where the time of a training step goes
+g  in which kernels the time of a training step goes
 """
 
 from __future__ import annotations
@@ -22,14 +25,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lambda_det.errors import ConfigError, exit_status
+
+if TYPE_CHECKING:
+    from lambda_benchmarks.units import Unit
 
 STATUS = "Exit status: 0 if all is measured, 75 if something is left, 2 if it cannot work here."
 LEFT = 75
@@ -48,6 +54,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--output", type=Path, required=True, metavar="DIR", help="results, data and trainings")
     add("--parts", default=PARTS, metavar="LETTERS", help="of the list above (%(default)s)")
+    add("--units", nargs="+", metavar="TEXT", help="those whose names contain one of the texts")
+    add("--list", action="store_true", help="print the names of the units, and measure nothing")
     add("--bccd", type=Path, metavar="DIR", help="the data set BCCD, for part d")
     add("--minutes", type=float, default=9, metavar="N", help="of a part (%(default)s)")
     add("--once", action="store_true", help="a single part")
@@ -79,20 +87,42 @@ def check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--bccd {args.bccd} is no folder.")
 
 
-def run_once(args: argparse.Namespace) -> int:
-    """Run one part in this process."""
-    import torch
+def chosen_units(args: argparse.Namespace) -> list[Unit]:
+    """The units of the parts that are chosen.
 
-    from lambda_benchmarks.first_hour import SMALL, Place, Scale, is_broken, units
-    from lambda_benchmarks.report import describe_machine
-    from lambda_benchmarks.units import Record, run_part
+    Raises:
+        ConfigError: no unit has such a name.
+    """
+    from lambda_benchmarks.first_hour import SMALL, Place, Scale, units
 
     scale = SMALL if args.small else Scale()
     bccd = args.bccd and args.bccd.resolve()
     place = Place(args.device, args.output.resolve(), scale, bccd)
-    machine = describe_machine(torch.device(args.device), ("detectron2", "triton", "timm"))
-    record = Record(place.folder / "first_hour.json", machine)
-    chosen = [unit for unit in units(place) if unit.part in args.parts]
+    texts = args.units or [""]
+    chosen = [
+        unit
+        for unit in units(place)
+        if unit.part in args.parts and any(text in unit.name for text in texts)
+    ]
+    if not chosen:
+        raise ConfigError(
+            f"No unit of the parts {args.parts} has a name with {' or '.join(texts)}; --list "
+            "prints the names."
+        )
+    return chosen
+
+
+def run_once(args: argparse.Namespace) -> int:
+    """Run one part in this process."""
+    import torch
+
+    from lambda_benchmarks.first_hour import is_broken
+    from lambda_benchmarks.report import describe_machine
+    from lambda_benchmarks.units import Record, run_part
+
+    chosen = chosen_units(args)
+    machine = describe_machine(torch.device(args.device), ("detectron2", "cuda-bindings", "timm"))
+    record = Record(args.output.resolve() / "first_hour.json", machine)
     finished = run_part(chosen, record, 60 * args.minutes, lambda: is_broken(args.device))
     return 0 if finished else LEFT
 
@@ -121,11 +151,12 @@ def run_all(args: argparse.Namespace, words: list[str]) -> int:
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     args = parse_args(words)
-    # Triton's interpreter runs the kernels; it must be set before anything imports Triton
-    if args.device == "cpu":
-        os.environ.setdefault("TRITON_INTERPRET", "1")
 
     def work() -> int:
+        if args.list:
+            for unit in chosen_units(args):
+                print(f"{unit.part}  {unit.name}: {unit.seconds:.0f} s")
+            return 0
         check(args)
         status = run_once(args) if args.once else run_all(args, words)
         print(f"{'All is' if status == 0 else 'So far is'} in {args.output / 'first_hour.md'}")

@@ -41,7 +41,8 @@ from lambda_det import create_backbone
 from lambda_det.layers.local import IMPLEMENTATIONS, local_position_output, unsupported
 
 ROOT = Path(__file__).resolve().parents[3]
-NAMES = ("query_first", "conv", "fused")  # implementations that a GPU can run
+# implementations for a GPU; of those left out, two build more than a GPU's memory holds
+NAMES = tuple(name for name in IMPLEMENTATIONS if name not in ("compiled", "depthwise", "dense"))
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 LAYOUTS = ("channels last", "contiguous")
 HEADS, QUERY_DEPTH, SCOPE = 4, 16, 23
@@ -163,6 +164,8 @@ def _tests(place: Place) -> Iterator[Unit]:
 
         def work(deadline: float, words: Sequence[str] = words, name: str = name) -> list[Row]:
             mark = ["-m", "gpu"] if place.device == "cuda" else []
+            if place.device == "cuda" and installed("pytest-xdist"):
+                mark += ["-n", "8"]
             command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *mark, *words]
             text = run_python(command, place.folder / f"tests_{name}.log", deadline)
             last = [line for line in text.splitlines() if line.strip()][-1]
@@ -205,7 +208,11 @@ def _position_rows(place: Place, dtype: str, layout: str, batch: int, _: float) 
                 for name in names
             ]
             setting = Setting(
-                torch.device(place.device), DTYPES[dtype], autocast=False, rounds=place.scale.rounds
+                torch.device(place.device),
+                DTYPES[dtype],
+                autocast=False,
+                rounds=place.scale.rounds,
+                device_time=True,
             )
             results = measure_group(Group(about, cases, (FORWARD, BOTH)), setting)
         rows += [
@@ -281,6 +288,7 @@ def _layer_rows(place: Place, dtype: str, layout: str, batch: int, _: float) -> 
         DTYPES[dtype],
         channels_last=layout == "channels last",
         rounds=place.scale.rounds,
+        device_time=True,
     )
     for side, channels in place.scale.maps:
         about = f"{side}x{side}, d={channels}, {dtype}, {layout}, batch {batch}"
@@ -323,11 +331,21 @@ def row_of(result: Result, base: Result, mode: str, text: str = "", about: str =
     return {
         "case": f"{result.case.name}, {about}" if about else result.case.name,
         "forward_ms": forward["seconds"][1] * 1e3 if "seconds" in forward else None,
+        "forward_device_ms": _device_ms(result, FORWARD),
         "training_ms": training["seconds"][1] * 1e3 if "seconds" in training else None,
+        "training_device_ms": _device_ms(result, mode),
         "images_per_second": training.get("images_per_second", [None, None])[1],
         "peak_mb": training["peak_bytes"] / 1e6 if "peak_bytes" in training else None,
         "result": "; ".join(notes),
     }
+
+
+def _device_ms(result: Result, mode: str) -> float | None:
+    """Milliseconds in which the GPU works, for as many images as the other times."""
+    if mode not in result.device_seconds:
+        return None
+    scale = result.images / result.case.images if result.case.images else 1
+    return result.device_seconds[mode] * scale * 1e3
 
 
 # c: networks --------------------------------------------------------------------------------------
@@ -339,9 +357,10 @@ def _networks(place: Place) -> Iterator[Unit]:
         for kind, cases in (("backbone", _backbones), ("Mask R-CNN", _detectors)):
             work = partial(_network_rows, place, cases, kind, depth, dtype)
             yield Unit("c", f"{kind}: {about}", work, seconds=150)
-    for depth in place.scale.depths:
-        work = partial(_network_rows, place, _compiled, "backbone", depth, place.scale.dtypes[0])
-        yield Unit("c", f"torch.compile: {depth} layers", work, seconds=400)
+    for depth, (name, make) in itertools.product(place.scale.depths, PLAIN_AND_LAMBDA.items()):
+        cases = partial(_compiled, name=name, make=make)
+        work = partial(_network_rows, place, cases, "backbone", depth, place.scale.dtypes[0])
+        yield Unit("c", f"torch.compile: {name}-{depth}", work, seconds=2.5 * depth)
 
 
 def _network_rows(
@@ -352,7 +371,11 @@ def _network_rows(
     torch.backends.cudnn.allow_tf32 = True
     torch.set_float32_matmul_precision("high")
     setting = Setting(
-        torch.device(place.device), DTYPES[dtype], channels_last=True, rounds=place.scale.rounds
+        torch.device(place.device),
+        DTYPES[dtype],
+        channels_last=True,
+        rounds=place.scale.rounds,
+        device_time=kind == "backbone",  # a detector's host waits for the device
     )
     # in float16 gradients are sometimes infinite, because there is no loss scale; no weight changes
     mode = BOTH if dtype == "float16" else STEP
@@ -378,6 +401,17 @@ def lambda_backbone(
     return backbone, (torch.randn(batch, 3, side, side),)
 
 
+PLAIN_AND_LAMBDA = {"Detectron2's ResNet": plain_resnet, "LambdaResNet": lambda_backbone}
+
+
+def part_by_part(make: Any, **sizes: int) -> tuple[nn.Module, tuple[Tensor]]:
+    """The network without functions that stand for several modules: a hook waits for each call."""
+    model, inputs = make(**sizes)
+    for module in model.modules():
+        module.register_forward_hook(lambda *_: None)
+    return model, inputs
+
+
 def compiled(make: Any, backend: str, **sizes: int) -> tuple[nn.Module, tuple[Tensor]]:
     model, inputs = make(**sizes)
     return torch.compile(model, backend=backend), inputs
@@ -385,29 +419,26 @@ def compiled(make: Any, backend: str, **sizes: int) -> tuple[nn.Module, tuple[Te
 
 def _backbones(place: Place, depth: int) -> list[Case]:
     sizes = {"depth": depth, "side": place.scale.side}
+    ours = partial(lambda_backbone, **sizes)
     makers = {
         f"Detectron2's ResNet-{depth}": partial(plain_resnet, **sizes),
-        f"LambdaResNet-{depth}": partial(lambda_backbone, **sizes),
-        f"LambdaResNet-{depth}, fused": partial(lambda_backbone, implementation="fused", **sizes),
+        f"LambdaResNet-{depth}": ours,
+        f"LambdaResNet-{depth}, query_first": partial(ours, implementation="query_first"),
+        f"LambdaResNet-{depth}, part by part": partial(part_by_part, ours),
         f"LambdaResNet-{depth}, activations computed again": partial(
-            lambda_backbone, checkpoint_activations=True, **sizes
+            ours, checkpoint_activations=True
         ),
     }
     return [halving(name, make, place.scale.images, {}) for name, make in makers.items()]
 
 
-def _compiled(place: Place, depth: int) -> list[Case]:
-    sizes = {"depth": depth, "side": place.scale.side}
+def _compiled(place: Place, depth: int, name: str, make: Any) -> list[Case]:
+    make = partial(make, depth=depth, side=place.scale.side)
     makers = {
-        f"Detectron2's ResNet-{depth}, compiled": plain_resnet,
-        f"LambdaResNet-{depth}, compiled": lambda_backbone,
+        f"{name}-{depth}": make,
+        f"{name}-{depth}, compiled": partial(compiled, make, place.scale.compiler),
     }
-    return [
-        halving(
-            name, partial(compiled, make, place.scale.compiler, **sizes), place.scale.images, {}
-        )
-        for name, make in makers.items()
-    ]
+    return [halving(name, make, place.scale.images, {}) for name, make in makers.items()]
 
 
 def _detectors(place: Place, depth: int) -> list[Case]:
@@ -621,7 +652,9 @@ def _profile(place: Place) -> Iterator[Unit]:
 
 
 def profile(work: Any, place: Place, rows: int = 10) -> list[str]:
-    """Where the time of some work goes: the operators or kernels that take the most."""
+    """Where the time of some work goes: the kernels of a GPU that take the most, or on a CPU the
+    operators.
+    """
     kinds = torch.profiler.ProfilerActivity
     on_gpu = place.device == "cuda"
     activities = [kinds.CPU, kinds.CUDA] if on_gpu else [kinds.CPU]
@@ -637,10 +670,20 @@ def profile(work: Any, place: Place, rows: int = 10) -> list[str]:
         older = getattr(event, "self_cuda_time_total", 0)
         return getattr(event, "self_device_time_total", older)
 
-    events = sorted(profiler.key_averages(), key=microseconds, reverse=True)
+    events = profiler.key_averages()
+    if on_gpu:
+        # An operator has the time of its kernels, and its span on the GPU has the operator's name
+        on_cpu = torch.autograd.DeviceType.CPU
+        operators = {event.key for event in events if event.device_type == on_cpu}
+        events = [event for event in events if event.key not in operators]
+    events = sorted(events, key=microseconds, reverse=True)
     total = sum(map(microseconds, events)) or 1
-    return [
+    lines = [
         f"{number}. {event.key[:80]}: {microseconds(event) / 1e3:.2f} ms, "
         f"{100 * microseconds(event) / total:.0f} %, {event.count} calls"
         for number, event in enumerate(events[:rows], 1)
     ]
+    if on_gpu:
+        launches = sum(event.count for event in events)
+        lines.append(f"all kernels: {total / 1e3:.2f} ms, {launches} calls")
+    return lines

@@ -25,7 +25,9 @@ Row = dict[str, Any]  # by COLUMNS
 COLUMNS = {
     "case": "case",
     "forward_ms": "forward ms",
+    "forward_device_ms": "of the device",
     "training_ms": "training ms",
+    "training_device_ms": "of the device",
     "images_per_second": "images/s in training",
     "peak_mb": "peak MB in training",
     "result": "result",

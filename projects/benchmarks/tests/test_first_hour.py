@@ -1,5 +1,6 @@
 """The first hour on a GPU, rehearsed: its parts on a CPU, and what a GPU could answer, made up."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -241,7 +242,7 @@ def test_on_gpus_the_parts_are_those_of_the_issue(tmp_path, monkeypatch):
         for depth in (50, 101, 152):
             assert f"backbone: {depth} layers, {dtype}" in names
             assert f"Mask R-CNN: {depth} layers, {dtype}" in names
-    assert {"torch.compile: 152 layers", "demo", "BCCD", "kill and resume"} <= set(names)
+    assert {"torch.compile: LambdaResNet-152", "demo", "BCCD", "kill and resume"} <= set(names)
 
 
 # ---- what is measured
@@ -281,9 +282,13 @@ def test_inputs_lie_in_memory_as_the_layer_has_them(layout):
 @pytest.mark.parametrize("name", ["self_device_time_total", "self_cuda_time_total"])
 def test_profile_of_a_gpu(name, monkeypatch, tmp_path):
     """By the names of PyTorch 2.4 and of newer ones."""
+    cpu, gpu = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
+    times = {"kernel 0": 1000.0, "kernel 1": 3000.0, "kernel 2": 4000.0}
+    times |= {"aten::add": 3000.0, "module": 7000.0}  # the operators that launched them
     events = [
-        SimpleNamespace(key=f"kernel {number}", count=number, self_cpu_time_total=0, **{name: time})
-        for number, time in enumerate((1000.0, 3000.0, 4000.0))
+        SimpleNamespace(key=key, count=2, self_cpu_time_total=0, device_type=device, **{name: time})
+        for key, time in times.items()
+        for device in ((gpu,) if "kernel" in key else (cpu, gpu))
     ]
 
     class Profile:
@@ -302,7 +307,11 @@ def test_profile_of_a_gpu(name, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.profiler, "profile", Profile)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     lines = first_hour.profile(lambda: None, Place("cuda", tmp_path, SMALL), rows=2)
-    assert lines == ["1. kernel 2: 4.00 ms, 50 %, 2 calls", "2. kernel 1: 3.00 ms, 38 %, 1 calls"]
+    assert lines == [
+        "1. kernel 2: 4.00 ms, 50 %, 2 calls",
+        "2. kernel 1: 3.00 ms, 38 %, 2 calls",
+        "all kernels: 8.00 ms, 6 calls",
+    ]
 
 
 # ---- rehearsal
@@ -356,8 +365,8 @@ def test_layers(tmp_path, monkeypatch):
     rows = rehearse("b", tmp_path)
     for name in first_hour.NAMES:
         (row,) = (row for row in rows if f"position output, {name}, " in row["case"])
-        skipped = row.get("forward_ms") is None  # where there is no Triton
-        assert name == "fused" if skipped else "of the allowed" in row["result"]
+        skipped = row.get("forward_ms") is None  # what needs a GPU
+        assert name not in ("query_first", "conv") if skipped else "of the allowed" in row["result"]
     (whole,) = (row for row in rows if row["case"].startswith("timm "))
     assert whole["training_ms"] > 0
     assert sum(row["case"].startswith("3x3 convolution") for row in rows) == 1
@@ -369,6 +378,7 @@ def test_networks_and_profile(tmp_path, smaller):
     rows = rehearse("cg", tmp_path)
     measured = [row for row in rows if row.get("training_ms")]
     assert sum("compiled" in row["case"] for row in measured) == 2
+    assert sum("part by part" in row["case"] for row in measured) == 1
     assert sum("computed again" in row["case"] for row in measured) == 2
     assert sum("Mask R-CNN" in row["case"] for row in measured) == 3
     assert all(row["images_per_second"] > 0 and row["peak_mb"] > 0 for row in measured)
@@ -388,6 +398,60 @@ def test_trainings_kill_and_processes(tmp_path, monkeypatch):
     assert "bbox_EMA/AP" in by_case["BCCD by the default recipe"]["result"]
     assert "the same bits" in by_case["SIGKILL after step 2, then --resume"]["result"]
     assert by_case["--num-gpus 2, a step of the demo"]["training_ms"] > 0
+
+
+def test_units_are_listed_and_chosen(tmp_path, capsys):
+    words = ["--output", str(tmp_path), "--device", "cpu", "--list"]
+    assert tool.main([*words, "--units", "layer: bfloat16", "profile"]) == 0
+    names = [line.split("  ")[1] for line in capsys.readouterr().out.splitlines()]
+    assert len(names) == 7 and names[-1].startswith("profile of a step: ")
+    assert all(name.startswith("layer: bfloat16, ") for name in names[:-1])
+    assert tool.main([*words, "--parts", "a", "--units", "layer"]) == 2
+    assert "--list" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+class _Card:
+    """What CUDA offers to measure the device's time, on a clock that replays move."""
+
+    def __init__(self, monkeypatch):
+        self.clock = 0.0
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=self.replay))
+        monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: _Event(self))
+
+    def replay(self):
+        self.clock += 0.004
+
+
+class _Event:
+    def __init__(self, card):
+        self.card = card
+
+    def record(self):
+        self.at = self.card.clock
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return 1e3 * (end.at - self.at)
+
+
+def test_the_time_of_a_device_stands_beside_that_of_its_host(monkeypatch):
+    _Card(monkeypatch)
+    case = measure.Case("a product", lambda: (torch.nn.Linear(2, 2), (torch.ones(1, 2),)))
+    setting = measure.Setting(torch.device("cpu"), rounds=1)
+    (result,) = measure.measure_group(measure.Group("", [case], (measure.FORWARD,)), setting)
+    assert first_hour.row_of(result, result, measure.FORWARD)["forward_device_ms"] is None
+    subject = measure.Subject(case, setting)
+    measure._time_device(subject, measure.FORWARD, result)
+    row = first_hour.row_of(result, result, measure.FORWARD)
+    assert row["forward_device_ms"] == pytest.approx(4)
+    # a run that cannot be recorded leaves the wall time
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: 1 / 0)
+    measure._time_device(subject, measure.BOTH, result)
+    assert measure.BOTH not in result.device_seconds
 
 
 def test_without_bccd_its_training_is_left_out(tmp_path):
