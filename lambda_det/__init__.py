@@ -1,8 +1,8 @@
 """LambdaNetworks (Bello, ICLR 2021) for Detectron2.
 
-Importing this package registers its backbones and ROI heads with Detectron2. The names in
-``__all__`` are for other projects; docs/use_in_your_project.md has examples. The layers and the
-networks also work without Detectron2.
+Importing this package registers its backbones and heads with Detectron2, and nothing else. The
+names in ``__all__`` are for other projects; docs/use_in_your_project.md has examples. The layers
+and the networks also work without Detectron2.
 """
 
 import contextlib
@@ -55,9 +55,6 @@ try:
     from lambda_det.cpu import accelerate
     from lambda_det.detection.config_files import detectron2_config, get_config
     from lambda_det.detection.prediction import Predictor
-    from lambda_det.weights.addresses import register_public_weights
-
-    register_public_weights()
 except Exception as error:  # a broken PyTorch or Detectron2 raises any
     _error = error
 else:
@@ -76,7 +73,21 @@ def __getattr__(name: str) -> object:
     if _error is None:
         return getattr(importlib.import_module("lambda_det.from_python"), name)
     raise ImportError(
-        f"lambda_det.{name} cannot be imported here: {reason(_error)}. `python -m "
-        "lambda_det.doctor` lists what is missing and how to install it. Detectron2 is not on "
-        "PyPI; in the lambda_det repository `python tools/install_detectron2.py` installs it."
+        f"lambda_det.{name} cannot be imported here: {reason(_error).rstrip('.!')}. "
+        f"{_advice(_error)}"
     ) from _error
+
+
+def _advice(error: Exception) -> str:
+    """What to do about an error of the import."""
+    if "already registered" in str(error):  # as Detectron2's registries put it
+        return (
+            "Either lambda_det was imported before in this process and its modules were removed "
+            "from sys.modules since: start Python, or the notebook's kernel, anew. Or another "
+            "project has a part of this name: rename it there."
+        )
+    return (
+        "`python -m lambda_det.doctor` lists what is missing and how to install it. Detectron2 is "
+        "not on PyPI; in the lambda_det repository `python tools/install_detectron2.py` installs "
+        "it."
+    )

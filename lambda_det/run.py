@@ -1,8 +1,9 @@
 """Run a training script of Detectron2, unedited, with the backbones of lambda_det.
 
 Our backbones are in Detectron2's registry, our keys in every configuration that the script makes
-(``detectron2.config.get_cfg()``), and the data sets shapes_train and shapes_val are registered,
-also in the processes that the script starts. Everything else is as if Python ran the script.
+(``detectron2.config.get_cfg()``), and the data sets shapes_train and shapes_val are registered
+unless the script does it, also in the processes that the script starts. MODEL.WEIGHTS may be the
+URL of published weights. Everything else is as if Python ran the script.
 """
 
 from __future__ import annotations
@@ -34,20 +35,24 @@ _OUR_MODULE = "lambda_det.run"
 
 
 def setup_environment() -> None:
-    """Register backbones and shapes, and add our keys to what ``get_cfg()`` copies.
+    """Register backbones, shapes and published weights, and add our keys to what ``get_cfg()``
+    copies.
 
     A script that calls ``add_lambda_config`` itself sets the same keys to the same values again.
     """
     from detectron2.config import defaults
 
-    import lambda_det.detection.data  # noqa: F401
     from lambda_det.config import add_lambda_config, leaves
     from lambda_det.detection.config import warn_of_idle_keys
+    from lambda_det.detection.data.shapes import lend_shapes
+    from lambda_det.weights.addresses import register_public_weights
 
     if module := os.environ.get(_VARIABLE_BEFORE):
         from detectron2.utils.env import setup_custom_environment
 
         setup_custom_environment(module)
+    lend_shapes()
+    register_public_weights()
     if "LAMBDA_RESNET" not in defaults._C.MODEL:
         before = dict(leaves(defaults._C))
         add_lambda_config(defaults._C)

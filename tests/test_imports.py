@@ -100,3 +100,46 @@ def test_the_import_changes_nothing_of_pytorch_and_imports_no_wing():
         print(all(hasattr(lambda_det, name) for name in lambda_det.__all__))
     """
     assert run(script, "-m", "lambda_det.doctor", "--help") == "[]\nTrue\n"
+
+
+OTHERS = """
+import gc, sys, warnings
+warnings.simplefilter("ignore")  # Detectron2 scripts some functions, which PyTorch has deprecated
+import detectron2.data, detectron2.engine, detectron2.evaluation
+from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.utils.file_io import PathManager
+from fvcore.common.registry import Registry
+
+def of_all():
+    registries = [one for one in gc.get_objects() if isinstance(one, Registry)]
+    parts = {(one._name, name): part.__module__ for one in registries for name, part in one}
+    return [*DatasetCatalog], [*MetadataCatalog], {**PathManager._path_handlers}, parts
+"""
+
+
+@pytest.mark.slow
+def test_the_import_registers_parts_of_ours_and_nothing_else():
+    """A second one, after the modules were dropped, says what happened."""
+    script = f"""
+        {textwrap.indent(OTHERS, " " * 8).strip()}
+        *before, parts_before = of_all()
+        import lambda_det
+        lambda_det.Predictor, lambda_det.train
+        import lambda_det.detection, lambda_det.own_data.prepare
+        *after, parts = of_all()
+        assert after == before
+        print(*sorted({{name for (_, name), module in parts.items() - parts_before.items()}}))
+        modules = {{module for _, module in parts.items() - parts_before.items()}}
+        assert all(module.startswith("lambda_det.") for module in modules)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "lambda_det"]:
+            del sys.modules[name]
+        import lambda_det
+        try:
+            lambda_det.Predictor
+        except ImportError as error:
+            print(error)
+    """
+    names, error = run(script).splitlines()
+    assert "build_lambda_resnet_fpn_backbone" in names and "LambdaRes5ROIHeads" in names
+    assert all("ambda" in name or "orchvision" in name for name in names.split()), names
+    assert "sys.modules" in error and "PyPI" not in error

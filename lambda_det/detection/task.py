@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data import classes, register_json_datasets
+from lambda_det.detection.data.shapes import register_shapes_among
 from lambda_det.detection.evaluation import images_of_any_size, mend_lvis
 from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
 from lambda_det.detection.first_batch import FirstBatch
@@ -130,6 +131,7 @@ class DetectionTask(Task):
 
     def _read(self) -> None:
         self.parts = parts = read_parts(self.config)
+        register_shapes_among([*parts.train_names, *parts.test_names])
         self.settings = parts.settings
         self.fixed_keys, self.sample_keys = parts.fixed_keys, parts.sample_keys
         self.test_keys = parts.test_keys

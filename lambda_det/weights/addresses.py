@@ -26,10 +26,16 @@ class PublicWeights(PathHandler):
 
     The local path of such a URL is a verified backbone file for Detectron2's default pixel
     settings, in iopath's cache. A file of lambda_det on the Hugging Face Hub stays as it is.
+
+    Args:
+        scheme: such as "timm://".
     """
 
+    def __init__(self, scheme: str) -> None:
+        self._scheme = scheme
+
     def _get_supported_prefixes(self) -> list[str]:
-        return list(SCHEMES)
+        return [self._scheme]
 
     def _get_local_path(self, path: str, force: bool = False, **kwargs: Any) -> str:
         name = path.replace("://", "_").replace("/", "_")
@@ -51,5 +57,10 @@ class PublicWeights(PathHandler):
 
 
 def register_public_weights() -> None:
-    """Make timm://, torchvision:// and hf:// known to Detectron2 in this process."""
-    PathManager.register_handler(PublicWeights(), allow_override=True)
+    """Make timm://, torchvision://, hf:// and lambda:// known to Detectron2 in this process.
+
+    A scheme for which there is a handler already keeps it.
+    """
+    for scheme in SCHEMES:
+        with contextlib.suppress(KeyError):
+            PathManager.register_handler(PublicWeights(scheme), allow_override=False)

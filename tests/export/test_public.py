@@ -4,6 +4,7 @@ import pytest
 import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.utils.file_io import PathManager
+from iopath.common.file_io import PathHandler
 from safetensors.torch import save_file
 from torch import nn
 
@@ -12,11 +13,34 @@ from lambda_det.errors import WeightsError
 from lambda_det.export.backbone import extract_backbone
 from lambda_det.export.backbone_command import main
 from lambda_det.export.public import read_source
+from lambda_det.weights.addresses import PublicWeights, register_public_weights
 from lambda_det.weights.backbone_file import read_backbone, save_backbone
 from lambda_det.weights.public import OWN, fetch
 from tests.weights.public_networks import make
 
 URL = "timm://mobilenetv2_100.ra_in1k"
+
+
+@pytest.fixture(autouse=True)
+def handlers(monkeypatch):
+    """Those that Detectron2 has, and ours."""
+    others = {k: v for k, v in PathManager._path_handlers.items() if type(v) is not PublicWeights}
+    monkeypatch.setattr(PathManager, "_path_handlers", others)
+    register_public_weights()
+
+
+def test_an_address_of_another_project_keeps_its_handler():
+    class Theirs(PathHandler):
+        def _get_supported_prefixes(self):
+            return ["hf://"]
+
+    theirs = Theirs()
+    PathManager._path_handlers = {}
+    PathManager.register_handler(theirs)
+    for _ in range(2):
+        register_public_weights()
+    handlers = PathManager._path_handlers
+    assert handlers["hf://"] is theirs and type(handlers["timm://"]) is PublicWeights
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,4 @@
-"""Data sets, their checks, augmentation and loading; importing it registers the shapes."""
-
-import os
+"""Data sets, their checks, augmentation and loading."""
 
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.checks import (
@@ -48,6 +46,3 @@ __all__ = [
     "tolerant_test_loader",
     "tolerant_train_loader",
 ]
-
-# Where Detectron2 looks for its own data sets.
-register_shapes(os.getenv("DETECTRON2_DATASETS", "datasets"))

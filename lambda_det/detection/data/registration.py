@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from lambda_det.config import leaves
 from lambda_det.detection.data.coco import file_report, read_coco
 from lambda_det.detection.data.coco_format import read_json, read_keypoint_names
+from lambda_det.detection.data.shapes import register_shapes_among
 from lambda_det.detection.data.truth import all_decided
 from lambda_det.detection.registry import class_keys
 from lambda_det.errors import ConfigError, DataError, suggest
@@ -52,6 +53,7 @@ def registered_files(name: str) -> tuple[str, str]:
         ConfigError: ``name`` is not registered, or is not a data set of COCO instances.
         DataError: the file or the folder is missing.
     """
+    register_shapes_among([name])
     if name not in DatasetCatalog:
         hint = suggest(name, DatasetCatalog)
         raise ConfigError(f"The data set {name!r} is not registered{hint}")
@@ -76,6 +78,7 @@ def check_files(name: str) -> tuple[str, str] | None:
         ConfigError: ``name`` is not registered.
         DataError: one of its files or folders is missing.
     """
+    register_shapes_among([name])
     if name in DatasetCatalog:
         for key in ("image_root", "sem_seg_root", "panoptic_root", "panoptic_json"):
             path = MetadataCatalog.get(name).get(key)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import load_coco_json, load_sem_seg, register_coco_instances
 from detectron2.data.datasets.coco_panoptic import merge_to_panoptic
+
+from lambda_det.errors import ConfigError
 
 _THINGS = ["circle", "rectangle", "triangle"]
 _KEYPOINTS = {
@@ -23,6 +26,14 @@ _STUFF = {
     "stuff_dataset_id_to_contiguous_id": {0: 0, 4: 1, 5: 2, 6: 3},
     "ignore_label": 255,
 }
+_PREFIX = "shapes_"
+_NAMES = [
+    f"{_PREFIX}{kind}{part}"
+    for part in ("train", "val")
+    for kind in ("", "keypoints_", "panoptic_", "stuff_")
+]
+# Marks the metadata of what is registered here: another project may have these names as well
+_MAKER = {"maker": "datasets/make_shapes.py"}
 
 
 def register_shapes(root: str | os.PathLike) -> None:
@@ -34,37 +45,86 @@ def register_shapes(root: str | os.PathLike) -> None:
 
     Args:
         root: in which ``datasets/make_shapes.py`` makes ``shapes`` and ``shapes_panoptic``.
-    """
-    root = os.path.expanduser(os.fspath(root))
-    folder = os.path.join(root, "shapes_panoptic")
-    for split in ("train", "val"):
-        names = {
-            kind: f"shapes_{kind}{split}" for kind in ("", "keypoints_", "panoptic_", "stuff_")
-        }
-        for name in filter(DatasetCatalog.__contains__, names.values()):
-            DatasetCatalog.remove(name)
-            MetadataCatalog.remove(name)
-        json_file = os.path.join(root, "shapes", "annotations", f"instances_{split}.json")
-        things = {"thing_classes": _THINGS}
-        register_coco_instances(names[""], things, json_file, os.path.join(root, "shapes", split))
 
-        json_file = os.path.join(folder, "annotations", f"keypoints_{split}.json")
-        images, masks = os.path.join(folder, split), os.path.join(folder, f"stuff_{split}")
-        register_coco_instances(names["keypoints_"], {**things, **_KEYPOINTS}, json_file, images)
-        # register_coco_panoptic_separated expects JPEG files
-        load_stuff = partial(load_sem_seg, masks, images, image_ext="png")
-        common = {"image_root": images, "sem_seg_root": masks, **_STUFF}
-        DatasetCatalog.register(names["stuff_"], load_stuff)
-        MetadataCatalog.get(names["stuff_"]).set(evaluator_type="sem_seg", **common)
-        name = names["panoptic_"]
-        DatasetCatalog.register(name, partial(_load_panoptic, name, json_file, images, load_stuff))
-        MetadataCatalog.get(name).set(
-            evaluator_type="coco_panoptic_seg",
-            json_file=json_file,
-            panoptic_json=os.path.join(folder, "annotations", f"panoptic_{split}.json"),
-            panoptic_root=os.path.join(folder, f"panoptic_{split}"),
-            **common,
-        )
+    Raises:
+        ConfigError: another project has registered one of the names.
+    """
+    for name in _NAMES:
+        if name in DatasetCatalog and not _is_ours(name):
+            raise ConfigError(
+                f"The data set {name!r} is registered already, and not by lambda_det; register "
+                "yours under another name."
+            )
+    for name in _NAMES:
+        _remove(name)
+        _register(name, os.path.expanduser(os.fspath(root)))
+
+
+def register_shapes_among(names: Iterable[str]) -> None:
+    """Register the generated data sets where one of them is asked for, under names that are free.
+
+    Their folder is that in which Detectron2 looks for its own data sets.
+
+    Args:
+        names: of data sets, of which others are left alone.
+    """
+    if any(name.startswith(_PREFIX) and name not in DatasetCatalog for name in names):
+        root = os.path.expanduser(os.getenv("DETECTRON2_DATASETS", "datasets"))
+        for name in _NAMES:
+            if name not in DatasetCatalog:
+                _register(name, root)
+
+
+def lend_shapes() -> None:
+    """Register the generated data sets until another project registers one of their names."""
+    register_shapes_among(_NAMES)
+    register = DatasetCatalog.register
+
+    def register_instead(name: str, load: Callable[[], Any]) -> None:
+        _remove(name)
+        register(name, load)
+
+    if not getattr(register, "gives_way", False):
+        register_instead.gives_way = True
+        DatasetCatalog.register = register_instead
+
+
+def _is_ours(name: str) -> bool:
+    return name in DatasetCatalog and MetadataCatalog.get(name).get("maker") == _MAKER["maker"]
+
+
+def _remove(name: str) -> None:
+    """Remove a data set that was registered here."""
+    if _is_ours(name):
+        DatasetCatalog.remove(name)
+        MetadataCatalog.remove(name)
+
+
+def _register(name: str, root: str) -> None:
+    kind, _, part = name.removeprefix(_PREFIX).rpartition("_")
+    folder = os.path.join(root, "shapes_panoptic" if kind else "shapes")
+    images, masks = os.path.join(folder, part), os.path.join(folder, f"stuff_{part}")
+    labels = os.path.join(folder, "annotations", f"{kind or 'instances'}_{part}.json")
+    if kind in ("", "keypoints"):
+        more = _KEYPOINTS if kind else {}
+        register_coco_instances(name, {"thing_classes": _THINGS, **more, **_MAKER}, labels, images)
+        return
+    # register_coco_panoptic_separated expects JPEG files
+    load = partial(load_sem_seg, masks, images, image_ext="png")
+    about = {"image_root": images, "sem_seg_root": masks, **_STUFF, **_MAKER}
+    if kind == "stuff":
+        about["evaluator_type"] = "sem_seg"
+    else:
+        things = os.path.join(folder, "annotations", f"keypoints_{part}.json")
+        load = partial(_load_panoptic, name, things, images, load)
+        about |= {
+            "evaluator_type": "coco_panoptic_seg",
+            "json_file": things,
+            "panoptic_json": labels,
+            "panoptic_root": os.path.join(folder, f"panoptic_{part}"),
+        }
+    DatasetCatalog.register(name, load)
+    MetadataCatalog.get(name).set(**about)
 
 
 def _load_panoptic(
