@@ -102,6 +102,13 @@ FAULTS = [
         "modeling/test_build.py::test_options_reach_the_layers",
     ),
     _fault(
+        "Backbones by name and as LazyConfig nodes",
+        "lambda_det/detection/data/shapes.py",
+        "return name in DatasetCatalog and Meta",
+        "return name in DatasetCatalog or Meta",
+        "detection/data/test_shapes.py::test_a_name_of_another_project_stays",
+    ),
+    _fault(
         "A script of Detectron2 runs unchanged",
         "lambda_det/run.py",
         "sys.argv = [args.script, *words[end:]]",
@@ -211,6 +218,13 @@ FAULTS = [
         "reliability/test_ends.py::test_a_scheduler_s_signals_save_all[one-forked]",
     ),
     _fault(
+        "SIGTERM, SIGUSR1 and Ctrl-C finish the step",
+        "lambda_det/distributed/leaving.py",
+        "            if received_signal():\n                break\n",
+        "",
+        "distributed/test_leaving.py::test_batches_end_early_where_a_signal_asks_for_it",
+    ),
+    _fault(
         "A GPU's memory that is too small",
         "lambda_det/training/task.py",
         'self.settings.option("accumulate", 2 * self.settings.accumulate)',
@@ -237,6 +251,13 @@ FAULTS = [
         "drawn, offset = self._images, rank * size",
         "drawn, offset = size, 0",
         "reliability/test_other_numbers.py",
+    ),
+    _fault(
+        "Other numbers of processes",
+        "lambda_det/training/statistics.py",
+        '{"one process": images // comm.get_world_size()}',
+        '{"one process": images}',
+        "training/test_statistics.py::test_images_by_which_norms_normalise",
     ),
     _fault(
         "Several processes on one machine",

@@ -100,6 +100,8 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
     freezing and precise batch norm find it. The state dict is the same.
     """
 
+    is_synchronised = True
+
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         by_batch = self.training or self.running_mean is None

@@ -664,6 +664,9 @@ class _PreparedRun(NamedTuple):
 def _data_of_run(args: argparse.Namespace, run: _PreparedRun, draft: Path) -> dict[str, Any]:
     """The keys of the data of a run, and of the file to evaluate on if another is named.
 
+    Labels of the same content are those of the run, wherever they are now. Its pictures are then in
+    the folder of these labels, or in that of a flag for pictures.
+
     Raises:
         ConfigError: another share is held out.
         DataError: the labels have changed.
@@ -686,16 +689,42 @@ def _data_of_run(args: argparse.Namespace, run: _PreparedRun, draft: Path) -> di
     # it is read like any run, which finds files that were moved with it
     cfg = load_config(argparse.Namespace(config_file=str(run.file), opts=[]))
     keys = {key: value for key in _KEYS if (value := attrgetter(key)(cfg))}
-    if not (args.data or args.train_json or args.test_json):
-        return keys
-    before = run.sources["digests"]
-    for part, (file, images) in _read_labels(args, draft, []).items():
-        if part == "test" and args.test_json:
-            keys |= _keys_of(part, _copy(file, run.file.parent), images)
-        elif _digest(file) != before.get(part):
-            raise DataError(
-                f"The labels in {args.data or args.train_json} have changed since the run in "
-                f"{run.file.parent} began: --resume without --data continues with its own labels, "
-                "and another --output trains on the new ones."
-            )
-    return keys
+    pictures = {part: getattr(args, f"{part}_images") for part in _PARTS}
+    if args.data or args.train_json or args.test_json:
+        before = run.sources["digests"]
+        for part, (file, images) in _read_labels(args, draft, []).items():
+            if part == "test" and args.test_json:
+                keys |= _keys_of(part, _copy(file, run.file.parent), images)
+                pictures[part] = images
+            elif _digest(file) != before.get(part):
+                raise DataError(
+                    f"The labels in {args.data or args.train_json} have changed since the run in "
+                    f"{run.file.parent} began: --resume without --data continues with its own "
+                    "labels, and another --output trains on the new ones."
+                )
+            elif part in pictures:
+                pictures[part] = images
+    if run.sources.get("held_out"):  # of the pictures to train on
+        pictures["test"] = pictures["test"] or pictures["train"]
+    return keys | _moved_pictures(keys, pictures)
+
+
+def _moved_pictures(keys: Mapping[str, str], pictures: Mapping[str, str | None]) -> dict[str, str]:
+    """The keys of the folders of pictures that are others than those of the run.
+
+    Args:
+        keys: of the run.
+        pictures: folders by part; None: as in the run.
+    """
+    moved = {}
+    for part, folder in pictures.items():
+        key = f"DATASETS.{part.upper()}_IMAGES"
+        if folder and key in keys and not _is_same_folder(keys[key], folder):
+            moved[key] = os.path.abspath(os.path.expanduser(folder))
+            logger.info(f"The pictures of {key} {keys[key]} are taken from {moved[key]}")
+    return moved
+
+
+def _is_same_folder(one: str, other: str) -> bool:
+    other = os.path.expanduser(other)
+    return os.path.isdir(one) and os.path.isdir(other) and os.path.samefile(one, other)

@@ -275,5 +275,5 @@ def _log_changes(task: Task, changes: list[Change], *, resumed: bool) -> None:
     if others and resumed:
         logger.warning(
             f"{', '.join(others)} changed: from here on the samples are others than those of the "
-            "run that was started"
+            "run that was started, unless only the place of its data changed"
         )

@@ -19,7 +19,7 @@ from lambda_det.distributed.leaving import leave_if_asked
 from lambda_det.distributed.moments import join, join_processes
 from lambda_det.training.precision import Precision
 
-__all__ = ["ExponentialAverage", "batch_norms", "estimate_statistics"]
+__all__ = ["ExponentialAverage", "batch_norms", "estimate_statistics", "images_of_norms"]
 
 
 class ExponentialAverage:
@@ -76,6 +76,26 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
     """The batch norms of a model that keep running statistics, without frozen ones."""
     norms = (part for part in model.modules() if isinstance(part, _BatchNorm))
     return [norm for norm in norms if norm.track_running_stats]
+
+
+def images_of_norms(model: nn.Module, images: int) -> dict[str, int]:
+    """The number of images by which batch norms normalise in training, by their kind.
+
+    Args:
+        model: without wrappers.
+        images: of one forward pass, those of all processes together.
+
+    Returns:
+        Images at "one process" for norms that see only these, and at "all processes" for
+        synchronised ones. A kind that the model lacks is left out; frozen norms are of neither.
+    """
+    norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
+    synchronised = [
+        isinstance(norm, nn.SyncBatchNorm) or getattr(norm, "is_synchronised", False)
+        for norm in norms
+    ]
+    of_process = {} if all(synchronised) else {"one process": images // comm.get_world_size()}
+    return of_process | ({"all processes": images} if any(synchronised) else {})
 
 
 @torch.no_grad()

@@ -37,7 +37,12 @@ from lambda_det.training.hooks import (
 )
 from lambda_det.training.loading import batches_ahead
 from lambda_det.training.randomness import Purpose, seed_all
-from lambda_det.training.statistics import ExponentialAverage, batch_norms, estimate_statistics
+from lambda_det.training.statistics import (
+    ExponentialAverage,
+    batch_norms,
+    estimate_statistics,
+    images_of_norms,
+)
 from lambda_det.training.step import TrainStep
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.weights.loading import load
@@ -206,6 +211,7 @@ class Trainer(TrainerBase):
         state = super().state_dict()  # the iteration, and the hooks
         state["seed"] = self.seed
         state["of_a_step"] = self.settings.of_a_step()
+        state["images_of_norms"] = self._images_of_norms()
         state["step"] = self.step.state_dict()
         if hasattr(self.loader, "state_dict"):
             state["loader"] = self.loader.state_dict()
@@ -223,10 +229,25 @@ class Trainer(TrainerBase):
                     f"and its count of steps would be wrong. Keep processes x {accumulate} as it "
                     "was."
                 )
+        for whose, now in self._images_of_norms().items():
+            before = state.get("images_of_norms", {}).get(whose, now)  # of another version
+            if before != now:
+                logger.warning(
+                    f"Batch norms normalise by the images that {whose} takes at once: {now} from "
+                    f"here on, and {before} before. So the steps are others than those of the run "
+                    f"that was started; keep processes and {self.settings.key('accumulate')} as "
+                    "they were."
+                )
         super().load_state_dict(state)
         self.step.load_state_dict(state["step"])
         self.seed = self.step.seed = state["seed"]
         self._loader_state = state.get("loader")
+
+    def _images_of_norms(self) -> dict[str, int]:
+        images = self.settings.images_per_step
+        if images is None:
+            return {}
+        return images_of_norms(self.model, images // self.settings.accumulate)
 
     # ------------------------------------------------------------------------------------ the loop
     def train(self) -> Results:

@@ -203,6 +203,9 @@ def test_what_may_change_and_what_not(train, whole, tmp_path, caplog):
     assert "the samples are others" not in caplog.text
     train(folder, "INPUT.MAX_SIZE_TRAIN", "48", resume=True)
     assert "INPUT.MAX_SIZE_TRAIN changed: " in caplog.text
+    assert "Batch norms" not in caplog.text
+    train(folder, "SOLVER.ACCUMULATE_GRADIENTS", "2", resume=True)  # as two processes would
+    assert "1 from here on, and 2 before" in caplog.text
 
 
 def test_a_lazyconfig_is_resumed_alike(tmp_path, monkeypatch):

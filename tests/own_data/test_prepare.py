@@ -521,6 +521,18 @@ def test_changed_labels_are_named_as_that(run, data):
     prepared(*words[2:])  # goes on with the labels of then
 
 
+def test_a_run_goes_on_with_data_that_were_moved(run, data):
+    """Its own labels, with the pictures where the flag for labels or that for pictures says."""
+    words, cfg = run
+    elsewhere = data.rename(data.parent / "elsewhere")
+    for more in (["--data", elsewhere], ["--train-images", elsewhere]):
+        now = keys(prepared(*words[2:5], *more)).DATASETS
+        assert now.TRAIN_IMAGES == now.TEST_IMAGES == str(elsewhere)
+        assert now.TRAIN_JSON == cfg.DATASETS.TRAIN_JSON
+    now = keys(prepared(*words[2:5], "--data", elsewhere, "--test-images", data.parent)).DATASETS
+    assert (str(elsewhere), str(data.parent)) == (now.TRAIN_IMAGES, now.TEST_IMAGES)
+
+
 def test_another_share_is_named_as_that(run):
     words, _ = run
     prepared(*words, "--val-share", "0.1")

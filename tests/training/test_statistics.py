@@ -4,10 +4,17 @@ import copy
 
 import pytest
 import torch
+from detectron2.layers import FrozenBatchNorm2d
 from torch import nn
 
+from lambda_det.modeling.norm import SyncBatchNorm2d
+from lambda_det.training import statistics
 from lambda_det.training.precision import Precision
-from lambda_det.training.statistics import ExponentialAverage, estimate_statistics
+from lambda_det.training.statistics import (
+    ExponentialAverage,
+    estimate_statistics,
+    images_of_norms,
+)
 
 FLOAT32 = Precision("cpu", None)
 
@@ -41,6 +48,18 @@ def test_statistics_are_those_of_all_batches_together():
     assert torch.equal(model.before.weight, torch.ones(4))
     # without dropout, which is off in evaluation too; with it the variance would be twice as large
     torch.testing.assert_close(model.after.running_var, torch.ones(4), atol=0.05, rtol=0)
+
+
+def test_images_by_which_norms_normalise(monkeypatch):
+    own, synchronised = nn.BatchNorm2d(4), SyncBatchNorm2d(4)
+    assert images_of_norms(own, 8) == {"one process": 8}
+    monkeypatch.setattr(statistics.comm, "get_world_size", lambda: 2)
+    assert images_of_norms(own, 8) == {"one process": 4}
+    assert images_of_norms(synchronised, 8) == {"all processes": 8}
+    assert images_of_norms(nn.SyncBatchNorm(4), 8) == {"all processes": 8}
+    both = {"one process": 4, "all processes": 8}
+    assert images_of_norms(nn.Sequential(own, synchronised), 8) == both
+    assert images_of_norms(nn.Sequential(nn.GroupNorm(2, 4), FrozenBatchNorm2d(4)), 8) == {}
 
 
 def test_a_small_variance_far_from_zero_is_not_lost():
