@@ -104,7 +104,11 @@ class Parts:
     ddp_options: Mapping[str, bool] = field(default_factory=dict)
 
     def test_scale(self, sizes: Sequence[tuple[int, int]]) -> float:
-        """The median factor by which an evaluation resizes images of these heights and widths."""
+        """The median factor by which an evaluation resizes images of these heights and widths, or
+        their tiles.
+        """
+        if self.tiling:
+            sizes = [self.tiling.size_of(*size) for size in sizes]
         resize, outlines = self.make_test_augmentations(), [Outline(*size) for size in sizes]
         for outline in outlines if draws_by_size(resize) else ():
             resize(outline)

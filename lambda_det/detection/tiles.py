@@ -74,6 +74,10 @@ class Tiling:
         """The tiling of a size, with an overlap of a fifth of it where ``overlap`` is -1."""
         return cls(size, size // 5 if overlap == -1 else overlap)
 
+    def size_of(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of each tile of a picture."""
+        return min(self.size, height), min(self.size, width)
+
     def tiles(self, height: int, width: int) -> list[Tile]:
         """The tiles of a picture, row by row.
 

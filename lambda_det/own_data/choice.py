@@ -22,7 +22,7 @@ from lambda_det.errors import ConfigError
 from lambda_det.own_data.input_size import SIZES, FittedInput, fit_input, sizes_for
 from lambda_det.own_data.machine import Machine
 from lambda_det.own_data.recipe import USABLE
-from lambda_det.own_data.tile_choice import AUTO, choose_tiles
+from lambda_det.own_data.tile_choice import AUTO, OF_TILES, choose_tiles
 
 __all__ = ["DEFAULT", "RECIPES", "Chosen", "choose"]
 
@@ -138,12 +138,13 @@ def _fitted(
     if chosen.tiling is None:
         return whole, chosen.rows
     keys = {key: (value, "for tiles") for key, value in chosen.keys.items()}
+    rows = [*chosen.rows, OF_TILES] if has_size else chosen.rows
     if tile != AUTO and tile is not None and not has_size:
         sizes = sizes_for(recipe, tile)
         keys |= {key: (value, "objects keep their pixels") for key, value in sizes.items()}
         recipe = _with(recipe, sizes)
     fitted = fit_input(recipe, chosen.images, annotations, typed, size)
-    return FittedInput(keys | fitted.keys, fitted.rows), chosen.rows
+    return FittedInput(keys | fitted.keys, fitted.rows), rows
 
 
 def _with(cfg: CfgNode, keys: Mapping[str, Any]) -> CfgNode:

@@ -50,7 +50,7 @@ from lambda_det.own_data.labels import (
 )
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.machine import Machine
-from lambda_det.own_data.tile_choice import AUTO, ChosenTiles, choose_tiles, tile_flag
+from lambda_det.own_data.tile_choice import AUTO, OF_TILES, ChosenTiles, choose_tiles, tile_flag
 from lambda_det.own_data.time_budget import measure_step, seconds_of
 from lambda_det.training.log import show
 from lambda_det.training.run_folder import refuse_other_run
@@ -345,9 +345,10 @@ def _keys_of_tiles(
         labels = _labels_to_train_on(data)
         chosen = choose_tiles(cfg, labels["images"], labels["annotations"], tile, cfg)
     rows += chosen.rows
-    is_sized = args.size is not None or not typed.keys().isdisjoint(SIZES)
-    sizes = {} if is_sized or tile == AUTO or not chosen.tiling else sizes_for(cfg, tile)
-    return chosen.keys | sizes
+    if args.size is not None or not typed.keys().isdisjoint(SIZES):
+        rows += [OF_TILES] if chosen.tiling else []
+        return chosen.keys
+    return chosen.keys | (sizes_for(cfg, tile) if chosen.tiling and tile != AUTO else {})
 
 
 def _epochs_within(

@@ -21,7 +21,7 @@ from lambda_det.errors import ConfigError
 from lambda_det.own_data.input_size import FEW_SMALL, objects_in_input
 from lambda_det.own_data.recipe import LEAST_BOXES, STRIDES_PER_ANCHOR, map_strides
 
-__all__ = ["AUTO", "SMALL", "ChosenTiles", "choose_tiles", "tile_flag"]
+__all__ = ["AUTO", "OF_TILES", "SMALL", "ChosenTiles", "choose_tiles", "tile_flag"]
 
 AUTO = "auto"  # --tile auto: tiles by the rule, also where objects are not that small
 SMALL = 12  # pixels of an object in the network's input, by the square root of its area
@@ -31,13 +31,15 @@ _LONGEST = 0.9  # share of the objects that are not longer than the overlap
 # the border lacks its surroundings
 _LARGEST_OVERLAP, _LEAST_OVERLAP = 0.4, 0.125
 _MULTIPLE = 32  # pixels of a tile by the rule, the stride of a backbone
+# A row of the table, where sizes are typed beside tiles
+OF_TILES = "", "typed sizes", "those of the input are of tiles"
 
 
 class ChosenTiles(NamedTuple):
     """How pictures are cut.
 
     Attributes:
-        tiling: the tiles; None for whole pictures.
+        tiling: None for whole pictures.
         images: in COCO's format, with the sizes of their tiles in place of their own.
         rows: for the table: what, the choice, and why.
     """
@@ -104,16 +106,18 @@ def choose_tiles(
     fit = np.mean([length <= overlap for length in longest])
     return ChosenTiles(
         tiling,
-        [
-            {**one, "width": min(size, one["width"]), "height": min(size, one["height"])}
-            for one in images
-        ],
+        [_as_tile(tiling, image) for image in images],
         [
             ("tiles", f"{size} pixels", why if tile is None else "typed"),
             ("", f"overlap {overlap}", f"{fit:.0%} of the objects are not longer"),
             ("", "--tile 0", "trains on whole pictures"),
         ],
     )
+
+
+def _as_tile(tiling: Tiling, image: Mapping[str, Any]) -> dict[str, Any]:
+    height, width = tiling.size_of(image["height"], image["width"])
+    return {**image, "height": height, "width": width}
 
 
 def _side(cfg: CfgNode, objects: Sequence[Mapping[str, Any]], long: float) -> int:

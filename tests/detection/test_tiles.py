@@ -3,7 +3,10 @@
 import random
 
 import pytest
+from detectron2.config import get_cfg
 
+from lambda_det.config import add_lambda_config
+from lambda_det.detection.parts import of_yaml
 from lambda_det.detection.tiles import Tile, Tiling
 from lambda_det.errors import ConfigError
 
@@ -54,3 +57,13 @@ def test_what_is_not_longer_than_the_overlap_lies_whole_in_one_tile():
 def test_impossible_tiles_are_refused(size, overlap, key):
     with pytest.raises(ConfigError, match=key):
         Tiling(size, overlap)
+
+
+def test_the_scale_of_an_evaluation_is_that_of_its_tiles():
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST = 300, 400
+    sizes = [(1000, 3000), (200, 1000), (100, 150)]
+    assert of_yaml(cfg).test_scale(sizes) == 0.4  # of 1000
+    cfg.INPUT.TILE.SIZE = 200
+    assert of_yaml(cfg).test_scale(sizes) == 1.5

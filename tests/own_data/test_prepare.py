@@ -222,7 +222,9 @@ def test_typed_tiles_keep_their_pixels(photographs, config):
     cfg = keys(prepared(*photographs, *config, "--tile", "640", "--size", "320"))
     assert (cfg.INPUT.TILE.SIZE, cfg.INPUT.MIN_SIZE_TEST) == (640, 320)
     typed = ["INPUT.MIN_SIZE_TEST", "352", "INPUT.TILE.OVERLAP", "64"]
-    cfg = keys(prepared(*photographs, *config, "--tile", "640", *typed))
+    args = prepared(*photographs, *config, "--tile", "640", *typed)
+    assert [r["msg"] for r in args.records if "typed sizes" in r["msg"]]
+    cfg = keys(args)
     assert (cfg.INPUT.TILE.OVERLAP, cfg.INPUT.MIN_SIZE_TEST) == (64, 352)
     args = prepared(*photographs, *config, "--tile", "auto")
     assert keys(args).INPUT.TILE.SIZE == 384
@@ -608,10 +610,11 @@ def test_what_cannot_be_chosen_is_refused(case, data):
 
 
 @pytest.mark.slow
-def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch):
+@pytest.mark.parametrize("flags", [[], ["--tile", "40"]])
+def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch, flags):
     """The same line, with a connection by now and without the keys, continues with its recipe."""
     output = data.parent / "run"
-    words = ["train", "--data", str(data), "--output", str(output), "--resume"]
+    words = ["train", "--data", str(data), "--output", str(output), "--resume", *flags]
     keys = {"SEED": 1, "SOLVER.MAX_ITER": 2, "SOLVER.CHECKPOINT_PERIOD": 1, "SOLVER.EMA_DECAY": 0.0}
     keys |= {"SOLVER.IMS_PER_BATCH": 2, "INPUT.MIN_SIZE_TRAIN": (48,), "TEST.EVAL_PERIOD": 0}
     assert cli.main([*words, *(str(word) for pair in keys.items() for word in pair)]) == 0

@@ -91,6 +91,7 @@ class TrainImages(EvalImages):
         sources: Sources | None = None,
     ) -> None:
         super().__init__(records, mapper)
+        self._sources = sources
         files = None if sources is None else sources.of_record
         self._unreadable = UnreadableImages(len(records), max_unreadable, key, files)
         self._mixing = mixing
@@ -118,8 +119,14 @@ class TrainImages(EvalImages):
         with seeded(Purpose.MIXING, seed, *place):
             return self._mixing(
                 sample,
-                lambda: self._unreadable.next_readable(np.random.randint(len(self)), read),
+                lambda: self._unreadable.next_readable(self._another(index), read),
             )
+
+    def _another(self, index: int) -> int:
+        """A random image; a tile of the same picture where others would have to be decoded."""
+        if self._sources is None or self._sources.fit:
+            return np.random.randint(len(self))
+        return np.random.choice(self._sources.beside(index))
 
 
 class TrainLoader(ImageLoader):

@@ -22,6 +22,7 @@ from lambda_det.detection.data import (
     tolerant_test_loader,
     tolerant_train_loader,
 )
+from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.detection.parts import of_yaml
 from lambda_det.errors import ConfigError, DataError
@@ -56,7 +57,7 @@ def eleven(cfg, write):
 def plain(image):
     """A training image as values that can be compared."""
     instances = image["instances"]
-    masks = getattr(instances.gt_masks, "polygons", None)
+    masks = getattr(instances.gt_masks, "polygons", ())
     return (
         image["image_id"],
         tuple(image["image"].shape),
@@ -260,6 +261,20 @@ def test_an_unreadable_picture_of_many_tiles_counts_once(tiles, tmp_path, caplog
     found = batches(build_train_loader(tiles, 2), 60)
     assert {image[0] for batch in found for image in batch} == set(range(11)) - {4}
     assert sum("4.png" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_mosaics_are_of_pictures_that_are_decoded(tiles, monkeypatch):
+    """A mosaic of tiles of any pictures would decode each of these pictures again."""
+    reads = []
+    read = tile_pixels.read_pixels
+    monkeypatch.setattr(
+        tile_pixels, "read_pixels", lambda *args: (reads.append(args), read(*args))[1]
+    )
+    monkeypatch.setattr(tile_pixels, "_pictures", tile_pixels._Pictures(tile_pixels.KEPT))
+    tiles.INPUT.MOSAIC = 1.0
+    records = training_records(tiles)
+    batches(build_train_loader(tiles, 1), len(records))
+    assert len(reads) == len({one["file_name"] for one in records if "tile" in one}) > 5
 
 
 def test_classes_are_balanced_by_tiles(tiles):
