@@ -13,6 +13,7 @@ from lambda_det.errors import ConfigError, DataError, printable, refused
 
 __all__ = [
     "DRAFT",
+    "PICTURES",
     "decoded",
     "read_text",
     "refuse_existing",
@@ -23,6 +24,11 @@ __all__ = [
     "writing_to",
 ]
 
+# The endings of pictures: of the formats that Pillow reads, those of photographs and of cameras
+PICTURES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".avif", ".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".tga"),
+)
 DRAFT = ".tmp"  # ends the name of a file that is not complete yet
 
 

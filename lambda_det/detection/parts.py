@@ -12,7 +12,7 @@ from operator import attrgetter
 from detectron2.config import CfgNode
 from detectron2.data.transforms import AugmentationList
 from detectron2.evaluation import DatasetEvaluator, verify_results
-from detectron2.modeling import GeneralizedRCNNWithTTA, build_backbone
+from detectron2.modeling import build_backbone
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -22,7 +22,7 @@ from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.data.sample import sample_of
 from lambda_det.detection.data.transforming import Outline, draws_by_size
-from lambda_det.detection.evaluation import build_evaluator, check_evaluators
+from lambda_det.detection.evaluation import augmented_test, build_evaluator, check_evaluators
 from lambda_det.detection.model import make_model
 from lambda_det.detection.schedule import (
     DetectionSettings,
@@ -211,7 +211,7 @@ def of_yaml(cfg: CfgNode) -> Parts:
         make_loss_loader=(
             partial(data.build_test_loader, cfg, with_truth=True) if cfg.TEST.LOSS else None
         ),
-        make_augmented=partial(GeneralizedRCNNWithTTA, cfg) if cfg.TEST.AUG.ENABLED else None,
+        make_augmented=partial(augmented_test, cfg) if cfg.TEST.AUG.ENABLED else None,
         sample_of=partial(sample_of, size=0 if cfg.MODEL.LOAD_PROPOSALS else cfg.TEST.SAMPLE),
         check_data=check_data,
         verify=partial(verify_results, cfg),

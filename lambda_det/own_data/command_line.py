@@ -17,6 +17,7 @@ from lambda_det.detection.data.classes import refuse_others
 from lambda_det.detection.data.coco import coco_content
 from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.label_files import WRITTEN, write_labels
+from lambda_det.detection.data.outputs import mark_output
 from lambda_det.detection.data.picture_folder import PICTURES, normal
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.report import (
@@ -241,6 +242,8 @@ def convert(arguments: argparse.Namespace) -> None:
             raise DataError(refusal)
         for kind, finding in truth.report.of(UNUSABLE, REPAIRED, DOUBTFUL).items():
             logging.warning(f"{finding.count} x {kind.text}; the first: {finding.first[0]}")
+        if arguments.format != "coco":
+            mark_output(output, labels)
         write_labels(coco_content(truth), arguments.format, output, images)
     print(printable(output))
 

@@ -24,6 +24,7 @@ from tabulate import tabulate
 from lambda_det.detection.data.coco import read_coco
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.copies import shared_copies
+from lambda_det.detection.data.outputs import mark_output
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.saved_run import SavedRun, add_checkpoint_flags, open_run
 from lambda_det.detection.task import DetectionTask
@@ -196,6 +197,7 @@ def evaluate(
             _refuse_other_files(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if not _is_evaluation(folder):
+            mark_output(folder)
             _begin(folder)
         if chosen:
             copied = folder / f"{chosen.name}.json"

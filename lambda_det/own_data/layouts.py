@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lambda_det.detection.data.coco_format import READER
-from lambda_det.detection.data.picture_folder import PICTURES, in_any_form, walk
+from lambda_det.detection.data.picture_folder import PICTURES, in_any_form, outputs_below, walk
 from lambda_det.errors import DataError, counted, listed
 from lambda_det.files import read_text
 from lambda_det.own_data.drafts import write_draft
@@ -89,6 +89,8 @@ def find_parts(
     if place.is_dir() and (others := other_labels(place, name)):
         left = listed(f"{file} of {other}" for other, file in others.items())
         logger.warning(f"{place}: labels of {name} are read, and not others such as {left}")
+    if place.is_dir() and (outputs := outputs_below(place)):
+        logger.info(f"{place}: not read, as this program wrote them: {listed(outputs)}")
     home = Path(images) if images else root
     if name == COCO:
         parts = _of_coco(root, files, home)

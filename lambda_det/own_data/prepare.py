@@ -31,6 +31,8 @@ from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data import register_json_datasets
 from lambda_det.detection.data.coco import coco_content, file_report, read_coco
 from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.outputs import mark_output
+from lambda_det.detection.data.picture_folder import PICTURES, walk
 from lambda_det.detection.saved_run import SavedRun, open_run
 from lambda_det.detection.tiles import SMALLEST, Tiling
 from lambda_det.errors import ConfigError, DataError, WeightsError, refused
@@ -538,6 +540,7 @@ def _write_data(args: argparse.Namespace, folder: Path, data: _Data) -> dict[str
         return {}
     if not args.resume and not args.eval_only:
         refuse_other_run(folder)
+        _refuse_folder_of_data(args, folder)
     keys, rest = {}, None
     for part, (file, images) in data.parts.items():
         path = _copy(file, folder)
@@ -568,6 +571,23 @@ def _write_data(args: argparse.Namespace, folder: Path, data: _Data) -> dict[str
     return keys
 
 
+def _refuse_folder_of_data(args: argparse.Namespace, folder: Path) -> None:
+    """
+    Raises:
+        ConfigError: the folder of the run has pictures of the data, which would be no data later.
+    """
+    named = (args.data, args.train_json, args.train_images, args.test_json, args.test_images)
+    places = [os.path.realpath(place) for place in named if place and os.path.isdir(place)]
+    here = os.path.realpath(folder)
+    if any(Path(here).is_relative_to(place) for place in places) and any(
+        path.suffix.lower() in PICTURES for path in walk(folder)
+    ):
+        raise ConfigError(
+            f"OUTPUT_DIR {folder} has pictures of the data; give the run a folder of its own, such "
+            f"as --output {folder / 'output'}."
+        )
+
+
 def refusal_of(file: str, images: str) -> str:
     """Why a file in COCO's format is refused with a folder of pictures; "" if it is not."""
     try:
@@ -589,6 +609,7 @@ def _keys_of(part: str, path: Path, images: str) -> dict[str, str]:
 
 def _copy(file: str, folder: Path) -> Path:
     """Copy a file into the folder of the run, under a name that identifies its content."""
+    mark_output(folder)  # before a configuration shows that it is a run's
     path = folder / FOLDER / f"{identifying_stem(Path(file))}{Path(file).suffix}"
     _write(path, Path(file).read_bytes())
     return path

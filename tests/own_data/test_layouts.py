@@ -544,6 +544,19 @@ def test_converted_labels_are_called_by_the_folder_that_dots_mean(tmp_path, monk
     assert part.labels.name == "mine_train.json"
 
 
+def test_labels_that_were_converted_are_not_read_beside_the_old_ones(tmp_path, caplog):
+    """Else what is corrected in the old ones would change nothing. Named themselves, they are."""
+    caplog.set_level("INFO")
+    make(tmp_path, {"a.xml": VOC.format("a.png", "cell"), "a.png": ""})
+    new = tmp_path / "labels"
+    assert command_line.convert_main([str(tmp_path), str(new), "--format", "yolo"]) == 0
+    assert find_parts(tmp_path)[0] == "Pascal VOC" and f"wrote them: {new}" in caplog.text
+    assert command_line.main([str(new), str(tmp_path)]) == 0
+    (tmp_path / "a.xml").unlink()
+    with pytest.raises(DataError, match=f"{new}, which this program wrote, is read only where"):
+        find_parts(tmp_path)
+
+
 def test_a_file_of_coco_s_format_may_have_the_ending_of_a_list(tmp_path):
     file = tmp_path / "train.txt"
     file.write_text('{"images": [], "annotations": [], "categories": []}')

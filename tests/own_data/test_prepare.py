@@ -632,6 +632,56 @@ def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch, flags
     assert max(steps) == 1
 
 
+def renamed(data, number, label):
+    """Give the object of a picture another class."""
+    (data / f"{number}.xml").write_text(VOC.format(number, label))
+
+
+def test_a_run_inside_its_data_is_no_data(data, monkeypatch):
+    """Neither before it has begun, nor for a second one, nor for the command typed again."""
+    monkeypatch.chdir(data)
+    words = ["--data", ".", "--output", "output/one", "--epochs", "4"]
+    prepared(*words)  # which was refused after this
+    cfg = begun(prepared(*words))
+    Image.new("RGB", (64, 48)).save("output/one/first_batch.jpg")
+    assert keys(prepared(*words, "--resume")).DATASETS == cfg.DATASETS
+    renamed(data, 3, "spore")
+    other = keys(prepared("--data", ".", "--output", "output/two"))
+    content = json.loads(Path(other.DATASETS.TRAIN_JSON).read_text())
+    content["images"] += json.loads(Path(other.DATASETS.TEST_JSON).read_text())["images"]
+    assert [one["name"] for one in content["categories"]] == ["cell", "rod", "spore"]
+    assert {image["file_name"] for image in content["images"]} == {f"{n}.png" for n in range(20)}
+
+
+def test_a_run_does_not_go_into_the_folder_of_its_pictures(data):
+    """Later it would be left out of the data, with the pictures."""
+    with pytest.raises(ConfigError, match=f"{data} has pictures of the data"):
+        prepared("--data", data, "--output", data)
+    assert sorted(path.suffix for path in data.iterdir()) == 20 * [".png"] + 20 * [".xml"]
+
+
+@pytest.mark.slow
+def test_two_trainings_inside_their_data_and_the_first_typed_again(data, monkeypatch, capsys):
+    """What a training and an evaluation write there is read by neither training nor check."""
+    monkeypatch.chdir(data)
+    limits = {"SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 2, "INPUT.MIN_SIZE_TRAIN": (48,)}
+    limits |= {"SOLVER.EMA_DECAY": 0.0, "SOLVER.CHECKPOINT_PERIOD": 1}
+    more = [str(word) for pair in limits.items() for word in pair]
+    words = ["train", "--data", ".", "--output", "output/one"]
+    assert cli.main([*words, *more]) == 0
+    assert cli.main([*words, "--resume", *more]) == 0
+    assert cli.main(["evaluate", "output/one", "--part", "train", "--output", "seen"]) == 0
+    renamed(data, 3, "spore")
+    assert cli.main(["train", "--data", ".", "--output", "output/two", *more]) == 0
+    for name, classes in (("one", "cell rod"), ("two", "cell rod spore")):
+        found = get_config(data / "output" / name / "config.yaml").DATASETS
+        content = json.loads(Path(found.TRAIN_JSON).read_text())
+        assert " ".join(one["name"] for one in content["categories"]) == classes
+    capsys.readouterr()
+    assert cli.main(["check", ".", "--no-images"]) == 0
+    assert "20 images" in capsys.readouterr().out
+
+
 def test_sizes_that_are_named_stay(data):
     thing = "<object><name>cell</name><bndbox><xmin>4</xmin><ymin>6</ymin><xmax>7</xmax>"
     thing += "<ymax>9</ymax></bndbox></object>"

@@ -16,6 +16,7 @@ from PIL import Image
 from torchvision.datasets import CIFAR10
 
 from lambda_det.errors import DataError, listed, printable, reason, refused
+from lambda_det.files import PICTURES
 
 try:
     import simplejpeg
@@ -113,9 +114,6 @@ class PackedNames:
         return os.fsdecode(self._text[start : int(self._ends[index])].numpy().tobytes())
 
 
-_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-
-
 class FileSource(Source):
     """Image files below one folder, with labels.
 
@@ -196,7 +194,7 @@ def image_files(root: str | Path) -> Iterator[str]:
 
 def is_image(name: str) -> bool:
     """Whether a file has the extension of an image."""
-    return name.lower().endswith(_EXTENSIONS)
+    return name.lower().endswith(PICTURES)
 
 
 def _class_folders(root: str | Path) -> list[str]:

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-__all__ = ["PICTURES", "PictureFolder", "in_any_form", "normal", "walk"]
+from lambda_det.detection.data.outputs import is_output
+from lambda_det.files import PICTURES
 
-PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
-_ONE_FORMAT = {".jpeg": ".jpg", ".tiff": ".tif"}  # two endings for it
+__all__ = ["PICTURES", "PictureFolder", "in_any_form", "normal", "outputs_below", "walk"]
+
+# other endings of a format
+_ONE_FORMAT = {".jpeg": ".jpg", ".jpe": ".jpg", ".jfif": ".jpg", ".tiff": ".tif"}
 
 # names of folders that say nothing about their pictures
 _GENERAL = (
@@ -41,10 +44,22 @@ def walk(folder: str | os.PathLike) -> list[Path]:
 
     Links to folders are followed. A folder with several paths is entered by the shortest of them,
     and by its own name rather than by a link. Hidden files and folders, such as
-    ``.ipynb_checkpoints``, are left out, and so are folders that systems make by themselves.
+    ``.ipynb_checkpoints``, are left out, and so are folders that systems make by themselves, and
+    those below it that this package wrote, as :func:`.outputs.is_output` says.
     """
+    return _walked(folder)[0]
+
+
+def outputs_below(folder: str | os.PathLike) -> list[Path]:
+    """The folders that :func:`walk` leaves out because this package wrote them."""
+    return _walked(folder)[1]
+
+
+def _walked(folder: str | os.PathLike) -> tuple[list[Path], list[Path]]:
+    """See :func:`walk` and :func:`outputs_below`."""
+    root = Path(folder)
     entered: set[str] = set()
-    waiting, files = deque([Path(folder)]), []
+    waiting, files, outputs = deque([root]), [], []
     while waiting:
         here = waiting.popleft()
         place = os.path.realpath(here)
@@ -52,13 +67,17 @@ def walk(folder: str | os.PathLike) -> list[Path]:
             continue
         entered.add(place)
         with contextlib.suppress(PermissionError, FileNotFoundError), os.scandir(here) as entries:
-            seen = [entry for entry in entries if not entry.name.startswith(".")]
+            there = {entry.name: entry for entry in entries}
+            if here != root and is_output(here, there, root):
+                outputs.append(here)
+                continue
+            seen = [entry for name, entry in there.items() if not name.startswith(".")]
             seen = [entry for entry in seen if entry.name not in _HIDDEN]
             folders = [entry for entry in seen if _leads_to(entry.is_dir)]
             folders.sort(key=lambda entry: (entry.is_symlink(), entry.name))
             waiting.extend(here / entry.name for entry in folders)
             files += [here / entry.name for entry in seen if _leads_to(entry.is_file)]
-    return sorted(files)
+    return sorted(files), sorted(outputs)
 
 
 def _leads_to(is_one: Callable[[], bool]) -> bool:

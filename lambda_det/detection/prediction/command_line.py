@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from lambda_det.detection.data.label_files import WRITTEN, place_labels
+from lambda_det.detection.data.outputs import mark_output
 from lambda_det.detection.prediction.annotations import Annotations
 from lambda_det.detection.prediction.files import plan_dataset, plan_files, predict
 from lambda_det.detection.prediction.predictor import Predictor, is_exported, local_path
@@ -125,6 +126,7 @@ def run(args: argparse.Namespace) -> None:
         refuse_existing(labels, args.overwrite, folder=args.format != "coco")
     if args.format and args.format != "coco":  # two equal names are refused before the work
         place_labels((p.name for p in pictures if not p.is_video), args.format, labels)
+    mark_output(args.output)
     predictor = Predictor(
         source,
         score_threshold=args.score_threshold,

@@ -8,6 +8,7 @@ import glob
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,21 +18,22 @@ import numpy as np
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from omegaconf import DictConfig
+from PIL import Image
 from tqdm import tqdm
 
+from lambda_det.detection.data.picture_folder import walk
 from lambda_det.detection.data.registration import check_files, registered_files
 from lambda_det.detection.drawing import draw_predictions, side_by_side
 from lambda_det.detection.prediction.annotations import Annotations
 from lambda_det.detection.prediction.predictor import Prediction, Predictor, read_bgr
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, listed
-from lambda_det.files import relative_path, writing_to
+from lambda_det.files import PICTURES, relative_path, writing_to
 
 __all__ = ["Outcome", "Picture", "plan_dataset", "plan_files", "predict"]
 
 logger = logging.getLogger(__name__)
 
-IMAGE_SUFFIXES = frozenset([".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"])
 VIDEO_SUFFIXES = frozenset([".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"])
 # images of other formats are drawn to PNG files
 _WRITTEN_SUFFIXES = frozenset([".jpeg", ".jpg", ".png"])
@@ -141,25 +143,39 @@ def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
     if path.exists() and not is_folder:
         return path.parent, [path]
     folder = path if is_folder else Path(f"{re.split('[*?[]', given)[0]}x").parent
-    paths = path.rglob("*") if is_folder else map(Path, glob.glob(given, recursive=True))
+    paths = walk(path) if is_folder else map(Path, glob.glob(given, recursive=True))
     files = [path for path in sorted(paths) if path.is_file()]
-    if is_folder:
-        files = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
     # The output folder may lie inside the input folder and hold pictures of an earlier run
     made = output.resolve()
     if folder.resolve() in made.parents:
         files = [file for file in files if made not in file.resolve().parents]
+    if is_folder:
+        there, files = files, list(filter(_is_picture, files))
+        kinds = Counter(path.suffix.lower() or "without an ending" for path in there)
+        kinds -= Counter(path.suffix.lower() or "without an ending" for path in files)
+        others = listed((f"{count} {kind}" for kind, count in kinds.most_common()), 5)
+        if not files:
+            raise DataError(
+                f"The folder {path} holds no image ({' '.join(PICTURES)}), but {others}; give "
+                "another one."
+            )
+        if kinds:
+            logger.warning(f"{path}: files that are no images are passed over: {others}")
     if files:
         return folder, files
-    if is_folder:
-        raise DataError(
-            f"The folder {path} holds no image ({' '.join(sorted(IMAGE_SUFFIXES))}); give "
-            "another one."
-        )
     hint = "correct the path"
     if "." in path.name and path.name.isupper():
         hint = "KEY VALUE pairs must follow another option, such as --output DIR"
     raise DataError(f"There is no file or folder {given}; {hint}.")
+
+
+def _is_picture(path: Path) -> bool:
+    """Whether a file of a folder is a picture by its ending, or without one by its content."""
+    if path.suffix:
+        return path.suffix.lower() in PICTURES
+    with contextlib.suppress(Exception), Image.open(path):  # Pillow may raise anything
+        return True
+    return False
 
 
 def _target(output: Path, relative: Path) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lambda_det.detection.data.picture_folder import walk
+from lambda_det.detection.data.picture_folder import outputs_below, walk
 from lambda_det.errors import DataError, listed
 from lambda_det.files import decoded
 from lambda_det.own_data.labels.cvat import read_cvat
@@ -109,7 +109,9 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
     if place.is_file() and place.suffix not in (".xml", ".yaml", ".yml"):
         return COCO, [place]  # its own reader says what is wrong with it
     names = ", ".join(FORMATS)
-    raise DataError(f"{place} holds no labels of a known format ({names}); {_seen(there)}.")
+    raise DataError(
+        f"{place} holds no labels of a known format ({names}); {_seen(there)}{_left_out(place)}."
+    )
 
 
 def refuse_address(place: str | Path) -> None:
@@ -206,6 +208,14 @@ _OPENING, _COLON, _COMMA = (re.compile(rf"\s*{sign}\s*") for sign in ("{", ":", 
 
 
 # ------------------------------------------------------------------------- what is there in place
+def _left_out(place: Path) -> str:
+    """What is not read of a folder, for the end of a sentence."""
+    outputs = outputs_below(place) if place.is_dir() else []
+    if not outputs:
+        return ""
+    return f"; {listed(outputs)}, which this program wrote, is read only where it is named itself"
+
+
 def _seen(there: list[Path]) -> str:
     """What files of no known format look like, for the end of a sentence."""
     if len(there) == 1 and there[0].suffix in (".xml", ".yaml", ".yml", ".json"):

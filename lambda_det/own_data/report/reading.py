@@ -168,7 +168,13 @@ def results_of(
         for name, value in values.items()
         if name.endswith(endings) and not name.startswith(f"{SAMPLE}/")
     }
-    own = {n: result for n, result in results.items() if is_of_averaged_weights(n) == averaged}
+    # an augmented test is that of the averaged weights, where there are any
+    averaged_too = any(map(is_of_averaged_weights, results))
+    own = {
+        name: result
+        for name, result in results.items()
+        if averaged == (averaged_too if "_TTA/" in name else is_of_averaged_weights(name))
+    }
     return own or results
 
 

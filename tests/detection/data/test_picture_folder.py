@@ -3,9 +3,12 @@
 import unicodedata
 
 import pytest
+from PIL import Image
 
 from lambda_det.detection.data import picture_folder
-from lambda_det.detection.data.picture_folder import PictureFolder, walk
+from lambda_det.detection.data.outputs import mark_output
+from lambda_det.detection.data.picture_folder import PictureFolder, outputs_below, walk
+from lambda_det.files import PICTURES
 
 
 def make(root, *names: str) -> PictureFolder:
@@ -105,3 +108,53 @@ def test_links_are_followed_without_circles_and_hidden_folders_left_out(tmp_path
     (tmp_path / "store/again").symlink_to(tmp_path / "data")
     (tmp_path / "store/itself.jpg").symlink_to(tmp_path / "store/itself.jpg")
     assert list(walk(tmp_path / "data")) == [tmp_path / "data/images/a.jpg"]
+
+
+RUN = "OUTPUT_DIR: output/mine\n"
+LAZY = "train:\n  output_dir: output/mine\n"
+
+
+@pytest.mark.parametrize(
+    "files, is_one",
+    [
+        ({"config.yaml": RUN, "log.txt": ""}, True),
+        ({"config.yaml": LAZY, "metrics.json": ""}, True),
+        ({"config.yaml": "names: [cup]\n", "log.txt": ""}, False),
+        ({"config.yaml": RUN}, False),
+        ({"log.txt": "", "metrics.json": ""}, False),
+    ],
+)
+def test_the_folder_of_a_run_is_left_out_of_the_folder_that_it_lies_in(tmp_path, files, is_one):
+    make(tmp_path, "a.png", "output/mine/first_batch.jpg", "output/mine/data/mine.json")
+    for name, text in files.items():
+        (tmp_path / "output/mine" / name).write_text(text)
+    kept = {path.name for path in walk(tmp_path)}
+    assert ("mine.json" in kept) == ("first_batch.jpg" in kept) == (not is_one)
+    assert outputs_below(tmp_path) == [tmp_path / "output/mine"] * is_one
+    assert {path.name for path in walk(tmp_path / "output/mine")} >= {"mine.json"}
+
+
+def test_a_folder_is_marked_where_it_has_files_of_nobody_else(tmp_path):
+    make(tmp_path, "mine/a.png")
+    for name in ("mine", "empty", "new/below", "empty"):
+        mark_output(tmp_path / name)
+        (tmp_path / name / "drawn.png").touch()
+    assert outputs_below(tmp_path) == [tmp_path / "empty", tmp_path / "new/below"]
+    assert [path.name for path in walk(tmp_path)] == ["a.png", "drawn.png"]
+
+
+def test_converted_labels_are_left_out_beside_those_that_they_were_made_of(tmp_path):
+    make(tmp_path, "set/labels.xml", "set/a.png")
+    mark_output(tmp_path / "set/yolo", tmp_path / "set/labels.xml")
+    make(tmp_path, "set/yolo/a.txt")
+    assert walk(tmp_path / "set") == [tmp_path / "set/a.png", tmp_path / "set/labels.xml"]
+    (tmp_path / "set").rename(tmp_path / "moved")
+    assert len(walk(tmp_path / "moved")) == 2
+    (tmp_path / "moved/labels.xml").rename(tmp_path / "labels.xml")
+    assert [path.name for path in walk(tmp_path / "moved")] == ["a.png", "a.txt"]
+
+
+def test_pillow_reads_every_picture(tmp_path):
+    Image.init()
+    read = {ending for ending, name in Image.registered_extensions().items() if name in Image.OPEN}
+    assert set(PICTURES) - read <= {".avif"}  # Pillow before 11.3

@@ -5,6 +5,7 @@ import cv2
 import numpy as np
 import pytest
 
+from lambda_det.detection.data.picture_folder import outputs_below
 from lambda_det.detection.prediction import command_line as tool
 from tests import forked
 
@@ -83,6 +84,7 @@ def test_a_run_by_its_folder_and_annotations_beside_the_pictures(run, image, tmp
     assert tool.main(words) == 0
     assert "5 instances on 1 picture" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "found.json").read_text())["annotations"]) == 5
+    assert tmp_path / "out" in outputs_below(tmp_path)  # which are no data
     (tmp_path / "out/photo.png").unlink()
     assert tool.main(words) == 2
     assert "found.json" in capsys.readouterr().err

@@ -19,6 +19,7 @@ from lambda_det.detection.prediction import Prediction, Predictor
 from lambda_det.detection.prediction.annotations import Annotations
 from lambda_det.detection.prediction.files import plan_dataset, plan_files, predict
 from lambda_det.errors import ConfigError, DataError
+from lambda_det.files import PICTURES
 from tests.coco import found
 from tests.training.tiny_detector import tiny_config
 
@@ -146,6 +147,21 @@ def test_folders_keep_their_order_and_foreign_formats_become_png(images, pattern
     targets = [str(p.target.relative_to(output)) for p in pictures]
     assert targets == ["a.png", "b.jpg", "below/c.bmp.png"]
     assert [p.source.name for p in pictures] == ["a.png", "b.jpg", "c.bmp"]
+
+
+def test_a_folder_gives_the_pictures_of_every_format_and_counts_the_rest(tmp_path, picture, caplog):
+    """One without an ending is known by its content."""
+    content = cv2.imencode(".png", picture)[1].tobytes()
+    pictures = [*(f"p{ending}" for ending in PICTURES), "Q.JFIF", "without"]
+    for name in (*pictures, "film.mp4", "notes.txt", "more.txt", "README"):
+        (tmp_path / name).write_bytes(content if name in pictures else b"no picture")
+    found = plan_files([tmp_path], tmp_path / "out", overwrite=False)
+    assert sorted(one.name for one in found) == sorted(pictures)
+    assert "passed over: 2 .txt, 1 .mp4, 1 without an ending" in caplog.text
+    with pytest.raises(DataError, match=r"holds no image.* but 1 \.mp4"):
+        (tmp_path / "film").mkdir()
+        shutil.copy(tmp_path / "film.mp4", tmp_path / "film")
+        plan_files([tmp_path / "film"], tmp_path / "out", overwrite=False)
 
 
 def test_patterns_are_inputs(images, tmp_path):

@@ -19,7 +19,7 @@ from lambda_det.own_data.report.class_results import evaluate_detections
 from lambda_det.own_data.report.command_line import main
 from lambda_det.own_data.report.evaluated import RESULTS, score_to_show
 from lambda_det.own_data.report.page import Page, new_axes, to_svg
-from lambda_det.own_data.report.reading import label_of, read_state
+from lambda_det.own_data.report.reading import label_of, read_state, results_of
 from lambda_det.own_data.report.run_page import write_report
 from lambda_det.training.logged import read_metrics
 from lambda_det.training.run_folder import save_config
@@ -306,6 +306,26 @@ def test_labels_of_results():
     assert label_of("cells_val/segm/AP") == "cells_val/mask AP"
     assert label_of("bbox_TTA/AP", with_weights=False) == "box AP, augmented test"
     assert label_of("val/raw_top1") == "val/raw_top1"
+
+
+@pytest.mark.parametrize(
+    ("record", "of_raw", "of_averaged"),
+    [
+        ({"bbox/AP": 1.0, "bbox_TTA/AP": 2.0}, "bbox bbox_TTA", "bbox bbox_TTA"),
+        ({"bbox_EMA/AP": 1.0, "bbox_TTA/AP": 2.0}, "bbox_EMA bbox_TTA", "bbox_EMA bbox_TTA"),
+        (
+            {"bbox/AP": 1.0, "bbox_EMA/AP": 3.0, "bbox_TTA/AP": 2.0},
+            "bbox",
+            "bbox_EMA bbox_TTA",
+        ),
+    ],
+)
+def test_the_result_of_an_augmented_test_stands_beside_that_of_its_weights(
+    record, of_raw, of_averaged
+):
+    for averaged, names in ((False, of_raw), (True, of_averaged)):
+        found = results_of([{"iteration": 0, **record}], averaged)
+        assert " ".join(name.partition("/")[0] for name in found) == names
 
 
 @pytest.mark.slow
