@@ -157,7 +157,8 @@ def test_a_folder_gives_the_pictures_of_every_format_and_counts_the_rest(tmp_pat
         (tmp_path / name).write_bytes(content if name in pictures else b"no picture")
     found = plan_files([tmp_path], tmp_path / "out", overwrite=False)
     assert sorted(one.name for one in found) == sorted(pictures)
-    assert "passed over: 2 .txt, 1 .mp4, 1 without an ending" in caplog.text
+    for counted in ("passed over: 2 .txt", "1 .mp4", "1 without an ending"):
+        assert counted in caplog.text
     with pytest.raises(DataError, match=r"holds no image.* but 1 \.mp4"):
         (tmp_path / "film").mkdir()
         shutil.copy(tmp_path / "film.mp4", tmp_path / "film")
