@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Any
 
-from lambda_det.errors import suggest
+from lambda_det.errors import printing, suggest
 
 __all__ = ["COMMANDS", "detector_parser", "main", "train", "training_parser"]
 
@@ -45,7 +45,12 @@ FLAGS = ("own_data.prepare:add_flags",)
 
 def main(argv: list[str] | None = None) -> int:
     """Do what the words of a command line say, and return the exit status."""
-    name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    words = sys.argv[1:] if argv is None else argv
+    return printing(lambda: _main(words or ["--help"]))
+
+
+def _main(argv: list[str]) -> int:
+    name, *words = argv
     if name in ("-h", "--help"):
         print(usage())
         return 0

@@ -10,15 +10,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
 import logging
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command continues the run
 INTERRUPTED_STATUS = 130  # the status of a program that Ctrl-C ended, as in shells
+CLOSED_STATUS = 141  # that of a program whose output nobody reads any more, as in shells
 
 
 class UserError(Exception):
@@ -75,9 +78,67 @@ def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") ->
         interrupted: the text to print after a Ctrl-C that stopped everything at once.
 
     Returns:
-        The status of ``work``; 2 after a UserError; ``PREEMPTED_STATUS`` after a ``Preempted``; 130
-        after Ctrl-C.
+        The status of ``work``; 2 after a UserError or where the disk is full; ``PREEMPTED_STATUS``
+        after a ``Preempted``; 130 after Ctrl-C; ``CLOSED_STATUS`` as :func:`printing` says.
     """
+    return printing(lambda: _status(work, interrupted))
+
+
+def printing(work: Callable[[], int]) -> int:
+    """Run what prints: to a terminal that lacks some letters, or to a pipe that may be closed.
+
+    Letters that the encoding of the output lacks are printed as escapes. ``| head`` closes its pipe
+    before the end, which ends the work without a stack trace.
+
+    Returns:
+        The status of ``work``; ``CLOSED_STATUS`` where a closed pipe ended it.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # there is none, or it is another program's
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        return work()
+    except BrokenPipeError:
+        if not _leave_closed_pipes():
+            raise
+        return CLOSED_STATUS
+    finally:
+        _leave_closed_pipes()
+
+
+def _leave_closed_pipes() -> bool:
+    """Write what is left for a closed pipe to nowhere, where Python's end would print a stack trace
+    about it; return whether there is such a pipe.
+    """
+    closed = []
+    for stream in (sys.stdout, sys.stderr):
+        # as in printing(); and a full disk
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            number = stream.fileno()
+            try:
+                stream.flush()
+            except BrokenPipeError:
+                closed.append(number)
+            else:
+                closed += [number] if _has_no_reader(number) else []
+    for number in closed:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+    return bool(closed)
+
+
+def _has_no_reader(number: int) -> bool:
+    """Whether nobody reads a pipe; what is not buffered is lost in it, so a flush does not tell."""
+    if not hasattr(select, "poll"):  # Windows
+        return False
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _status(work: Callable[[], int | None], interrupted: str) -> int:
     try:
         return work() or 0
     except UserError as error:
@@ -89,6 +150,26 @@ def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") ->
     except KeyboardInterrupt as stop:
         print(str(stop) or interrupted, file=sys.stderr)
         return INTERRUPTED_STATUS
+    except Exception as error:
+        if (cause := disk_fault(error)) is None:
+            raise
+        file = printable(cause.filename or "A file")
+        print(f"error: {file}: {cause.strerror}; look at the disk, and repeat.", file=sys.stderr)
+        return 2
+
+
+# Only writing raises these, within any error of a library
+_OF_WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+
+
+def disk_fault(error: BaseException) -> OSError | None:
+    """The system's error of a disk that is full, read-only or broken, which a library may have
+    turned into another one; None if there is none.
+    """
+    cause: BaseException | None = error
+    while cause is not None and getattr(cause, "errno", None) not in _OF_WRITING:
+        cause = cause.__cause__ or cause.__context__
+    return cause if isinstance(cause, OSError) else None
 
 
 @contextlib.contextmanager

@@ -9,12 +9,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from lambda_det.errors import ConfigError, DataError, printable, refused
+from lambda_det.errors import (
+    ConfigError,
+    DataError,
+    DiskError,
+    UserError,
+    disk_fault,
+    printable,
+    refused,
+)
 
 __all__ = [
     "DRAFT",
     "PICTURES",
     "decoded",
+    "disk_of",
     "read_text",
     "refuse_existing",
     "relative_path",
@@ -119,6 +128,26 @@ def writing_to(path: str | Path) -> Iterator[None]:
     with refused(ConfigError, f"{path} cannot be written", "", OSError):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         yield
+
+
+@contextlib.contextmanager
+def disk_of(folder: str | Path) -> Iterator[None]:
+    """Name a folder of results in the error of a disk that is full, read-only or broken.
+
+    Raises:
+        DiskError: names the folder and the cause.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if (cause := disk_fault(error)) is None:
+            raise
+        raise DiskError(
+            f"The results in {folder} are not complete: {cause.strerror}; look at the disk of that "
+            "folder, or name another one, and repeat."
+        ) from error
 
 
 def replace_file(

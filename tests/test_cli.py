@@ -1,5 +1,8 @@
 """The command ``lambda-det``, and the files of ``tools/`` that answer as they did before it."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,3 +136,52 @@ def test_every_file_starts_beside_a_foreign_package_named_tools(tmp_path):
     result = forked.run(["-c", HELP, *TOOLS], tmp_path / "printed", cwd=tmp_path)
     assert result.returncode == 0, result.stdout[-2000:]
     assert result.stdout.count("usage: ") == len(TOOLS)
+
+
+# The status of what is printed or raised by an expression, without an import of the package
+STATUS = """
+import errno, runpy, sys
+def fail(error, cause=None): raise error from cause
+errors = runpy.run_path("lambda_det/errors.py")
+sys.exit(errors["exit_status"](lambda: eval(sys.argv[1])))
+"""
+
+
+def started_with(expression: str, **environment: str) -> subprocess.Popen:
+    words = [sys.executable, "-c", STATUS, expression]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(words, cwd=ROOT, env={**os.environ, **environment}, **pipes)
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("end", ["0", "1"])
+def test_a_pipe_that_is_closed_ends_a_command_without_a_stack_trace(unbuffered, end):
+    work = started_with(f"[print(n) for n in range(10**5)] and {end}", PYTHONUNBUFFERED=unbuffered)
+    assert work.stdout.readline() == b"0\n"
+    work.stdout.close()
+    assert work.stderr.read() == b"" and work.wait(60) == 141
+
+
+@pytest.mark.parametrize(
+    "expression, status, words",
+    [
+        ("fail(BrokenPipeError())", 1, "BrokenPipeError"),  # of a pipe between processes
+        ("fail(OSError(errno.ENOSPC, 'full', 'a.pth'))", 2, "error: a.pth: full; look"),
+        ("fail(RuntimeError(), OSError(errno.EROFS, 'read only'))", 2, "error: A file: read only"),
+        ("fail(OSError(errno.ENOENT, 'missing', 'a.pth'))", 1, "FileNotFoundError"),
+    ],
+)
+def test_errors_of_the_disk_are_one_sentence(expression, status, words):
+    work = started_with(expression)
+    error = work.communicate(timeout=60)[1].decode()
+    assert work.returncode == status and words in error
+    assert ("Traceback" in error) == (status == 1)
+
+
+@pytest.mark.parametrize(("encoding", "printed"), [("ascii", rb"gr\xfcn \u7d05"), ("utf-8", None)])
+def test_a_terminal_that_lacks_letters_gets_escapes(encoding, printed):
+    work = started_with("print('gr\\xfcn \\u7d05')", PYTHONIOENCODING=encoding)
+    output, error = work.communicate(timeout=60)
+    assert (work.returncode, error) == (0, b"")
+    assert output.strip() == (printed or "gr\xfcn \u7d05".encode())

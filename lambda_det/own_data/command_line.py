@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,9 +48,10 @@ EXAMPLES = """examples:
   %(prog)s annotations.json images/
   %(prog)s --dataset coco_2017_val --no-images
 
-The exit status is 0 if nothing is wrong, 1 if problems were found, and 2 if the data cannot be
-read at all.
+The exit status is 0 if nothing is wrong, 1 if problems were found and nothing else, and 2 if the
+data cannot be read at all.
 """
+FAULT_STATUS = 70  # EX_SOFTWARE of sysexits.h: a fault of this program
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -216,7 +218,12 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    return exit_status(lambda: check(arguments))
+    try:
+        return exit_status(lambda: check(arguments))
+    except Exception:
+        # Python ends with 1 after an error, which says here that problems were found
+        traceback.print_exc()
+        return FAULT_STATUS
 
 
 CONVERT_EXAMPLES = """examples:

@@ -38,7 +38,7 @@ from lambda_det.errors import (
     listed,
     printable,
 )
-from lambda_det.files import replace_text
+from lambda_det.files import disk_of, replace_text
 from lambda_det.own_data.drafts import identifying_stem
 from lambda_det.own_data.labels import (
     COCO,
@@ -189,9 +189,12 @@ def evaluate(
     """
     saved = open_run(run, checkpoint, raw=raw, opts=opts)
     home = Path(saved.origin.file).parent
-    with tempfile.TemporaryDirectory(prefix="lambda_det_") as draft, BufferedLog(quiet=True) as log:
+    with contextlib.ExitStack() as stack:
+        draft = stack.enter_context(tempfile.TemporaryDirectory(prefix="lambda_det_"))
+        log = stack.enter_context(BufferedLog(quiet=True))
         chosen = _data(saved, home, data, part, labels, images, Path(draft))
         folder = Path(output) if output else home / "evaluations" / (chosen.name if chosen else "")
+        stack.enter_context(disk_of(folder))
         refuse_other_run(folder, "--output")
         if output:
             _refuse_other_files(folder)
@@ -239,7 +242,8 @@ def evaluate(
         len(files),
         classes,
     )
-    _keep(evaluated)
+    with disk_of(folder):
+        _keep(evaluated)
     return evaluated
 
 

@@ -11,15 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lambda_det.distributed.launch import MAIN_GUARD
-from lambda_det.errors import DataError, DiskError, UserError, WeightsError, reason
+from lambda_det.errors import DataError, DiskError, UserError, WeightsError, disk_fault, reason
 from lambda_det.training.checkpoint_files import last_checkpoint
 from lambda_det.training.handing_over import full_shared_memory
 from lambda_det.training.settings import Settings
 
 __all__ = ["explained", "writing"]
 
-# Only writing raises these, within any error of a library
-_OF_WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 # A process that dies while PyTorch's thread for pinned memory takes a batch ends that thread first
 _OF_A_LOADER = re.compile(r"DataLoader (worker|timed out)|Pin memory thread exited")
 
@@ -99,7 +97,4 @@ def _os_error(error: BaseException) -> OSError | None:
     """The system's error: this one, or the one that a library turned into it."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
-    cause: BaseException | None = error
-    while cause is not None and getattr(cause, "errno", None) not in _OF_WRITING:
-        cause = cause.__cause__ or cause.__context__
-    return cause if isinstance(cause, OSError) else None
+    return disk_fault(error)

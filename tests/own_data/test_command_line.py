@@ -1,5 +1,6 @@
 import json
 import logging
+import zipfile
 
 import pytest
 
@@ -93,3 +94,17 @@ def test_arguments_that_do_not_go_together(arguments, capsys):
     with pytest.raises(SystemExit) as exit:
         run(*arguments)
     assert exit.value.code == 2
+
+
+def test_status_1_says_that_problems_were_found_and_nothing_else(shapes, monkeypatch, capsys):
+    monkeypatch.setattr(command_line, "print_report", lambda report: 1 / 0)
+    assert run(*shapes) == 70
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["data.zip", "data.tar.gz", "data"])
+def test_an_archive_is_to_be_unpacked(tmp_path, name, capsys):
+    with zipfile.ZipFile(tmp_path / name, "w") as archive:
+        archive.writestr("data/labels.json", "{}")
+    assert run(tmp_path / name) == 2
+    assert f"{tmp_path / name} is an archive; unpack it" in capsys.readouterr().err

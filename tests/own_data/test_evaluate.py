@@ -1,6 +1,8 @@
 """A trained detector on other data: its results are in a folder of their own, beside the run's."""
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import torch
 from lambda_det import cli
 from lambda_det.detection import lazy_parser, load_lazy_config
 from lambda_det.detection.task import DetectionTask
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.errors import ConfigError, DataError, DiskError
+from lambda_det.own_data import evaluate as evaluate_module
 from lambda_det.own_data.evaluate import evaluate
 from lambda_det.own_data.report.evaluated import RESULTS
 from lambda_det.own_data.report.reading import EVALUATION
@@ -259,6 +262,15 @@ def test_a_folder_with_other_files_is_left_as_it_is(run, marker, tmp_path):
     with pytest.raises(ConfigError, match="is a file"):
         evaluate(run, output=other / "inference" / "mine.txt")
     assert files(other) == before
+
+
+def test_a_full_disk_is_named_with_the_folder(run, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(evaluate_module, "save_config", fail)
+    with pytest.raises(DiskError, match=f"{run}.*{os.strerror(errno.ENOSPC)}"):
+        evaluate(run)
 
 
 def test_other_classes_are_refused(run, shapes, tmp_path):

@@ -244,17 +244,17 @@ CASES = {
         {
             "data.yaml": YAML + "train: images/train\n",
             **dict.fromkeys([f"labels/train/{name}.txt" for name in "abcd"], LINE),
-            **{"images/train/a.png": "", "images/train/b.gif": "x", "images/train/c.avif": "x"},
+            **{"images/train/a.png": "", "images/train/b.psd": "x", "images/train/c.heic": "x"},
         },
-        (1, ["3 x labels without a picture", "b.txt, beside b.gif", "c.avif"]),
+        (1, ["3 x labels without a picture", "b.txt, beside b.psd", "c.heic"]),
     ),
     "pictures none of which is read": (
-        {"data.yaml": YAML, "a.gif": "x", "a.txt": LINE},
-        (2, ["no picture", "1 .gif"]),
+        {"data.yaml": YAML, "a.psd": "x", "a.txt": LINE},
+        (2, ["no picture", "1 .psd"]),
     ),
     "VOC with a picture that is there and not read": (
-        {"a.xml": voc("a.gif", BOX), "a.gif": "x"},
-        (2, ["'a.gif' is of no format that is read"]),
+        {"a.xml": voc("a.psd", BOX), "a.psd": "x"},
+        (2, ["'a.psd' is of no format that is read"]),
     ),
     "YOLO with labels of other letters": (
         {"data.yaml": YAML, "a.png": "", "a.txt": LINE, "B.png": "", "b.txt": LINE, "B.TXT": LINE},
@@ -314,8 +314,8 @@ CASES = {
         (0, ["! without a picture"]),
     ),
     "VOC with a picture that is not read": (
-        {"a.xml": voc("a.png", BOX), "a.png": "", "b.xml": voc("b.gif", BOX), "b.gif": "x"},
-        (1, ["1 x labels without a picture", "b.xml: b.gif"]),
+        {"a.xml": voc("a.png", BOX), "a.png": "", "b.xml": voc("b.psd", BOX), "b.psd": "x"},
+        (1, ["1 x labels without a picture", "b.xml: b.psd"]),
     ),
     "LabelMe without a picture": (
         {"a.json": labelme("a.png"), "a.png": "", "b.json": labelme("b.png")},

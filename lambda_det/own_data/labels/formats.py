@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,6 +96,8 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
     refuse_address(place)
     if not place.exists():
         raise DataError(f"There is no file or folder of labels {place}.")
+    if place.is_file() and (place.suffix.lower() in _ARCHIVES or zipfile.is_zipfile(place)):
+        raise DataError(f"{place} is an archive; unpack it, and name the folder that comes out.")
     there = list(walk(place)) if place.is_dir() else [place]
     for name, row in FORMATS.items():
         # a file that is named is recognised by its content, whatever its ending is
@@ -112,6 +115,9 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
     raise DataError(
         f"{place} holds no labels of a known format ({names}); {_seen(there)}{_left_out(place)}."
     )
+
+
+_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 
 
 def refuse_address(place: str | Path) -> None:
