@@ -37,7 +37,7 @@ from lambda_det.detection.data.coco import coco_api, read_coco
 from lambda_det.detection.data.identity import write_identity
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import label_fault, read_pixels
-from lambda_det.detection.data.registration import is_coco, load_records
+from lambda_det.detection.data.registration import has_masks, is_coco, load_records
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
 from lambda_det.distributed.signals import StopRequest, interruptible
@@ -307,6 +307,9 @@ def build_evaluator(
         return DatasetEvaluators([make(dataset_name, tasks, folder)])
     sigmas = cfg.TEST.KEYPOINT_OKS_SIGMAS
     kept = cfg.TEST.DETECTIONS_PER_IMAGE
+    if "segm" in tasks and "instances" in measured and not has_masks(dataset_name):
+        tasks = tuple(task for task in tasks if task != "segm")
+        logger.warning(f"No object of {dataset_name} has a mask, so AP is that of boxes alone.")
     makers = {
         "instances": partial(_instances, kept=kept, tasks=tasks, kpt_oks_sigmas=sigmas),
         "semantic": _MaskEvaluator,

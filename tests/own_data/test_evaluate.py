@@ -273,6 +273,18 @@ def test_a_full_disk_is_named_with_the_folder(run, monkeypatch):
         evaluate(run)
 
 
+def test_data_without_masks_have_box_ap_alone(run, shapes, tmp_path):
+    """The same as with masks; a mask AP would be that of boxes."""
+    content = json.loads(Path(shapes["test_json"]).read_text())
+    for annotation in content["annotations"]:
+        del annotation["segmentation"]
+    (tmp_path / "boxes.json").write_text(json.dumps(content))
+    boxes = evaluate(run, labels=str(tmp_path / "boxes.json"), images=shapes["test_images"])
+    masks = evaluate(run, labels=shapes["test_json"], images=shapes["test_images"])
+    assert boxes.results == {k: v for k, v in masks.results.items() if k.startswith("bbox")}
+    assert [part.iou_type for part in boxes.classes] == ["bbox"] and len(masks.classes) == 2
+
+
 def test_other_classes_are_refused(run, shapes, tmp_path):
     """The results of an earlier evaluation stay, and a folder that was new can be used again."""
     content = json.loads(Path(shapes["test_json"]).read_text())

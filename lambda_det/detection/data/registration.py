@@ -69,6 +69,15 @@ def registered_files(name: str) -> tuple[str, str]:
     return json_file, image_root
 
 
+def has_masks(name: str) -> bool:
+    """Whether any annotation of a registered data set has a mask, or there is no annotation."""
+    if is_coco(name):
+        report = file_report(*registered_files(name))
+        return report.masks > 0 or report.annotations == 0
+    entries = [entry for record in load_records(name) for entry in record.get("annotations", ())]
+    return not entries or any("segmentation" in entry for entry in entries)
+
+
 def check_files(name: str) -> tuple[str, str] | None:
     """:func:`registered_files`; None for a data set that does not hold COCO instances.
 

@@ -17,6 +17,7 @@ from pycocotools.coco import COCO
 
 from lambda_det.detection.data.identity import entries_of, name_of
 from lambda_det.detection.data.predictions import predictions
+from lambda_det.detection.data.registration import has_masks
 from lambda_det.detection.evaluation import ground_truth_of
 from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError, listed, refused
@@ -99,8 +100,8 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
         dataset = sample  # the last evaluation, which is on all images, is still to come
     entries = read_predictions(results, dataset)
     weights = _FOLDERS[results.relative_to(run).parts[0]]
-    has_masks = all("segmentation" in entry for entry in entries)
-    iou_types = ["bbox", "segm"] if has_masks else ["bbox"]
+    are_masks = all("segmentation" in entry for entry in entries) and has_masks(dataset)
+    iou_types = ["bbox", "segm"] if are_masks else ["bbox"]
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         ground_truth = ground_truth_of(dataset)
         entries = entries_of(entries, results, dataset, ground_truth)

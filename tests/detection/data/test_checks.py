@@ -7,6 +7,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import load_coco_json, register_coco_instances
 
 from lambda_det.detection.data import check_datasets
+from lambda_det.detection.data.registration import has_masks
 from lambda_det.errors import ConfigError, DataError
 from tests.coco import annotation, put
 
@@ -202,11 +203,13 @@ def test_boxes_alone_cannot_train_masks(registered, content, train):
     for entry in boxes["annotations"]:
         entry["segmentation"] = []
     cfg = registered(content, boxes)
-    cfg.DATASETS.TRAIN = ("checks_train", "checks_test")
+    if train:
+        cfg.DATASETS.TRAIN = ("checks_train", "checks_test")
     with pytest.raises(ConfigError, match=r"MODEL\.MASK_ON.* of checks_test has a mask"):
-        check_datasets(cfg, train=train, test=not train)
+        check_datasets(cfg, train=True, test=not train)
+    check_datasets(cfg, train=False, test=True)  # which has box AP
     cfg.MODEL.MASK_ON = False
-    check_datasets(cfg, train=train, test=not train)
+    check_datasets(cfg, train=True, test=not train)
 
 
 @pytest.mark.parametrize("masks", [True, False])
@@ -299,7 +302,7 @@ UNFIT = {
 
 @pytest.mark.parametrize(
     ("split", "fault"),
-    [("TRAIN", f) for f in UNUSABLE | UNFIT] + [("TEST", f) for f in UNFIT],
+    [("TRAIN", f) for f in UNUSABLE | UNFIT] + [("TEST", f) for f in UNFIT if f != "boxes alone"],
 )
 def test_dicts_that_the_mapper_would_drop_or_take_for_something_else(own, split, fault):
     change, error, words = (UNUSABLE | UNFIT)[fault]
@@ -351,6 +354,13 @@ def test_each_of_two_data_sets_of_dicts_is_looked_at(own):
     cfg.DATASETS.TRAIN = ("sound", "wrong")
     with pytest.raises(DataError, match="wrong"):
         _check_split(cfg, "TRAIN")
+
+
+def test_an_evaluation_measures_boxes_where_no_dict_has_a_mask(own):
+    _check_split(own(UNFIT["boxes alone"][0], "TEST"), "TEST")
+    assert not has_masks("own")
+    _check_split(own(_of_each(lambda a: None), "TEST", "masked"), "TEST")
+    assert has_masks("masked")
 
 
 def test_pascal_voc_measures_boxes_alone(own):
