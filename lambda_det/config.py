@@ -157,7 +157,7 @@ def add_lambda_config(cfg: CN) -> None:
     # longer lies whole in one of them. -1 for a fifth of a tile
     _C.INPUT.TILE.OVERLAP = -1
     # Tiles without an object in training, at most, as a multiple of those with objects
-    _C.INPUT.TILE.EMPTY = 0.5
+    _C.INPUT.TILE.EMPTY = 0.25
 
     # ---- Data
 
@@ -207,7 +207,8 @@ def add_lambda_config(cfg: CN) -> None:
     # Let schedule, sampling and anchors follow from the training set. The log has a table of what
     # follows and why. Keys that the command line sets stay.
     _C.RECIPE.ENABLED = False
-    # Passes over the images (--epochs); 0 for 30 up to 1,000 images, falling to 16 at 20,000
+    # Passes over the images or tiles (--epochs); 0 for 30 up to 1,000, falling to 16 at 20,000, and
+    # of n tiles a picture fewer by the square root of n
     _C.RECIPE.EPOCHS = 0.0
     # The least number of steps, where RECIPE.EPOCHS is 0
     _C.RECIPE.MIN_STEPS = 300

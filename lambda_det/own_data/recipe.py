@@ -25,6 +25,7 @@ from detectron2.structures import BoxMode
 
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector, predictions
+from lambda_det.detection.data.tile_records import number_of_pictures
 from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
 from lambda_det.detection.registry import ARCHITECTURES
 from lambda_det.detection.tiles import Tiling
@@ -82,6 +83,7 @@ class Statistics:
 
     Attributes:
         images: to train on, including those that are kept as background, or tiles of them.
+        pictures: the files of these images.
         images_of_class: how many images show each class that occurs.
         boxes: [N, 2] widths and heights in pixels of the input.
         has_masks: whether a tenth of the objects has one; a few are no masks to learn from, such as
@@ -90,6 +92,7 @@ class Statistics:
     """
 
     images: int
+    pictures: int
     images_of_class: Mapping[int, int]
     boxes: np.ndarray
     has_masks: bool = True
@@ -107,9 +110,9 @@ class Statistics:
         Raises:
             DataError: there is no image.
         """
-        images, counts, boxes, masks, most = 0, Counter(), [], 0, 0
+        records = list(records)
+        images, counts, boxes, masks, most = len(records), Counter(), [], 0, 0
         for record in records:
-            images += 1
             objects = [a for a in record.get("annotations", ()) if not a.get("iscrowd")]
             counts.update({annotation["category_id"] for annotation in objects})
             most = max(most, len(objects))
@@ -124,7 +127,8 @@ class Statistics:
             raise DataError("The training set holds no image, so no recipe can be made for it.")
         sizes = np.array(boxes, float).reshape(-1, 2)
         has_masks = masks > 0 and masks >= _FEWEST_MASKS * len(boxes)
-        return cls(images, dict(counts), sizes[(sizes > 0).all(1)], has_masks, most)
+        pictures = number_of_pictures(records)
+        return cls(images, pictures, dict(counts), sizes[(sizes > 0).all(1)], has_masks, most)
 
 
 @dataclass(frozen=True)
@@ -136,13 +140,20 @@ class Derived:
     reason: str
 
 
-def epochs_for(images: int) -> float:
+def epochs_for(images: int, pictures: int | None = None) -> float:
     """Passes over the images: 30 up to 1,000 images, falling with their logarithm to 16 at 20,000.
 
-    More images need more steps and fewer passes. Mayaku 2.0 follows the same rule.
+    More images need more steps and fewer passes. Mayaku 2.0 follows the same rule. Tiles of one
+    picture are alike: of n tiles a picture, there are fewer passes by the square root of n, which
+    is a guess between as many steps as for the pictures and as for that many pictures.
+
+    Args:
+        images: or tiles of them.
+        pictures: that the tiles are of; None where images are not cut.
     """
     share = math.log(max(images, 1000) / 1000) / math.log(20)
-    return 30 - 14 * min(share, 1.0)
+    alike = math.sqrt((images if pictures is None else pictures) / images)
+    return alike * (30 - 14 * min(share, 1.0))
 
 
 def derive(cfg: CfgNode, statistics: Statistics, machine: Machine) -> list[Derived]:
@@ -167,7 +178,9 @@ def derive(cfg: CfgNode, statistics: Statistics, machine: Machine) -> list[Deriv
         *_detections(cfg, statistics),
         *(_sampling(statistics) if "instances" in predictions(architecture) else []),
         *batch,
-        *_schedule(cfg, statistics.images, images, has_masks=statistics.has_masks),
+        *_schedule(
+            cfg, statistics.images, statistics.pictures, images, has_masks=statistics.has_masks
+        ),
     ]
 
 
@@ -348,17 +361,21 @@ def epochs_within(cfg: CfgNode, seconds: float, step: float) -> float:
     return steps * batch / images
 
 
-def _schedule(cfg: CfgNode, images: int, batch: int, *, has_masks: bool = True) -> list[Derived]:
+def _schedule(
+    cfg: CfgNode, images: int, pictures: int, batch: int, *, has_masks: bool = True
+) -> list[Derived]:
     recipe = cfg.RECIPE
     rate = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].base_lr
-    epochs = recipe.EPOCHS or epochs_for(images)
+    epochs = recipe.EPOCHS or epochs_for(images, pictures)
     wanted = math.ceil(epochs * images / batch)
     # typed epochs are used literally
     steps = max(wanted, 1 if recipe.EPOCHS else recipe.MIN_STEPS)
     which = "asked for" if recipe.EPOCHS else "by the rule for this number of images"
     passes = counted(float(f"{epochs:.3g}"), "epoch")
-    noun = "tile" if cfg.INPUT.TILE.SIZE else "image"
-    reason = f"{passes}, {which}, of {counted(images, noun)} in batches of {batch}"
+    what = counted(images, "image")
+    if pictures < images:
+        what = f"{counted(images, 'tile')} of {counted(pictures, 'picture')}"
+    reason = f"{passes}, {which}, of {what} in batches of {batch}"
     if steps > wanted:
         reason = f"RECIPE.MIN_STEPS, since {reason} are only {wanted} steps"
     if "SOLVER.MAX_ITER" in recipe.KEEP:
@@ -550,7 +567,9 @@ def rules_for(cfg: CfgNode, machine: Machine) -> list[Derived]:
 
 def fit_schedule(cfg: CfgNode) -> dict[str, Any]:
     """The part of :func:`fit_to_data` that follows from the number of epochs, for a resumed run."""
-    return _kept_apart(cfg, _schedule(cfg, len(_records(cfg)), cfg.SOLVER.IMS_PER_BATCH))
+    records = _records(cfg)
+    pictures = number_of_pictures(records)
+    return _kept_apart(cfg, _schedule(cfg, len(records), pictures, cfg.SOLVER.IMS_PER_BATCH))
 
 
 def _records(cfg: CfgNode) -> Sequence[dict[str, Any]]:

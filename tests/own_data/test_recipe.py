@@ -105,6 +105,12 @@ def _rate(rate, batch):
     return rate * (batch / 4 if batch < 4 else max(16, batch) / 16) ** 0.5
 
 
+@pytest.mark.parametrize(("tiles", "pictures", "epochs"), [(1000, 10, 3), (20_000, 800, 3.2)])
+def test_tiles_of_a_picture_are_alike(tiles, pictures, epochs):
+    assert epochs_for(tiles, pictures) == pytest.approx(epochs)
+    assert epochs_for(tiles, tiles) == epochs_for(tiles)
+
+
 def test_schedule_follows_the_epochs(cfg):
     cfg.RECIPE.EPOCHS, cfg.RECIPE.EVALUATIONS = 20.0, 5
     found = derived(cfg, make_records(101))

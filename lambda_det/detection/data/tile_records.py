@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from lambda_det.detection.data.truth import Decided, around, corners, runs_of
 from lambda_det.detection.tiles import Tile, Tiling
 from lambda_det.errors import ConfigError, DataError, counted, printable
 
-__all__ = ["LEAST_LEFT", "tile_records"]
+__all__ = ["LEAST_LEFT", "number_of_pictures", "tile_records"]
 
 # Share of an object's box, of what the tile that shows most of it shows. A box that overlaps an
 # object by an IoU of less than this counts as background in Detectron2 (MODEL.RPN.IOU_THRESHOLDS).
@@ -90,6 +90,17 @@ def tile_records(
     chosen = [(bare[index][0], _record_of(*bare[index][1:])) for index in drawn]
     _report(records, tiling, len(full), number, len(bare), cut)
     return [record for _, record in sorted(full + chosen, key=itemgetter(0))]
+
+
+def number_of_pictures(records: Iterable[Mapping[str, Any]]) -> int:
+    """The number of pictures that records of tiles, and of whole pictures, are of."""
+    whole, cut = 0, set()
+    for record in records:
+        if "tile" in record:
+            cut.add(record["file_name"])
+        else:
+            whole += 1
+    return whole + len(cut)
 
 
 def _report(
