@@ -724,11 +724,22 @@ def _data_of_run(args: argparse.Namespace, run: _PreparedRun, draft: Path) -> di
                     f"{run.file.parent} began: --resume without --data continues with its own "
                     "labels, and another --output trains on the new ones."
                 )
-            elif part in pictures:
+            elif part == "rest":
+                _record_rest(run, images)
+            else:
                 pictures[part] = images
     if run.sources.get("held_out"):  # of the pictures to train on
         pictures["test"] = pictures["test"] or pictures["train"]
     return keys | _moved_pictures(keys, pictures)
+
+
+def _record_rest(run: _PreparedRun, images: str) -> None:
+    """Record where the pictures of the part are now that is evaluated on in the end."""
+    file, before = run.sources["rest"]
+    if not _is_same_folder(before, images):
+        run.sources["rest"] = file, os.path.abspath(os.path.expanduser(images))
+        text = json.dumps(run.sources, indent=1)
+        _write(run.file.parent / FOLDER / SOURCES, text.encode())
 
 
 def _moved_pictures(keys: Mapping[str, str], pictures: Mapping[str, str | None]) -> dict[str, str]:

@@ -536,6 +536,14 @@ def test_a_run_goes_on_with_data_that_were_moved(run, data):
     assert (str(elsewhere), str(data.parent)) == (now.TRAIN_IMAGES, now.TEST_IMAGES)
 
 
+def test_the_part_for_the_end_is_found_where_it_was_moved(data):
+    begun(prepared_by_part(data, {"train": BOX, "test": BOX}))
+    elsewhere = (data.parent / "roboflow").rename(data.parent / "elsewhere")
+    prepared("--data", elsewhere, "--output", data.parent / "run", "--resume")
+    sources = json.loads((data.parent / "run" / "data" / "sources.json").read_text())
+    assert sources["rest"][1] == str(elsewhere / "test")
+
+
 def test_another_share_is_named_as_that(run):
     words, _ = run
     prepared(*words, "--val-share", "0.1")
