@@ -504,7 +504,8 @@ def _decided(
             report.add(MEANT if is_flag else VALUE, f"{content.where(entry)}: {words}")
         annotation, faults = decide(given, *size, content.keypoints)
         for kind, words in faults:
-            if not (FORM in report.findings and kind in (BORDER, BOX, OUTSIDE)):  # which follow
+            # where all boxes have another form, their other faults follow from that
+            if not (FORM in report.findings and kind in (BORDER, BOX, OUTSIDE)):
                 report.add(kind, f"{content.where(entry)}: {words}")
         if annotation is None:
             continue

@@ -93,7 +93,8 @@ class TolerantMapper(DatasetMapper):
 
     @classmethod
     def from_config(cls, cfg: CfgNode, is_train: bool = True) -> dict[str, Any]:
-        augmentations = build_augmentation(cfg, is_train)  # this refuses what Detectron2 asserts
+        # first, because it names the key of a value at which Detectron2 has a bare assertion
+        augmentations = build_augmentation(cfg, is_train)
         arguments = super().from_config(cfg, is_train)
         arguments["augmentations"] = augmentations
         # a crop may leave less of an object than of its box

@@ -27,7 +27,7 @@ from lambda_det.detection.drawing import draw_predictions, side_by_side
 from lambda_det.detection.prediction.annotations import Annotations
 from lambda_det.detection.prediction.predictor import Prediction, Predictor, read_bgr
 from lambda_det.detection.task import DetectionTask
-from lambda_det.errors import ConfigError, DataError, listed
+from lambda_det.errors import ConfigError, DataError, listed, printable
 from lambda_det.files import PICTURES, relative_path, writing_to
 
 __all__ = ["Outcome", "Picture", "plan_dataset", "plan_files", "predict"]
@@ -301,6 +301,13 @@ def _draw_image(predictor: Predictor, picture: Picture, with_labels: bool) -> Pr
 
 def _draw_video(predictor: Predictor, picture: Picture, with_labels: bool) -> int:
     """Draw all frames in the size and rate of the video; returns the number of instances."""
+    for path in map(str, (picture.source, picture.target)):
+        if path.encode("utf-8", "replace").decode() != path:
+            # OpenCV ends the process at such a name
+            raise DataError(
+                f"The video {printable(path)} has a name that is no Unicode, which OpenCV cannot "
+                "read or write; rename the file or its folder."
+            )
     capture = cv2.VideoCapture(str(picture.source))
     first = capture.read()[1]
     if first is None:

@@ -58,8 +58,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--score-threshold",
         type=float,
         metavar="S",
-        help="of predictions in the confusion of classes and in pictures (default: 0.5, or less "
-        "where next to none has it)",
+        help="lowest score of predictions in the confusion of classes and in pictures (default: "
+        "0.5; lower where fewer than one in ten objects has a prediction of that score)",
     )
     parser.add_argument(
         "--pictures",

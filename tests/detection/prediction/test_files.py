@@ -368,6 +368,19 @@ def test_files_that_find_no_space(predictor, tmp_path, name):
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.posix
+def test_a_video_whose_name_is_no_unicode_is_skipped(predictor, images, tmp_path, caplog):
+    """OpenCV would end the process."""
+    write_video(tmp_path / "film.mp4")
+    try:
+        (tmp_path / "film.mp4").rename(images / "gr\udcf6n.mp4")
+    except OSError:
+        pytest.skip("the file system takes no such name")
+    planned = plan_files([images, images / "gr\udcf6n.mp4"], tmp_path / "out", False)
+    assert [path.suffix for path in predict(predictor, planned).unreadable] == [".mp4"]
+    assert r"gr\udcf6n.mp4" in caplog.text
+
+
 # ---- annotations
 
 
