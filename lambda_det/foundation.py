@@ -13,7 +13,25 @@ from typing import Any
 import torchvision
 from torch import Tensor, nn
 
-__all__ = ["Backbone", "CNNBlockBase", "Conv2d", "FrozenBatchNorm2d", "ShapeSpec", "get_norm"]
+__all__ = [
+    "Backbone",
+    "CNNBlockBase",
+    "Conv2d",
+    "FrozenBatchNorm2d",
+    "ShapeSpec",
+    "get_norm",
+    "is_hooked",
+]
+
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a hook would miss the call of this module."""
+    own = (getattr(module, f"_{kind}") for kind in _HOOKS)
+    of_all = (getattr(nn.modules.module, f"_global_{kind}") for kind in _HOOKS)
+    return "forward" in vars(module) or any((*own, *of_all))
+
 
 try:
     from detectron2.layers import CNNBlockBase, Conv2d, FrozenBatchNorm2d, ShapeSpec, get_norm

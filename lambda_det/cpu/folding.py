@@ -6,6 +6,8 @@ import torch
 from detectron2.layers import FrozenBatchNorm2d, NaiveSyncBatchNorm
 from torch import Tensor, nn
 
+from lambda_det.foundation import is_hooked
+
 # Exactly these: a derived norm may do more, such as timm's with an activation
 FOLDABLE_NORMS: set[type[nn.Module]] = {
     nn.BatchNorm2d,
@@ -15,14 +17,6 @@ FOLDABLE_NORMS: set[type[nn.Module]] = {
 }
 # In float16 a kernel's small numbers would lose digits when they are multiplied by a small scale
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a hook would miss the call of this module."""
-    own = (getattr(module, f"_{kind}") for kind in _HOOKS)
-    of_all = (getattr(nn.modules.module, f"_global_{kind}") for kind in _HOOKS)
-    return "forward" in vars(module) or any((*own, *of_all))
 
 
 def is_foldable(norm: nn.Module | None, weight: Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lambda_det.cpu.folding import is_hooked
+from lambda_det.foundation import is_hooked
 from lambda_det.native import call, longs, missing, new_map, pixels, readable
 
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels

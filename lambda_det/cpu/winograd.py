@@ -24,8 +24,9 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 from torchvision.ops.misc import Conv2dNormActivation
 
-from lambda_det.cpu.folding import folded, is_foldable, is_hooked
+from lambda_det.cpu.folding import folded, is_foldable
 from lambda_det.cpu.pooling import without_mkl
+from lambda_det.foundation import is_hooked
 from lambda_det.native import call, has, lay_out, longs, missing, new_map, pixels, readable
 
 _LEAST = 128  # channels: the error of a sum over fewer would be more than twice PyTorch's

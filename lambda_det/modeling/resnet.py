@@ -15,6 +15,7 @@ from torchvision.ops import StochasticDepth
 from lambda_det.errors import ConfigError
 from lambda_det.foundation import CNNBlockBase, ShapeSpec, get_norm
 from lambda_det.modeling.checks import check_dilation, check_norm, check_probability
+from lambda_det.modeling.fewer_passes import can_join_pooling, convolve_averages
 from lambda_det.modeling.padding import PaddingMask
 from lambda_det.modeling.parts import (
     Activation,
@@ -152,13 +153,21 @@ class Bottleneck(CNNBlockBase):
         if self.drop is not None:
             out = self.drop(out)
 
-        if self.shortcut_pool is not None:
-            x = self.shortcut_pool(x)
-        if self.shortcut is not None:
-            x = self.shortcut(x)
-        out += x
+        out += self._shorten(x)
         out = self.activation(out)
         return out if self.attention is None else self.attention(out)
+
+    def _shorten(self, x: Tensor) -> Tensor:
+        """What is added to the residual branch."""
+        pool, conv = self.shortcut_pool, self.shortcut
+        if conv is None:
+            return x
+        if pool is None:
+            return conv(x)
+        if not can_join_pooling(x, pool, conv):
+            return conv(pool(x))
+        x = convolve_averages(x, conv.weight, conv.bias)
+        return x if conv.norm is None else conv.norm(x)
 
     def widen(self, x: Tensor) -> Tensor:
         """The last convolution and what rescales it."""
