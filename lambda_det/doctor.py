@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lambda_det.errors import command_parser
+from lambda_det.threads import usable_cores
 
 DESCRIPTION = """\
 Print what is installed here and what of it works, and how to mend what does not: the versions, the
@@ -242,9 +243,8 @@ def _shared_memory() -> str:
 
 
 def _threads() -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     named = [f"{name}={os.environ[name]}" for name in _THREAD_VARIABLES if name in os.environ]
-    return ", ".join([f"{cores} cores", *named])
+    return ", ".join([f"{usable_cores()} cores", *named])
 
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")

@@ -29,6 +29,12 @@ def settle_threads() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(quota))
 
 
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(cores or 1, cpu_quota() or math.inf)
+
+
 def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> int | None:
     """The cores that a container may use, rounded up; None without a limit, and not on Linux."""
     for names in _QUOTAS:

@@ -21,7 +21,7 @@ from lambda_det.detection.config_files import get_config
 from lambda_det.errors import ConfigError
 from lambda_det.own_data.input_size import SIZES, FittedInput, fit_input, sizes_for
 from lambda_det.own_data.machine import Machine
-from lambda_det.own_data.recipe import USABLE
+from lambda_det.own_data.recipe import USABLE, epochs_for
 from lambda_det.own_data.tile_choice import AUTO, OF_TILES, choose_tiles
 
 __all__ = ["DEFAULT", "RECIPES", "Chosen", "choose"]
@@ -35,6 +35,14 @@ RECIPES = {
     "cpu": ("light_mobilenet_v2", "light_lambdaresnet26"),
 }
 LEAST_IMAGES = 4
+# Images of a step of the light recipes on a GPU: from this number of GiB on, and this many images.
+# The host of an H200 took 0.09 s for a step of 4, whatever the GPU does, and these 4 kept it busy
+# for a twentieth of that. Counted, 64 images take 10 GiB. The rest of the table is a guess: smaller
+# GPUs are slower, and without bfloat16 all take half.
+_FILLS_GPU = ((40, 64), (12, 32), (6, 16), (0, 4))
+_LOADED = 10  # images that a loader process reads meanwhile; one takes 10 ms of a core
+_MOST_LOADERS = 8
+_TEST_IMAGES = 8  # of one size, which a GPU evaluates together
 _HOST, _SECONDS = "https://huggingface.co", 3  # the host of timm's weights; seconds to wait for it
 
 
@@ -101,6 +109,8 @@ def choose(
     why = "typed" if "MODEL.DEVICE" in typed else "the best that PyTorch finds here"
     keys = {"MODEL.DEVICE": (machine.device, why)}
     short = statistics.median(min(image["width"], image["height"]) for image in images)
+    if machine.memory is not None:
+        keys |= _keys_of_gpu(recipe, len(images), machine)
     fitted, tiles = _fitted(file, images, list(annotations), typed, size, tile)
     keys |= fitted.keys
     alone = "" if weights else f"all is learnt from {len(images)} images"
@@ -151,6 +161,30 @@ def _with(cfg: CfgNode, keys: Mapping[str, Any]) -> CfgNode:
     cfg = cfg.clone()
     cfg.merge_from_list([word for pair in keys.items() for word in pair])
     return cfg
+
+
+def _keys_of_gpu(recipe: CfgNode, images: int, machine: Machine) -> dict[str, tuple[Any, str]]:
+    """What keeps a GPU busy, with the reasons: loader processes by the cores, and images of a step
+    where the recipe was made for a CPU.
+    """
+    cores = machine.cores // machine.processes
+    loaders = min(max(cores - 1, 1), _MOST_LOADERS)
+    keys = {"DATALOADER.NUM_WORKERS": (loaders, f"{cores} cores for each process of the training")}
+    if recipe.RECIPE.MEMORY:  # by which the batch follows
+        return keys
+    fills = next(most for least, most in _FILLS_GPU if machine.memory >= least)
+    if not machine.has_bfloat16:
+        fills = max(fills // 2, LEAST_IMAGES)
+    in_steps = int(epochs_for(images) * images / recipe.RECIPE.MIN_STEPS) // machine.processes
+    share = max(min(fills, _LOADED * loaders, in_steps), LEAST_IMAGES)
+    why = (
+        f"the least of {fills} for this GPU, {_LOADED * loaders} for {loaders} loader process(es), "
+        f"{in_steps} for {recipe.RECIPE.MIN_STEPS} steps; {LEAST_IMAGES} at least"
+    )
+    why += f"; {machine.processes} GPUs" if machine.processes > 1 else ""
+    keys["SOLVER.IMS_PER_BATCH"] = share * machine.processes, why
+    keys["TEST.IMS_PER_BATCH"] = _TEST_IMAGES, "images of one size are evaluated together"
+    return keys
 
 
 def _can_be_had(url: str) -> bool:

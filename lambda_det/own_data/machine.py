@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 
 from lambda_det.distributed.devices import check_device
+from lambda_det.threads import usable_cores
+from lambda_det.training.precision import has_bfloat16
 
 __all__ = ["Machine"]
 
@@ -22,12 +24,16 @@ class Machine(NamedTuple):
         memory: GiB of the smallest GPU that is used on this machine; None without one. It is not
             the free memory, because a run that is started again must get the same batch.
         is_alone: whether this process is the only one, on one machine, that chooses.
+        cores: of the processor, which the processes on this machine share.
+        has_bfloat16: whether the GPUs have instructions for it.
     """
 
     device: str
     processes: int = 1
     memory: float | None = None
     is_alone: bool = True
+    cores: int = 1
+    has_bfloat16: bool = True
 
     @classmethod
     def of(cls, args: argparse.Namespace, device: str | None) -> Machine:
@@ -47,7 +53,7 @@ class Machine(NamedTuple):
             used = [parsed.index] if parsed.index is not None else range(here)
             memory = min(map(_gibibytes, used))
         is_alone = args.num_machines == 1 and "WORLD_SIZE" not in os.environ
-        return cls(device, processes, memory, is_alone)
+        return cls(device, processes, memory, is_alone, usable_cores(), has_bfloat16(parsed.type))
 
 
 def _gibibytes(gpu: int) -> float:

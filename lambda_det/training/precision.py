@@ -10,7 +10,7 @@ import torch
 from lambda_det.errors import ConfigError
 from lambda_det.training.settings import Settings
 
-__all__ = ["AUTO", "LossScaler", "Precision"]
+__all__ = ["AUTO", "LossScaler", "Precision", "has_bfloat16"]
 
 AUTO = "auto"
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -43,7 +43,7 @@ class Precision:
         device = torch.device(settings.device).type
         name = settings.amp_dtype
         if name == AUTO:
-            name = "bfloat16" if _has_bfloat16(device) else None
+            name = "bfloat16" if has_bfloat16(device) else None
         if name is None:
             return cls(device, None)
         if name == "float16" and device != "cuda":
@@ -57,7 +57,7 @@ class Precision:
     def is_emulated(self) -> bool:
         """Whether the device has no instructions for this dtype, which then takes many times as
         long as float32."""
-        return self.dtype == torch.bfloat16 and not _has_bfloat16(self.device)
+        return self.dtype == torch.bfloat16 and not has_bfloat16(self.device)
 
     def __str__(self) -> str:
         return str(self.dtype or torch.float32).removeprefix("torch.")
@@ -70,7 +70,7 @@ class Precision:
         return LossScaler(self.device, enabled=self.dtype == torch.float16)
 
 
-def _has_bfloat16(device: str) -> bool:
+def has_bfloat16(device: str) -> bool:
     """Whether the processor, or the GPU of this process, has instructions for bfloat16."""
     if device == "cpu":
         if torch.backends.cpu.get_cpu_capability().startswith("AVX"):

@@ -89,7 +89,7 @@ def test_the_recipe_follows_from_machine_and_connection(
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: memory is not None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    properties = SimpleNamespace(total_memory=(memory or 0) * 2**30)
+    properties = SimpleNamespace(total_memory=(memory or 0) * 2**30, major=8, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(choice, "_is_connected", lambda: connected)
     args = prepared("--data", data, "--output", data.parent / "run")
@@ -100,6 +100,8 @@ def test_the_recipe_follows_from_machine_and_connection(
     assert rows["labels"][0] == "Pascal VOC" and rows["images"][0] == "20"
     assert rows["start"][0].startswith("lambda://") is not connected
     assert ("MODEL.WEIGHTS" in rows["recipe"][1]) is not connected
+    assert ("DATALOADER.NUM_WORKERS" in rows) is (memory is not None)
+    assert ("SOLVER.IMS_PER_BATCH" in rows) is (memory is not None and recipe.startswith("light"))
 
 
 def test_weights_that_are_kept_need_no_connection(data):

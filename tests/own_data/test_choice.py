@@ -1,0 +1,57 @@
+"""What is chosen for a GPU, by its memory and the cores of the host."""
+
+import pytest
+
+from lambda_det.own_data import choice
+from lambda_det.own_data.choice import choose
+from lambda_det.own_data.machine import Machine
+
+H200 = Machine("cuda", memory=139.8, cores=16)
+
+
+@pytest.fixture(autouse=True)
+def without_connection(monkeypatch):
+    monkeypatch.setattr(choice, "_is_connected", lambda: False)
+
+
+def chosen(images, machine, typed=()):
+    pictures = [{"id": i, "width": 640, "height": 480} for i in range(images)]
+    boxes = [{"image_id": 0, "category_id": 1, "iscrowd": 0, "bbox": [0, 0, 99, 99]}]
+    return choose(pictures, boxes, dict(typed), machine)
+
+
+@pytest.mark.parametrize(
+    ("machine", "images", "batch", "loaders"),
+    [
+        (H200, 5000, 64, 8),  # the GPU
+        (H200, 205, 20, 8),  # 30 epochs are 300 steps
+        (H200._replace(cores=4), 5000, 30, 3),  # the loader processes
+        (H200._replace(cores=2), 5000, 10, 1),
+        (H200._replace(cores=1), 20, 4, 1),  # the recipe's own
+        (H200._replace(memory=23.7), 5000, 32, 8),
+        (H200._replace(memory=14.6, has_bfloat16=False), 5000, 16, 8),
+        (H200._replace(memory=8.0), 5000, 16, 8),
+        (H200._replace(memory=2.0, has_bfloat16=False), 5000, 4, 8),
+        (H200._replace(processes=4), 5000, 4 * 30, 3),
+    ],
+)
+def test_a_light_recipe_fills_a_gpu(machine, images, batch, loaders):
+    found = chosen(images, machine)
+    assert found.file.endswith("light_lambdaresnet26.yaml")
+    assert found.keys["SOLVER.IMS_PER_BATCH"] == batch
+    assert found.keys["DATALOADER.NUM_WORKERS"] == loaders
+    rows = {what: (value, why) for what, value, why in found.rows}
+    value, why = rows["SOLVER.IMS_PER_BATCH"]
+    assert value == str(batch) and str(batch // machine.processes) in why
+
+
+def test_a_recipe_whose_memory_was_counted_gets_loaders_alone():
+    found = chosen(205, H200, {"MODEL.WEIGHTS": "timm.pth"})
+    assert found.file.endswith("mask_rcnn_resnetrs101_se.yaml")
+    assert found.keys["DATALOADER.NUM_WORKERS"] == 8
+    assert "SOLVER.IMS_PER_BATCH" not in found.keys
+
+
+def test_a_cpu_keeps_what_its_recipe_says():
+    keys = chosen(205, Machine("cpu", cores=16)).keys
+    assert not any("BATCH" in key or "WORKERS" in key for key in keys)
