@@ -105,7 +105,7 @@ setup(
     package_data={
         "lambda_det": ["py.typed"],
         "lambda_det.configs": ["**/*.yaml", "**/*.py"],
-        "lambda_det.native": ["*.cpp", "*.h"],
+        "lambda_det.native": ["*.cpp", "*.cu", "*.h"],
         "lambda_det.weights": ["files/*.pth"],
     },
     # Detectron2 is not listed: it is not on PyPI, and a requirement with a git address would fail

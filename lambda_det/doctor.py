@@ -42,7 +42,7 @@ _DISTRIBUTIONS = (
     "detectron2",
     "torch",
     "torchvision",
-    "triton",
+    "cuda-bindings",
     "numpy",
     "pycocotools",
     "opencv-python-headless",
@@ -173,6 +173,20 @@ def _kernels() -> str:
     if reason := importlib.import_module("lambda_det.native").missing():
         raise RuntimeError(reason)
     return "built for this processor"
+
+
+def _gpu_kernels() -> str:
+    """Compile, prove and load the kernels of a small layer on each GPU; the forms that it takes."""
+    torch = importlib.import_module("torch")
+    fused = importlib.import_module("lambda_det.layers.local.fused")
+    if not torch.cuda.is_available():
+        return "no GPU"
+    texts = []
+    for index in range(torch.cuda.device_count()):
+        if why := fused.try_out(index):
+            raise Fault(f"On cuda:{index} plain PyTorch computes lambda layers: {why}.")
+        texts.append(f"cuda:{index} {fused.forms_of(index)}")
+    return "; ".join(texts)
 
 
 def _operators() -> str:
@@ -327,6 +341,15 @@ CHECKS = (
         "If there is no kernel image for the device, install a PyTorch that is built for it; if it "
         "is out of memory, another process holds it (nvidia-smi); else restart the driver.",
         needs=("torch",),
+    ),
+    Check(
+        "kernels of the GPU",
+        _gpu_kernels,
+        "Update the GPU's driver, and install PyTorch for CUDA anew, which brings NVRTC and "
+        "cuda-bindings; kernels need compute capability 8.0 and a home that can be written.",
+        "Lambda layers take several times as long there.",
+        needs=("torch", "lambda_det", "GPUs"),
+        breaks=False,
     ),
     Check("memory", _memory),
     Check(

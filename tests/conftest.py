@@ -22,11 +22,6 @@ os.environ.pop("DETECTRON2_DATASETS", None)
 import numpy as np
 import pytest
 import torch
-
-# Before anything imports Triton, as Detectron2 may: without a GPU its interpreter runs the kernels.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from hypothesis import HealthCheck, Phase, settings
 

@@ -74,6 +74,27 @@ FAULTS = [
         "layers/test_local.py::test_query_first_adds_no_overlapping_windows_at_once",
     ),
     _fault(
+        "On NVIDIA GPUs kernels compute",
+        "lambda_det/native/position_output.cu",
+        "a[i][m][1] = is_high ? high3[i][m] : high2[i][m];",
+        "a[i][m][1] = is_high ? high2[i][m] : high3[i][m];",
+        "native/test_position_output.py::test_small",
+    ),
+    _fault(
+        "On NVIDIA GPUs kernels compute",
+        "lambda_det/native/gpu.py",
+        "if wrong := prove(kernels):",
+        "if wrong := None:",
+        "native/test_gpu.py::test_what_is_wrong_is_not_kept",
+    ),
+    _fault(
+        "On NVIDIA GPUs kernels compute",
+        "lambda_det/layers/local/fused.py",
+        "kinds = FORMS if has_backward else",
+        "kinds = FORMS if False else",
+        "layers/test_fused.py::test_inference_loads_nothing_of_the_backward_pass",
+    ),
+    _fault(
         "Layers of other lambda packages are converted",
         "lambda_det/layers/convert.py",
         "keys[key_order], values[value_order]",

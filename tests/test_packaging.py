@@ -75,7 +75,7 @@ def imports(file: Path) -> set[str]:
 @pytest.mark.slow
 def test_wheel_holds_every_module_and_config_and_nothing_else(wheel):
     modules = (ROOT / "lambda_det").rglob("*")
-    suffixes = (".py", ".cpp", ".h", ".typed", ".pth")
+    suffixes = (".py", ".cpp", ".cu", ".h", ".typed", ".pth")
     expected = {str(p.relative_to(ROOT)) for p in modules if p.suffix in suffixes}
     for suffix in ("yaml", "py"):
         expected |= {
@@ -172,8 +172,8 @@ def test_a_wheel_with_kernels_compiles_nothing(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_everything_imported_is_required(metadata):
     required = {canonicalize_name(Requirement(r).name) for r in metadata.get_all("Requires-Dist")}
-    # PyTorch brings Triton where it works; the last one serves where somebody has it
-    ours = {"lambda_det", "tools", "detectron2", "triton", "lambda_networks"}
+    # PyTorch brings CUDA's bindings where they work; the last serves where somebody has it
+    ours = {"lambda_det", "tools", "detectron2", "cuda", "lambda_networks"}
     for file in [*ROOT.glob("lambda_det/**/*.py"), *ROOT.glob("tools/**/*.py")]:
         names = {name.split(".")[0] for name in imports(file)} - ours - sys.stdlib_module_names
         missing = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in names} - required

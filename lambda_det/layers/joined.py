@@ -28,7 +28,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lambda_det.layers.local import OPERATORS, choose, crop_offsets, without_autocast
+from lambda_det.layers.local import (
+    OPERATORS,
+    choose,
+    crop_offsets,
+    unsupported,
+    without_autocast,
+)
 from lambda_det.native import is_transformed
 
 
@@ -50,8 +56,11 @@ def implementation_of(
     dense = queries.stride(-1) == 1 and keys.shape[-1] == 1
     if not dense or len({queries.dtype, keys.dtype, values.dtype}) > 1 or queries.numel() == 0:
         return None
+    embedding = crop_offsets(embedding, *queries.shape[1:3])
     if name == "auto":
         name = choose(queries, values, embedding)
+    elif unsupported(name, queries, values, embedding):
+        return None  # the position output refuses it with the reason
     return name if name in OPERATORS else None
 
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import logging
 import os
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -24,58 +22,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lambda_det.native import compiling
+from lambda_det.native import cache, compiling
 
 _logger = logging.getLogger(__name__)
-
-
-_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept, for this user alone."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.path.abspath(base)) / "lambda_det"
-
-
-def exposed(folder: Path) -> Path | None:
-    """The path by which another user than root could put a library into ``folder``, or None.
-
-    It is the folder itself, one of its parents, or a link on the way to it. In a folder with the
-    sticky bit, such as /tmp, nobody can replace files of others.
-    """
-    for path in dict.fromkeys((folder, folder.resolve())):
-        for place in (path, *path.parents):
-            about = place.lstat()
-            is_own, is_link = about.st_uid == os.geteuid(), stat.S_ISLNK(about.st_mode)
-            is_safe = is_link or not about.st_mode & _BY_OTHERS
-            if place == path:
-                is_safe &= is_own
-            elif about.st_mode & stat.S_ISVTX:
-                is_safe = True
-            if not is_safe or not (is_own or about.st_uid == 0):
-                return place
-    return None
-
-
-def _private_folder() -> Path:
-    """The cache, or a new folder where others could put something into the cache."""
-    folder = cache_folder()
-    for place in reversed((folder, *folder.parents)):
-        if not place.exists():
-            place.mkdir(mode=0o700, exist_ok=True)
-    if (place := exposed(folder)) is None:
-        return folder
-    _logger.warning(
-        f"Other users can change {place}, so no kernels are taken from {folder}; they are compiled "
-        "for this process alone. Take that right away (chmod go-w), or name another folder by "
-        "XDG_CACHE_HOME."
-    )
-    private = Path(tempfile.mkdtemp())
-    if (place := exposed(private)) is not None:
-        private.rmdir()
-        raise OSError(f"other users can change {place}; name another folder by TMPDIR")
-    return private
 
 
 def _build(compiler: list[str]) -> Path:
@@ -87,26 +36,14 @@ def _build(compiler: list[str]) -> Path:
     macros = compiling.run([*compiler, *native, "-dM", "-E", "-x", "c++", os.devnull])
     files = (*compiling.files(".cpp"), *compiling.files(".h"))
     texts = [file.read_text("utf-8") for file in files]
-    key = _digest("\0".join([*compiling.FLAGS, macros, *texts]).encode())
-    kept = _private_folder()
-    # The name has a digest of the content: half a library would end every process that loads it
-    for library in kept.glob(f"kernels_{key}_*.so"):
-        if _is_of_this_user(library) and library.stem.endswith(_digest(library.read_bytes())):
-            return library
-    _logger.info("Compiling the CPU's kernels for this processor, once: %s", kept)
-    with tempfile.TemporaryDirectory(dir=kept) as folder:
-        compiled = compiling.compile_kernels(compiler, native, Path(folder))
-        compiled.chmod(0o600)
-        library = kept / f"kernels_{key}_{_digest(compiled.read_bytes())}.so"
-        os.replace(compiled, library)  # other processes see all of it or nothing
-    return library
-
-
-def _is_of_this_user(file: Path) -> bool:
-    """Whether a file belongs to this user, and no one else can write it."""
-    about = file.lstat()
-    is_private = about.st_uid == os.geteuid() and not about.st_mode & _BY_OTHERS
-    return is_private and stat.S_ISREG(about.st_mode)
+    key = cache.digest("\0".join([*compiling.FLAGS, macros, *texts]).encode())
+    folder, name = cache.private_folder(), f"kernels_{key}"
+    if library := cache.find(folder, name, ".so"):
+        return library
+    _logger.info("Compiling the CPU's kernels for this processor, once: %s", folder)
+    with tempfile.TemporaryDirectory(dir=folder) as parts:
+        compiled = compiling.compile_kernels(compiler, native, Path(parts))
+        return cache.keep(folder, name, ".so", compiled.read_bytes())
 
 
 def _brought() -> ctypes.CDLL | None:
@@ -117,10 +54,6 @@ def _brought() -> ctypes.CDLL | None:
             if library.suits_this_processor():
                 return library
     return None
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 @functools.cache
@@ -138,7 +71,7 @@ def _library() -> ctypes.CDLL | str:
             return "there is no g++ to compile kernels (CXX names another compiler)"
         file = _build(compiler)
         library = ctypes.CDLL(str(file))
-        if file.parent != cache_folder():
+        if file.parent != cache.cache_folder():
             shutil.rmtree(file.parent)  # a loaded library no longer needs its file
         return library
     except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:

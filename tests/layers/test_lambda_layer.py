@@ -364,7 +364,7 @@ REFUSALS = [  # options of the layer, shapes of the arguments of its call, and w
     ({"norm": "BatchNorm"}, {}, "norm.*'BatchNorm'"),
     ({"map_size": (4, 4)}, {}, "map_size.*scope=None"),
     ({"scope": None, "content": False}, {}, "content=True"),
-    ({"implementation": "triton"}, {}, "triton"),
+    ({"implementation": "cuda"}, {}, "cuda"),
     ({"dilation": 0}, {}, "dilation.*0"),
     ({"dilation": 2, "scope": None, "map_size": (4, 4)}, {}, "dilation.*2.*global"),
     ({"scope": None, "map_size": (4, 4)}, {"x": (1, 8, 5, 4)}, "4x4.*5x4"),

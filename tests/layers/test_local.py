@@ -15,7 +15,6 @@ from lambda_det.layers.local import (
     IMPLEMENTATIONS,
     choose,
     compiled,
-    fused,
     local_position_output,
 )
 from lambda_det.layers.local.query_first import TILE_HEIGHT, TILE_WIDTH
@@ -34,13 +33,11 @@ SIZES = {
 }
 
 NO_KERNEL = compiled.unsupported(torch.zeros(1), torch.zeros(1), torch.zeros(1))
-# Without "fused", which takes few shapes (test_fused.py), and the kernel where there is none
+# Without "fused", which needs a GPU (test_fused.py), and the kernel where there is none
 NAMES = [
     name for name in IMPLEMENTATIONS if name != "fused" and not (name == "compiled" and NO_KERNEL)
 ]
 OWN_BACKWARD = [name for name in NAMES if name in ("query_first", "compiled")]
-_ANY = [torch.zeros(1, 1, 1, 1, 8), torch.zeros(1, 1, 1, 1, 1), torch.zeros(8, 1, 1, 1)]
-FUSED = ["fused"] * (fused.unsupported(*_ANY) is None)
 DEVICES = [
     "cpu",
     pytest.param(
@@ -190,7 +187,7 @@ def test_sums_in_float32(name):
     assert all(error < 0.0033 for error in list(errors(got, want).values())[1:])
 
 
-@pytest.mark.parametrize("name", [*OWN_BACKWARD, *FUSED])
+@pytest.mark.parametrize("name", OWN_BACKWARD)
 def test_only_the_inputs_are_kept(name):
     """Nothing of the size of the lambdas or of the scores is saved for the backward pass."""
     inputs = _inputs((1, (4, 8), 4, 8, 8, 1, (5, 5)), torch.float32)
@@ -203,7 +200,7 @@ def test_only_the_inputs_are_kept(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*OWN_BACKWARD, *FUSED])
+@pytest.mark.parametrize("name", OWN_BACKWARD)
 def test_compiles_without_graph_break(name):
     inputs = _inputs((1, (3, 11), 2, 8, 4, 1, (5, 5)), torch.float32)
     double = lambda q, v, e: local_position_output(q, v, e, name) * 2  # noqa: E731
@@ -278,27 +275,28 @@ def _on_gpu():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_query_first_waits_for_nothing_on_a_gpu():
+@pytest.mark.parametrize("name", ["query_first", "fused"])
+def test_nothing_is_waited_for_on_a_gpu(name):
     """So that a CUDA graph can hold it, which gives the same bits for other numbers, too."""
     inputs, others = _on_gpu(), _on_gpu()
     grad = torch.ones(2, 20, 21, 4, 32, device="cuda", dtype=torch.bfloat16)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        results(inputs, "query_first", grad)
+        results(inputs, name, grad)
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        results(inputs, "query_first", grad)
+        results(inputs, name, grad)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = results(inputs, "query_first", grad)
+        captured = results(inputs, name, grad)
     with torch.no_grad():
         for x, other in zip(inputs, others, strict=True):
             x.copy_(other)
     graph.replay()
-    for a, b in zip(captured, results(others, "query_first", grad), strict=True):
+    for a, b in zip(captured, results(others, name, grad), strict=True):
         assert torch.equal(a, b)
 
 

@@ -10,7 +10,6 @@ import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,12 +23,13 @@ from torch._subclasses.fake_tensor import (
 
 from lambda_det import LambdaLayer, create_backbone, list_models
 from lambda_det.detection import load_config
-from lambda_det.layers.local import OPERATORS, fused
+from lambda_det.layers.local import OPERATORS, choose, fused
 from lambda_det.modeling.complexity import _without_repeats
 from lambda_det.modeling.resnet import LambdaResNet
 from lambda_det.modeling.specs import STAGES, MobileNetSpec, PaperFigures, ResNetSpec, get_spec
 from tests.layers import test_lambda_layer as layers
 from tests.modeling.pretended_gpu import Trace, is_available, pretend_gpu
+from tests.native import emulated
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="not with this PyTorch")
 ROOT = Path(__file__).parents[2]
@@ -178,15 +178,23 @@ def test_backward_operators(name, dtype, channels_last):
     assert not trace.waits
 
 
-def test_the_kernels_refuse_a_gpu_before_ampere(monkeypatch):
-    monkeypatch.setattr(fused, "_kernels", lambda: SimpleNamespace(INTERPRETED=False))
-    for capability, refused in (((7, 5), True), ((8, 0), False), ((12, 0), False)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu, c=capability: c)
-        with pretend_gpu():
-            queries = torch.empty(1, 2, 3, 2, 8, device="cuda")
-            inputs = queries, queries.new_empty(1, 2, 3, 4, 1), queries.new_empty(8, 1, 3, 3)
-            why = fused.unsupported(*inputs)
-        assert ("Ampere" in why) if refused else why is None
+def test_auto_on_a_gpu(monkeypatch, tmp_path):
+    """By dtype and capability, without a tensor that has data."""
+    for capability, dtype, chosen in (
+        ((7, 5), torch.bfloat16, "query_first"),
+        ((8, 0), torch.bfloat16, "fused"),
+        ((12, 0), torch.float16, "fused"),
+        ((9, 0), torch.float32, "query_first"),
+    ):
+        with emulated.pretend(monkeypatch, tmp_path, is_emulated=False) as machine, pretend_gpu():
+            machine.capability = capability
+            queries = torch.empty(1, 12, 13, 4, 16, device="cuda", dtype=dtype)
+            values, embedding = (
+                queries.new_empty(1, 12, 13, 64, 1),
+                queries.new_empty(16, 1, 23, 23),
+            )
+            assert choose(queries, values, embedding) == chosen
+            assert not machine.compiled
 
 
 def test_operators_on_a_gpu_that_is_not_there():

@@ -11,7 +11,7 @@ import torch
 from lambda_det import native
 from lambda_det.errors import ConfigError
 from lambda_det.layers.local import local_position_output
-from lambda_det.native import compiling
+from lambda_det.native import cache, compiling
 from tests import forked
 from tests.native import one_kernel
 
@@ -170,7 +170,7 @@ def test_a_planted_library_does_not_run(name, mode, fresh, monkeypatch):
     key = library.stem.split("_")[1]
     (fresh / "planted.cpp").write_text(PLANTED)
     compiling.run(["g++", "-shared", "-fPIC", str(fresh / "planted.cpp"), "-o", str(library)])
-    planted = library.with_name(f"kernels_{key}_{native._digest(library.read_bytes())}.so")
+    planted = library.with_name(f"kernels_{key}_{cache.digest(library.read_bytes())}.so")
     library.rename(planted).chmod(0o600)
     (planted if name == "file" else fresh / name).chmod(mode)
     monkeypatch.setenv("PLANTED", str(said))
@@ -209,7 +209,7 @@ def test_what_belongs_to_another_user_is_not_taken(place, fresh, machine, monkey
     monkeypatch.setattr(Path, "lstat", lstat)
     replaced = []
     replace = os.replace
-    monkeypatch.setattr(native.os, "replace", lambda *x: replaced.append(x) or replace(*x))
+    monkeypatch.setattr(cache.os, "replace", lambda *x: replaced.append(x) or replace(*x))
     again = native._build(["g++"])
     assert len(replaced) == 1
     assert (again.parent == library.parent) == (place == "library")
@@ -312,8 +312,8 @@ def test_another_source_flag_or_processor_is_another_kernel(machine, fresh, monk
 def test_a_kernel_appears_whole_or_not_at_all(machine, fresh, monkeypatch):
     """Nothing lies under the final name while the compiler and the linker write."""
     machine.folder = fresh / "cache" / "lambda_det"
-    moved, replace = [], native.os.replace
-    monkeypatch.setattr(native.os, "replace", lambda *x: moved.append(x) or replace(*x))
+    moved, replace = [], cache.os.replace
+    monkeypatch.setattr(cache.os, "replace", lambda *x: moved.append(x) or replace(*x))
     library = native._build(["g++"])
     ((origin, target),) = moved
     assert target == library and library.parent == machine.folder

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers.local import compiled, fused, lambda_first, query_first
-from lambda_det.native import is_transformed
+from lambda_det.native import gpu, is_transformed
 
 
 def local_position_output(
@@ -86,16 +86,19 @@ DENSE_POSITIONS = 200
 def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
     """The implementation that "auto" takes: a fixed rule, so that a run computes the same twice.
 
-    On a GPU nothing has been measured yet (docs/gpu.md). There it is ``query_first``, which is
-    plain PyTorch. A rule by capability, dtype or size belongs here, with its measurement.
+    On a GPU it is ``fused`` where the kernels can run and enough of their work is left when inputs
+    are filled up; ``fused.FORMS`` chooses among the kernels, with their measurement. Else it is
+    ``query_first``, which is plain PyTorch.
 
     Args:
         queries: [b, H, W, h, k].
         values: [b, H, W, v, u].
         embedding: [k, u, r_y, r_x], cut down to the offsets that occur on the map.
     """
-    if queries.device.type == "cuda":
-        return "query_first"
+    if gpu.index_of(queries) is not None:
+        is_fused = fused.pays(queries, embedding)
+        is_fused = is_fused and fused.unsupported(queries, values, embedding) is None
+        return "fused" if is_fused else "query_first"
     if compiled.unsupported(queries, values, embedding) is None:
         return "compiled"
     height, width = queries.shape[1:3]

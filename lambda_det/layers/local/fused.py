@@ -1,206 +1,462 @@
-"""The position output with the query contracted first, in one GPU kernel for each direction.
+"""The position output with the query contracted first, in one kernel for NVIDIA GPUs.
 
-The same sums in the same order as query_first.py,
+The same sums as query_first.py,
 
     a[n, h, r] = sum_k q[n, h, k] E[k, r]        the score of every offset, for every query
     y[n, h, v] = sum_r a[n, h, r] V[n + r, v]
 
 As in flash attention, the scores of a tile of queries stay on the chip: neither scores nor lambdas
-reach the GPU's memory, and the backward pass computes the scores again. Nothing is added atomically
-and every sum has a fixed order, so equal inputs give equal outputs and gradients, to the bit.
-Products accumulate in float32. Scores, and in the backward pass their gradients, are rounded to the
-inputs' dtype before a second product.
+reach the GPU's memory, and the backward pass computes the scores again. Nothing is added
+atomically, so on one kind of GPU equal inputs give equal outputs and gradients, to the bit. The
+factors of products have 16 bits, and sums are in float32. Scores, and in the backward pass their
+gradients, are rounded to 16 bits before a second product.
 
-Triton compiles the kernels at their first use (fused_kernels.py); without a GPU its interpreter can
-run them.
+The kernels are in native/position_output.cu. They know 4 heads, a query depth of 16, a scope of
+23x23 and value depths that are multiples of 64; what is smaller is filled up with zeros, and more
+heads are taken four at a time.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
-from types import ModuleType
+import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-QUERY_DEPTHS = (8, 16, 32)
-# Programs that keep a large GPU busy, about two for each multiprocessor. A map of fewer tiles is
-# cut into smaller ones. It is a constant, so that no result depends on the GPU.
-PROGRAMS = 256
-# Limit on the numbers in all programs' parts of the embedding's gradient: 128 MB in float32. For
-# k=16 and a scope of 23x23, 256 programs take 12 MB.
-SHARES_NUMEL = 2**25
+from lambda_det.layers.local import query_first
+from lambda_det.native import gpu
+
+DTYPES = (torch.bfloat16, torch.float16)
+HEADS, QUERY_DEPTH, SCOPE, VALUE_DEPTH = 4, 16, 23, 64  # of the kernels; of v a multiple
+_SOURCE = "position_output.cu"
 
 
-def unsupported(queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
-    """Why the kernels cannot run on these tensors here; None if they can."""
-    k, u = embedding.shape[:2]
+# Which kernels ------------------------------------------------------------------------------------
+
+
+class Form(NamedTuple):
+    """One form of a kernel; ``tests/native/test_position_output.py`` runs each.
+
+    Attributes:
+        kind: what it computes: the output, or the gradient of queries, values or embedding.
+        letter: its name among those of its kind.
+        tiling: the template in position_output.cu; ``{v}`` is the padded value depth.
+        threads: of a program.
+        shared_bytes: of a program.
+        tile: height and width, in positions, of what a program computes at a time.
+        channels: of the values, that it takes with a tile; 0 if it takes all of them in turn.
+        is_persistent: whether a program goes on from tile to tile.
+    """
+
+    kind: str
+    letter: str
+    tiling: str
+    threads: int
+    shared_bytes: int
+    tile: tuple[int, int]
+    channels: int
+    is_persistent: bool = True
+
+    def tiles(self, batch: int, height: int, width: int, v: int) -> int:
+        """The tiles of a map with a padded value depth."""
+        rows, columns = (
+            math.ceil(side / tile) for side, tile in zip((height, width), self.tile, strict=True)
+        )
+        return batch * rows * columns * (v // self.channels if self.channels else 1)
+
+
+# The forms of each kind. A GPU takes the first that fits its shared memory and has a tile for most
+# of its multiprocessors, else the last that fits. Those of the second list are for GPUs on which
+# none of the first fits.
+#
+# Measured on an H200 (2026-11-28, shared memory of 227 KiB, 132 multiprocessors), in bfloat16 with
+# a scope of 23x23, in microseconds:
+#     batch, map, v     output c, a     queries b, a     values a, b, c          embedding
+#     2, 64x64, 64      21.8, 15.0      22.3, 15.8       72.2, 55.3, 38.6        23.9
+#     8, 64x64, 64      41.9, 45.7      41.6, 47.7       73.3, 109.6, 137.0      71.6
+#     16, 64x64, 64     78.4, 87.4      78.8, 91.7       143.0, 210.4, 262.4     151.9
+#     8, 32x32, 128     24.0, 25.3      40.1, 27.0       66.4, 52.4, 67.4        37.5
+# The rule takes the fastest in each of these rows. Other GPUs, and the second lists, were not
+# measured.
+FORMS: dict[str, tuple[tuple[Form, ...], tuple[Form, ...]]] = {
+    "output": (
+        (
+            Form("output", "c", "OutputTiling<{v}, 64, 4, 2, 2>", 256, 165120, (8, 16), 64),
+            Form("output", "a", "OutputTiling<{v}, 64, 4, 2, 1>", 256, 134400, (8, 8), 64),
+        ),
+        (Form("output", "d", "OutputTiling<{v}, 32, 4, 2, 1>", 256, 78720, (8, 8), 32),),
+    ),
+    "queries": (
+        (
+            Form("queries", "b", "QueriesTiling<{v}, 64, 4, 4>", 512, 182784, (8, 16), 0),
+            Form("queries", "a", "QueriesTiling<{v}, 64, 4, 2>", 256, 152064, (8, 8), 0),
+        ),
+        (Form("queries", "d", "QueriesTiling<{v}, 32, 4, 2>", 256, 96384, (8, 8), 0),),
+    ),
+    "values": (
+        (
+            Form("values", "a", "ValuesTiling<{v}, 4, 2, 2>", 256, 174144, (8, 32), 64, False),
+            Form("values", "b", "ValuesTiling<{v}, 2, 2, 2>", 128, 133184, (8, 16), 64, False),
+            Form("values", "c", "ValuesTiling<{v}, 1, 4, 2>", 128, 194624, (8, 8), 64, False),
+        ),
+        (Form("values", "d", "ValuesTiling<{v}, 3, 2, 1>", 192, 92224, (8, 24), 64, False),),
+    ),
+    "embedding": (
+        (Form("embedding", "a", "EmbeddingTiling<{v}, 2>", 384, 207872, (4, 8), 64),),
+        (Form("embedding", "d", "EmbeddingTiling<{v}, 1>", 384, 100352, (4, 8), 64),),
+    ),
+}
+_MOST = 3 / 4  # of the multiprocessors
+# The share of the kernels' own work, heads times window, that must be left when zeros are filled
+# up. query_first took 10 times as long for all of it (both directions, batch 8, 64x64, v of 64) on
+# that GPU. By extrapolation it would take 7 times as long at the smallest value depth, and its time
+# goes with heads times window. Nothing between was measured.
+_LEAST_SHARE = 1 / 5
+
+
+def fitting(kind: str, device: gpu.Gpu) -> tuple[Form, ...]:
+    """The forms of a kind among which a GPU chooses; none if it has too little shared memory."""
+    lists = (
+        tuple(form for form in forms if form.shared_bytes <= device.shared_bytes)
+        for forms in FORMS[kind]
+    )
+    return next(filter(None, lists), ())
+
+
+def form_for(kind: str, device: gpu.Gpu, batch: int, height: int, width: int, v: int) -> Form:
+    """The form for a map with a padded value depth."""
+    forms = fitting(kind, device)
+    enough = _MOST * device.multiprocessors
+    return next((f for f in forms if f.tiles(batch, height, width, v) >= enough), forms[-1])
+
+
+def pays(queries: Tensor, embedding: Tensor) -> bool:
+    """Whether enough of the kernels' work is left where zeros are filled up."""
+    _, height, width, heads, _ = queries.shape
+    sides = zip((height, width), embedding.shape[2:], strict=True)
+    window = math.prod(min(side, 8) + scope - 1 for side, scope in sides)
+    groups = math.ceil(heads / HEADS)
+    return heads * window >= _LEAST_SHARE * groups * HEADS * (8 + SCOPE - 1) ** 2
+
+
+@torch.compiler.assume_constant_result  # so torch.compile does not trace the questions
+def _missing(index: int) -> str | None:
+    """Why this GPU cannot run the kernels; None if it can."""
+    return gpu.missing(index) or _lack_of_memory(index)
+
+
+@functools.cache
+def _lack_of_memory(index: int) -> str | None:
+    device = gpu.describe(index)
+    if all(fitting(kind, device) for kind in FORMS):
+        return None
+    least = max(min(form.shared_bytes for form in forms) for _, forms in FORMS.values())
+    found = f"its programs have {device.shared_bytes} bytes of shared memory"
+    return gpu.said(index, f"{found}, and the kernels need {least}")
+
+
+def _unfit(queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
+    """Why the kernels do not take tensors of these shapes and dtypes; None if they do.
+
+    The embedding is used in the queries' dtype.
+    """
+    k, u, *scope = embedding.shape
     if u != 1:
         return f"the intra-depth is {u}, and the kernels know no other than 1"
-    if k not in QUERY_DEPTHS:
-        return f"the query depth is {k}, and the kernels know only {QUERY_DEPTHS}"
-    dtypes = {queries.dtype, values.dtype, embedding.dtype}
+    if k > QUERY_DEPTH:
+        return f"the query depth is {k}, and the kernels take at most {QUERY_DEPTH}"
+    if max(scope) > SCOPE:
+        return f"the scope is {scope[0]}x{scope[1]}, and the kernels take at most {SCOPE}x{SCOPE}"
+    dtypes = {queries.dtype, values.dtype}
     if len(dtypes) > 1 or queries.dtype not in DTYPES:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        return f"the dtype is {names}, and the kernels know only bfloat16, float16 and float32"
-    kernels = _kernels()
-    if isinstance(kernels, str):
-        return kernels
-    if kernels.INTERPRETED:
-        return None
-    if not queries.is_cuda or torch.version.hip:
-        return "the tensors are not on an NVIDIA GPU, and Triton is not in interpreter mode"
-    if torch.cuda.get_device_capability(queries.device) < (8, 0):
-        return "the GPU is older than Ampere (compute capability 8.0)"
+        return f"the dtype is {names}, and the kernels know bfloat16 and float16"
     return None
 
 
-def _kernels() -> ModuleType | str:
-    """The module of kernels, or the reason why there is none. Only this imports Triton."""
+def unsupported(queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
+    """Why the kernels cannot run on these tensors here; None if they can.
+
+    The kernels that these tensors need are compiled and loaded, unless torch.compile asks, which
+    has no tensors yet.
+    """
+    if why := _unfit(queries, values, embedding):
+        return why
+    index = gpu.index_of(queries)
+    if index is None:
+        return f"the kernels run on NVIDIA GPUs, but the queries are on {queries.device.type}"
+    if why := _missing(index):
+        return why
+    is_traced = torch.compiler.is_compiling() or type(queries) not in (Tensor, nn.Parameter)
+    if is_traced or queries.numel() == 0:
+        return None
+    inputs = queries, values, embedding
+    has_backward = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    kinds = FORMS if has_backward else ("output",)
+    loaded = (_kernels(kind, queries, values)[1] for kind in kinds)
+    return next((why for why in loaded if isinstance(why, str)), None)
+
+
+def _padded_depth(v: int) -> int:
+    return math.ceil(v / VALUE_DEPTH) * VALUE_DEPTH
+
+
+# Loading ------------------------------------------------------------------------------------------
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int
+_lock = threading.RLock()  # autograd has a thread for each GPU
+
+
+def program(form: Form, v: int, dtype: torch.dtype) -> gpu.Program:
+    """What NVRTC compiles for a form, a padded value depth and a dtype."""
+    name = f"lambda_{form.kind}_{form.letter}_{v}_{str(dtype).removeprefix('torch.')}"
+    tiling = form.tiling.format(v=v)
+    about = {
+        "THREADS": form.threads,
+        "SHARED_BYTES": form.shared_bytes,
+        "HEIGHT": form.tile[0],
+        "WIDTH": form.tile[1],
+    }
+    lines = [f"static_assert({tiling}::{key} == {n});" for key, n in about.items()]
+    lines.append(f"{form.kind.upper()}_KERNEL({name}, {tiling})")
+    types = (_POINTER,) * 4 + (_INT,) * 3
+    functions = [gpu.Function(name, form.threads, form.shared_bytes, types)]
+    if form.kind == "embedding":
+        lines.append(f"SUM_KERNEL({name}_sum)")
+        functions.append(gpu.Function(f"{name}_sum", 256, 4096, (_POINTER, _POINTER, _INT)))
+    options = ("-DFLOAT16",) if dtype == torch.float16 else ()
+    text = "\n".join([gpu.source(_SOURCE), *lines, ""])
+    return gpu.Program(text, tuple(functions), options)
+
+
+@functools.cache
+def _load(index: int, dtype: torch.dtype, form: Form, v: int) -> list[gpu.Kernel] | str:
+    """The kernels of a form, or why there are none, which the log says."""
+
+    def prove(kernels: Sequence[gpu.Kernel]) -> str | None:
+        return _wrong(kernels, index, dtype, form, v)
+
     try:
-        import triton.language
-    except ImportError:
-        return "Triton is not installed"
-    if not hasattr(triton.language, "gather"):
-        return "this Triton is too old: it has no triton.language.gather"
-    from lambda_det.layers.local import fused_kernels
-
-    return fused_kernels
+        with gpu.made_current(index):
+            return gpu.load(index, program(form, v, dtype), prove)
+    except gpu.Unavailable as why:
+        return gpu.said(index, str(why))
 
 
-class _Plan(NamedTuple):
-    """Sizes that the kernels are compiled for. Only they decide the order of the sums."""
+def _kernels(kind: str, queries: Tensor, values: Tensor) -> tuple[Form, list[gpu.Kernel] | str]:
+    """The form for these tensors, and its kernels or why there are none."""
+    index = gpu.index_of(queries)
+    v = _padded_depth(values.shape[3])
+    form = form_for(kind, gpu.describe(index), *queries.shape[:3], v)
+    with _lock:
+        return form, _load(index, queries.dtype, form, v)
 
-    span: int  # R, offsets dx that are taken at a time
-    blocks: int  # of R offsets in a row of the scope
-    depth: int  # value channels that are taken at a time
-    rows: int  # (x, h) pairs of a tile of queries
-    warps: int  # that work on it
-    stages: int  # of loads ahead
-    value_rows: int  # (x, h) pairs at a time for the gradient of the values
-    value_height: int  # rows of values in a tile of that gradient
+
+def _wrong(
+    kernels: Sequence[gpu.Kernel], index: int, dtype: torch.dtype, form: Form, v: int
+) -> str | None:
+    """Compare the kernels of a form with query_first in float32; what is wrong, or None.
+
+    Tiles reach over each border of this map, and a program has several.
+    """
+    batch, height, width = 2, 13, 19
+    place = gpu.device(index)
+    numbers = torch.Generator(place).manual_seed(0)  # not the user's, whose state must stay
+    shapes = (
+        (batch, height, width, HEADS, QUERY_DEPTH),
+        (batch, height, width, v, 1),
+        (QUERY_DEPTH, 1, SCOPE, SCOPE),
+        (batch, height, width, HEADS, v),
+    )
+    inputs = [
+        torch.randn(shape, generator=numbers, device=place, dtype=torch.float32).to(dtype)
+        for shape in shapes
+    ]
+    with torch.no_grad(), torch.autocast(place.type, enabled=False):
+        *exact, grad = (x.float() for x in inputs)
+        wanted = [torch.empty_like(x) for x in (grad, *exact)]
+        query_first.fill_output(wanted[0], *exact)
+        query_first.fill_gradients(*wanted[1:], grad, *exact)
+        want = dict(zip(FORMS, wanted, strict=True))[form.kind]
+        got = torch.full_like(want, torch.nan, dtype=dtype)
+        _run(kernels, form, got, inputs, most_programs=3)
+        error = ((got.float() - want).norm() / want.norm()).item()
+    return None if error < _PROVED else f"an error of {error:.1e}"
+
+
+# bfloat16 rounds numbers by 0.0017 on average; a wrong term of a sum is far above this
+_PROVED = 0.01
+
+
+# For doctor ---------------------------------------------------------------------------------------
+
+
+def try_out(index: int) -> str | None:
+    """Load the kernels of a small layer on a GPU, forward and backward; why that fails, or None."""
+    shapes = (1, 24, 24, HEADS, QUERY_DEPTH), (1, 24, 24, 64, 1), (QUERY_DEPTH, 1, SCOPE, SCOPE)
+    place = gpu.device(index)
+    inputs = [torch.zeros(shape, device=place, dtype=torch.bfloat16) for shape in shapes]
+    with torch.enable_grad():
+        return unsupported(*(x.requires_grad_() for x in inputs))
+
+
+def forms_of(index: int) -> str:
+    """The kinds of kernels, with the letters of the forms among which a GPU chooses."""
+    device = gpu.describe(index)
+    letters = {kind: "".join(form.letter for form in fitting(kind, device)) for kind in FORMS}
+    return ", ".join(f"{kind} {of_kind}" for kind, of_kind in letters.items())
+
+
+# Use ----------------------------------------------------------------------------------------------
+
+_PARTIAL_SUMS = 4 * 2304  # float32 of each program, as position_output.cu has them
+_SUMMING = 72  # programs
+
+
+def _run(
+    kernels: Sequence[gpu.Kernel],
+    form: Form,
+    result: Tensor,
+    inputs: Sequence[Tensor | None],
+    most_programs: int,
+) -> None:
+    """Launch the kernels of a form on dense tensors of the kernels' own sizes.
+
+    Args:
+        kernels: of the form.
+        form: what is computed.
+        result: the output, or the gradient of queries, values or embedding.
+        inputs: queries [b, H, W, 4, 16], values [b, H, W, v], embedding [16, 23, 23] and gradient
+            of the output [b, H, W, 4, v], which the output does without.
+        most_programs: of a kernel whose programs go on from tile to tile.
+    """
+    queries, values, embedding, grad = inputs
+    factors = {
+        "output": (queries, values, embedding),
+        "queries": (grad, values, embedding),
+        "values": (grad, queries, embedding),
+        "embedding": (grad, queries, values),
+    }[form.kind]
+    sizes = tuple(queries.shape[:3])
+    programs = form.tiles(*sizes, values.shape[3])
+    if form.is_persistent:
+        programs = min(programs, most_programs)
+    if form.kind != "embedding":
+        kernels[0].launch(programs, *factors, result, *sizes)
+        return
+    partial_sums = queries.new_empty((programs, _PARTIAL_SUMS), dtype=torch.float32)
+    kernels[0].launch(programs, *factors, partial_sums, *sizes)
+    kernels[1].launch(_SUMMING, partial_sums, result, programs)
+
+
+def _is_dense(x: Tensor, shape: Sequence[int], dtype: torch.dtype) -> bool:
+    """Whether a kernel can take a tensor as it is."""
+    is_whole = x.shape == tuple(shape) and x.dtype == dtype
+    return is_whole and x.is_contiguous() and x.data_ptr() % 16 == 0
+
+
+def _part(whole: Tensor, shape: Sequence[int], offsets: Sequence[int]) -> Tensor:
+    """The view of this shape; ``offsets`` are those of the last dimensions, the others are 0."""
+    starts = (*[0] * (len(shape) - len(offsets)), *offsets)
+    for dim, (start, size) in enumerate(zip(starts, shape, strict=True)):
+        whole = whole.narrow(dim, start, size)
+    return whole
+
+
+def _filled(
+    x: Tensor, shape: Sequence[int], dtype: torch.dtype, offsets: Sequence[int] = ()
+) -> Tensor:
+    """``x`` as a dense tensor of this shape, at these offsets, with zeros around it."""
+    if _is_dense(x, shape, dtype):
+        return x
+    make = x.new_empty if x.shape == tuple(shape) else x.new_zeros
+    filled = make(shape, dtype=dtype)
+    _part(filled, x.shape, offsets).copy_(x)
+    return filled
+
+
+def _room(target: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """What a kernel writes to: ``target`` if it can, or a new tensor."""
+    return target if _is_dense(target, shape, dtype) else target.new_empty(shape, dtype=dtype)
+
+
+def _put(target: Tensor, result: Tensor, offsets: Sequence[int] = ()) -> None:
+    """Copy a result from a tensor that is filled up, unless it is there already."""
+    if result is not target:
+        target.copy_(_part(result, target.shape, offsets))
+
+
+class _Shapes(NamedTuple):
+    """What the kernels take, and where the embedding lies in theirs."""
+
+    queries: tuple[int, ...]
+    values: tuple[int, ...]
+    embedding: tuple[int, ...]
+    output: tuple[int, ...]
+    offsets: tuple[int, ...]
 
     @classmethod
-    def of(cls, queries: Tensor, values: Tensor, embedding: Tensor) -> _Plan:
-        """Choose by what the compiler reports for k=16, h=4, r=23 and v of 64 and 128.
-
-        This was not measured on a GPU. In channels_last a thread spills at most 76 bytes, mostly
-        none. Other layouts need more addresses, and a thread spills up to 780 bytes
-        (tests/layers/test_fused.py). A program takes at most 97 KB of shared memory where GPUs have
-        99. Products of float32 numbers run outside the matrix units and need small tiles.
-        """
-        batch, height, width, heads, _ = queries.shape
-        v, scope_x = values.shape[3], embedding.shape[3]
-        wide = queries.dtype == torch.float32
-        span = 16 if scope_x <= 16 else 32
-        depth = min(max(_power_of_2(v), 16), 64 if wide else 128)
-
-        rows, most = 16, 32 if wide else 128
-        while (
-            rows < min(width * heads, most)
-            and _last_query(2 * rows, heads) <= span
-            and (rows < 32 or batch * height * math.ceil(width * heads / (2 * rows)) >= PROGRAMS)
-        ):
-            rows *= 2
-
-        most = 32 if wide else 64 if depth > 64 else 128
-        value_rows = min(max(_power_of_2((2 * span - 1) * heads), 16), most)
-        value_height = 1 if wide else 4
-        columns = math.ceil(width / span)
-        while value_height > 1 and batch * math.ceil(height / value_height) * columns < PROGRAMS:
-            value_height //= 2
+    def of(cls, queries: Tensor, values: Tensor, embedding: Tensor) -> _Shapes:
+        positions, v = tuple(queries.shape[:3]), _padded_depth(values.shape[3])
         return cls(
-            span=span,
-            blocks=math.ceil(scope_x / span),
-            depth=depth,
-            rows=rows,
-            warps=8 if wide or rows > 64 else 4,
-            stages=2 if wide else 3,
-            value_rows=value_rows,
-            value_height=value_height,
+            (*positions, HEADS, QUERY_DEPTH),
+            (*positions, v),
+            (QUERY_DEPTH, SCOPE, SCOPE),
+            (*positions, HEADS, v),
+            tuple((SCOPE - scope) // 2 for scope in embedding.shape[2:]),
         )
 
 
-def _power_of_2(number: int) -> int:
-    return 1 << max(number - 1, 0).bit_length()
+def _groups(queries: Tensor) -> list[slice]:
+    """The heads that the kernels take at a time."""
+    return [slice(first, first + HEADS) for first in range(0, queries.shape[3], HEADS)]
 
 
-def _last_query(rows: int, heads: int) -> int:
-    """The most queries that may follow the first one in a tile of (x, h) pairs."""
-    begins = 0 if rows % heads == 0 else heads - 1  # a tile may begin at a later head
-    return (begins + rows - 1) // heads
+def _check(queries: Tensor, values: Tensor, embedding: Tensor) -> None:
+    """The kernels get addresses: what does not fit would be read as something else."""
+    if why := _unfit(queries, values, embedding):
+        raise ValueError(f"fused cannot compute this: {why}")
 
 
-def _lay_out(embedding: Tensor, plan: _Plan) -> Tensor:
-    """Fill [k, 1, r_y, r_x] up with zeros and lay it out as [r_y, blocks, K, R]."""
-    k, _, _, scope_x = embedding.shape
-    padded = F.pad(embedding[:, 0], (0, plan.blocks * plan.span - scope_x, 0, 0, 0, max(16 - k, 0)))
-    return padded.unflatten(2, (plan.blocks, plan.span)).permute(1, 2, 0, 3).contiguous()
-
-
-def _constants(queries: Tensor, embedding: Tensor, plan: _Plan) -> dict[str, int | str | bool]:
-    """The compile-time arguments that all kernels share."""
-    return {
-        "HEADS": queries.shape[3],
-        "QUERY_DEPTH": queries.shape[4],
-        "K": max(queries.shape[4], 16),
-        "R": plan.span,
-        "BLOCKS": plan.blocks,
-        "DEPTH": plan.depth,
-        "PRECISION": "tf32" if allows_tf32() else "ieee",
-        "WIDEN": _kernels().INTERPRETED,
-    }
-
-
-@torch.compiler.assume_constant_result
-def allows_tf32() -> bool:
-    """Whether products of float32 numbers may be made of shorter ones on a GPU."""
-    matmul = torch.backends.cuda.matmul
-    # From PyTorch 2.9 on, allow_tf32 may not be read where the new setting was made.
-    new = hasattr(matmul, "fp32_precision")
-    return matmul.fp32_precision == "tf32" if new else matmul.allow_tf32
+def _multiprocessors(x: Tensor) -> int:
+    return gpu.describe(gpu.index_of(x)).multiprocessors
 
 
 def fill_output(output: Tensor, queries: Tensor, values: Tensor, embedding: Tensor) -> None:
     """Compute the output, see :func:`lambda_det.layers.local_position_output`.
 
-    Deterministic, forward and backward. Strides are free; the kernels read fastest what is dense in
-    the channels (channels_last).
+    Deterministic, forward and backward. Dense tensors of the kernels' own sizes are not copied
+    (channels_last). Where the kernels prove to be unusable only now, query_first takes over.
 
     Args:
         output: [b, H, W, h, v] in the queries' dtype.
-        queries: [b, H, W, h, k] with k of 8, 16 or 32.
+        queries: [b, H, W, h, k] with k of 16 at most.
         values: [b, H, W, v, 1].
-        embedding: [k, 1, r_y, r_x] with odd r_y and r_x.
+        embedding: [k, 1, r_y, r_x] with odd r_y and r_x of 23 at most.
     """
     if output.numel() == 0:
         return
-    batch, height, width, heads, _ = queries.shape
-    depth = values.shape[3]
-    plan = _Plan.of(queries, values, embedding)
-    tiles = batch * height * math.ceil(width * heads / plan.rows)
+    _check(queries, values, embedding)
+    form, kernels = _kernels("output", queries, values)
+    if isinstance(kernels, str):
+        query_first.fill_output(output, queries, values, embedding)
+        return
+    shapes, most = _Shapes.of(queries, values, embedding), _multiprocessors(queries)
+    dtype = queries.dtype
     with torch.cuda.device_of(queries):
-        _kernels().output_kernel[(tiles * math.ceil(depth / plan.depth),)](
-            queries,
-            *queries.stride(),
-            values,
-            *values.stride()[:4],
-            _lay_out(embedding, plan),
-            embedding.shape[2],
-            embedding.shape[3] // 2,
-            output,
-            *output.stride(),
-            height,
-            width,
-            depth,
-            ROWS=plan.rows,
-            num_warps=plan.warps,
-            num_stages=plan.stages,
-            **_constants(queries, embedding, plan),
-        )
+        v = _filled(values[..., 0], shapes.values, dtype)
+        e = _filled(embedding[:, 0], shapes.embedding, dtype, shapes.offsets)
+        for heads in _groups(queries):
+            q = _filled(queries[..., heads, :], shapes.queries, dtype)
+            target = output[..., heads, :]
+            result = _room(target, shapes.output, dtype)
+            _run(kernels, form, result, (q, v, e, None), most)
+            _put(target, result)
 
 
 def fill_gradients(
@@ -216,81 +472,34 @@ def fill_gradients(
     if grad.numel() == 0:
         grad_embedding.zero_()
         return
-    _fill_queries(grad_queries, grad_embedding, grad, queries, values, embedding)
-    _fill_values(grad_values, grad, queries, values, embedding)
-
-
-def _fill_queries(
-    grad_queries: Tensor,
-    grad_embedding: Tensor,
-    grad: Tensor,
-    queries: Tensor,
-    values: Tensor,
-    embedding: Tensor,
-) -> None:
-    """Compute the gradients of queries and embedding."""
-    batch, height, width, heads, _ = queries.shape
-    depth = values.shape[3]
-    plan = _Plan.of(queries, values, embedding)
-    laid_out = _lay_out(embedding, plan)
-    tiles = batch * height * math.ceil(width * heads / plan.rows)
-    programs = max(min(tiles, PROGRAMS, SHARES_NUMEL // laid_out.numel()), 1)
-    shares = torch.zeros(
-        (programs, *laid_out.shape), dtype=torch.float32, device=embedding.device
-    )  # [programs, r_y, blocks, K, R]
+    _check(queries, values, embedding)
+    chosen = [_kernels(kind, queries, values) for kind in ("queries", "values", "embedding")]
+    if any(isinstance(kernels, str) for _, kernels in chosen):
+        results = grad_queries, grad_values, grad_embedding
+        query_first.fill_gradients(*results, grad, queries, values, embedding)
+        return
+    shapes, most = _Shapes.of(queries, values, embedding), _multiprocessors(queries)
+    dtype = queries.dtype
+    groups = _groups(queries)
+    shared = grad_values[..., 0], grad_embedding[:, 0]  # which all heads add to
+    sums: list[Tensor] = []
     with torch.cuda.device_of(queries):
-        _kernels().query_kernel[(programs,)](
-            grad,
-            *grad.stride(),
-            queries,
-            *queries.stride(),
-            values,
-            *values.stride()[:4],
-            laid_out,
-            embedding.shape[2],
-            embedding.shape[3] // 2,
-            grad_queries,
-            *grad_queries.stride(),
-            shares,
-            batch,
-            height,
-            width,
-            depth,
-            ROWS=plan.rows,
-            SLICES=math.ceil(depth / plan.depth),
-            num_warps=plan.warps,
-            num_stages=plan.stages,
-            **_constants(queries, embedding, plan),
-        )
-    k, _, _, scope_x = embedding.shape
-    of_embedding = shares.sum(0).permute(2, 0, 1, 3).flatten(2)[:k, :, :scope_x]  # [k, r_y, r_x]
-    grad_embedding.copy_(of_embedding[:, None])
-
-
-def _fill_values(
-    grad_values: Tensor, grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
-) -> None:
-    """Compute the gradient of the values."""
-    batch, height, width, depth, _ = values.shape
-    plan = _Plan.of(queries, values, embedding)
-    tiles = batch * math.ceil(height / plan.value_height) * math.ceil(width / plan.span)
-    with torch.cuda.device_of(queries):
-        _kernels().value_kernel[(tiles * math.ceil(depth / plan.depth),)](
-            grad,
-            *grad.stride(),
-            queries,
-            *queries.stride(),
-            _lay_out(embedding, plan),
-            embedding.shape[2],
-            embedding.shape[3] // 2,
-            grad_values,
-            *grad_values.stride()[:4],
-            height,
-            width,
-            depth,
-            ROWS=plan.value_rows,
-            TALL=plan.value_height,
-            num_warps=8,
-            num_stages=2,
-            **_constants(queries, embedding, plan),
-        )
+        v = _filled(values[..., 0], shapes.values, dtype)
+        e = _filled(embedding[:, 0], shapes.embedding, dtype, shapes.offsets)
+        for heads in groups:
+            q = _filled(queries[..., heads, :], shapes.queries, dtype)
+            g = _filled(grad[..., heads, :], shapes.output, dtype)
+            own = grad_queries[..., heads, :]
+            results = [_room(own, shapes.queries, dtype)]
+            for target, shape in zip(shared, (shapes.values, shapes.embedding), strict=True):
+                if len(groups) == 1:
+                    results.append(_room(target, shape, dtype))
+                else:
+                    results.append(target.new_empty(shape, dtype=dtype))
+            for (form, kernels), result in zip(chosen, results, strict=True):
+                _run(kernels, form, result, (q, v, e, g), most)
+            _put(own, results[0])
+            more = results[1:]
+            sums = [a.float() + b for a, b in zip(sums, more, strict=True)] if sums else more
+        _put(shared[0], sums[0])
+        _put(shared[1], sums[1], shapes.offsets)

@@ -1,0 +1,325 @@
+// Runs the kernels of position_output.cu on a CPU, by the definitions of PTX.
+//
+// Each thread of a program is a fiber of its own. It goes on until an instruction needs the others:
+// those of its warp for mma, ldmatrix and shuffles, all of the program at a barrier. Programs run
+// one after the other. Copies to shared memory land when they begin, or as late as they may: when
+// the thread waits for their group. Until then NaN lies there, as it does in all shared memory that
+// was not written. Programs are compiled with EMULATED, and FLOAT16 for float16.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include <ucontext.h>
+
+struct uint4 {
+  uint32_t x, y, z, w;
+};
+struct float4 {
+  float x, y, z, w;
+};
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+namespace emulator {
+
+constexpr int kWarp = 32, kWords = 12;  // the most words that a lane gives to an instruction
+constexpr size_t kStack = 1 << 17;
+
+struct Copy {
+  uint32_t to;
+  uint8_t bytes[16];
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack;
+  bool is_done = false;
+  long exchanges = 0;
+  std::vector<Copy> open;                 // copies that were begun
+  std::vector<std::vector<Copy>> groups;  // of copies under way
+};
+
+// What the lanes of a warp give to an instruction, and to the next one, which some reach earlier.
+struct Warp {
+  uint32_t words[2][kWarp][kWords];
+  int arrived[2] = {0, 0};
+};
+
+struct Machine {
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  ucontext_t main;
+  std::function<void()> kernel;
+  int thread, program, programs, threads;
+  long arrived;  // at barriers
+  bool is_late;
+  uint32_t shared_bytes;
+  long conflicts;  // of banks, in ldmatrix
+  char fault[200];
+};
+
+extern Machine machine;
+alignas(1024) extern uint8_t shared_memory[256 * 1024];
+
+inline void fault(const char *what, long number) {
+  if (!machine.fault[0])
+    snprintf(machine.fault, sizeof machine.fault, "%s (%ld)", what, number);
+}
+
+inline Fiber &fiber() { return machine.fibers[machine.thread]; }
+inline void let_others_run() { swapcontext(&fiber().context, &machine.main); }
+
+// 16-bit numbers ----------------------------------------------------------------------------------
+
+inline uint32_t bits_of(float number) {
+  uint32_t bits;
+  memcpy(&bits, &number, 4);
+  return bits;
+}
+
+#ifdef FLOAT16
+inline float to_float(uint16_t half) {
+  const int exponent = half >> 10 & 31, fraction = half & 1023;
+  const float sign = half & 0x8000 ? -1.f : 1.f;
+  if (exponent == 31) return fraction ? NAN : sign * INFINITY;
+  return sign * (exponent ? std::ldexp(1024.f + fraction, exponent - 25)
+                          : std::ldexp((float)fraction, -24));
+}
+
+// To the nearest, and of two equally near ones to the even one.
+inline uint16_t rounded(float number) {
+  const uint16_t sign = bits_of(number) >> 16 & 0x8000;
+  const float size = std::fabs(number);
+  if (std::isnan(number)) return 0x7fff;
+  if (size >= 65520.f) return sign | 0x7c00;
+  const int exponent = size < std::ldexp(1.f, -14) ? -14 : std::ilogb(size);
+  const int steps = (int)std::nearbyint(std::ldexp(size, 10 - exponent));
+  return sign | (uint16_t)(steps + ((exponent + 14) << 10));  // 1024 steps are the next exponent
+}
+#else
+inline float to_float(uint16_t half) {
+  const uint32_t bits = (uint32_t)half << 16;
+  float number;
+  memcpy(&number, &bits, 4);
+  return number;
+}
+
+inline uint16_t rounded(float number) {
+  const uint32_t bits = bits_of(number);
+  if (std::isnan(number)) return 0x7fff;
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+#endif
+
+inline float as_float(uint32_t bits) {
+  float number;
+  memcpy(&number, &bits, 4);
+  return number;
+}
+
+// Instructions ------------------------------------------------------------------------------------
+
+// Every lane gives its words; the result has those of all.
+inline uint32_t (*gather(const uint32_t *words, int count))[kWords] {
+  Warp &warp = machine.warps[machine.thread / kWarp];
+  const int turn = fiber().exchanges++ & 1;
+  if (warp.arrived[turn] == kWarp) warp.arrived[turn] = 0;
+  memcpy(warp.words[turn][machine.thread % kWarp], words, 4 * count);
+  ++warp.arrived[turn];
+  while (warp.arrived[turn] != kWarp) let_others_run();
+  return warp.words[turn];
+}
+
+inline bool is_shared(uint32_t at, const char *what) {
+  if (at % 16 == 0 && at + 16 <= machine.shared_bytes) return true;
+  fault(what, at);
+  return false;
+}
+
+inline void load(uint32_t (&m)[4], uint32_t address, bool is_transposed) {
+  const bool is_good = is_shared(address, "ldmatrix beyond shared memory, or not aligned");
+  const uint32_t at = is_good ? address : 0;
+  const auto rows = gather(&at, 1);
+  const int lane = machine.thread % kWarp, group = lane / 4, member = lane % 4;
+  for (int i = 0; i < 4; ++i) {
+    uint16_t pair[2];
+    for (int which = 0; which < 2; ++which) {
+      const int near = 2 * member + which;
+      const int row = is_transposed ? near : group, column = is_transposed ? group : near;
+      memcpy(&pair[which], shared_memory + rows[i * 8 + row][0] + column * 2, 2);
+    }
+    m[i] = pair[0] | (uint32_t)pair[1] << 16;
+  }
+  if (lane) return;
+  for (int i = 0; i < 4; ++i) {  // the 8 rows of a matrix should lie in different groups of banks
+    int seen = 0;
+    for (int row = 0; row < 8; ++row) {
+      const int banks = 1 << (rows[i * 8 + row][0] / 16 % 8);
+      machine.conflicts += (seen & banks) != 0;
+      seen |= banks;
+    }
+  }
+}
+
+inline void begin(const std::function<void()> &kernel, int program) {
+  machine.program = program;
+  machine.arrived = 0;
+  machine.kernel = kernel;
+  machine.fibers = std::vector<Fiber>(machine.threads);
+  machine.warps = std::vector<Warp>((machine.threads + kWarp - 1) / kWarp);
+  memset(shared_memory, 0xff, sizeof shared_memory);
+  for (Fiber &one : machine.fibers) {
+    one.stack.resize(kStack);
+    getcontext(&one.context);
+    one.context.uc_stack.ss_sp = one.stack.data();
+    one.context.uc_stack.ss_size = one.stack.size();
+    one.context.uc_link = &machine.main;
+    makecontext(
+        &one.context,
+        +[]() {
+          machine.kernel();
+          fiber().is_done = true;
+        },
+        0);
+  }
+}
+
+inline void run(const std::function<void()> &kernel) {
+  for (int program = 0; program < machine.programs; ++program) {
+    begin(kernel, program);
+    for (bool any = true; any;) {
+      any = false;
+      for (machine.thread = 0; machine.thread < machine.threads; ++machine.thread) {
+        if (fiber().is_done) continue;
+        any = true;
+        swapcontext(&machine.main, &fiber().context);
+      }
+    }
+    for (Fiber &one : machine.fibers) {
+      if (!one.open.empty() || !one.groups.empty()) fault("copies that nobody waits for", program);
+    }
+  }
+}
+
+}  // namespace emulator
+
+// What position_output.cu calls -------------------------------------------------------------------
+
+#define DEVICE inline
+#define __restrict__
+#define KERNEL(...) extern "C" void
+#define SHARED_MEMORY uint8_t *shared = emulator::shared_memory
+
+DEVICE int thread_index() { return emulator::machine.thread; }
+DEVICE int program_index() { return emulator::machine.program; }
+DEVICE int program_count() { return emulator::machine.programs; }
+
+DEVICE void barrier() {
+  auto &machine = emulator::machine;
+  const long turn = machine.arrived++ / machine.threads;
+  while (machine.arrived / machine.threads == turn) emulator::let_others_run();
+}
+
+DEVICE uint32_t shared_address(const void *p) {
+  return (uint32_t)((const uint8_t *)p - emulator::shared_memory);
+}
+
+DEVICE uint32_t pack(float low, float high) {
+  return emulator::rounded(low) | (uint32_t)emulator::rounded(high) << 16;
+}
+
+DEVICE void multiply_add(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                         uint32_t b0, uint32_t b1) {
+  const uint32_t words[] = {a0, a1, a2, a3, b0, b1};
+  uint32_t mine[12];  // as floats, which every lane needs
+  for (int i = 0; i < 6; ++i) {
+    mine[2 * i] = emulator::bits_of(emulator::to_float(words[i]));
+    mine[2 * i + 1] = emulator::bits_of(emulator::to_float(words[i] >> 16));
+  }
+  const auto all = emulator::gather(mine, 12);
+  const int lane = thread_index() % emulator::kWarp, group = lane / 4, member = lane % 4;
+  for (int i = 0; i < 4; ++i) {
+    const int column = 2 * member + i % 2;
+    float sum = 0;
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t a = all[group * 4 + k % 8 / 2][2 * (i / 2 + 2 * (k / 8)) + k % 2];
+      const uint32_t b = all[column * 4 + k % 8 / 2][2 * (4 + k / 8) + k % 2];
+      sum += emulator::as_float(a) * emulator::as_float(b);
+    }
+    c[i] += sum;
+  }
+}
+
+DEVICE void load_matrices(uint32_t (&m)[4], uint32_t address) {
+  emulator::load(m, address, false);
+}
+DEVICE void load_transposed(uint32_t (&m)[4], uint32_t address) {
+  emulator::load(m, address, true);
+}
+
+DEVICE void copy_16_bytes(uint32_t to, const void *from, bool is_there) {
+  if ((uintptr_t)from % 16) emulator::fault("cp.async from where it is not aligned", to);
+  if (!emulator::is_shared(to, "cp.async beyond shared memory, or not aligned")) return;
+  emulator::Copy copy = {to, {}};
+  if (is_there) memcpy(copy.bytes, from, 16);
+  memset(emulator::shared_memory + to, 0xff, 16);
+  if (!emulator::machine.is_late) memcpy(emulator::shared_memory + to, copy.bytes, 16);
+  emulator::fiber().open.push_back(copy);
+}
+
+DEVICE void close_group() {
+  emulator::fiber().groups.push_back(emulator::fiber().open);
+  emulator::fiber().open.clear();
+}
+
+template <int PENDING> DEVICE void wait_for_groups() {
+  auto &groups = emulator::fiber().groups;
+  while ((int)groups.size() > PENDING) {
+    if (emulator::machine.is_late) {
+      for (const auto &copy : groups[0])
+        memcpy(emulator::shared_memory + copy.to, copy.bytes, 16);
+    }
+    groups.erase(groups.begin());
+  }
+}
+
+DEVICE uint32_t exchange(uint32_t word, int with) {
+  return emulator::gather(&word, 1)[thread_index() % emulator::kWarp ^ with][0];
+}
+
+// What the tests call -----------------------------------------------------------------------------
+
+emulator::Machine emulator::machine;
+alignas(1024) uint8_t emulator::shared_memory[256 * 1024];
+
+// Launches a kernel. Its arguments are given as to the driver, by the addresses of their values:
+// four pointers and three sizes, or two pointers and a number for the last sum of the embedding's
+// gradient. Returns a fault, or an empty text.
+extern "C" const char *launch(void *kernel, int count, void **arguments, int programs, int threads,
+                              int shared_bytes, int is_late) {
+  emulator::machine = emulator::Machine();
+  emulator::machine.programs = programs;
+  emulator::machine.threads = threads;
+  emulator::machine.shared_bytes = shared_bytes;
+  emulator::machine.is_late = is_late;
+  const auto pointer = [&](int i) { return *(void **)arguments[i]; };
+  const auto number = [&](int i) { return *(int *)arguments[i]; };
+  if (count == 7) {
+    const auto call = (void (*)(void *, void *, void *, void *, int, int, int))kernel;
+    emulator::run([&] {
+      call(pointer(0), pointer(1), pointer(2), pointer(3), number(4), number(5), number(6));
+    });
+  } else {
+    const auto call = (void (*)(void *, void *, int))kernel;
+    emulator::run([&] { call(pointer(0), pointer(1), number(2)); });
+  }
+  return emulator::machine.fault;
+}
+
+extern "C" long bank_conflicts() { return emulator::machine.conflicts; }
