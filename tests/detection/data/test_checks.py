@@ -6,7 +6,7 @@ import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import load_coco_json, register_coco_instances
 
-from lambda_det.detection.data import check_datasets
+from lambda_det.detection.data import check_datasets, register_shapes
 from lambda_det.detection.data.registration import has_masks
 from lambda_det.errors import ConfigError, DataError
 from tests.coco import annotation, put
@@ -106,6 +106,7 @@ def test_no_data_says_where_to_get_them(cfg, tmp_path, monkeypatch, name, expect
     if name == "mine":
         register_coco_instances("mine", {}, str(tmp_path / "mine.json"), str(tmp_path))
     else:
+        register_shapes("datasets")
         # Metadata refuses a second value for a key, so its attribute is replaced from below.
         values = MetadataCatalog.get(name).__dict__
         monkeypatch.setitem(values, "json_file", str(tmp_path / "no.json"))

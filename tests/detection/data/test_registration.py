@@ -4,7 +4,7 @@ import re
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
-from lambda_det.detection.data import check_datasets, register_json_datasets
+from lambda_det.detection.data import check_datasets, register_json_datasets, register_shapes
 from lambda_det.detection.data.classes import facts_of
 from lambda_det.errors import ConfigError, DataError
 
@@ -122,6 +122,7 @@ def test_class_names_of_nothing_known(cfg):
     cfg.DATASETS.TEST = ()
     assert facts_of((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)) == {}
     assert "not_registered" not in MetadataCatalog
+    register_shapes("datasets")
     cfg.DATASETS.TEST = ("shapes_val",)
     names = (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)
     assert facts_of(names)["thing_classes"] == ["circle", "rectangle", "triangle"]
