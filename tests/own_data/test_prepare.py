@@ -213,8 +213,10 @@ def test_large_pictures_with_small_objects_are_cut(photographs):
     words = f"of {tiles} tiles of {trained} pictures"
     assert [r["msg"] for r in args.records if words in r["msg"]]
     assert [r["msg"] for r in args.records if f"{tiles} tiles" in r["msg"]]
-    cfg = keys(prepared(*photographs, "--tile", "0"))
-    assert cfg.INPUT.TILE.SIZE == 0
+    whole = keys(prepared(*photographs, "--tile", "0"))
+    assert whole.INPUT.TILE.SIZE == 0
+    assert (whole.SOLVER.MAX_ITER, cfg.SOLVER.MAX_ITER) == (300, 300)
+    assert whole.TEST.EVAL_PERIOD < cfg.TEST.EVAL_PERIOD  # one of tiles takes longer
 
 
 @pytest.mark.parametrize("config", [[], ["--config", "finetune/light_mobilenet_v2.yaml"]])

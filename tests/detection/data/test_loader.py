@@ -24,7 +24,9 @@ from lambda_det.detection.data import (
 )
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.mapper import TolerantMapper
+from lambda_det.detection.evaluation_cost import number_of_images
 from lambda_det.detection.parts import of_yaml
+from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError
 from tests.coco import annotation, coco_content
 
@@ -261,6 +263,18 @@ def test_an_unreadable_picture_of_many_tiles_counts_once(tiles, tmp_path, caplog
     found = batches(build_train_loader(tiles, 2), 60)
     assert {image[0] for batch in found for image in batch} == set(range(11)) - {4}
     assert sum("4.png" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_losses_and_costs_of_an_evaluation_are_of_tiles(tiles):
+    tiles.DATASETS.TEST = ("stream_test",)
+    found = [sample for (sample,) in build_test_loader(tiles, "stream_test", with_truth=True)]
+    assert len(found) == len(training_records(tiles)) > 11
+    assert all(sample["instances"].has("gt_boxes") for sample in found)
+    assert {(sample["height"], sample["width"]) for sample in found} == {(30, 32), (32, 32)}
+    tiling = Tiling.from_config(tiles)
+    cuts = [len(tiling.tiles(height, 36)) for height in [30] * 7 + [48] * 4]
+    assert number_of_images(["stream_test"], tiling) == sum(cuts)
+    assert number_of_images(["stream_test"]) == 11
 
 
 def test_mosaics_are_of_pictures_that_are_decoded(tiles, monkeypatch):

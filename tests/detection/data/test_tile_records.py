@@ -225,6 +225,10 @@ def test_a_picture_is_decoded_once_for_its_tiles(picture, mapper, monkeypatch):
     assert len(reads) == 3
     mapped(records[0])  # only two are kept
     assert len(reads) == 4
+    mapped(records[-1])  # the one that was used last is kept
+    mapped(records[len(records) // 2])
+    mapped(records[-1])
+    assert len(reads) == 5
 
 
 def test_a_picture_of_another_size_is_named(picture, mapper):
