@@ -137,7 +137,7 @@ def _fitted(
     opts = [word for pair in typed.items() for word in pair]
     cfg = load_config(argparse.Namespace(config_file=file, opts=opts))
     tile = cfg.INPUT.TILE.SIZE if "INPUT.TILE.SIZE" in typed else tile
-    recipe = get_config(f"finetune/{Path(file).name}")
+    recipe = cfg
     whole = fit_input(recipe, images, annotations, typed, size)
     has_size = size is not None or not typed.keys().isdisjoint(SIZES)
     if has_size and tile is None:  # what is typed is of whole pictures

@@ -5,7 +5,10 @@ that map does not resolve smaller objects. Where they are more than a third of t
 class, on average over the classes, as AP is, the recipe gets a map of half the stride, and then a
 larger input until they are a tenth. A step takes at most twice the time. In the test pictures are
 up to a quarter larger than the largest in training, as far as that does not enlarge them.
-docs/results.md has what was measured of the rule; its limits are guesses.
+
+A recipe's sizes are for photographs. Its budget is their pixels, which are time and memory, and not
+the longer side: strips and panoramas get a larger limit of that, because objects need the shorter
+one. docs/results.md has what was measured of the rule; its limits are guesses.
 """
 
 from __future__ import annotations
@@ -36,6 +39,10 @@ TEST_SCALE = 1.25  # of the largest size in training, as far as pictures have th
 # MobileNet-v2 on one core: 0.71 and 0.99 s at 384 and 512 pixels, with the finer map 0.78, 1.19
 # and 1.75 s at 384, 512 and 640.
 _CONSTANT, _OF_PIXELS, _OF_FINER_MAP = 0.3, 0.7, 0.1
+# By which the shorter side has to grow, on average, for another limit of the longer one
+_LEAST_GAIN = 1.1
+# Pixels of the longest picture in those of the recipe: a batch is padded to its largest picture
+_LARGEST_PICTURE = 1.5
 _MULTIPLE = 32  # pixels, the stride of a backbone
 SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
 _ANCHORS = "MODEL.ANCHOR_GENERATOR.SIZES"
@@ -95,37 +102,53 @@ def fit_input(
         cfg: the recipe.
         images: with id, width and height, as in COCO's format.
         annotations: as in COCO's format, with everything decided.
-        typed: keys of the command line. If a size or a map is among them, objects change neither.
+        typed: keys of the command line. Objects do not change typed sizes, maps and anchors.
         size: the typed shorter side in the test, in pixels; None if it follows from the data.
     """
     keys: dict[str, tuple[Any, str]] = {}
-    base = cfg.INPUT.MIN_SIZE_TEST
+    rows: list[tuple[str, str, str]] = []
+    is_sized = size is not None or not set(SIZES).isdisjoint(typed)
+    if set(SIZES).isdisjoint(typed) and (shape := sizes_by_shape(cfg, images)):
+        photograph = f"{cfg.INPUT.MIN_SIZE_TEST} x {cfg.INPUT.MAX_SIZE_TEST}"
+        cfg = cfg.clone()
+        cfg.merge_from_list([word for pair in shape.items() for word in pair])
+        why = f"for these shapes, with the pixels of {photograph}"
+        keys |= {key: (value, why) for key, value in shape.items()}
+        longest = cfg.INPUT.MAX_SIZE_TEST / cfg.INPUT.MIN_SIZE_TEST
+        rows = [("shapes of images", f"up to {longest:.3g}:1", f"as many pixels as {photograph}")]
     own = statistics.median(min(i["width"], i["height"]) for i in images)
     largest = LARGEST_SCALE * own
+    base = cfg.INPUT.MIN_SIZE_TEST
+    now = max(base, *cfg.INPUT.MIN_SIZE_TRAIN)
     if size is not None:
-        base = largest = own = size
-    elif largest < base:
-        base = largest
+        base = size
+        keys |= {key: (value, "--size") for key, value in sizes_for(cfg, size).items()}
+    elif largest < now:
         why = f"of images enlarged {LARGEST_SCALE} times at most"
-        keys |= {key: (value, why) for key, value in sizes_for(cfg, base).items()}
-    if {*SIZES, *_MAPS, _ANCHORS}.intersection(typed):
-        return FittedInput(keys, [])
+        sizes = sizes_for(cfg, base * largest / now)
+        keys |= {key: (value, why) for key, value in sizes.items() if key not in typed}
+        base = keys.get("INPUT.MIN_SIZE_TEST", (base, ""))[0]
+    if is_sized:
+        largest = own = base
     objects = objects_in_input(cfg, images, annotations).scaled(base / cfg.INPUT.MIN_SIZE_TEST)
     strides = map_strides(cfg)
     if sum(map(len, objects.sides)) < LEAST_BOXES or not strides:
-        return FittedInput(keys, [])
+        return FittedInput(keys, rows)
     least = STRIDES_PER_ANCHOR * min(strides)
     before = objects.row(least, base)
     why = f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map"
     if len(objects.sides) > 1:
         why += f"; the share is the mean over {len(objects.sides)} classes"
     if objects.below(least) <= MOST_SMALL:
-        return FittedInput(keys, [("small objects", before, f"{why}; up to a third, it stays")])
-    rows = [("small objects", before, why)]
-    finer = _finer_maps(cfg)
+        rows.append(("small objects", before, f"{why}; up to a third, it stays"))
+        return FittedInput(keys, rows)
+    rows.append(("small objects", before, why))
+    finer = {} if {*_MAPS, _ANCHORS}.intersection(typed) else _finer_maps(cfg)
     if finer:
         least //= 2
-    if cfg.RECIPE.MEMORY:
+    if is_sized:
+        side, limit = base, "the size is typed"
+    elif cfg.RECIPE.MEMORY:
         side, limit = base, "--size N takes more of the GPU's memory than was counted"
     else:
         side, limit = _side(objects, base, largest, least, bool(finer))
@@ -141,6 +164,44 @@ def fit_input(
         rows.append(("", f"{in_test} pixels in the test", "no step takes longer for it"))
     keys |= {key: (value, "for small objects") for key, value in changes.items()}
     return FittedInput(keys, rows)
+
+
+def sizes_by_shape(cfg: CfgNode, images: Collection[Mapping[str, Any]]) -> dict[str, Any]:
+    """The sizes with the recipe's number of pixels whose shorter side is largest for most pictures.
+
+    The limit of the longer side is tried at the shapes that occur. The geometric mean of the
+    shorter sides decides, so that a few strips among photographs change nothing.
+
+    Args:
+        cfg: has the sizes for photographs.
+        images: with width and height.
+
+    Returns:
+        Values by their keys; {} where the recipe's are as good.
+    """
+    if cfg.INPUT.LSJ.ENABLED or not images:
+        return {}
+    usual = cfg.INPUT.MAX_SIZE_TEST / cfg.INPUT.MIN_SIZE_TEST
+    sides = np.array([[image["width"], image["height"]] for image in images], float)
+    shapes = sides.max(1) / sides.min(1)
+
+    def shorter_side(limit: float) -> float:
+        """The largest shorter side, as a share of the recipe's."""
+        pixels = np.mean(np.where(shapes <= limit, shapes, limit**2 / shapes))
+        return min(1.0, math.sqrt(usual / pixels), math.sqrt(_LARGEST_PICTURE * usual / limit))
+
+    def mean_side(limit: float) -> float:
+        return shorter_side(limit) * math.exp(np.mean(np.log(np.minimum(1, limit / shapes))))
+
+    limits = np.unique(np.quantile(shapes, np.linspace(0, 1, 21)))
+    best = max([usual, *limits[limits > usual]], key=mean_side)
+    if mean_side(best) < _LEAST_GAIN * mean_side(usual):
+        return {}
+    sizes = sizes_for(cfg, cfg.INPUT.MIN_SIZE_TEST * shorter_side(best))
+    return {
+        key: round(value * best / usual) if ".MAX_" in key else value
+        for key, value in sizes.items()
+    }
 
 
 def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:

@@ -198,7 +198,8 @@ def _prepare(args: argparse.Namespace) -> None:
         data = _Data({}, {}) if stands else _read_data(args, Path(draft), rows)
         keys = _keys_of_file(args, typed, run, data, Path(draft), rows)
         flags = _keys_of_flags(args, typed)
-        keys |= flags
+        # a chosen recipe has sizes for --size already, for the shapes of the pictures
+        keys |= {key: v for key, v in flags.items() if key not in SIZES or key not in keys}
         words = [*_words(keys), *args.opts]
         cfg = load_config(argparse.Namespace(config_file=args.config_file, opts=words))
         kept = recipe.FITTED_KEYS & {*typed, *flags, *cfg.RECIPE.KEEP}

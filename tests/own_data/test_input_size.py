@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lambda_det.detection.config_files import get_config
-from lambda_det.own_data.input_size import fit_input
+from lambda_det.own_data.input_size import SIZES, fit_input, sizes_by_shape
 from tests.coco import annotation, coco_content
 
 MAPS = ["MODEL.FPN.IN_FEATURES", "MODEL.RPN.IN_FEATURES", "MODEL.ROI_HEADS.IN_FEATURES"]
@@ -121,19 +121,64 @@ def test_small_pictures_count_at_the_size_that_they_get(cfg):
 
 
 def test_what_is_typed_is_not_changed(cfg):
+    """And the rest follows from it: the map from a typed size, the size from typed maps."""
     small = labels([20] * 99)
-    for key in (*MAPS, "MODEL.ANCHOR_GENERATOR.SIZES", "INPUT.MAX_SIZE_TEST"):
-        assert fit_input(cfg, *small, {key}) == ({}, [])
-    keys = values(fit_input(cfg, *small, {"SEED"}, size=640))
-    assert keys.keys() == {*MAPS, "MODEL.ANCHOR_GENERATOR.SIZES"}
-    assert not fit_input(cfg, *small, {}, size=1280).keys  # 40 pixels there
+    maps = {*MAPS, "MODEL.ANCHOR_GENERATOR.SIZES"}
+    for key in maps:
+        keys = values(fit_input(cfg, *small, {key}))
+        assert keys and not maps & keys.keys()
+    for key in SIZES:
+        fitted = fit_input(cfg, *small, {key})
+        assert values(fitted).keys() == maps and "typed" in fitted.rows[-1][2]
+    assert values(fit_input(cfg, *small, {"SEED"}, size=640)).keys() == {*maps, *SIZES}
+    assert values(fit_input(cfg, *small, {}, size=1280)).keys() == set(SIZES)  # 40 pixels there
+
+
+@pytest.mark.parametrize("name", ["light_mobilenet_v2", "mask_rcnn_resnetrs50_se"])
+@pytest.mark.parametrize(
+    ("sizes", "changes"),
+    [
+        ([(640, 480)], False),
+        ([(3000, 3000)], False),
+        ([(8000, 400)], True),
+        ([(400, 8000)], True),
+        ([(8000, 400), (5000, 500)], True),
+        # one strip among photographs would pad its batches
+        ([(640, 480)] * 9 + [(8000, 400)], False),
+    ],
+)
+def test_strips_get_the_pixels_of_photographs(name, sizes, changes):
+    """The shorter side grows; as many pixels as before are resized to, on average."""
+    cfg = get_config(f"finetune/{name}.yaml")
+    images = [{"width": width, "height": height} for width, height in sizes]
+    keys = sizes_by_shape(cfg, images)
+    assert bool(keys) == changes
+    if changes:
+        budget = cfg.INPUT.MIN_SIZE_TEST * cfg.INPUT.MAX_SIZE_TEST
+        short, longest = keys["INPUT.MIN_SIZE_TEST"], keys["INPUT.MAX_SIZE_TEST"]
+        pixels = []
+        for width, height in sizes:
+            scale = min(short / min(width, height), longest / max(width, height))
+            pixels.append(scale**2 * width * height)
+            before = cfg.INPUT.MAX_SIZE_TEST / max(width, height)
+            assert scale > 2 * before
+        assert 0.8 * budget < np.mean(pixels) <= 1.02 * budget
+        assert max(pixels) <= 1.52 * budget
+
+
+def test_a_typed_size_of_strips_is_their_shorter_side(cfg):
+    fitted = fit_input(cfg, *labels([20] * 99, (8000, 400)), {}, size=320)
+    keys = values(fitted)
+    assert keys["INPUT.MIN_SIZE_TEST"] == 320
+    assert keys["INPUT.MAX_SIZE_TEST"] >= 320 * 20
+    assert fitted.rows[0][:2] == ("shapes of images", "up to 20:1")
 
 
 @pytest.mark.parametrize("size", [320, 384, 1000])
 def test_a_typed_size_is_not_exceeded(cfg, size):
     """Whatever the objects ask for: these have 14 of 1200 pixels."""
-    fitted = fit_input(cfg, *labels([14] * 99, (1600, 1200)), {}, size=size)
-    assert fitted.keys and not [key for key in fitted.keys if key.startswith("INPUT.")]
+    keys = values(fit_input(cfg, *labels([14] * 99, (1600, 1200)), {}, size=size))
+    assert keys["INPUT.MIN_SIZE_TEST"] == max(keys["INPUT.MIN_SIZE_TRAIN"]) == size
 
 
 def test_a_recipe_whose_memory_was_counted_keeps_its_size():

@@ -703,10 +703,11 @@ def test_sizes_that_are_named_stay(data):
         (data / f"{number}.xml").write_text(text)
     run = ["--data", data, "--output", data.parent / "run"]
     named = ["--config", "finetune/light_lambdaresnet26.yaml"]
-    for words in (named, ["INPUT.MIN_SIZE_TEST", 384]):
+    # the map of a named configuration stays, and that of a chosen one follows from the typed size
+    for words, finest in ((named, "p3"), (["INPUT.MIN_SIZE_TEST", 384], "p2")):
         args = prepared(*run, *words)
         assert keys(args).INPUT.MIN_SIZE_TEST == 384
-        assert keys(args).MODEL.RPN.IN_FEATURES[0] == "p3"
+        assert keys(args).MODEL.RPN.IN_FEATURES[0] == finest
 
 
 def test_flags_and_pairs_come_in_any_order():
