@@ -12,6 +12,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from detectron2.config import CfgNode
 from iopath.common.file_io import get_cache_dir
 
@@ -123,6 +124,20 @@ def choose(
         *((key, str(value), why) for key, (value, why) in keys.items()),
     ]
     return Chosen(file, {key: value for key, (value, _) in keys.items()}, rows)
+
+
+def default_tiles(
+    images: Collection[Mapping[str, Any]], annotations: Iterable[Mapping[str, Any]]
+) -> list[tuple[str, str, str]]:
+    """What a training would say of tiles on this machine; [] where pictures stay whole.
+
+    Args:
+        images, annotations: as of :func:`choose`.
+    """
+    name = RECIPES["cuda" if torch.cuda.is_available() else "cpu"][0]
+    file = str(CONFIGS / "finetune" / f"{name}.yaml")
+    _, rows = _fitted(file, images, list(annotations), {}, None, None)
+    return rows
 
 
 def _fitted(

@@ -40,6 +40,7 @@ from lambda_det.errors import (
     printable_text,
 )
 from lambda_det.files import refuse_existing
+from lambda_det.own_data.choice import default_tiles
 from lambda_det.own_data.labels import COCO, FORMATS, as_coco
 from lambda_det.own_data.layouts import find_images, find_parts
 
@@ -138,6 +139,14 @@ def print_unlearnt(report: Report, train: Report) -> bool:
     return False
 
 
+def print_small_objects(json_file: str, images: str) -> None:
+    """Print whether most objects are too small in the input that a training would choose."""
+    content = coco_content(read_coco(json_file, images))
+    if rows := default_tiles(content["images"], content["annotations"]):
+        (_, tiles, why), *_ = rows
+        print(f"{why}: lambda-det train cuts them into tiles ({tiles}); --tile N makes others.\n")
+
+
 def print_copies(parts: Mapping[str, list[str]]) -> bool:
     """Print which pictures have copies; return whether two parts share a picture."""
     pairs, within = shared_copies(parts)
@@ -188,9 +197,10 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
         print(f"{printable(arguments.json)}: labels of {kind}\n")
         parts = [(str(part.labels), str(part.images)) for part in found]
     files = "none" if arguments.no_images else "all"
+    converted = as_coco(*parts, folder=folder)
     reports = [
         check_coco(json_file, images, files=files, progress=True)
-        for json_file, (_, images) in zip(as_coco(*parts, folder=folder), parts, strict=True)
+        for json_file, (_, images) in zip(converted, parts, strict=True)
     ]
     status = 0
     for report in reports:
@@ -205,6 +215,8 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
     pictures = {r.json_file: [file["file_name"] for file in r.files] for r in reports}
     if not arguments.no_images and print_copies(pictures):
         status = 1
+    if reports[0].usable and not reports[0].refusal():
+        print_small_objects(converted[0], parts[0][1])
     if kind == COCO:  # of other formats, pictures without labels are in the report
         print_unnamed(reports)
     if status:

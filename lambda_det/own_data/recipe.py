@@ -35,6 +35,9 @@ from lambda_det.training.log import log_table
 
 logger = logging.getLogger(__name__)
 
+# pixels in the network's input by the square root of the area: smaller objects are hardly found
+SMALL = 12
+MOST = 0.5  # share of the objects above which they count as most
 LEAST_BOXES = 50  # with fewer boxes anchors stay as they are
 IMBALANCE = 10  # ratio of the images of the largest class to those of the smallest
 # An anchor of a level matches objects of its size only if its side has this number of strides: half
@@ -557,12 +560,32 @@ def fit_to_data(cfg: CfgNode, machine: Machine) -> dict[str, Any]:
         ConfigError: a key of RECIPE is invalid, or no data set is named.
         DataError: a data set is missing or empty.
     """
-    return _kept_apart(cfg, rules_for(cfg, machine))
+    statistics = Statistics.of(_records(cfg), input_scale(cfg))
+    values = _kept_apart(cfg, derive(cfg, statistics, machine))
+    _warn_of_small_objects(cfg, statistics.boxes)
+    return values
 
 
 def rules_for(cfg: CfgNode, machine: Machine) -> list[Derived]:
     """The keys of :func:`fit_to_data` with their reasons, also those that are kept."""
     return derive(cfg, Statistics.of(_records(cfg), input_scale(cfg)), machine)
+
+
+def _warn_of_small_objects(cfg: CfgNode, boxes: np.ndarray) -> None:
+    """Warn before a long training where most objects are hardly to be seen, and no tiles are made.
+
+    Args:
+        boxes: [N, 2] widths and heights in pixels of the input.
+    """
+    sides = np.sqrt(boxes.prod(1))
+    small = int((sides < SMALL).sum())
+    if len(sides) < LEAST_BOXES or small <= MOST * len(sides) or Tiling.from_config(cfg):
+        return
+    logger.warning(
+        f"{small} of {len(sides)} objects have less than {SMALL} pixels in the network's input, "
+        f"half of all less than {np.median(sides):.0f}, so few will be found; --tile auto cuts the "
+        "pictures into tiles, in which objects keep their pixels."
+    )
 
 
 def fit_schedule(cfg: CfgNode) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Whether the pictures of a training are cut into tiles, and into which, by their objects.
 
-Where most objects would have less than :data:`SMALL` pixels in the network's input, whole pictures
+Where most objects would have less than ``SMALL`` pixels in the network's input, whole pictures
 teach little. A tile by the rule is as large as the recipe's input, so that objects keep their own
 pixels. It is larger where most objects would not fit into the overlap of two tiles, or where even
 the smallest tenth of them can be reduced. The limits are guesses.
@@ -19,13 +19,11 @@ from detectron2.config import CfgNode
 from lambda_det.detection.tiles import Tiling, why_not_cut
 from lambda_det.errors import ConfigError
 from lambda_det.own_data.input_size import FEW_SMALL, objects_in_input
-from lambda_det.own_data.recipe import LEAST_BOXES, STRIDES_PER_ANCHOR, map_strides
+from lambda_det.own_data.recipe import LEAST_BOXES, MOST, SMALL, STRIDES_PER_ANCHOR, map_strides
 
-__all__ = ["AUTO", "OF_TILES", "SMALL", "ChosenTiles", "choose_tiles", "tile_flag"]
+__all__ = ["AUTO", "OF_TILES", "ChosenTiles", "choose_tiles", "tile_flag"]
 
 AUTO = "auto"  # --tile auto: tiles by the rule, also where objects are not that small
-SMALL = 12  # pixels of an object in the network's input, by the square root of its area
-_MOST = 0.5  # share of the objects above which they count as most
 _LONGEST = 0.9  # share of the objects that are not longer than the overlap
 # Shares of the side of a tile: the largest overlap by the rule, and the least, because an object at
 # the border lacks its surroundings
@@ -87,7 +85,7 @@ def choose_tiles(
         return ChosenTiles(None, images, [])
     small = objects_in_input(whole, images, objects).below(SMALL)
     why = f"{small:.0%} of the objects have less than {SMALL} pixels in the input of whole pictures"
-    if tile is None and (small <= _MOST or len(objects) < LEAST_BOXES):
+    if tile is None and (small <= MOST or len(objects) < LEAST_BOXES):
         return ChosenTiles(None, images, [])
     longest = sorted(max(one["bbox"][2:]) for one in objects)
     long = longest[math.ceil(_LONGEST * len(longest)) - 1]

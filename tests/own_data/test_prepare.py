@@ -14,6 +14,7 @@ from lambda_det import cli, get_config
 from lambda_det.detection import DetectionTask, lazy_parser, load_config
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data import choice
+from lambda_det.own_data.command_line import main as check_main
 from lambda_det.own_data.prepare import prepare
 from tests.coco import annotation, coco_content
 from tests.detection.tiny import on_meta
@@ -213,10 +214,31 @@ def test_large_pictures_with_small_objects_are_cut(photographs):
     words = f"of {tiles} tiles of {trained} pictures"
     assert [r["msg"] for r in args.records if words in r["msg"]]
     assert [r["msg"] for r in args.records if f"{tiles} tiles" in r["msg"]]
+    is_warned = [r for r in args.records if "12 pixels" in r["msg"] and r["levelno"] > 20]
+    assert not is_warned
     whole = keys(prepared(*photographs, "--tile", "0"))
     assert whole.INPUT.TILE.SIZE == 0
     assert (whole.SOLVER.MAX_ITER, cfg.SOLVER.MAX_ITER) == (300, 300)
     assert whole.TEST.EVAL_PERIOD < cfg.TEST.EVAL_PERIOD  # one of tiles takes longer
+
+
+@pytest.mark.parametrize(
+    "words", [["--tile", "0"], ["--size", "384"], ["--config", "finetune/light_mobilenet_v2.yaml"]]
+)
+def test_objects_that_are_hardly_to_be_seen_are_a_warning_before_the_training(photographs, words):
+    args = prepared(*photographs, *words, "--val-share", "0.1", "--epochs", "2")
+    assert keys(args).INPUT.TILE.SIZE == 0
+    (warning,) = [
+        r["msg"] for r in args.records if "12 pixels" in r["msg"] and r["levelname"] == "WARNING"
+    ]
+    trained = 4 * len(names(keys(args).DATASETS.TRAIN_JSON))
+    assert f"{trained} of {trained} objects" in warning and "--tile auto" in warning
+
+
+def test_check_says_that_pictures_will_be_cut(photographs, capsys):
+    check_main([str(photographs[1])])
+    said = capsys.readouterr().out
+    assert "100% of the objects have less than 12 pixels" in said and "384 pixels" in said
 
 
 @pytest.mark.parametrize("config", [[], ["--config", "finetune/light_mobilenet_v2.yaml"]])
