@@ -350,6 +350,8 @@ def test_predictor_reads_a_file_alone_and_fills_its_batches(batch, fixed, tmp_pa
         np.testing.assert_allclose(prediction.scores, expected, rtol=1e-3)
         height, width = image.shape[:2]
         assert np.allclose(prediction.boxes, [0, 0, width, height], rtol=1e-3)
+    predictor = Predictor(path, score_threshold=0.5, batch_size=3)  # above 99 / 255
+    assert [len(prediction) for prediction in predictor(images)] == [1, 0, 0]
 
 
 def test_a_lower_threshold_is_advised_down_to_that_of_the_export(tmp_path, capsys):
