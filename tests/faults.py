@@ -130,6 +130,13 @@ FAULTS = [
         "detection/data/test_shapes.py::test_a_name_of_another_project_stays",
     ),
     _fault(
+        "Backbones by name and as LazyConfig nodes",
+        "lambda_det/detection/data/shapes.py",
+        "    if _is_ours(name):\n",
+        "    if name in DatasetCatalog:\n",
+        "detection/data/test_shapes.py::test_a_name_of_another_project_stays",
+    ),
+    _fault(
         "A script of Detectron2 runs unchanged",
         "lambda_det/run.py",
         "sys.argv = [args.script, *words[end:]]",
@@ -218,6 +225,13 @@ FAULTS = [
         "::test_the_files_of_averaged_weights_have_a_folder_of_their_own",
     ),
     _fault(
+        "A LazyConfig means what its nodes say",
+        "lambda_det/detection/lazy_parts.py",
+        "        node.lr = settings.base_lr\n",
+        "        pass\n",
+        "detection/test_lazy_parity.py",
+    ),
+    _fault(
         "A run that was killed at any moment",
         "lambda_det/training/statistics.py",
         '        self.updates = state["updates"]\n',
@@ -246,6 +260,13 @@ FAULTS = [
         "distributed/test_leaving.py::test_batches_end_early_where_a_signal_asks_for_it",
     ),
     _fault(
+        "SIGTERM, SIGUSR1 and Ctrl-C finish the step",
+        "lambda_det/distributed/leaving.py",
+        "if number := max(comm.all_gather(received_signal())):",
+        "if number := received_signal():",
+        "distributed/test_leaving.py::test_a_process_that_waits_for_another_leaves_with_it",
+    ),
+    _fault(
         "A GPU's memory that is too small",
         "lambda_det/training/task.py",
         'self.settings.option("accumulate", 2 * self.settings.accumulate)',
@@ -257,6 +278,13 @@ FAULTS = [
         "lambda_det/training/writers.py",
         '_class_of(name, settings.key("event_writers"))(folder)',
         '_class_of(name, settings.key("event_writers"))(".")',
+        "training/test_writers.py::test_names_that_are_there",
+    ),
+    _fault(
+        "TensorBoard, and an event writer",
+        "lambda_det/training/writers.py",
+        "purge_step=last_step + 1",
+        "purge_step=0",
         "training/test_writers.py::test_names_that_are_there",
     ),
     _fault(
@@ -272,6 +300,13 @@ FAULTS = [
         "drawn, offset = self._images, rank * size",
         "drawn, offset = size, 0",
         "reliability/test_other_numbers.py",
+    ),
+    _fault(
+        "Other numbers of processes",
+        "lambda_det/training/statistics.py",
+        '{"one process": images // comm.get_world_size()}',
+        '{"one process": images}',
+        "training/test_statistics.py::test_images_by_which_norms_normalise",
     ),
     _fault(
         "Other numbers of processes",
@@ -408,6 +443,13 @@ FAULTS = [
         "classification/test_task.py::test_what_a_run_leaves",
     ),
     _fault(
+        "Small classifiers are trained",
+        "lambda_det/classification/evaluation.py",
+        "hits[:, 0].sum(), hits.sum()",
+        "hits.sum(), hits[:, 0].sum()",
+        "classification/test_evaluation.py::test_counts_are_exact_in_batches_of_any_size",
+    ),
+    _fault(
         "The paper's classifiers on ImageNet",
         "configs/imagenet/lambda_resnet152_192.yaml",
         "  DROPOUT: 0.3\n",
@@ -502,6 +544,20 @@ FAULTS = [
         "own_data/report/test_run_page.py::test_confusion_counts_every_object_and_prediction_once",
     ),
     _fault(
+        "One page about a run",
+        "lambda_det/own_data/report/worst_images.py",
+        "key=lambda row: (row[0].quality,",
+        "key=lambda row: (-row[0].quality,",
+        "own_data/report/test_worst_images.py::test_the_worst_come_first",
+    ),
+    _fault(
+        "One page about a run",
+        "lambda_det/own_data/report/advice.py",
+        '        return "twice", int(own.argmax())',
+        '        return "class", int(own.argmax())',
+        "own_data/report/test_advice.py::test_the_second_prediction_of_an_object_is_one_too_many",
+    ),
+    _fault(
         "`lambda-det evaluate RUN`",
         "lambda_det/own_data/evaluate.py",
         "saved.content, complete=True, averaged=averaged)",
@@ -536,6 +592,13 @@ FAULTS = [
         "_rounded([x0, y0, x1 - x0, y1 - y0])",
         "_rounded([x0, y0, x1, y1])",
         "detection/prediction/test_files.py::test_annotations_are_what_was_found",
+    ),
+    _fault(
+        "Predictions on pictures, folders",
+        "lambda_det/detection/prediction/files.py",
+        "    if not 0 < rate < 1000:\n",
+        "    if True:\n",
+        "detection/prediction/test_files.py::test_a_video_keeps_its_frames_rate_and_size",
     ),
     _fault(
         "A checkpoint says what it is of",
@@ -627,7 +690,7 @@ FAULTS = [
         "Imports run one way",
         "lambda_det/layers/options.py",
         "from lambda_det.errors import ConfigError\n",
-        "from lambda_det.errors import ConfigError\nfrom lambda_det.weights import names\n",
+        "from lambda_det.errors import ConfigError\nfrom lambda_det.modeling import specs\n",
         "test_structure.py::test_imports_run_one_way",
     ),
 ]

@@ -39,6 +39,7 @@ def test_names_that_are_there(tmp_path):
     tensorboard, recorder = make_writers(named, 7)
     assert isinstance(tensorboard, TensorboardXWriter) and recorder.folder == str(tmp_path)
     assert tensorboard._last_write == recorder._last_write == 7
+    assert tensorboard._writer.purge_step == 8  # what a killed run wrote after its checkpoint
     tensorboard.close()  # else its thread writes to the folder after the test
     assert make_writers(_settings(tmp_path), -1) == []
 
