@@ -105,10 +105,11 @@ def test_confusion_counts_every_object_and_prediction_once():
         _entry(10, boxes[3], 0.9),  # in a crowd: not counted
         _entry(20, [200.0, 200.0, 10.0, 10.0], 0.6),  # of nothing
     ]
-    found = evaluate_detections(ground_truth, results, "bbox", 0.5).confusion
+    detections = evaluate_detections(ground_truth, results, "bbox", 0.5)
+    assert [result.objects for result in detections.classes] == [1, 1, 1]
     expected = np.zeros((4, 4), int)
     expected[0, 0] = expected[1, 2] = expected[2, 3] = expected[3, 0] = expected[3, 1] = 1
-    assert (found == expected).all()
+    assert (detections.confusion == expected).all()
 
 
 def test_sizes_of_masks_are_those_of_the_masks(ground_truth):
