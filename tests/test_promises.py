@@ -1,9 +1,11 @@
-"""The ledger of promises names folders and tests that exist."""
+"""The ledger of promises names folders and tests that exist, and each promise has a fault."""
 
 import re
 from pathlib import Path
 
 import pytest
+
+from tests.faults import FAULTS, Fault
 
 pytestmark = pytest.mark.checkout
 
@@ -39,3 +41,39 @@ def test_every_place_is_there():
 def test_a_place_that_is_not_there_is_seen():
     row = "| a promise | 1 | `lambda_det/nowhere` | `tests/test_promises.py` | CPU |"
     assert missing(row) == ["lambda_det/nowhere"]
+
+
+def wrong(faults: list[Fault], page: str) -> list[str]:
+    """What is wrong with faults that should break each promise of a page."""
+    rows, said = promises(page), []
+    for fault in faults:
+        named = [row for row in rows if row[0].startswith(fault.promise)]
+        if len(named) != 1:
+            said.append(f"{len(named)} promises begin with {fault.promise!r}")
+            continue
+        if (count := (ROOT / fault.file).read_text("utf-8").count(fault.text)) != 1:
+            said.append(f"{fault.file} has {fault.text!r} {count} times")
+        for test in fault.tests:
+            file, _, name = test.partition("::")
+            if f"`{file}`" not in named[0][3]:
+                said.append(f"{file} is no test of {fault.promise!r}")
+            elif name and f"def {name.partition('[')[0]}(" not in (ROOT / file).read_text("utf-8"):
+                said.append(f"{file} has no {name}")
+    broken = tuple(fault.promise for fault in faults)
+    return [*said, *(f"{row[0]!r} has no fault" for row in rows if not row[0].startswith(broken))]
+
+
+def test_every_promise_has_a_fault_that_its_tests_can_see():
+    """`python -m tests.faults` looks whether they do."""
+    assert wrong(FAULTS, (ROOT / "docs" / "promises.md").read_text("utf-8")) == []
+
+
+def test_a_fault_that_breaks_nothing_is_seen():
+    page = "| one thing | 1 | | `tests/test_promises.py` | CPU |\n| two | 1 | | | CPU |"
+    tests = ("tests/test_promises.py::test_nothing", "tests/test_docs.py")
+    fault = Fault("one", "tests/test_docs.py", "no such text", "", tests)
+    said = wrong([fault, fault._replace(promise="three")], page)
+    words = ("has 'no such text' 0 times", "has no test_nothing", "test_docs.py is no test of")
+    words += ("0 promises begin with 'three'", "'two' has no fault")
+    assert [any(word in line for line in said) for word in words] == [True] * len(words)
+    assert len(said) == len(words)
