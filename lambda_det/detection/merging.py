@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+MERGE = 1  # the number of this rule, which files name; another rule gets another number
 SAME = 0.5  # two detections are one object above this, as in a detector's own NMS
 NEAR = 2.0  # a box ends at a border of its tile if it is this near to it, in pixels,
 NEAR_SHARE = 0.1  # or nearer than this share of its own side

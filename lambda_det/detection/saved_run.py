@@ -32,6 +32,7 @@ from lambda_det.detection.task import (
     recorded_backbone,
     test_size,
 )
+from lambda_det.detection.tiles import Tiling
 from lambda_det.distributed.devices import check_device
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpoint_files import find_checkpoint
@@ -65,12 +66,18 @@ class SavedRun:
     content: Mapping[str, Any]
     classes: Mapping[str, Any]
 
+    @property
+    def tiling(self) -> Tiling | None:
+        """How it cuts pictures; None for whole pictures."""
+        return self.parts.tiling
+
     def about(self) -> dict[str, Any]:
         """What a user of an exported file must know, as plain values."""
         return {
             **self.origin.as_meta(),
             **(self.parts.pixels.as_meta() if self.parts.pixels else {}),
             **test_size(self.parts),
+            "tile": self.tiling.as_meta() if self.tiling else None,
             "classes": self.classes.get("thing_classes"),
             "dataset": dict(self.classes),
         }

@@ -5,10 +5,11 @@ Training, evaluation, prediction and exported files cut a picture by the same :c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from lambda_det.detection.merging import cuts
+from lambda_det.detection.merging import MERGE, cuts
 from lambda_det.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,6 +74,26 @@ class Tiling:
     def of_size(cls, size: int, overlap: int = -1) -> Tiling:
         """The tiling of a size, with an overlap of a fifth of it where ``overlap`` is -1."""
         return cls(size, size // 5 if overlap == -1 else overlap)
+
+    @classmethod
+    def of_meta(cls, meta: Mapping[str, int] | None) -> Tiling | None:
+        """The tiling that :meth:`as_meta` wrote to a file; None for none.
+
+        Raises:
+            ConfigError: the file asks for another way to join what is found in tiles.
+        """
+        if meta is None:
+            return None
+        if meta["merge"] != MERGE:
+            raise ConfigError(
+                f"The detections of its tiles are joined by rule {meta['merge']}, and this version "
+                f"knows rule {MERGE}; export the run again."
+            )
+        return cls(meta["size"], meta["overlap"])
+
+    def as_meta(self) -> dict[str, int]:
+        """What a file has to say, with the rule by which detections of tiles are joined."""
+        return {"size": self.size, "overlap": self.overlap, "merge": MERGE}
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of each tile of a picture."""

@@ -14,6 +14,7 @@ from detectron2.structures import Boxes, Instances
 from torch import Tensor
 
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
+from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError, WeightsError, refused
 from lambda_det.export.onnx_file import onnx_metadata, read_onnx
 
@@ -51,6 +52,7 @@ class ExportedDetector:
         resize: the augmentation that an image needs before.
         channels: the order of the channels of the images, "RGB".
         batch: images that the file takes at once; 0 for any number.
+        tiling: how pictures are cut into these images; None where they are not.
     """
 
     channels = "RGB"
@@ -80,6 +82,7 @@ class ExportedDetector:
             )
         self._path = path
         self.batch, self._fixed = about["batch"], about["fixed"]
+        self.tiling = Tiling.of_meta(about.get("tile"))
         # where an evaluation does more to images than resizing, no size is known
         shortest, longest = about.get("min_size_test", 0), about.get("max_size_test", 0)
         resize = ResizeShortestEdgeAtLeastOnePixel([shortest] * 2, longest)

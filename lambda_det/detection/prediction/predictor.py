@@ -21,6 +21,8 @@ from omegaconf import DictConfig
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import as_input, read_image
 from lambda_det.detection.saved_run import SavedRun, open_run
+from lambda_det.detection.tiled import WholePicture
+from lambda_det.detection.tiles import Tiling
 from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError
 from lambda_det.weights.provenance import Origin
@@ -33,7 +35,7 @@ Image = str | os.PathLike | np.ndarray
 # From images as Detectron2's models take them to their "instances"
 Detect = Callable[[list[dict[str, Any]]], list[dict[str, Instances]]]
 # For the ending of a file the class, in another module, that opens its detector and is called as
-# Detect; it also has ``about``, ``channels``, ``resize`` and ``batch``
+# Detect; it also has ``about``, ``channels``, ``resize``, ``batch`` and ``tiling``
 OPENERS = {".onnx": "lambda_det.export.exported:ExportedDetector"}
 # For the beginning of an address the function, in another module, that fetches a detector from
 # there
@@ -45,7 +47,8 @@ class Prediction:
     """The instances of one image, the highest scores first, in pixels of that image.
 
     Attributes:
-        instances: Detectron2's, on the CPU.
+        instances: Detectron2's, on the CPU. Of a picture that was cut into tiles, ``pred_masks`` are
+            :class:`lambda_det.detection.tiled.RunMasks`.
         class_names: of all classes of the detector; None if they are not known.
     """
 
@@ -78,7 +81,10 @@ class Prediction:
 
     @property
     def masks(self) -> np.ndarray | None:
-        """[N, H, W] bool; None for a detector without masks."""
+        """[N, H, W] bool; None for a detector without masks.
+
+        ``instances.pred_masks`` gives them one at a time, which a picture of 100 megapixels needs.
+        """
         return self.instances.pred_masks.numpy() if self.instances.has("pred_masks") else None
 
     @property
@@ -95,7 +101,8 @@ class Predictor:
         found = predictor("photo.jpg")
         found.boxes, found.scores, found.names, found.masks
 
-    Images may have any size. They are resized as in the detector's evaluation. A copy, also in
+    Images may have any size. They are resized as in the detector's evaluation. Those of a detector
+    of tiles (INPUT.TILE) are cut before, and what is found in the tiles is joined. A copy, also in
     another process, opens the same source again.
 
     Attributes:
@@ -131,8 +138,9 @@ class Predictor:
             device: such as "cpu" or "cuda"; None for that of the configuration. An exported
                 detector is computed on the CPU.
             precision: "float32" or "bfloat16"; None for that of the configuration.
-            batch_size: images that are computed at once, if they have one size after resizing,
-                because padding would change the results. A file of a fixed batch takes its own.
+            batch_size: images, or tiles, that are computed at once, if they have one size after
+                resizing, because padding would change the results. A file of a fixed batch takes
+                its own.
 
         Raises:
             ConfigError: a value cannot work, the device is missing, or the model predicts no
@@ -179,10 +187,14 @@ class Predictor:
             )
         model = run.detector(device, precision)
         self.origin, self.class_names = run.origin, run.classes.get("thing_classes")
+        self._tiling = run.tiling
         for module in model.modules():
             # the attributes of RoI heads and of dense detectors
             if hasattr(module, "test_score_thresh"):
-                module.test_score_thresh = self._threshold
+                least = self._threshold
+                if self._tiling:  # tiles are joined as in an evaluation, also by weak detections
+                    least = min(least, module.test_score_thresh)
+                module.test_score_thresh = least
         pixels = run.parts.pixels
         self._channels = _order(pixels.format if pixels else "BGR")
         self._augmentations = run.parts.make_test_augmentations()
@@ -200,6 +212,7 @@ class Predictor:
                 "than that: here they keep their sizes"
             )
         self._channels, self._augmentations = detector.channels, detector.resize
+        self._tiling: Tiling | None = detector.tiling
         self._batch_size = max(self._batch_size, detector.batch)
         self._detect = detector
 
@@ -235,13 +248,31 @@ class Predictor:
         return found
 
     def _predict(self, images: Sequence[Image], channels: str) -> list[Prediction]:
-        inputs = [self._prepare(image, channels) for image in images]
         with torch.no_grad():
-            found = [output["instances"].to("cpu") for output in self._detect(inputs)]
+            if self._tiling is None:
+                pixels = [self._read(image, channels) for image in images]
+                found = self._detected(pixels)
+            else:
+                found = [self._detected_in_tiles(self._read(image, channels)) for image in images]
         kept = [instances[instances.scores >= self._threshold] for instances in found]
         return [Prediction(instances, self.class_names) for instances in kept]
 
-    def _prepare(self, image: Image, channels: str) -> dict[str, Any]:
+    def _detected(self, pixels: Sequence[np.ndarray]) -> list[Instances]:
+        inputs = [as_input(each, self._augmentations) for each in pixels]
+        return [output["instances"].to("cpu") for output in self._detect(inputs)]
+
+    def _detected_in_tiles(self, pixels: np.ndarray) -> Instances:
+        """The instances of a picture [H, W, 3] of any size, a batch of its tiles at a time."""
+        height, width = pixels.shape[:2]
+        picture, rest = WholePicture(height, width), iter(self._tiling.tiles(height, width))
+        while batch := list(islice(rest, self._batch_size)):
+            found = self._detected([pixels[t.y0 : t.y1, t.x0 : t.x1] for t in batch])
+            for tile, instances in zip(batch, found, strict=True):
+                picture.add(tile, instances)
+        return picture.instances()
+
+    def _read(self, image: Image, channels: str) -> np.ndarray:
+        """The pixels [H, W, 3] of an image, in the order of the detector."""
         if isinstance(image, (str, os.PathLike)):
             image, channels = read_bgr(image), "BGR"
         if not (
@@ -255,9 +286,7 @@ class Predictor:
             raise ConfigError(
                 f"An image is {what[0]} {what[1]}; give a path or an array [H, W, 3] of uint8."
             )
-        if channels != self._channels:
-            image = image[:, :, ::-1]
-        return as_input(image, self._augmentations)
+        return image if channels == self._channels else image[:, :, ::-1]
 
 
 def _by_size(model: Detect) -> Detect:
