@@ -14,6 +14,7 @@ from detectron2.utils.visualizer import VisImage, Visualizer
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
+from lambda_det.detection.run_masks import RunMasks
 from lambda_det.errors import printable
 
 # The caption above a picture: its height in pixels, and font and scale for OpenCV
@@ -40,7 +41,7 @@ def draw_predictions(
     Args:
         image: [H, W, 3] uint8, BGR.
         instances: on the CPU, with ``pred_boxes``, ``pred_classes``, ``scores`` and maybe
-            ``pred_masks`` [N, H, W] and ``pred_keypoints`` [N, K, 3].
+            ``pred_masks`` [N, H, W], a tensor or RunMasks, and ``pred_keypoints`` [N, K, 3].
         class_names: of all classes; None draws the indices. That of an only class is left out,
             because it says nothing and hides small objects.
         scale: size of the picture relative to the image.
@@ -56,7 +57,11 @@ def draw_predictions(
         for index, score in zip(classes, instances.scores.tolist(), strict=True)
     ]
     labels = labels if with_labels else None
-    masks = list(instances.pred_masks.numpy()) if instances.has("pred_masks") else None
+    masks = instances.pred_masks if instances.has("pred_masks") else None
+    if isinstance(masks, RunMasks):
+        masks = [masks.polygons(number) for number in range(len(masks))]
+    elif masks is not None:
+        masks = list(masks.numpy())
     keypoints = instances.pred_keypoints.numpy() if instances.has("pred_keypoints") else None
     boxes = instances.pred_boxes.tensor.numpy()
     return _draw(image, boxes, classes, labels, masks, keypoints, scale, metadata)

@@ -28,6 +28,7 @@ from detectron2.evaluation import (
     coco_evaluation,
 )
 from detectron2.modeling import GeneralizedRCNNWithTTA
+from detectron2.structures import Instances
 from pycocotools.coco import COCO
 from torch import nn
 from torch.backends import cudnn
@@ -40,6 +41,9 @@ from lambda_det.detection.data.records import label_fault, read_pixels
 from lambda_det.detection.data.registration import has_masks, is_coco, load_records
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
+from lambda_det.detection.run_masks import RunMasks
+from lambda_det.detection.tiled import WholePictures
+from lambda_det.detection.tiles import Tiling
 from lambda_det.distributed.signals import StopRequest, interruptible
 from lambda_det.errors import ConfigError, DataError, listed, printable, reason, refused
 
@@ -109,6 +113,36 @@ class TolerantCOCOEvaluator(COCOEvaluator):
     @property
     def counted_detections(self) -> int:
         return self._max_dets_per_image[-1]
+
+    def most_in_a_tile(self, tiling: Tiling) -> int:
+        """The largest number of objects that one tile shows, whole or in part."""
+        boxes: dict[int, list[list[float]]] = {}
+        for one in self._coco_api.anns.values():
+            if not one.get("iscrowd"):
+                boxes.setdefault(one["image_id"], []).append(one["bbox"])
+        most = 0
+        for number, of_image in boxes.items():
+            image = self._coco_api.imgs[number]
+            x0, y0, width, height = np.array(of_image).T
+            for tile in tiling.tiles(image["height"], image["width"]):
+                across = (x0 < tile.x1) & (x0 + width > tile.x0)
+                along = (y0 < tile.y1) & (y0 + height > tile.y0)
+                most = max(most, int(np.count_nonzero(across & along)))
+        return most
+
+    def process(self, inputs, outputs):
+        """As Detectron2's method, also for masks that are run lengths already."""
+        for image, output in zip(inputs, outputs, strict=True):
+            fields = output["instances"].get_fields() if "instances" in output else {}
+            masks = fields.get("pred_masks")
+            if not isinstance(masks, RunMasks):
+                super().process([image], [output])
+                continue
+            fields = {name: value for name, value in fields.items() if name != "pred_masks"}
+            bare = Instances(output["instances"].image_size, **fields)
+            super().process([image], [{"instances": bare}])
+            for number, result in enumerate(self._predictions[-1]["instances"]):
+                result["segmentation"] = masks.coco(number)
 
     def _eval_predictions(self, predictions, img_ids=None):
         """As Detectron2's method, whose file of results does not name the data."""
@@ -303,28 +337,37 @@ def build_evaluator(
     tasks = {"bbox": True, "segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
     tasks = tuple(task for task, is_on in tasks.items() if is_on)
     kind = MetadataCatalog.get(dataset_name).get("evaluator_type")
+    tiling, sigmas = Tiling.from_config(cfg), cfg.TEST.KEYPOINT_OKS_SIGMAS
     if make := EVALUATORS.get(kind, EVALUATORS[None]).make:
-        return DatasetEvaluators([make(dataset_name, tasks, folder)])
-    sigmas = cfg.TEST.KEYPOINT_OKS_SIGMAS
-    kept = cfg.TEST.DETECTIONS_PER_IMAGE
-    if "segm" in tasks and "instances" in measured and not has_masks(dataset_name):
-        tasks = tuple(task for task in tasks if task != "segm")
-        logger.warning(f"No object of {dataset_name} has a mask, so AP is that of boxes alone.")
-    makers = {
-        "instances": partial(_instances, kept=kept, tasks=tasks, kpt_oks_sigmas=sigmas),
-        "semantic": _MaskEvaluator,
-        "panoptic": lambda name, output_dir: PanopticQualityEvaluator(name),
-    }
-    return DatasetEvaluators([makers[name](dataset_name, output_dir=folder) for name in measured])
+        evaluators = [make(dataset_name, tasks, folder)]
+    else:
+        if "segm" in tasks and "instances" in measured and not has_masks(dataset_name):
+            tasks = tuple(task for task in tasks if task != "segm")
+            logger.warning(f"No object of {dataset_name} has a mask, so AP is that of boxes alone.")
+        kept = cfg.TEST.DETECTIONS_PER_IMAGE
+        instances = partial(_instances, kept=kept, tiling=tiling, tasks=tasks)
+        makers = {
+            "instances": partial(instances, kpt_oks_sigmas=sigmas),
+            "semantic": _MaskEvaluator,
+            "panoptic": lambda name, output_dir: PanopticQualityEvaluator(name),
+        }
+        evaluators = [makers[name](dataset_name, output_dir=folder) for name in measured]
+    made = DatasetEvaluators(evaluators)
+    return WholePictures(made) if tiling else made
 
 
-def _instances(dataset_name: str, *, kept: int, **options: Any) -> TolerantCOCOEvaluator:
+def _instances(
+    dataset_name: str, *, kept: int, tiling: Tiling | None, **options: Any
+) -> TolerantCOCOEvaluator:
     """An evaluator, with a warning where the detector keeps fewer detections than it has to."""
     evaluator = TolerantCOCOEvaluator(dataset_name, **options)
-    if kept < evaluator.counted_detections:
+    what, needed = "image", evaluator.counted_detections
+    if tiling:
+        what, needed = "tile", evaluator.most_in_a_tile(tiling)
+    if kept < needed:
         logger.warning(
-            f"An image of {dataset_name} has up to {evaluator.counted_detections} objects, and the "
-            f"detector keeps {kept} detections an image: raise TEST.DETECTIONS_PER_IMAGE."
+            f"One {what} of {dataset_name} has up to {needed} objects, and the detector keeps "
+            f"{kept} detections: raise TEST.DETECTIONS_PER_IMAGE."
         )
     return evaluator
 

@@ -2,102 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pycocotools.mask
 import torch
 from detectron2.evaluation import DatasetEvaluator
 from detectron2.structures import Boxes, Instances
-from torch import Tensor
 
-from lambda_det.detection.merging import Detections, area, merge, runs
+from lambda_det.detection.merging import Detections, merge, runs
+from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.tiles import Tile
 
-__all__ = ["RunMasks", "WholePicture", "WholePictures"]
-
-
-class RunMasks:
-    """The masks of a picture as run lengths, which become pixels one at a time.
-
-    It stands for the tensor ``pred_masks`` [N, H, W] of Detectron2, which has 100 MB for each
-    object of a picture of 100 megapixels.
-    """
-
-    def __init__(self, masks: Sequence[np.ndarray], image_size: tuple[int, int]) -> None:
-        """
-        Args:
-            masks: runs, as :class:`lambda_det.detection.merging.Detections` has them.
-            image_size: height and width of the picture.
-        """
-        self._masks, self.image_size = list(masks), image_size
-
-    def __len__(self) -> int:
-        return len(self._masks)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return (len(self), *self.image_size)
-
-    def __getitem__(self, index: Any) -> Tensor | RunMasks:
-        """The mask [H, W] of a number, bool; or the masks of a slice, of numbers or of booleans."""
-        if not isinstance(index, (int, np.integer)):
-            numbers = np.arange(len(self))
-            chosen = numbers[index if isinstance(index, slice) else np.asarray(index)]
-            return RunMasks([self._masks[number] for number in chosen], self.image_size)
-        pixels = np.zeros(self.image_size, bool)
-        for x, y0, y1 in self._masks[index].tolist():
-            pixels[y0:y1, x] = True
-        return torch.from_numpy(pixels)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self[number] for number in range(len(self)))
-
-    def to(self, *_: Any, **__: Any) -> RunMasks:
-        """As of a tensor; run lengths are on the CPU."""
-        return self
-
-    def numpy(self) -> np.ndarray:
-        """All masks [N, H, W], bool."""
-        pixels = np.zeros(self.shape, bool)
-        for number, mask in enumerate(self._masks):
-            for x, y0, y1 in mask.tolist():
-                pixels[number, y0:y1, x] = True
-        return pixels
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self.numpy().astype(dtype or bool, copy=False)
-
-    def cropped(self, number: int) -> tuple[np.ndarray, tuple[int, int]]:
-        """The pixels of a mask within its outline, bool [h, w], and its first column and row."""
-        mask = self._masks[number]
-        if not len(mask):
-            return np.zeros((1, 1), bool), (0, 0)
-        (x0, y0), (x1, y1) = mask[:, :2].min(0), mask[:, [0, 2]].max(0)
-        pixels = np.zeros((y1 - y0, x1 + 1 - x0), bool)
-        for x, begin, end in (mask - [x0, y0, y0]).tolist():
-            pixels[begin:end, x] = True
-        return pixels, (int(x0), int(y0))
-
-    def area(self, number: int) -> int:
-        """The number of pixels of a mask."""
-        return area(self._masks[number])
-
-    def coco(self, number: int) -> dict[str, Any]:
-        """A mask as COCO's run lengths: "size" and "counts", as text."""
-        height, width = self.image_size
-        mask = self._masks[number].astype(np.int64)
-        ends = np.ravel(mask[:, :1] * height + mask[:, 1:])
-        # a run that ends with its column goes on where the next one begins at once
-        goes_on = ends[1:-1:2] == ends[2::2]
-        ends = np.delete(ends, np.flatnonzero(np.repeat(goes_on, 2)) + 1)
-        counts = np.diff(np.concatenate([[0], ends, [height * width]])).tolist()
-        if not counts[-1]:  # COCO's own encoder has none behind a mask that ends with the picture
-            counts.pop()
-        plain = {"size": [height, width], "counts": counts}
-        made = pycocotools.mask.frPyObjects(plain, height, width)
-        return {"size": [height, width], "counts": made["counts"].decode()}
+__all__ = ["WholePicture", "WholePictures"]
 
 
 class WholePicture:

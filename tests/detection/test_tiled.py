@@ -1,16 +1,23 @@
 """A detector on tiles: in a Predictor, and in the evaluation of whole pictures."""
 
+import json
+import logging
+
+import cv2
 import numpy as np
 import pycocotools.mask
 import pytest
 import torch
+from detectron2.evaluation import inference_on_dataset
 from detectron2.structures import Boxes, Instances
 
 from lambda_det.detection.merging import runs
 from lambda_det.detection.prediction import Predictor
+from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.saved_run import open_run
-from lambda_det.detection.tiled import RunMasks
-from tests.training.tiny_detector import save_run
+from lambda_det.detection.task import DetectionTask
+from tests.coco import annotation, coco_content
+from tests.training.tiny_detector import save_run, tiny_config
 
 SIZE = 64
 
@@ -78,6 +85,9 @@ def test_masks_as_run_lengths():
     masks = RunMasks([runs(mask, 0, 0) for mask in pixels], size)
     np.testing.assert_array_equal(masks.numpy(), pixels)
     np.testing.assert_array_equal(np.asarray(masks), pixels)
+    again = RunMasks.of_coco([masks.coco(number) for number in range(9)], size)
+    np.testing.assert_array_equal(again.numpy(), pixels)
+    assert RunMasks.of(torch.from_numpy(pixels)).coco(5) == masks.coco(5) == again.coco(5)
     for number, mask in enumerate(pixels):
         np.testing.assert_array_equal(masks[number].numpy(), mask)
         crop, (x, y) = masks.cropped(number)
@@ -93,3 +103,109 @@ def test_masks_as_run_lengths():
     chosen["of booleans"] = torch.arange(9) > 4, pixels[5:]
     for index, expected in chosen.values():
         np.testing.assert_array_equal(instances[index].pred_masks.numpy(), expected)
+
+
+# -------------------------------------------------------------------------------------- evaluation
+class SeesPixels:
+    """A detector without faults: each grey value is an object."""
+
+    def __init__(self):
+        self.sizes = set()
+
+    def __call__(self, inputs):
+        return [{"instances": self._found(entry["image"][0])} for entry in inputs]
+
+    def _found(self, pixels):
+        self.sizes.add(tuple(pixels.shape))
+        values = [value for value in pixels.unique() if value]
+        masks = torch.stack([pixels == value for value in values]) if values else torch.zeros(0, 1)
+        masks = masks.bool().reshape(-1, *pixels.shape)
+        boxes = [[*c.min(1)[0][[1, 0]], *c.max(1)[0][[1, 0]] + 1] for c in map(_where, masks)]
+        found = Instances(tuple(pixels.shape))
+        found.pred_boxes = Boxes(torch.tensor(boxes).reshape(-1, 4).float())
+        found.scores = torch.linspace(0.9, 0.5, len(values))
+        found.pred_classes = torch.zeros(len(values), dtype=torch.int64)
+        found.pred_masks = masks
+        return found
+
+
+def _where(mask):
+    return torch.stack(mask.nonzero(as_tuple=True))
+
+
+def save_pictures(folder):
+    """A wide picture of 150 squares and two long bars, one of the size of a tile, a smaller one."""
+    wide = np.zeros((130, 300), np.uint8)
+    corners = [(x, y, 8, 6) for y in range(2, 90, 9) for x in range(1, 286, 19)]
+    for value, (x, y, w, h) in enumerate([*corners, (5, 100, 290, 5), (290, 3, 5, 92)], start=1):
+        wide[y : y + h, x : x + w] = value
+    pictures = {"wide.png": wide, "tile.png": wide[:64, :64], "small.png": wide[:50, :40]}
+    annotations, number = [], 1
+    for image_id, (name, pixels) in enumerate(pictures.items(), start=1):
+        cv2.imwrite(str(folder / name), pixels)
+        for value in np.unique(pixels[pixels > 0]):
+            y, x = np.nonzero(pixels == value)
+            box = [int(n) for n in (x[0], y[0], np.ptp(x) + 1, np.ptp(y) + 1)]
+            annotations.append(annotation(number, image_id, box, category_id=1))
+            number += 1
+    names = dict(enumerate(pictures, start=1))
+    content = coco_content(names, annotations, {1: "thing"})
+    for image, pixels in zip(content["images"], pictures.values(), strict=True):
+        image["height"], image["width"] = pixels.shape
+    (folder / "labels.json").write_text(json.dumps(content))
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures")
+    save_pictures(folder)
+    cfg = tiny_config()
+    cfg.merge_from_list(
+        f"DATASETS.TEST_JSON {folder}/labels.json DATASETS.TEST_IMAGES {folder} "
+        "INPUT.TILE.SIZE 64 INPUT.TILE.OVERLAP 12 INPUT.MIN_SIZE_TEST 0 TEST.IMS_PER_BATCH 4 "
+        f"MODEL.ROI_HEADS.NUM_CLASSES 1 DATALOADER.NUM_WORKERS 0 OUTPUT_DIR {folder}/out "
+        "TEST.DETECTIONS_PER_IMAGE 30".split()
+    )
+    return DetectionTask(cfg).prepare(train=False)
+
+
+def test_the_ap_is_of_whole_pictures(task, caplog):
+    """Each of 152 objects is found once, with the bars that are longer than a tile in one piece."""
+    (name,), model = task.parts.test_sets, SeesPixels()
+    with caplog.at_level(logging.WARNING):
+        evaluator = task.parts.make_evaluator(name, "")
+    assert "TEST.DETECTIONS_PER_IMAGE" not in caplog.text  # no tile has more than 30 objects
+    results = inference_on_dataset(model, task.parts.make_test_loader(name), evaluator)
+    assert model.sizes == {(64, 64), (50, 40)}
+    for kind in ("bbox", "segm"):
+        assert results[kind]["AP"] == pytest.approx(100)
+
+
+def test_a_detector_that_keeps_too_few_of_a_tile_is_named(task, caplog):
+    cfg = task.config.clone()
+    cfg.defrost()
+    cfg.TEST.DETECTIONS_PER_IMAGE = 10
+    DetectionTask(cfg).parts.make_evaluator(cfg.DATASETS.TEST[0], "")
+    assert "tile" in caplog.text and "TEST.DETECTIONS_PER_IMAGE" in caplog.text
+
+
+def test_two_processes_share_pictures_and_not_tiles(task, monkeypatch):
+    (name,) = task.parts.test_sets
+    seen = []
+    for rank in (0, 1):
+        monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: 2)
+        monkeypatch.setattr("detectron2.utils.comm.get_rank", lambda rank=rank: rank)
+        tiles = [entry for batch in task.parts.make_test_loader(name) for entry in batch]
+        seen.append({entry["file_name"] for entry in tiles})
+    assert not seen[0] & seen[1] and len(seen[0] | seen[1]) == 3
+
+
+@pytest.mark.slow
+def test_the_losses_of_an_evaluation_are_those_of_the_tiles_of_a_training(task):
+    cfg = task.config.clone()
+    cfg.defrost()
+    cfg.TEST.LOSS = True
+    loader = DetectionTask(cfg).parts.make_loss_loader(cfg.DATASETS.TEST[0])
+    entries = [entry for (entry,) in loader]
+    assert {tuple(entry["image"].shape[1:]) for entry in entries} == {(64, 64), (50, 40)}
+    assert all(len(entry["instances"]) for entry in entries)

@@ -28,7 +28,7 @@ from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.detection.data.mixing import Mixing
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.tile_pixels import sources_of
-from lambda_det.detection.data.tile_records import tile_records
+from lambda_det.detection.data.tile_records import tile_records, tiles_to_test
 from lambda_det.detection.data.truth import decided
 from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError, listed, refused
@@ -419,23 +419,29 @@ def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = Fal
     """A loader that gives each image of ``dataset_name`` once, shared among the processes.
 
     An image that cannot be read ends it with a ``DataError``: an AP over fewer images could not be
-    compared, and nothing would show it.
+    compared, and nothing would show it. Where ``INPUT.TILE`` cuts images, it gives their tiles, all
+    those of an image to one process, see :class:`lambda_det.detection.tiled.WholePictures`.
 
     Args:
-        with_truth: each image, or tile, alone with its ground truth, for the losses of training.
+        with_truth: each image alone with its ground truth, for the losses of training. Tiles are
+            those that a training on these images would draw.
     """
     _check_proposals(cfg, "TEST")
     mapper = TolerantMapper(cfg, is_train=False)
     if with_truth:
         check_files(dataset_name)
-        arguments = TolerantMapper.from_config(cfg, is_train=True)
+        options = TolerantMapper.from_config(cfg, is_train=True)
         # the pixels are those of the evaluation
-        arguments |= {"augmentations": mapper.augmentations.augs, "exact_pixels": True}
-        mapper = TolerantMapper(**arguments | {"recompute_boxes": False})
+        options |= {"augmentations": mapper.augmentations.augs, "exact_pixels": True}
+        mapper = TolerantMapper(**options | {"recompute_boxes": False})
     arguments = build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper)
+    records = arguments["dataset"]
     if with_truth:
-        arguments["dataset"] = _cut(cfg, arguments["dataset"])
-        arguments["sampler"] = InferenceSampler(len(arguments["dataset"]))
+        arguments |= {"dataset": _cut(cfg, records), "sampler": None}
+    elif tiling := Tiling.from_config(cfg):
+        share = [records[number] for number in InferenceSampler(len(records))]
+        tiles = tiles_to_test(share, tiling)
+        arguments |= {"dataset": tiles, "sampler": range(len(tiles))}
     return tolerant_test_loader(
         **arguments,
         batch_size=1 if with_truth else cfg.TEST.IMS_PER_BATCH,
@@ -460,7 +466,7 @@ def tolerant_test_loader(
     dataset: list[Record] | Dataset,
     *,
     mapper: Mapper,
-    sampler: Sampler | None = None,
+    sampler: Iterable[int] | None = None,
     batch_size: int = 1,
     collate_fn: Callable[[list[Record]], Any] | None = None,
     timeout: int = _TIMEOUT,
@@ -471,7 +477,8 @@ def tolerant_test_loader(
     Args:
         dataset: the dataset dicts.
         mapper: raises ``DataError`` if an image cannot be read, as a ``TolerantMapper`` does.
-        sampler: the indices of this process; None: Detectron2's ``InferenceSampler``.
+        sampler: the indices of this process, a Sampler or another iterable; None: Detectron2's
+            ``InferenceSampler``.
         batch_size: the most images of one batch of this process. With a list of dicts they have one
             size, because padding would change the predictions.
         collate_fn: makes a batch of a list of images; None leaves the list.

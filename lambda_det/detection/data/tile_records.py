@@ -19,7 +19,7 @@ from lambda_det.detection.data.truth import Decided, around, corners, runs_of
 from lambda_det.detection.tiles import Tile, Tiling
 from lambda_det.errors import ConfigError, DataError, counted, printable
 
-__all__ = ["LEAST_LEFT", "number_of_pictures", "tile_records"]
+__all__ = ["LEAST_LEFT", "number_of_pictures", "tile_records", "tiles_to_test"]
 
 # Share of an object's box, of what the tile that shows most of it shows. A box that overlaps an
 # object by an IoU of less than this counts as background in Detectron2 (MODEL.RPN.IOU_THRESHOLDS).
@@ -59,12 +59,7 @@ def tile_records(
     places = itertools.count()
     cut = 0
     for record in records:
-        if not {"height", "width"} <= record.keys():
-            raise DataError(
-                f"{printable(record['file_name'])}: its record has no height and width, by which "
-                "INPUT.TILE.SIZE would cut it; add them."
-            )
-        tiles: list[Any] = tiling.tiles(record["height"], record["width"])
+        tiles: list[Any] = _tiles_of(record, tiling)
         objects: Mapping[Any, _Objects] = {}
         if len(tiles) == 1:
             tiles = [None]
@@ -101,6 +96,27 @@ def number_of_pictures(records: Iterable[Mapping[str, Any]]) -> int:
         else:
             whole += 1
     return whole + len(cut)
+
+
+def tiles_to_test(records: Iterable[Mapping[str, Any]], tiling: Tiling) -> list[Mapping[str, Any]]:
+    """The records of all tiles to test on, picture by picture and row by row, without objects.
+
+    They have the keys of :func:`tile_records`, and raise the same error.
+    """
+    result = []
+    for record in records:
+        tiles = _tiles_of(record, tiling)
+        result += [_record_of(record, tile, None) for tile in tiles] if tiles[1:] else [record]
+    return result
+
+
+def _tiles_of(record: Mapping[str, Any], tiling: Tiling) -> list[Tile]:
+    if not {"height", "width"} <= record.keys():
+        raise DataError(
+            f"{printable(record['file_name'])}: its record has no height and width, by which "
+            "INPUT.TILE.SIZE would cut it; add them."
+        )
+    return tiling.tiles(record["height"], record["width"])
 
 
 def _report(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pycocotools.mask
 
-from lambda_det.detection.data.label_files import polygons, write_labels
+from lambda_det.detection.data.label_files import write_labels
 from lambda_det.detection.prediction.predictor import Prediction
+from lambda_det.detection.run_masks import RunMasks
 from lambda_det.files import replace_text, writing_to
 
 __all__ = ["Annotations"]
@@ -42,7 +41,8 @@ class Annotations:
         self._images.append(json.dumps(image))
         if source:
             self._sources[file_name] = source
-        masks, keypoints = prediction.masks, prediction.keypoints
+        instances, keypoints = prediction.instances, prediction.keypoints
+        masks = RunMasks.of(instances.pred_masks) if instances.has("pred_masks") else None
         for index, (x0, y0, x1, y1) in enumerate(prediction.boxes.tolist()):
             annotation = {
                 "id": len(self._annotations) + 1,
@@ -55,8 +55,9 @@ class Annotations:
                 "score": round(float(prediction.scores[index]), 5),
             }
             if masks is not None:
-                annotation["area"] = int(masks[index].sum())
-                annotation["segmentation"] = polygons(masks[index]) or _runs(masks[index])
+                annotation["area"] = masks.area(index)
+                # COCO's tools fail on an empty mask without any polygon
+                annotation["segmentation"] = masks.polygons(index) or masks.coco(index)
             if keypoints is not None:
                 # COCO counts from the centre of the first pixel, Detectron2 from its corner
                 points = [[x - 0.5, y - 0.5, 2] for x, y, _ in keypoints[index].tolist()]
@@ -87,12 +88,6 @@ class Annotations:
             return
         with writing_to(path):
             replace_text(path, text)
-
-
-def _runs(mask: np.ndarray) -> dict[str, Any]:
-    """A mask [H, W] as run lengths: COCO's tools fail on an empty mask without any polygon."""
-    runs = pycocotools.mask.encode(np.asfortranarray(mask, np.uint8))
-    return {**runs, "counts": runs["counts"].decode()}
 
 
 def _rounded(values: list[float]) -> list[float]:

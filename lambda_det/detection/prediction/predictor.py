@@ -47,8 +47,8 @@ class Prediction:
     """The instances of one image, the highest scores first, in pixels of that image.
 
     Attributes:
-        instances: Detectron2's, on the CPU. Of a picture that was cut into tiles, ``pred_masks`` are
-            :class:`lambda_det.detection.tiled.RunMasks`.
+        instances: Detectron2's, on the CPU. Of a picture that was cut into tiles, ``pred_masks``
+            are :class:`lambda_det.detection.run_masks.RunMasks`.
         class_names: of all classes of the detector; None if they are not known.
     """
 

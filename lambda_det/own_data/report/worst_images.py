@@ -18,6 +18,7 @@ from detectron2.structures import Boxes, BoxMode, Instances
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.data.registration import load_records
 from lambda_det.detection.drawing import side_by_side
+from lambda_det.detection.run_masks import RunMasks
 from lambda_det.own_data.report.matching import FALSE, assign, overlaps
 
 __all__ = ["Match", "draw_worst", "match"]
@@ -79,8 +80,8 @@ def _instances(entries: list[dict[str, Any]], record: dict[str, Any]) -> Instanc
     instances.pred_classes = torch.tensor([e["category_id"] for e in entries], dtype=torch.int64)
     instances.scores = torch.tensor([float(entry["score"]) for entry in entries])
     if entries and all("segmentation" in entry for entry in entries):
-        masks = np.stack([mask_util.decode(entry["segmentation"]) for entry in entries])
-        instances.pred_masks = torch.from_numpy(masks.astype(bool))
+        masks = [entry["segmentation"] for entry in entries]
+        instances.pred_masks = RunMasks.of_coco(masks, instances.image_size)
     if entries and all("keypoints" in entry for entry in entries):
         points = np.array([entry["keypoints"] for entry in entries], np.float32)
         instances.pred_keypoints = torch.from_numpy(points.reshape(len(entries), -1, 3))
