@@ -1,11 +1,226 @@
 """Predict with an .onnx of lambda-det export: python detect.py detector.onnx photo.jpg."""
 
-import argparse
 import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
-from PIL import Image
+from PIL import Image, ImageOps
+
+# ---- lambda_det/detection/merging.py, which .ci/detect.py writes here
+MERGE = 1  # the number of this rule, which files name; another rule gets another number
+SAME = 0.5  # two detections are one object above this, as in a detector's own NMS
+NEAR = 2.0  # a box ends at a border of its tile if it is this near to it, in pixels,
+NEAR_SHARE = 0.1  # or nearer than this share of its own side
+
+
+class Detections(NamedTuple):
+    """The detections of a tile or of a picture, in pixels of the picture.
+
+    Attributes:
+        boxes: [N, 4]: x0, y0, x1, y1.
+        scores, classes: [N].
+        masks: N arrays of runs [R, 3]: a column, its first row, and the row behind the last; None
+            for a detector without masks.
+    """
+
+    boxes: np.ndarray
+    scores: np.ndarray
+    classes: np.ndarray
+    masks: list[np.ndarray] | None
+
+
+def cuts(length: int, size: int, overlap: int) -> list[tuple[int, int]]:
+    """The begin and end of each tile along a side of a picture.
+
+    The last one ends at the border of the picture, so that it has the full size and a larger
+    overlap. A side that is not longer than a tile is not cut.
+    """
+    starts = [*range(0, max(length - size, 0), size - overlap), max(length - size, 0)]
+    return [(start, min(start + size, length)) for start in starts]
+
+
+def merge(tiles: Sequence[tuple[Sequence[int], Detections]], height: int, width: int) -> Detections:
+    """Join what two tiles find of the same object, class by class.
+
+    Two detections of overlapping tiles are one object by what both tiles see. Where each of the
+    tiles sees the whole object, their IoU must be above ``SAME``. Where the border of one tile cuts
+    the object, most of the cut detection must lie within the other one. Where each tile cuts it,
+    most of the smaller part within both tiles must lie within the other part. The best pairs are
+    joined first, and of one tile no two detections are joined: the detector took them for two
+    objects. Objects over several tiles become one along such pairs.
+
+    Of joined detections, the one with the highest score is kept among those that no border cuts.
+    Where all are cut, box and mask are the union. The score is the highest of all. The result does
+    not depend on the order of the tiles, and the detections of a single tile stay as they are.
+
+    Args:
+        tiles: the corners x0, y0, x1, y1 of each tile, and its detections, the best first.
+        height, width: of the picture.
+
+    Returns:
+        The detections of the picture, the highest scores first.
+    """
+    tiles = sorted(tiles, key=lambda entry: tuple(entry[0][1::-1]))
+    corners = np.array([tile for tile, _ in tiles], np.int64).reshape(-1, 4)
+    parts = [detections for _, detections in tiles]
+    starts = np.cumsum([0, *(len(part.scores) for part in parts)])
+    boxes, scores, classes = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("boxes", "scores", "classes")
+    )
+    has_masks = parts[0].masks is not None
+    masks = [mask for part in parts for mask in part.masks] if has_masks else None
+
+    groups = [[number] for number in range(len(scores))]  # of joined detections, by each of them
+    tile_of = np.repeat(np.arange(len(parts)), np.diff(starts))
+    for a, b in _best_first(corners, parts, starts):
+        if groups[a] is not groups[b] and not {*tile_of[groups[a]]} & {*tile_of[groups[b]]}:
+            groups[a] += groups[b]
+            for number in groups[b]:
+                groups[number] = groups[a]
+
+    picture = np.array([0, 0, width, height])
+    is_cut = np.zeros(len(scores), bool)
+    for number, corner in enumerate(corners):
+        here = slice(starts[number], starts[number + 1])
+        is_cut[here] = _ends_at(boxes[here], corner, corner != picture)
+    boxes, scores, kept = boxes.copy(), scores.copy(), []
+    for number, members in enumerate(map(sorted, groups)):
+        if number != members[0]:
+            continue
+        whole = [member for member in members if not is_cut[member]]
+        best = max(whole or members, key=lambda member: scores[member])
+        if not whole and len(members) > 1:
+            low, high = boxes[members, :2].min(0), boxes[members, 2:].max(0)
+            boxes[best] = np.concatenate([low, high])
+            if masks is not None:
+                masks[best] = union([masks[member] for member in members])
+        scores[best] = scores[members].max()
+        kept.append(best)
+    kept = np.array(kept, np.int64)
+    kept = kept[np.argsort(-scores[kept], kind="stable")]
+    masks = None if masks is None else [masks[number] for number in kept]
+    return Detections(boxes[kept], scores[kept], classes[kept], masks)
+
+
+def _best_first(
+    corners: np.ndarray, parts: Sequence[Detections], starts: np.ndarray
+) -> Iterator[tuple[int, int]]:
+    """Pairs of detections of two tiles that are one object, by their numbers, the best first."""
+    pairs = []
+    for a, part in enumerate(parts):
+        low = np.maximum(corners[a, :2], corners[a + 1 :, :2])
+        high = np.minimum(corners[a, 2:], corners[a + 1 :, 2:])
+        for b in np.flatnonzero((low < high).all(1)) + a + 1:
+            for similarity, i, j in _pairs(corners[a], part, corners[b], parts[b]):
+                pairs.append((-similarity, starts[a] + i, starts[b] + j))
+    for _, a, b in sorted(pairs):
+        yield int(a), int(b)
+
+
+def _pairs(
+    tile_a: np.ndarray, a: Detections, tile_b: np.ndarray, b: Detections
+) -> Iterator[tuple[float, int, int]]:
+    """IoU and numbers of the detections in two overlapping tiles that are one object."""
+    shared = _common(tile_a, tile_b)
+    a_cut = _ends_at(a.boxes, tile_a, _borders_inside(tile_a, tile_b))
+    b_cut = _ends_at(b.boxes, tile_b, _borders_inside(tile_b, tile_a))
+    meet = _common(_common(a.boxes[:, None], b.boxes), shared)
+    meet = (meet[..., 2:] > meet[..., :2]).all(2) & (a.classes[:, None] == b.classes)
+    for i, j in np.argwhere(meet):
+        limits = shared if a_cut[i] and b_cut[j] else None
+        area_a, area_b, both = _areas(a, i, b, j, limits)
+        of_both = area_a + area_b - both
+        least = of_both
+        if a_cut[i] and b_cut[j]:
+            least = min(area_a, area_b)
+        elif a_cut[i]:
+            least = area_a
+        elif b_cut[j]:
+            least = area_b
+        if both > SAME * least:
+            yield both / of_both, i, j
+
+
+def _areas(
+    a: Detections, i: int, b: Detections, j: int, limits: np.ndarray | None
+) -> tuple[float, float, float]:
+    """The areas of two detections, and the area that both have, within limits.
+
+    They are those of the masks, or of the boxes where a mask is missing or empty.
+    """
+    if a.masks is not None and len(a.masks[i]) and len(b.masks[j]):
+        one, other = a.masks[i], b.masks[j]
+        if limits is not None:
+            one, other = clipped(one, limits), clipped(other, limits)
+        areas = area(one), area(other)
+        return *areas, sum(areas) - area(union([one, other]))
+    one, other = a.boxes[i].astype(float), b.boxes[j].astype(float)
+    if limits is not None:
+        one, other = _common(one, limits), _common(other, limits)
+    return tuple(
+        float((box[2:] - box[:2]).clip(min=0).prod()) for box in (one, other, _common(one, other))
+    )
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The rectangle [.., 4] that two rectangles share; it ends before it begins where there is
+    none.
+    """
+    low = np.maximum(a[..., :2], b[..., :2])
+    return np.concatenate([low, np.minimum(a[..., 2:], b[..., 2:])], -1)
+
+
+def _borders_inside(tile: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Which borders x0, y0, x1, y1 of a tile lie inside of another one: bool [4]."""
+    low, high = np.tile(other[:2], 2), np.tile(other[2:], 2)
+    return (low < tile) & (tile < high)
+
+
+def _ends_at(boxes: np.ndarray, tile: np.ndarray, borders: np.ndarray) -> np.ndarray:
+    """Which boxes [N, 4] end at one of the given borders of their tile: bool [N]."""
+    near = np.maximum(NEAR_SHARE * (boxes[:, 2:] - boxes[:, :2]), NEAR)
+    distances = np.concatenate([boxes[:, :2] - tile[:2], tile[2:] - boxes[:, 2:]], 1)
+    return ((distances <= np.tile(near, 2)) & borders).any(1)
+
+
+def runs(mask: np.ndarray, x0: int, y0: int) -> np.ndarray:
+    """The runs [R, 3] of a mask [h, w] whose first pixel is x0, y0 of the picture."""
+    edges = np.diff(np.pad(mask.T.astype(np.int8), ((0, 0), (1, 1))), axis=1)
+    columns, begins = np.nonzero(edges == 1)
+    _, ends = np.nonzero(edges == -1)
+    return np.stack([columns + x0, begins + y0, ends + y0], 1).astype(np.int32)
+
+
+def area(mask: np.ndarray) -> int:
+    """The number of pixels of runs."""
+    return int((mask[:, 2] - mask[:, 1]).sum())
+
+
+def clipped(mask: np.ndarray, limits: Sequence[int]) -> np.ndarray:
+    """The runs within a rectangle x0, y0, x1, y1."""
+    x0, y0, x1, y1 = limits
+    inside = mask[(mask[:, 0] >= x0) & (mask[:, 0] < x1)]
+    rows = inside[:, 1:].clip(y0, y1)
+    return np.concatenate([inside[:, :1], rows], 1)[rows[:, 0] < rows[:, 1]]
+
+
+def union(masks: Sequence[np.ndarray]) -> np.ndarray:
+    """The runs of all masks together, column by column."""
+    every = np.concatenate(masks).astype(np.int64)
+    column = int(every[:, 2].max(initial=0)) + 1  # so the runs of two columns never touch
+    begins, ends = every[:, 0] * column + every[:, 1], every[:, 0] * column + every[:, 2]
+    order = np.argsort(begins, kind="stable")
+    begins, ends = begins[order], np.maximum.accumulate(ends[order])
+    is_first = np.append(True, begins[1:] > ends[:-1])[: len(begins)]
+    begins, ends = begins[is_first], ends[np.append(is_first[1:], True)[: len(ends)]]
+    return np.stack([begins // column, begins % column, ends % column], 1).astype(np.int32)
+
+
+# ---- the program
 
 
 def resized(image, shortest, longest, fixed):
@@ -28,31 +243,50 @@ def paste(mask, box, height, width):
     return rows @ mask @ columns.T >= 0.5
 
 
-parser = argparse.ArgumentParser(description="Print what a detector finds in a photo.")
-parser.add_argument("detector", help="an .onnx that lambda-det export wrote")
-parser.add_argument("photo", help="of any format that Pillow reads")
-args = parser.parse_args()
-session = onnxruntime.InferenceSession(args.detector)
+def detect(session, photo, tile):
+    """The detections in a tile x0, y0, x1, y1 of the photo, in pixels of the photo."""
+    about = session.get_modelmeta().custom_metadata_map
+    shortest, longest, fixed, stride, batch = (
+        json.loads(about[key])
+        for key in ("min_size_test", "max_size_test", "fixed", "stride", "batch")
+    )
+    part = photo.crop(tile)
+    image = resized(part, shortest, longest, fixed)
+    height, width = image.shape[:2]
+    canvas = fixed or (height + -height % stride, width + -width % stride)
+    images = np.zeros((batch or 1, *canvas, 3), np.uint8)
+    sizes = np.ones((batch or 1, 2), np.int32)
+    images[0, :height, :width], sizes[0] = image, (height, width)
+    outputs = [output.name for output in session.get_outputs()]
+    values = session.run(None, {"images": images, "sizes": sizes})
+    result = {name: value[0] for name, value in zip(outputs, values, strict=True)}
+    result = {name: value[: result["count"]] for name, value in result.items() if name != "count"}
+    boxes = result["boxes"] * np.float32([part.width / width, part.height / height] * 2)
+    masks = None
+    if "masks" in result:
+        pasted = (
+            paste(mask[0], box, part.height, part.width)
+            for mask, box in zip(result["masks"], boxes, strict=True)
+        )
+        masks = [runs(mask, *tile[:2]) for mask in pasted]
+    boxes += np.float32([*tile[:2], *tile[:2]])
+    return Detections(boxes, result["scores"], result["classes"], masks)
+
+
+session = onnxruntime.InferenceSession(sys.argv[1])
 about = session.get_modelmeta().custom_metadata_map
-shortest, longest, fixed, stride, batch, names = (
-    json.loads(about[key])
-    for key in ("min_size_test", "max_size_test", "fixed", "stride", "batch", "classes")
-)
-photo = Image.open(args.photo).convert("RGB")
-image = resized(photo, shortest, longest, fixed)
-height, width = image.shape[:2]
-canvas = fixed or (height + -height % stride, width + -width % stride)
-images = np.zeros((batch or 1, *canvas, 3), np.uint8)
-sizes = np.ones((batch or 1, 2), np.int32)
-images[0, :height, :width], sizes[0] = image, (height, width)
-outputs = [output.name for output in session.get_outputs()]
-values = session.run(None, {"images": images, "sizes": sizes})
-result = {name: value[0] for name, value in zip(outputs, values, strict=True)}
-to_photo = np.tile([photo.width / width, photo.height / height], 2)
-for i in range(result["count"]):
-    score, number, box = result["scores"][i], result["classes"][i], result["boxes"][i] * to_photo
+names = json.loads(about["classes"])
+photo = ImageOps.exif_transpose(Image.open(sys.argv[2])).convert("RGB")
+whole = {"size": max(photo.size), "overlap": 0, "merge": MERGE}
+tile = json.loads(about.get("tile", "null")) or whole
+if tile["merge"] != MERGE:
+    sys.exit("The file is of another version: take the detect.py of that, or export it again.")
+rows, columns = (cuts(side, tile["size"], tile["overlap"]) for side in (photo.height, photo.width))
+tiles = [(x0, y0, x1, y1) for y0, y1 in rows for x0, x1 in columns]
+found = merge([(tile, detect(session, photo, tile)) for tile in tiles], photo.height, photo.width)
+for i, score in enumerate(found.scores):
     if score >= 0.5:  # those below about["score_threshold"] are left out in the file
-        print(names[number] if names else number, f"{score:.2f}", *box.round(1))
-        if "masks" in result:
-            mask = paste(result["masks"][i, 0], box, photo.height, photo.width)
-            print("   a mask of", mask.sum(), "pixels")
+        number = found.classes[i]
+        print(names[number] if names else number, f"{score:.2f}", *found.boxes[i].round(1))
+        if found.masks is not None:
+            print("   a mask of", area(found.masks[i]), "pixels")

@@ -102,6 +102,11 @@ def test_the_readme_is_one_page_with_its_two_commands():
     assert re.search(r"^    make demo\b", text, re.M) and re.search(r"^    make test\b", text, re.M)
 
 
+def test_the_program_without_our_package_joins_tiles_as_the_package_does():
+    script = load_tool("detect", ".ci")
+    assert script.PROGRAM.read_text("utf-8") == script.program(), "write it with .ci/detect.py"
+
+
 def test_the_page_of_keys_has_what_the_code_has():
     script = load_tool("keys", ".ci")
     page = (ROOT / "docs" / "keys.md").read_text("utf-8")

@@ -1,6 +1,6 @@
 """Detections of overlapping tiles as detections of their picture, with numpy alone.
 
-:data:`docs/detect.py` holds this file from the first line below the imports on, so that it needs
+``docs/detect.py`` holds this file from the first line below the imports on, so that it needs
 no package of ours; ``.ci/detect.py`` writes it there.
 """
 

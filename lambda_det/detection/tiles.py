@@ -63,8 +63,8 @@ class Tiling:
         Raises:
             ConfigError: a value cannot be, or the configuration has what cannot be cut.
         """
-        keys = cfg.INPUT.TILE
-        if not keys.SIZE:
+        keys = cfg.INPUT.get("TILE")  # a configuration of Detectron2 alone has none
+        if not keys or not keys.SIZE:
             return None
         if why := why_not_cut(cfg):
             raise ConfigError(f"INPUT.TILE.SIZE is {keys.SIZE}, and {why}; set it to 0 (--tile 0).")

@@ -7,7 +7,7 @@ import copy
 import io
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
@@ -20,9 +20,11 @@ from torch import Tensor
 
 from lambda_det.detection.data import classes
 from lambda_det.detection.data.records import as_input, read_image
+from lambda_det.detection.data.tile_pixels import read_tile
 from lambda_det.detection.evaluation import TolerantCOCOEvaluator
 from lambda_det.detection.saved_run import SavedRun
 from lambda_det.detection.task import DetectionTask
+from lambda_det.detection.tiled import WholePictures
 from lambda_det.errors import UserError
 from lambda_det.export.detections import proposals_in_order
 from lambda_det.export.exported import ExportedDetector
@@ -41,7 +43,7 @@ class Proof:
 
     Attributes:
         where: the images, or why there are none.
-        rows: of the run and of the file, AP by kind and seconds an image.
+        rows: of the run and of the file, AP by kind and seconds an image or a tile.
         differences: the largest differences in a pair of instances, see :func:`pairs`: of boxes in
             pixels, of scores, and of masks as a share of the image's pixels.
         alone: number of instances that belong to no pair.
@@ -125,7 +127,8 @@ def prove(
     Args:
         run: that was exported.
         model: its detector.
-        limit: number of images, from the first ones.
+        limit: number of images, from the first ones; of tiles where the run cuts images, and then
+            those of the last image are all there.
         file: the same detector exported. It gets as many images at once as it takes.
         most: by which AP may differ.
     """
@@ -147,12 +150,14 @@ def prove(
     proof, ids, seconds = Proof("", most=most), [], np.zeros(2)
     tasks = ("bbox", "segm") if "masks" in file.about["outputs"] else ("bbox",)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        evaluators = [TolerantCOCOEvaluator(data, tasks, output_dir=folder) for _ in range(2)]
+        evaluators = [
+            WholePictures(TolerantCOCOEvaluator(data, tasks, output_dir=folder)) for _ in range(2)
+        ]
         for evaluator in evaluators:
             evaluator.reset()
-        entries = islice(chain.from_iterable(loader), limit)
+        entries = _first(chain.from_iterable(loader), limit)
         while batch := list(islice(entries, file.batch or BATCH)):
-            images = [as_input(read_image(entry, file.channels), file.resize) for entry in batch]
+            images = [as_input(_pixels(entry, file.channels), file.resize) for entry in batch]
             times = [time.perf_counter()]
             with proposals_in_order():  # its sort is in the seconds of the run
                 of_run = [model([entry])[0]["instances"].to("cpu") for entry in batch]
@@ -165,8 +170,21 @@ def prove(
                     evaluator.process([entry], [{"instances": instances}])
                 proof.add(*both)
                 ids.append(entry["image_id"])
-        results = [evaluator.evaluate(img_ids=ids) for evaluator in evaluators]
-    proof.where = f"{len(ids)} images of {data}"
+        results = [evaluator.evaluate(img_ids=[*dict.fromkeys(ids)]) for evaluator in evaluators]
+    proof.where = f"{len({*ids})} images of {data}"
     proof.rows = {f"{kind} AP": tuple(r[kind]["AP"] for r in results) for kind in tasks}
-    proof.rows["seconds an image"] = tuple(seconds / max(len(ids), 1))
+    what = "a tile" if task.parts.tiling else "an image"
+    proof.rows[f"seconds {what}"] = tuple(seconds / max(len(ids), 1))
     return proof
+
+
+def _first(entries: Iterable[dict[str, Any]], limit: int) -> Iterator[dict[str, Any]]:
+    """The first images; or tiles, up to the last one of an image."""
+    for number, entry in enumerate(entries):
+        if number >= limit and tuple(entry.get("tile", (0, 0))[:2]) == (0, 0):
+            return
+        yield entry
+
+
+def _pixels(entry: dict[str, Any], channels: str) -> np.ndarray:
+    return read_tile(entry, channels) if "tile" in entry else read_image(entry, channels)
