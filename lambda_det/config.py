@@ -185,6 +185,10 @@ def add_lambda_config(cfg: CN) -> None:
     # Batches of one optimiser step. SOLVER.IMS_PER_BATCH stays the number of images of one
     # optimiser step; SOLVER.REFERENCE_WORLD_SIZE sees this many times more workers than there are.
     _C.SOLVER.ACCUMULATE_GRADIENTS = 1
+    # Compute the backbone by CUDA graphs, which spares the host's time where a step has few images.
+    # It is for one process and images of one size (INPUT.LSJ), and takes more of the GPU's memory.
+    # Nobody has trained with it yet.
+    _C.SOLVER.CUDA_GRAPHS = False
     # Keys whose values are not scaled to the processes, whatever SOLVER.REFERENCE_WORLD_SIZE is;
     # those of the command line are added to them
     _C.SOLVER.UNSCALED = []

@@ -23,14 +23,20 @@ __all__ = [
     "is_hooked",
 ]
 
-_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
-
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether a hook would miss the call of this module."""
-    own = (getattr(module, f"_{kind}") for kind in _HOOKS)
-    of_all = (getattr(nn.modules.module, f"_global_{kind}") for kind in _HOOKS)
-    return "forward" in vars(module) or any((*own, *of_all))
+    of_all = nn.modules.module
+    return "forward" in vars(module) or bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or of_all._global_forward_hooks
+        or of_all._global_forward_pre_hooks
+        or of_all._global_backward_hooks
+        or of_all._global_backward_pre_hooks
+    )
 
 
 try:

@@ -71,6 +71,7 @@ class Parts:
         sample_of: the name of what stands for one of ``test_sets`` before the last evaluation.
         tiling: how pictures are cut; None where they are not.
         training_size: height and width of the largest training batch; None if unknown.
+        one_size: whether all training images have one size, as far as the configuration says.
         ddp_options: of :func:`lambda_det.distributed.connection.distribute`.
         fixed_keys, sample_keys, test_keys, advice: see :class:`lambda_det.training.task.Task`.
     """
@@ -97,6 +98,7 @@ class Parts:
     pixels: PixelSettings | None
     tiling: Tiling | None = None
     training_size: tuple[int, int] | None = None
+    one_size: bool = True
     make_loss_loader: Callable[[str], Iterable] | None = None
     make_augmented: Callable[[nn.Module], nn.Module] | None = None
     sample_of: Callable[[str], str] = lambda name: name
@@ -223,6 +225,7 @@ def of_yaml(cfg: CfgNode) -> Parts:
         test_sets=tuple(cfg.DATASETS.TEST),
         tiling=Tiling.from_config(cfg),
         training_size=_training_size(cfg),
+        one_size=cfg.INPUT.LSJ.ENABLED,
         fixed_keys=_FIXED,
         sample_keys=_SAMPLES,
         test_keys=_TEST_FILES if cfg.DATASETS.TEST_JSON else _TEST_NAMES,

@@ -41,6 +41,7 @@ KEYS = COMMON_KEYS | {
     "best_metric":          "TEST.BEST_METRIC",
     "test_precision":       "TEST.PRECISION",
     "channels_last":        "MODEL.CHANNELS_LAST",
+    "cuda_graphs":          "SOLVER.CUDA_GRAPHS",
 }
 # fmt: on
 
@@ -58,6 +59,7 @@ class DetectionSettings(Settings):
         unscaled: the user's keys that are taken literally, such as those of the command line.
         test_precision: "float32" or "bfloat16", in which evaluation and prediction compute.
         channels_last: the layout of all maps in memory.
+        cuda_graphs: compute the backbone by CUDA graphs.
     """
 
     base_lr: float | None = None
@@ -67,6 +69,7 @@ class DetectionSettings(Settings):
     unscaled: tuple[str, ...] = ()
     test_precision: str = "float32"
     channels_last: bool = True
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

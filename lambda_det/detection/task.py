@@ -8,6 +8,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from detectron2.config import CfgNode
@@ -42,6 +43,7 @@ from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
 from lambda_det.distributed.leaving import UntilAsked
 from lambda_det.errors import ConfigError
+from lambda_det.modeling.graphs import BackboneGraphs, why_not
 from lambda_det.training.log import ONLY_IN_FILE
 from lambda_det.training.precision import Precision
 from lambda_det.training.task import EMA, RAW, SAMPLE, Results, Task
@@ -127,6 +129,7 @@ class DetectionTask(Task):
         self.config = config
         self._is_trained = True
         self._backbone: dict[str, Any] = {}  # of the model that was built
+        self._graphs: BackboneGraphs | None = None
         self._read()
 
     def _read(self) -> None:
@@ -197,7 +200,32 @@ class DetectionTask(Task):
             channels_last=fast and settings.channels_last,
         )
         self._backbone = recorded_backbone(model)
+        if self._is_trained and settings.cuda_graphs:
+            self._graphs = self._graphs_of(getattr(model, "backbone", None))
         return model
+
+    def _graphs_of(self, backbone: nn.Module | None) -> BackboneGraphs:
+        """
+        Raises:
+            ConfigError: they cannot be captured.
+        """
+        settings = self.settings
+        why = why_not(
+            backbone,
+            device=settings.device,
+            processes=comm.get_world_size(),
+            accumulate=settings.accumulate,
+            one_size=self.parts.one_size,
+        )
+        if why:
+            key = settings.option("cuda_graphs", False)
+            raise ConfigError(
+                f"{settings.option('cuda_graphs', True)} cannot be: {why}; set {key}."
+            )
+        return BackboneGraphs(backbone)
+
+    def forward_pass(self) -> AbstractContextManager:
+        return self._graphs.in_use() if self._graphs else nullcontext()
 
     def distribute(self, model: nn.Module) -> nn.Module:
         return distribute(model, self.settings.device, **self.parts.ddp_options)

@@ -9,6 +9,7 @@ import torch
 from lambda_det.detection import DetectionTask
 from lambda_det.detection import task as task_module
 from lambda_det.detection.task import read_parts
+from lambda_det.errors import ConfigError
 from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.task import EMA, RAW, SAMPLE
 from tests.training.tiny_detector import tiny_config
@@ -148,3 +149,24 @@ def test_results_stand_under_the_names_of_the_test_sets_and_losses_go_with_them(
         assert results == {name: dict.fromkeys(("AP", "losses"), name) for name in "ab"}
     else:
         assert results == sample
+
+
+def test_cuda_graphs_are_around_the_passes_of_a_training(monkeypatch):
+    """Their key names what is in the way."""
+    cfg = tiny_config()
+    cfg.SOLVER.CUDA_GRAPHS = True
+    with pytest.raises(ConfigError, match=r"SOLVER\.CUDA_GRAPHS True.*GPU"):
+        DetectionTask(cfg).build_model()
+    facts = []
+    monkeypatch.setattr(task_module, "why_not", lambda *_, **found: facts.append(found) or "")
+    for is_on in (True, False):
+        cfg.SOLVER.CUDA_GRAPHS = cfg.INPUT.LSJ.ENABLED = is_on
+        task = DetectionTask(cfg)
+        backbone = task.build_model().backbone
+        with task.forward_pass():
+            assert ("forward" in vars(backbone)) is is_on
+        assert "forward" not in vars(backbone)
+    assert facts == [{"device": "cpu", "processes": 1, "accumulate": 1, "one_size": True}]
+    cfg.SOLVER.CUDA_GRAPHS = True
+    DetectionTask(cfg).build_model()
+    assert not facts[-1]["one_size"]

@@ -223,6 +223,23 @@ def test_the_next_batch_is_fetched_when_the_backward_pass_runs(no_gpu):
     assert events == [*first, "backward", "batch 3", "backward", "batch 4", "step"]
 
 
+def test_the_task_is_around_each_forward_pass(monkeypatch):
+    events = []
+
+    @contextmanager
+    def forward_pass(task):
+        events.append("begins")
+        yield
+        events.append("ends")
+
+    monkeypatch.setattr(Named, "forward_pass", forward_pass)
+    model = ToyModel()
+    model.register_forward_hook(lambda *called: events.append("pass"))
+    model.layers[0].weight.register_hook(lambda grad: events.append("gradient"))
+    Steps(model, batches(items(4), 2), accumulate=2).take(range(1))
+    assert events == 2 * ["begins", "pass", "ends", "gradient"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_batches_arrive_on_a_gpu():

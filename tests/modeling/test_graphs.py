@@ -1,0 +1,205 @@
+"""The passes of a backbone as CUDA graphs. Without a GPU a function stands for the capture."""
+
+import copy
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from detectron2.modeling import FPN
+from torch import nn
+
+import lambda_det
+from lambda_det.modeling.graphs import BackboneGraphs, why_not
+from tests.export.tiny import scramble
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+def make_backbone(device="cpu", **options):
+    torch.manual_seed(0)
+    options = {"scope": 5, "stochastic_depth": 0.5, **options}
+    bottom_up = scramble(lambda_det.create_backbone("lambda_resnet26_slim", **options))
+    return FPN(bottom_up, ["res4", "res5"], 8, norm="BN").to(device).train()
+
+
+def images(size=64, seed=1, device="cpu"):
+    return torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def take_steps(backbone, graphs=None, steps=3, device="cpu", dtype=torch.bfloat16):
+    """The losses of some steps, each with its own random numbers."""
+    optimizer, losses = torch.optim.SGD(backbone.parameters(), lr=1e-3, momentum=0.9), []
+    for step in range(steps):
+        optimizer.zero_grad()
+        torch.manual_seed(step)
+        x = images(seed=step, device=device)
+        autocast = torch.autocast(device, dtype, enabled=dtype != torch.float32)
+        with autocast, graphs.in_use() if graphs else nullcontext():
+            features = backbone(x)
+        loss = sum(one.float().square().mean() for one in features.values())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.fixture
+def capture(monkeypatch):
+    """Stands for PyTorch's capture: what it gives can be changed, and its calls are counted."""
+    found = SimpleNamespace(captures=0, replays=0, change=lambda maps: maps)
+
+    def make(passes, samples, **options):
+        found.captures += 1
+        for _ in range(3):  # as PyTorch does before it captures
+            torch.autograd.grad(
+                passes(*samples)[0].sum(), [*passes.parameters()], allow_unused=True
+            )
+
+        def replay(x):
+            found.replays += 1
+            return found.change(passes.compute(x))
+
+        return replay
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", make)
+    return found
+
+
+def test_a_training_by_graphs_is_the_training_without(capture):
+    """The capture leaves no trace in statistics, random numbers, names or attributes."""
+    backbone = make_backbone()
+    other, before = copy.deepcopy(backbone), set(vars(backbone))
+    graphs = BackboneGraphs(other)
+    losses = take_steps(backbone)
+    assert take_steps(other, graphs) == losses
+    assert capture.captures == 1 and capture.replays == 1 + 3  # one of them is compared
+    for (name, one), (same, expected) in zip(
+        other.state_dict().items(), backbone.state_dict().items(), strict=True
+    ):
+        assert name == same and torch.equal(one, expected)
+    assert set(vars(other)) == before
+    assert type(copy.deepcopy(other)).forward(other, images()).keys() == {"p4", "p5"}
+
+
+CHANGES = {
+    "an output": lambda maps: tuple(one * 1.2 for one in maps),
+    "a gradient": lambda maps: tuple(one.detach() + 0 * one + 0 * one.sum() for one in maps),
+    "no gradient": lambda maps: tuple(one.detach() for one in maps),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_graph_with_other_results_is_not_used(capture, caplog, change):
+    capture.change = CHANGES[change]
+    backbone = make_backbone()
+    losses = take_steps(copy.deepcopy(backbone))
+    assert take_steps(backbone, BackboneGraphs(backbone)) == losses
+    assert capture.captures == capture.replays == 1
+    (record,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert "CUDA graphs" in record.message
+
+
+def test_statistics_that_stand_still_are_seen(capture, caplog):
+    backbone = make_backbone()
+
+    def undo(maps):
+        for norm in backbone.modules():
+            if isinstance(norm, nn.BatchNorm2d):
+                norm.running_mean.data.zero_()  # unseen by autograd
+        return maps
+
+    capture.change = undo
+    take_steps(backbone, BackboneGraphs(backbone), steps=1)
+    assert "a running statistic" in caplog.text
+
+
+def test_a_capture_that_fails_ends_without_graphs(monkeypatch, caplog):
+    def fail(*inputs, **options):
+        raise torch.cuda.OutOfMemoryError("no room\nand a long story")
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", fail)
+    backbone = make_backbone()
+    losses = take_steps(copy.deepcopy(backbone))
+    assert take_steps(backbone, BackboneGraphs(backbone)) == losses
+    assert caplog.text.count("no room") == 1 and "story" not in caplog.text
+
+
+def test_what_a_graph_does_not_hold_for_is_computed(capture):
+    backbone = make_backbone()
+    graphs, x = BackboneGraphs(backbone), images()
+
+    def replays(x):
+        before = capture.replays
+        with graphs.in_use():
+            assert backbone(x).keys() == {"p4", "p5"}
+        return capture.replays > before
+
+    assert replays(x) and replays(images(seed=2))
+    assert not replays(images(96)) and not replays(x[:1]) and not replays(x.double().float()[:0])
+    with torch.no_grad():
+        assert not replays(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not replays(x)
+    hook = backbone.bottom_up.res4.register_forward_hook(lambda *called: None)
+    assert not replays(x)
+    hook.remove()
+    assert replays(x)
+    assert not replays(x.to(memory_format=torch.channels_last))
+    backbone.bottom_up.eval()
+    assert not replays(x)
+    backbone.train()
+    backbone.bottom_up.stem.requires_grad_(False)
+    assert not replays(x)
+    backbone.requires_grad_(True)
+    assert replays(x)
+    kernel = backbone.bottom_up.res5[0].conv3
+    kernel.weight = nn.Parameter(kernel.weight.detach().clone())
+    assert not replays(x)
+    before = capture.replays
+    backbone(x)  # outside
+    assert capture.replays == before and capture.captures == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "facts", "word"),
+    [
+        ({}, {}, ""),
+        ({}, {"device": "cuda:1"}, ""),
+        ({}, {"device": "cpu"}, "GPU"),
+        ({}, {"processes": 2}, "processes"),
+        ({}, {"accumulate": 2}, "ACCUMULATE_GRADIENTS"),
+        ({}, {"one_size": False}, "INPUT.LSJ"),
+        ({"mask_padding": True}, {}, "MASK_PADDING"),
+        ({"checkpoint_activations": True}, {}, "CHECKPOINT_ACTIVATIONS"),
+    ],
+)
+def test_why_not(options, facts, word):
+    backbone = make_backbone(**options)
+    why = why_not(backbone, **{"device": "cuda", **facts})
+    assert (word in why) if word else not why
+    backbone.register_forward_hook(lambda *called: None)  # which is called beside a graph
+    assert why_not(backbone, **{"device": "cuda", **facts}) == why
+    backbone.bottom_up.register_forward_hook(lambda *called: None)
+    assert why_not(backbone, device="cuda")
+
+
+def test_a_model_without_backbone():
+    assert "backbone" in why_not(None, device="cuda")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("stochastic_depth", [0.0, 0.5])
+def test_graphs_on_a_gpu(dtype, stochastic_depth, caplog):
+    backbone = make_backbone("cuda", stochastic_depth=stochastic_depth)
+    other = copy.deepcopy(backbone)
+    losses = take_steps(backbone, steps=5, device="cuda", dtype=dtype)
+    graphs = BackboneGraphs(other)
+    found = take_steps(other, graphs, steps=5, device="cuda", dtype=dtype)
+    assert graphs._replay is not None, caplog.text
+    torch.testing.assert_close(found, losses, rtol=2e-2, atol=1e-4)
+    assert len(set(found)) == 5
+    for one, expected in zip(other.buffers(), backbone.buffers(), strict=True):
+        torch.testing.assert_close(one, expected, rtol=5e-2, atol=1e-2)
