@@ -27,8 +27,10 @@ def can_join(x: Tensor, *modules: nn.Module) -> bool:
     That is on a GPU, where no hook waits for the call. A graph that is traced or compiled has its
     own ways to join operators, and functions with a gradient of their own are closed to torch.func.
     """
+    if not x.is_cuda:
+        return False
     recorded = torch.jit.is_tracing() or torch.compiler.is_compiling() or is_transformed()
-    return x.is_cuda and not recorded and not any(map(is_hooked, modules))
+    return not recorded and not any(map(is_hooked, modules))
 
 
 def rescale(x: Tensor, reduce: nn.Conv2d, expand: nn.Conv2d) -> Tensor:

@@ -78,7 +78,7 @@ class SqueezeExcitation(nn.Module):
     def forward(self, x: Tensor, means: Tensor | None = None) -> Tensor:
         """Rescale the channels of [B, C, H, W]; their means [B, C, 1, 1] may be given."""
         inner = self.squeeze, self.reduce, self.expand
-        if means is None and self._is_own() and can_join(x, *inner):
+        if means is None and can_join(x, *inner) and self._is_own():
             return rescale(x, self.reduce, self.expand)
         means = self.squeeze(x) if means is None else means
         return x * torch.sigmoid(self.expand(self.reduce(means)))

@@ -1,6 +1,6 @@
 """The training step: accumulation, precision, clipping, and what stops it at numbers like NaN."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from lambda_det.training.loading import BatchesAhead, batches_ahead
 from lambda_det.training.precision import LossScaler, Precision
 from lambda_det.training.settings import Clipping
 from tests.distributed.process_group import in_processes
-from tests.training.toy import Steps, ToyModel, batches, items, weights
+from tests.training.toy import Named, Steps, ToyModel, batches, items, weights
 
 
 def _train(model, loader, steps, *, wrap=None, **options):
