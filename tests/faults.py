@@ -217,6 +217,13 @@ FAULTS = [
         "test_configs.py::test_the_paper_s_figures[mask_rcnn_lambdaresnet50]",
     ),
     _fault(
+        "The paper's Mask R-CNN training",
+        "lambda_det/modeling/graphs.py",
+        "                self._compare(passes, replay, x)\n",
+        "",
+        "modeling/test_graphs.py::test_a_graph_with_other_results_is_not_used",
+    ),
+    _fault(
         "A LazyConfig means what its nodes say",
         "lambda_det/detection/lazy_parts.py",
         'each.output_dir = f"{each.output_dir}{ending}"',
@@ -529,6 +536,13 @@ FAULTS = [
         "        largest = own = base\n",
         "        pass\n",
         "own_data/test_input_size.py::test_a_typed_size_is_not_exceeded",
+    ),
+    _fault(
+        "`lambda-det train --data DIR` chooses",
+        "lambda_det/own_data/choice.py",
+        "min(fills, _LOADED * loaders, in_steps)",
+        "min(fills, _LOADED * loaders)",
+        "own_data/test_choice.py::test_a_light_recipe_fills_a_gpu",
     ),
     _fault(
         "Evaluations of own data take about a fifth",
