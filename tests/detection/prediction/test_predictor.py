@@ -261,6 +261,7 @@ class _WithoutSize:
     """An exported detector whose evaluation does more to images than to resize them."""
 
     about, channels, resize, batch = {"outputs": ["boxes"]}, "RGB", AugmentationList([]), 1
+    tiling = None
 
     def __init__(self, path, device):
         pass
