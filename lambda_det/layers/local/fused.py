@@ -69,6 +69,11 @@ class Form(NamedTuple):
         )
         return batch * rows * columns * (v // self.channels if self.channels else 1)
 
+    def programs(self, most: int, *sizes: int) -> int:
+        """How many start for the tiles of ``sizes``: ``most``, if they go on from tile to tile."""
+        tiles = self.tiles(*sizes)
+        return min(tiles, most) if self.is_persistent else tiles
+
 
 # The forms of each kind. A GPU takes the first that fits its shared memory and has a tile for most
 # of its multiprocessors, else the last that fits. Those of the second list are for GPUs on which
@@ -197,9 +202,11 @@ def unsupported(queries: Tensor, values: Tensor, embedding: Tensor) -> str | Non
         return None
     inputs = queries, values, embedding
     has_backward = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    kinds = FORMS if has_backward else ("output",)
-    loaded = (_kernels(kind, queries, values)[1] for kind in kinds)
-    return next((why for why in loaded if isinstance(why, str)), None)
+    for kind in FORMS if has_backward else ("output",):
+        kernels = _plan(kind, index, queries.dtype, *values.shape[:4]).kernels
+        if isinstance(kernels, str):
+            return kernels
+    return None
 
 
 def _padded_depth(v: int) -> int:
@@ -248,13 +255,26 @@ def _load(index: int, dtype: torch.dtype, form: Form, v: int) -> list[gpu.Kernel
         return gpu.said(index, str(why))
 
 
-def _kernels(kind: str, queries: Tensor, values: Tensor) -> tuple[Form, list[gpu.Kernel] | str]:
-    """The form for these tensors, and its kernels or why there are none."""
-    index = gpu.index_of(queries)
-    v = _padded_depth(values.shape[3])
-    form = form_for(kind, gpu.describe(index), *queries.shape[:3], v)
+class _Plan(NamedTuple):
+    """What is launched for maps of one size: a form, its kernels or why there are none, and how
+    many programs.
+    """
+
+    form: Form
+    kernels: list[gpu.Kernel] | str
+    programs: int
+
+
+@functools.lru_cache(maxsize=1024)  # pictures may have many sizes
+def _plan(
+    kind: str, index: int, dtype: torch.dtype, batch: int, height: int, width: int, depth: int
+) -> _Plan:
+    sizes = batch, height, width, _padded_depth(depth)
+    device = gpu.describe(index)
+    form = form_for(kind, device, *sizes)
     with _lock:
-        return form, _load(index, queries.dtype, form, v)
+        kernels = _load(index, dtype, form, sizes[3])
+    return _Plan(form, kernels, form.programs(device.multiprocessors, *sizes))
 
 
 def _wrong(
@@ -284,7 +304,7 @@ def _wrong(
         query_first.fill_gradients(*wanted[1:], grad, *exact)
         want = dict(zip(FORMS, wanted, strict=True))[form.kind]
         got = torch.full_like(want, torch.nan, dtype=dtype)
-        _run(kernels, form, got, inputs, most_programs=3)
+        _run(form, kernels, form.programs(3, batch, height, width, v), got, inputs)
         error = ((got.float() - want).norm() / want.norm()).item()
     return None if error < _PROVED else f"an error of {error:.1e}"
 
@@ -319,44 +339,39 @@ _SUMMING = 72  # programs
 
 
 def _run(
-    kernels: Sequence[gpu.Kernel],
     form: Form,
+    kernels: Sequence[gpu.Kernel],
+    programs: int,
     result: Tensor,
     inputs: Sequence[Tensor | None],
-    most_programs: int,
 ) -> None:
     """Launch the kernels of a form on dense tensors of the kernels' own sizes.
 
     Args:
-        kernels: of the form.
         form: what is computed.
+        kernels: of the form.
+        programs: to start, of its first kernel.
         result: the output, or the gradient of queries, values or embedding.
-        inputs: queries [b, H, W, 4, 16], values [b, H, W, v], embedding [16, 23, 23] and gradient
-            of the output [b, H, W, 4, v], which the output does without.
-        most_programs: of a kernel whose programs go on from tile to tile.
+        inputs: queries [b, H, W, 4, 16], values [b, H, W, v, 1], embedding [16, 1, 23, 23] and
+            gradient of the output [b, H, W, 4, v], which the output does without.
     """
     queries, values, embedding, grad = inputs
-    factors = {
-        "output": (queries, values, embedding),
-        "queries": (grad, values, embedding),
-        "values": (grad, queries, embedding),
-        "embedding": (grad, queries, values),
-    }[form.kind]
-    sizes = tuple(queries.shape[:3])
-    programs = form.tiles(*sizes, values.shape[3])
-    if form.is_persistent:
-        programs = min(programs, most_programs)
-    if form.kind != "embedding":
-        kernels[0].launch(programs, *factors, result, *sizes)
-        return
-    partial_sums = queries.new_empty((programs, _PARTIAL_SUMS), dtype=torch.float32)
-    kernels[0].launch(programs, *factors, partial_sums, *sizes)
-    kernels[1].launch(_SUMMING, partial_sums, result, programs)
+    batch, height, width = queries.shape[:3]
+    if form.kind == "output":
+        kernels[0].launch(programs, queries, values, embedding, result, batch, height, width)
+    elif form.kind == "queries":
+        kernels[0].launch(programs, grad, values, embedding, result, batch, height, width)
+    elif form.kind == "values":
+        kernels[0].launch(programs, grad, queries, embedding, result, batch, height, width)
+    else:
+        sums = queries.new_empty((programs, _PARTIAL_SUMS), dtype=torch.float32)
+        kernels[0].launch(programs, grad, queries, values, sums, batch, height, width)
+        kernels[1].launch(_SUMMING, sums, result, programs)
 
 
-def _is_dense(x: Tensor, shape: Sequence[int], dtype: torch.dtype) -> bool:
+def _is_dense(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
     """Whether a kernel can take a tensor as it is."""
-    is_whole = x.shape == tuple(shape) and x.dtype == dtype
+    is_whole = x.shape == shape and x.dtype == dtype
     return is_whole and x.is_contiguous() and x.data_ptr() % 16 == 0
 
 
@@ -369,18 +384,18 @@ def _part(whole: Tensor, shape: Sequence[int], offsets: Sequence[int]) -> Tensor
 
 
 def _filled(
-    x: Tensor, shape: Sequence[int], dtype: torch.dtype, offsets: Sequence[int] = ()
+    x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, offsets: Sequence[int] = ()
 ) -> Tensor:
     """``x`` as a dense tensor of this shape, at these offsets, with zeros around it."""
     if _is_dense(x, shape, dtype):
         return x
-    make = x.new_empty if x.shape == tuple(shape) else x.new_zeros
+    make = x.new_empty if x.shape == shape else x.new_zeros
     filled = make(shape, dtype=dtype)
     _part(filled, x.shape, offsets).copy_(x)
     return filled
 
 
-def _room(target: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _room(target: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """What a kernel writes to: ``target`` if it can, or a new tensor."""
     return target if _is_dense(target, shape, dtype) else target.new_empty(shape, dtype=dtype)
 
@@ -398,23 +413,27 @@ class _Shapes(NamedTuple):
     values: tuple[int, ...]
     embedding: tuple[int, ...]
     output: tuple[int, ...]
-    offsets: tuple[int, ...]
+    offsets: tuple[int, int]
 
     @classmethod
-    def of(cls, queries: Tensor, values: Tensor, embedding: Tensor) -> _Shapes:
-        positions, v = tuple(queries.shape[:3]), _padded_depth(values.shape[3])
+    def of(cls, values: Tensor, embedding: Tensor) -> _Shapes:
+        batch, height, width, depth, _ = values.shape
+        v = _padded_depth(depth)
+        scope_y, scope_x = embedding.shape[2:]
         return cls(
-            (*positions, HEADS, QUERY_DEPTH),
-            (*positions, v),
-            (QUERY_DEPTH, SCOPE, SCOPE),
-            (*positions, HEADS, v),
-            tuple((SCOPE - scope) // 2 for scope in embedding.shape[2:]),
+            (batch, height, width, HEADS, QUERY_DEPTH),
+            (batch, height, width, v, 1),
+            (QUERY_DEPTH, 1, SCOPE, SCOPE),
+            (batch, height, width, HEADS, v),
+            ((SCOPE - scope_y) // 2, (SCOPE - scope_x) // 2),
         )
 
 
-def _groups(queries: Tensor) -> list[slice]:
-    """The heads that the kernels take at a time."""
-    return [slice(first, first + HEADS) for first in range(0, queries.shape[3], HEADS)]
+def _by_heads(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    """Tensors [b, H, W, h, c] cut into groups of heads, as many as the kernels take at a time."""
+    if tensors[0].shape[3] <= HEADS:
+        return [tensors]
+    return list(zip(*(x.split(HEADS, 3) for x in tensors), strict=True))
 
 
 def _check(queries: Tensor, values: Tensor, embedding: Tensor) -> None:
@@ -423,8 +442,11 @@ def _check(queries: Tensor, values: Tensor, embedding: Tensor) -> None:
         raise ValueError(f"fused cannot compute this: {why}")
 
 
-def _multiprocessors(x: Tensor) -> int:
-    return gpu.describe(gpu.index_of(x)).multiprocessors
+def _plans(kinds: Sequence[str], queries: Tensor, values: Tensor) -> list[_Plan] | None:
+    """The plans for these tensors; None if kernels are missing, which the log has said."""
+    index = gpu.index_of(queries)
+    plans = [_plan(kind, index, queries.dtype, *values.shape[:4]) for kind in kinds]
+    return None if any(isinstance(plan.kernels, str) for plan in plans) else plans
 
 
 def fill_output(output: Tensor, queries: Tensor, values: Tensor, embedding: Tensor) -> None:
@@ -438,24 +460,25 @@ def fill_output(output: Tensor, queries: Tensor, values: Tensor, embedding: Tens
         queries: [b, H, W, h, k] with k of 16 at most.
         values: [b, H, W, v, 1].
         embedding: [k, 1, r_y, r_x] with odd r_y and r_x of 23 at most.
+
+    Raises:
+        ValueError: the kernels do not take such tensors.
     """
     if output.numel() == 0:
         return
     _check(queries, values, embedding)
-    form, kernels = _kernels("output", queries, values)
-    if isinstance(kernels, str):
+    plans = _plans(("output",), queries, values)
+    if plans is None:
         query_first.fill_output(output, queries, values, embedding)
         return
-    shapes, most = _Shapes.of(queries, values, embedding), _multiprocessors(queries)
-    dtype = queries.dtype
+    shapes, dtype = _Shapes.of(values, embedding), queries.dtype
     with torch.cuda.device_of(queries):
-        v = _filled(values[..., 0], shapes.values, dtype)
-        e = _filled(embedding[:, 0], shapes.embedding, dtype, shapes.offsets)
-        for heads in _groups(queries):
-            q = _filled(queries[..., heads, :], shapes.queries, dtype)
-            target = output[..., heads, :]
+        v = _filled(values, shapes.values, dtype)
+        e = _filled(embedding, shapes.embedding, dtype, shapes.offsets)
+        for target, q in _by_heads(output, queries):
+            q = _filled(q, shapes.queries, dtype)
             result = _room(target, shapes.output, dtype)
-            _run(kernels, form, result, (q, v, e, None), most)
+            _run(*plans[0], result, (q, v, e, None))
             _put(target, result)
 
 
@@ -473,33 +496,38 @@ def fill_gradients(
         grad_embedding.zero_()
         return
     _check(queries, values, embedding)
-    chosen = [_kernels(kind, queries, values) for kind in ("queries", "values", "embedding")]
-    if any(isinstance(kernels, str) for _, kernels in chosen):
+    plans = _plans(("queries", "values", "embedding"), queries, values)
+    if plans is None:
         results = grad_queries, grad_values, grad_embedding
         query_first.fill_gradients(*results, grad, queries, values, embedding)
         return
-    shapes, most = _Shapes.of(queries, values, embedding), _multiprocessors(queries)
-    dtype = queries.dtype
-    groups = _groups(queries)
-    shared = grad_values[..., 0], grad_embedding[:, 0]  # which all heads add to
-    sums: list[Tensor] = []
+    shapes, dtype = _Shapes.of(values, embedding), queries.dtype
+    groups = _by_heads(grad_queries, queries, grad)
+    of_values, of_embedding = grad_values, grad_embedding
+    sums: tuple[Tensor, Tensor] | None = None  # of the groups, which share values and embedding
     with torch.cuda.device_of(queries):
-        v = _filled(values[..., 0], shapes.values, dtype)
-        e = _filled(embedding[:, 0], shapes.embedding, dtype, shapes.offsets)
-        for heads in groups:
-            q = _filled(queries[..., heads, :], shapes.queries, dtype)
-            g = _filled(grad[..., heads, :], shapes.output, dtype)
-            own = grad_queries[..., heads, :]
-            results = [_room(own, shapes.queries, dtype)]
-            for target, shape in zip(shared, (shapes.values, shapes.embedding), strict=True):
-                if len(groups) == 1:
-                    results.append(_room(target, shape, dtype))
-                else:
-                    results.append(target.new_empty(shape, dtype=dtype))
-            for (form, kernels), result in zip(chosen, results, strict=True):
-                _run(kernels, form, result, (q, v, e, g), most)
-            _put(own, results[0])
-            more = results[1:]
-            sums = [a.float() + b for a, b in zip(sums, more, strict=True)] if sums else more
-        _put(shared[0], sums[0])
-        _put(shared[1], sums[1], shapes.offsets)
+        v = _filled(values, shapes.values, dtype)
+        e = _filled(embedding, shapes.embedding, dtype, shapes.offsets)
+        for of_queries, q, g in groups:
+            inputs = (
+                _filled(q, shapes.queries, dtype),
+                v,
+                e,
+                _filled(g, shapes.output, dtype),
+            )
+            if len(groups) > 1:
+                of_values, of_embedding = torch.empty_like(v), torch.empty_like(e)
+            results = (
+                _room(of_queries, shapes.queries, dtype),
+                _room(of_values, shapes.values, dtype),
+                _room(of_embedding, shapes.embedding, dtype),
+            )
+            for plan, result in zip(plans, results, strict=True):
+                _run(*plan, result, inputs)
+            _put(of_queries, results[0])
+            if sums is None:
+                sums = results[1], results[2]
+            else:
+                sums = sums[0].float() + results[1], sums[1].float() + results[2]
+        _put(grad_values, sums[0])
+        _put(grad_embedding, sums[1], shapes.offsets)
