@@ -11,14 +11,16 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
 from detectron2.data import MetadataCatalog
 
 from lambda_det import cli
-from lambda_det.detection.prediction import Predictor
+from lambda_det.detection.prediction import Prediction, Predictor
 from lambda_det.detection.prediction import command_line as predict
+from lambda_det.detection.saved_run import open_run
 from lambda_det.export import command_line as export
 from lambda_det.own_data.report import command_line as report
 from tests.detection.prediction.test_files import write_video
@@ -130,6 +132,7 @@ def test_an_exported_file_finds_the_same(folder, monkeypatch):
     assert images.shape == [1, "32*height", "32*width", 3]
     the_program_of_the_page_finds_the_same(path, folder)
     finds_the_same(path, folder)
+    finds_the_same_in_tiles(path, folder)
 
 
 def finds_the_same(path: Path, folder: Path):
@@ -147,7 +150,28 @@ def finds_the_same(path: Path, folder: Path):
     assert max(map(len, exported(pictures))) > 1
 
 
-def the_program_of_the_page_finds_the_same(path: Path, folder: Path):
+def finds_the_same_in_tiles(path: Path, folder: Path):
+    """The file of a run that cuts pictures differs in its metadata: Predictor and the program."""
+    run = open_run(
+        folder / "output/run", opts=["INPUT.TILE.SIZE", "40", "INPUT.TILE.OVERLAP", "12"]
+    )
+    model = onnx.load(path)
+    about = {entry.key: entry.value for entry in model.metadata_props}
+    onnx.helper.set_model_props(model, about | {"tile": json.dumps(run.about()["tile"])})
+    tiled = folder / "tiled.onnx"
+    onnx.save(model, tiled)
+    picture = sorted((folder / "datasets/shapes/val").iterdir())[-2]
+    expected = Predictor(run, score_threshold=0.3)(picture)
+    found = Predictor(tiled, score_threshold=0.3)(picture)
+    assert len(expected) > 1 and found.names == expected.names
+    np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-3, atol=1e-3)
+    the_program_of_the_page_finds_the_same(tiled, folder, expected)
+
+
+def the_program_of_the_page_finds_the_same(
+    path: Path, folder: Path, expected: Prediction | None = None
+):
     """Without lambda_det, on a picture of the run, whose scores are low."""
     picture = sorted((folder / "datasets/shapes/val").iterdir())[-2]
     lean = "import sys; sys.modules.update(dict.fromkeys(('torch', 'detectron2', 'lambda_det')))\n"
@@ -155,7 +179,7 @@ def the_program_of_the_page_finds_the_same(path: Path, folder: Path):
     words = [sys.executable, "-c", lean + program, path, picture]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    expected = Predictor(folder / "output/run", score_threshold=0.3)(picture)
+    expected = expected or Predictor(folder / "output/run", score_threshold=0.3)(picture)
     assert len(expected) > 1
     assert re.findall(r"^(\w+) 0", done.stdout, re.M) == expected.names
     areas = [int(area) for area in re.findall(r"mask of (\d+)", done.stdout)]
