@@ -54,6 +54,20 @@ FAULTS = [
     # ------------------------------------------------------------------------- networks and layer
     _fault(
         "The lambda layer for maps is the paper's",
+        "lambda_det/layers/joined.py",
+        "centred = v - content_lambda[:, :1]",
+        "centred = v",
+        "layers/test_joined.py::test_sixteen_bits_are_enough",
+    ),
+    _fault(
+        "The lambda layer for maps is the paper's",
+        "lambda_det/layers/joined.py",
+        "y.flatten(1, 3).baddbmm_(queries.flatten(1, 3), content_lambda)",
+        "y += (queries.flatten(1, 3) @ content_lambda).view_as(y)",
+        "layers/test_joined.py::test_layer_takes_few_launches",
+    ),
+    _fault(
+        "The lambda layer for maps is the paper's",
         "lambda_det/layers/lambda_layer.py",
         "return F.normalize(_none(keys, dim, inside), dim=dim)",
         "return F.normalize(_none(keys, dim, inside), dim=-1)",

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer, joined
 from lambda_det.layers.lambda_layer import ContentLambda
+from tests.modeling.pretended_gpu import is_available, pretend_gpu
 
 from . import reference
 from .launches import as_on_a_gpu, of_a_step
@@ -122,6 +124,23 @@ def test_layers_of_other_forms_stay_apart(options, monkeypatch):
         plain(torch.randn(1, 16, 6, 7), torch.ones(1, 1, 6, 7, dtype=torch.bool))
         plain.content.register_forward_hook(lambda *_: None)
         plain(torch.randn(1, 16, 6, 7))
+
+
+@pytest.mark.skipif(not is_available(), reason="not with this PyTorch")
+def test_on_a_gpu_the_function_is_taken_where_it_can_compute(monkeypatch):
+    calls = []
+    join = joined.joined_output
+    monkeypatch.setattr(
+        joined, "joined_output", lambda *args: calls.append(args[-1]) or join(*args)
+    )
+    with pretend_gpu(), torch.device("cuda"), torch.autocast("cuda", torch.float16):
+        x = torch.empty(2, 16, 6, 7).to(memory_format=torch.channels_last)
+        for name in ("auto", "query_first", "conv"):
+            LambdaLayer(16, query_depth=8, scope=5, implementation=name)(x)
+        assert len(calls) == 2
+        with pytest.raises(ConfigError, match="compiled"):
+            LambdaLayer(16, query_depth=8, scope=5, implementation="compiled")(x)
+    assert len(calls) == 2
 
 
 LAUNCHES = {  # of a forward and of a backward pass, at most
