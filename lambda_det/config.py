@@ -212,7 +212,7 @@ def add_lambda_config(cfg: CN) -> None:
     # follows and why. Keys that the command line sets stay.
     _C.RECIPE.ENABLED = False
     # Passes over the images or tiles (--epochs); 0 for 30 up to 1,000, falling to 16 at 20,000, and
-    # of n tiles a picture fewer by the square root of n
+    # of n tiles a picture fewer by n to the power of 3/4
     _C.RECIPE.EPOCHS = 0.0
     # The least number of steps, where RECIPE.EPOCHS is 0
     _C.RECIPE.MIN_STEPS = 300

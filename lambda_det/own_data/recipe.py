@@ -147,15 +147,16 @@ def epochs_for(images: int, pictures: int | None = None) -> float:
     """Passes over the images: 30 up to 1,000 images, falling with their logarithm to 16 at 20,000.
 
     More images need more steps and fewer passes. Mayaku 2.0 follows the same rule. Tiles of one
-    picture are alike: of n tiles a picture, there are fewer passes by the square root of n, which
-    is a guess between as many steps as for the pictures and as for that many pictures.
+    picture are alike: of n tiles a picture, there are fewer passes by n to the power of 3/4, which
+    is a guess between as many steps as for the pictures (1) and as for that many pictures (0). By
+    1/2, a run on the whiteflies of docs/results.md would take over an hour on two cores.
 
     Args:
         images: or tiles of them.
         pictures: that the tiles are of; None where images are not cut.
     """
     share = math.log(max(images, 1000) / 1000) / math.log(20)
-    alike = math.sqrt((images if pictures is None else pictures) / images)
+    alike = ((images if pictures is None else pictures) / images) ** 0.75
     return alike * (30 - 14 * min(share, 1.0))
 
 
