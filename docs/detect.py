@@ -1,5 +1,6 @@
 """Predict with an .onnx of lambda-det export: python detect.py detector.onnx photo.jpg."""
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -273,10 +274,14 @@ def detect(session, photo, tile):
     return Detections(boxes, result["scores"], result["classes"], masks)
 
 
-session = onnxruntime.InferenceSession(sys.argv[1])
+parser = argparse.ArgumentParser(description="Print what a detector finds in a photo.")
+parser.add_argument("detector", help="an .onnx that lambda-det export wrote")
+parser.add_argument("photo", help="of any format that Pillow reads")
+args = parser.parse_args()
+session = onnxruntime.InferenceSession(args.detector)
 about = session.get_modelmeta().custom_metadata_map
 names = json.loads(about["classes"])
-photo = ImageOps.exif_transpose(Image.open(sys.argv[2])).convert("RGB")
+photo = ImageOps.exif_transpose(Image.open(args.photo)).convert("RGB")
 whole = {"size": max(photo.size), "overlap": 0, "merge": MERGE}
 tile = json.loads(about.get("tile", "null")) or whole
 if tile["merge"] != MERGE:
