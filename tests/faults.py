@@ -141,14 +141,14 @@ FAULTS = [
         "lambda_det/detection/data/shapes.py",
         "return name in DatasetCatalog and Meta",
         "return name in DatasetCatalog or Meta",
-        "detection/data/test_shapes.py::test_a_name_of_another_project_stays",
+        "detection/data/test_shapes.py::test_a_script_may_register_a_name_of_ours",
     ),
     _fault(
         "Backbones by name and as LazyConfig nodes",
         "lambda_det/detection/data/shapes.py",
         "    if _is_ours(name):\n",
         "    if name in DatasetCatalog:\n",
-        "detection/data/test_shapes.py::test_a_name_of_another_project_stays",
+        "detection/data/test_shapes.py::test_a_script_may_register_a_name_of_ours",
     ),
     _fault(
         "A script of Detectron2 runs unchanged",
