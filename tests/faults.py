@@ -104,8 +104,8 @@ FAULTS = [
     _fault(
         "On NVIDIA GPUs kernels compute",
         "lambda_det/layers/local/fused.py",
-        "kinds = FORMS if has_backward else",
-        "kinds = FORMS if False else",
+        "for kind in FORMS if has_backward else",
+        "for kind in FORMS if True else",
         "layers/test_fused.py::test_inference_loads_nothing_of_the_backward_pass",
     ),
     _fault(
