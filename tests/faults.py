@@ -250,7 +250,8 @@ FAULTS = [
         "lambda_det/detection/lazy_parts.py",
         "        node.lr = settings.base_lr\n",
         "        pass\n",
-        "detection/test_lazy_parity.py",
+        "detection/test_lazy_config.py"
+        "::test_the_rate_that_was_scaled_to_the_processes_reaches_the_optimiser",
     ),
     _fault(
         "A run that was killed at any moment",

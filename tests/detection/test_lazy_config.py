@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from detectron2.evaluation import (
 from detectron2.layers import ShapeSpec
 from detectron2.modeling.backbone.regnet import SimpleStem
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
 
 from lambda_det.detection import DetectionTask, load_lazy_config
 from lambda_det.detection.data import register_shapes
@@ -168,6 +170,12 @@ def test_detrex_s_names_of_clipping_and_averaging():
     del config.train.clip_grad.params
     with pytest.raises(ConfigError, match=r"train\.clip_grad\.params\.max_norm is None"):
         DetectionTask(config)
+
+
+def test_the_rate_that_was_scaled_to_the_processes_reaches_the_optimiser(task):
+    settings = replace(task.settings, base_lr=0.125)
+    optimizer = task.parts.make_optimizer(settings, nn.Linear(2, 2))
+    assert {group["lr"] for group in optimizer.param_groups} == {0.125}
 
 
 def test_true_is_no_number():
