@@ -589,8 +589,8 @@ FAULTS = [
     ),
     _fault(
         "One page about a run",
-        "lambda_det/own_data/report/advice.py",
-        '        return "twice", int(own.argmax())',
+        "lambda_det/own_data/report/error_types.py",
+        '        return "duplicate", int(own.argmax())',
         '        return "class", int(own.argmax())',
         "own_data/report/test_advice.py::test_the_second_prediction_of_an_object_is_one_too_many",
     ),

@@ -6,6 +6,8 @@ import contextlib
 import inspect
 import logging
 import logging.handlers
+import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from tabulate import tabulate
 from lambda_det.errors import escape_record
 from lambda_det.files import replace_text
 
-__all__ = ["ONLY_IN_FILE", "BufferedLog", "log_table", "show"]
+__all__ = ["ONLY_IN_FILE", "BufferedLog", "log_table", "read_warnings", "show"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,9 @@ _SHOWN = (
 _PACKAGE, _NUMBERS = "lambda_det", "detectron2.utils.events"
 # The "extra" of a record that stands in log.txt alone, such as results of a part of an evaluation
 ONLY_IN_FILE = {"only_in_file": True}
+_FILE = "log.txt"
+_LINE = "[%(asctime)s] %(name)s %(levelname)s: %(message)s"
+_WARNING = re.compile(r"\[[^\]]*\] [\w.]+ (?:WARNING|ERROR|CRITICAL): (.*)")
 
 
 class BufferedLog(logging.handlers.MemoryHandler):
@@ -70,11 +75,9 @@ class BufferedLog(logging.handlers.MemoryHandler):
             path = Path(folder, name)
             before = path.read_text("utf-8") if path.is_file() else ""
             replace_text(path, before + text)
-        path = Path(folder, f"log.txt.rank{rank}" if rank else "log.txt")
+        path = Path(folder, f"{_FILE}.rank{rank}" if rank else _FILE)
         file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
-        file.setFormatter(
-            logging.Formatter("[%(asctime)s] %(name)s %(levelname)s: %(message)s", "%m/%d %H:%M:%S")
-        )
+        file.setFormatter(logging.Formatter(_LINE, "%m/%d %H:%M:%S"))
         for name in _LOGGERS:
             logger = logging.getLogger(name)
             logger.removeHandler(self)
@@ -116,6 +119,28 @@ class BufferedLog(logging.handlers.MemoryHandler):
 def show(text: str) -> None:
     """Log a text that a bar of the progress leaves visible on the screen."""
     logger.info(text)
+
+
+def read_warnings(folder: str | Path) -> list[tuple[str, int]]:
+    """The warnings and errors in the log.txt of a run, with their counts, in their order.
+
+    Warnings that differ only in their numbers, such as that of a step, are counted together, and
+    the first one stands for all. Of a text of several lines it is the first line.
+
+    Args:
+        folder: of the run; without a log there are no warnings.
+    """
+    path = Path(folder, _FILE)
+    if not path.is_file():
+        return []
+    first: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    with path.open(encoding="utf-8", errors="backslashreplace") as lines:
+        for match in filter(None, map(_WARNING.match, lines)):
+            kind = re.sub(r"\d[\d.,]*", "0", match[1])
+            first.setdefault(kind, match[1])
+            counts[kind] += 1
+    return [(text, counts[kind]) for kind, text in first.items()]
 
 
 def log_table(title: str, rows: Iterable[tuple[Any, ...]]) -> None:

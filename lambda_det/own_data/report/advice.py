@@ -1,165 +1,236 @@
-"""What would bring most: AP50 without each kind of error, and what to change.
+"""What would bring most: what to change, and by how much AP50 would rise at most.
 
-The kinds of errors, and the repair of one kind at a time, are those of TIDE (Bolya et al., ECCV
-2020, sections 2.2 and 2.3). The package tidecv is not used: it knows no sizes and no images.
+To add a piece of advice, write a function from :class:`_Evidence` to the changes that it advises,
+and name it in ``_RULES``.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from pycocotools.coco import COCO
 
+from lambda_det.detection.first_batch import FILE as FIRST_BATCH
 from lambda_det.own_data.input_size import LARGEST_SCALE
-from lambda_det.own_data.report.matching import FALSE, IGNORED, LEAST_IOU, assign, overlaps
+from lambda_det.own_data.report.error_types import (
+    NEAR,
+    JudgedPrediction,
+    ap50,
+    repaired,
+    sort_errors,
+)
+from lambda_det.own_data.report.matching import LEAST_IOU
 
-__all__ = ["Change", "advise", "ap50", "sort_errors"]
+__all__ = ["USABLE_AP50", "Change", "Epochs", "advise"]
 
+# Below this AP50 the errors of a detector are those of one that has not learned the task, and prove
+# nothing about its data: with an AP50 of 0.03, 791 predictions had scores of 0.8 or more. It is a
+# guess between that and the lowest AP50 of finished runs, which is some 40.
+USABLE_AP50 = 20
 SMALL = 32  # side in pixels of the network's input: a larger input would help with smaller objects
+# Side in pixels of the network's input of objects that are hardly seen: four strides of the finest
+# level of usual feature pyramids, which is the side of its anchors
+TINY = 16
 CONFIDENT = 0.8  # score of predictions whose annotation may be missing
 # Scale from which a larger input shows nothing new: the recipes' largest, which they round down to
 # whole strides of the backbone
 _ENLARGED = 0.9 * LARGEST_SCALE
+_ALL = 0.9  # share of the objects that counts as all of them, since a few may be annotated loosely
 _FEW = 100  # objects of a class in training, below which more examples are advised in any case
 _CLASSES = 5  # number of classes that are named, those with the most missed objects
 _YOUNG = 0.1  # share of AP50 by which the AP50 of a young run rises in the last third of its steps
 _LEAST_RISE = 1.0  # of others: evaluations of runs that learned no more differed by up to 1 point
-_CASCADE = (
-    " Three box heads in a row (MODEL.ROI_HEADS.NAME CascadeROIHeads) place boxes better than one."
-)
-_NEAR = 0.1  # IoU from which a prediction is assigned to an object
+_SHORT = 0.5  # share of the rule's epochs, below which a run is short
 # Two shares differ if objects that are alike would show such a difference in one of so many data
 # sets. Statistics often take 0.05; but the objects of one image are missed together.
 _BY_CHANCE = 0.01
 
 
 class Change(NamedTuple):
-    """What to change, the most by which AP50 would rise, and the evidence."""
+    """What to change.
 
+    Attributes:
+        error: the kind of error that it concerns: "background", "class", "localisation",
+            "duplicate", "missed"; "training" for all of them.
+        change: what to do.
+        gain: the most by which AP50 would rise; NaN where that is unknown.
+        evidence: what shows it.
+        comes_first: whether it stands before changes with a larger gain, because it makes the
+            errors different.
+    """
+
+    error: str
     change: str
     gain: float
     evidence: str
+    comes_first: bool = False
 
 
-class JudgedPrediction(NamedTuple):
-    """A prediction, and its error.
+class Epochs(NamedTuple):
+    """The length of a training: its own, and that of the recipe's rule for its images."""
+
+    trained: float
+    rule: float
+
+    @property
+    def are_fewer(self) -> bool:
+        """Whether they are fewer in a reader's eyes; steps are rounded."""
+        return round(self.trained) < round(self.rule)
+
+    def __str__(self) -> str:
+        return f"{self.trained:.3g} of {self.rule:.3g} epochs"
+
+
+def advise(
+    ground_truth: COCO,
+    entries: Sequence[Mapping[str, Any]],
+    iou_type: str,
+    records: Sequence[Mapping[str, float]],
+    trained: Mapping[str, int],
+    *,
+    scale: float = 1.0,
+    is_cascade: bool = False,
+    is_tiled: bool = False,
+    epochs: Epochs | None = None,
+) -> list[Change]:
+    """The possible changes, with the one that would bring most first.
+
+    The gains are bounds: the AP50 if all errors of a kind were gone. They overlap. What blames the
+    size or the class of objects is only advised where more of them are missed than of the others,
+    as :func:`differs` says. If AP50 was still rising by much, a longer training comes first,
+    because its errors will be different. Below ``USABLE_AP50`` nothing is said about annotations.
+
+    Args:
+        ground_truth, entries, iou_type: as for :func:`sort_errors`.
+        records: of the run's metrics.json, for its curves.
+        trained: number of objects of each class in training, by its name; empty if unknown.
+        scale: sides of the network's input as a share of those of the images, or of their tiles.
+        is_cascade: whether the detector has several box heads in a row already.
+        is_tiled: whether images are cut into tiles already.
+        epochs: of the training; None if unknown.
+    """
+    predictions, missed = sort_errors(ground_truth, entries, iou_type)
+    evidence = _Evidence(
+        ground_truth,
+        predictions,
+        missed,
+        iou_type,
+        records,
+        trained,
+        scale,
+        is_cascade,
+        is_tiled,
+        epochs,
+    )
+    changes = [
+        change
+        for rule in _RULES
+        if evidence.is_usable or not rule.needs_usable
+        for change in rule.advice(evidence)
+    ]
+    return sorted(
+        changes,
+        key=lambda c: (not c.comes_first, 0.0 if math.isnan(c.gain) else -c.gain),
+    )
+
+
+# ------------------------------------------------------------------------------- what the rules use
+@dataclass(frozen=True)
+class _Evidence:
+    """What is known of a run.
 
     Attributes:
-        image, category: ids; the category is the predicted one.
-        score: of the prediction.
-        verdict: "right"; "class": a good box of another class; "place": the box lies badly;
-            "twice": the object was found already; "nothing": no object is near; "both": class and
-            place are wrong.
-        meant: id of the annotation to which it is assigned, None for "nothing".
+        predictions, missed: of :func:`sort_errors`.
+        others: as for :func:`advise`.
     """
 
-    image: Any
-    category: int
-    score: float
-    verdict: str
-    meant: int | None
+    truth: COCO
+    predictions: Sequence[JudgedPrediction]
+    missed: Set[int]
+    iou_type: str
+    records: Sequence[Mapping[str, float]]
+    trained: Mapping[str, int]
+    scale: float
+    is_cascade: bool
+    is_tiled: bool
+    epochs: Epochs | None
 
+    @cached_property
+    def classes(self) -> dict[int, int]:
+        """The category by the id of the annotation."""
+        return {i: a["category_id"] for i, a in self.truth.anns.items()}
 
-def sort_errors(
-    ground_truth: COCO, entries: Sequence[Mapping[str, Any]], iou_type: str
-) -> tuple[list[JudgedPrediction], set[int]]:
-    """The error of each prediction outside of crowds, and the objects without any prediction.
+    @cached_property
+    def counted(self) -> set[int]:
+        """The ids of the annotations that are no crowds."""
+        return {i for i, a in self.truth.anns.items() if not a["iscrowd"]}
 
-    Args:
-        ground_truth: with ``iscrowd`` in every annotation.
-        entries: predictions in COCO's format.
-        iou_type: "bbox" or "segm".
-    """
-    key = {"bbox": "bbox", "segm": "segmentation"}[iou_type]
-    of_image = defaultdict(list)
-    for entry in entries:
-        of_image[entry["image_id"]].append(entry)
-    predictions, missed = [], set()
-    for image in ground_truth.getImgIds():
-        objects = ground_truth.loadAnns(ground_truth.getAnnIds(imgIds=[image]))
-        found = sorted(of_image[image], key=lambda entry: -entry["score"])
-        shapes = [o["bbox"] if iou_type == "bbox" else ground_truth.annToRLE(o) for o in objects]
-        crowds = np.array([bool(o["iscrowd"]) for o in objects], bool)
-        iou = overlaps([entry[key] for entry in found], shapes, crowds.tolist())
-        classes = np.array([o["category_id"] for o in objects], int)
-        same = np.array([e["category_id"] for e in found], int)[:, None] == classes[None]
-        chosen = assign(iou, crowds.tolist(), same)
-        iou = np.where(crowds[None], 0.0, iou)
-        meant = set()
-        for row, (entry, index) in enumerate(zip(found, chosen, strict=True)):
-            if index == IGNORED:
-                continue
-            verdict, index = ("right", index) if index != FALSE else _wrong(iou[row], same[row])
-            if verdict in ("right", "class", "place"):
-                meant.add(index)
-            annotation = None if index is None else objects[index]["id"]
-            predictions.append(
-                JudgedPrediction(image, entry["category_id"], entry["score"], verdict, annotation)
-            )
-        missed |= {o["id"] for i, o in enumerate(objects) if not crowds[i] and i not in meant}
-    return predictions, missed
+    @cached_property
+    def objects(self) -> Counter[int]:
+        """The number of objects of each category."""
+        return Counter(self.classes[i] for i in self.counted)
 
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """The name of each category."""
+        return {i: category["name"] for i, category in self.truth.cats.items()}
 
-def _wrong(iou: np.ndarray, same: np.ndarray) -> tuple[str, int | None]:
-    """The error of a false prediction, and the index of the object to which it is assigned."""
-    own, other = np.where(same, iou, 0.0), np.where(same, 0.0, iou)
-    if max(iou, default=0.0) < _NEAR:
-        return "nothing", None
-    if own.max() >= LEAST_IOU:
-        return "twice", int(own.argmax())
-    if other.max() >= LEAST_IOU:
-        return "class", int(other.argmax())
-    if own.max() >= _NEAR:
-        return "place", int(own.argmax())
-    return "both", int(other.argmax())
+    @cached_property
+    def sides(self) -> dict[int, float]:
+        """The side of each object in pixels of the network's input: the root of its area."""
+        return {i: self.scale * self.truth.anns[i]["area"] ** 0.5 for i in self.counted}
 
+    @cached_property
+    def size_is_blamed(self) -> bool:
+        """Whether small objects are missed because they are small."""
+        bad, of_bad, other, of_other = self.bad_by_size
+        return self.scale < _ENLARGED and differs(bad, of_bad, other, of_other)
 
-def ap50(predictions: Sequence[JudgedPrediction], objects: Mapping[int, int]) -> float:
-    """Mean AP at an IoU of 0.5 in percent, as COCO's evaluation computes it.
+    @cached_property
+    def small(self) -> set[int]:
+        """The ids of the small objects."""
+        return {i for i, side in self.sides.items() if side < SMALL}
 
-    Args:
-        predictions: of :func:`sort_errors`.
-        objects: number of objects of each category, without crowds.
-    """
-    category = np.array([p.category for p in predictions], int)
-    order = np.lexsort(([-p.score for p in predictions], category))
-    category = category[order]
-    right = np.array([p.verdict == "right" for p in predictions], bool)[order]
-    values = []
-    for own, number in objects.items():
-        hits = np.cumsum(right[slice(*np.searchsorted(category, (own, own + 1)))])
-        precision = hits / np.arange(1, len(hits) + 1)
-        precision = np.maximum.accumulate(precision[::-1])[::-1]
-        place = np.searchsorted(hits / number, np.linspace(0, 1, 101), side="left")
-        values.append(np.append(precision, 0.0)[np.minimum(place, len(hits))].mean())
-    return 100 * float(np.mean(values)) if values else float("nan")
+    @cached_property
+    def bad_by_size(self) -> tuple[int, int, int, int]:
+        """How many of the small objects are missed or boxed badly, and of how many; of others."""
+        bad = self.missed | {self.predictions[i].meant for i in self.places("localisation")}
+        large = self.counted - self.small
+        return len(bad & self.small), len(self.small), len(bad & large), len(large)
 
+    @cached_property
+    def ap50(self) -> float:
+        return ap50(self.predictions, self.objects)
 
-def repaired(
-    predictions: Sequence[JudgedPrediction], wrong: Set[int], classes: Mapping[int, int]
-) -> list[JudgedPrediction]:
-    """The predictions after the repair of some, by their places in the list.
+    @property
+    def is_usable(self) -> bool:
+        """Whether the detector is good enough for its errors to tell something about the data."""
+        return self.ap50 >= USABLE_AP50
 
-    A prediction becomes right if it is the only one of its object; it is left out if another has
-    found the object, or if it has none.
+    def gain(self, wrong: Set[int], unseen: Set[int] = frozenset()) -> float:
+        """The rise of AP50 if wrong predictions were repaired and missed objects not there."""
+        left = self.objects - Counter(self.classes[i] for i in unseen)
+        return ap50(repaired(self.predictions, wrong, self.classes), left) - self.ap50
 
-    Args:
-        predictions: of :func:`sort_errors`.
-        wrong: places of those to repair.
-        classes: category by the id of the annotation.
-    """
-    taken = {p.meant for p in predictions if p.verdict == "right"}
-    result = [p for place, p in enumerate(predictions) if place not in wrong]
-    for prediction in sorted((predictions[place] for place in wrong), key=lambda p: -p.score):
-        meant = prediction.meant
-        if prediction.verdict in ("class", "place") and meant not in taken:
-            taken.add(meant)
-            result.append(prediction._replace(verdict="right", category=classes[meant]))
-    return result
+    def places(
+        self, verdict: str, of: Callable[[JudgedPrediction], bool] = lambda p: True
+    ) -> set[int]:
+        """The places of the predictions with an error."""
+        return {i for i, p in enumerate(self.predictions) if p.verdict == verdict and of(p)}
+
+    def training(self, *categories: int) -> str:
+        """The end of a sentence: how many objects of some categories were trained on."""
+        if not self.trained:
+            return "."
+        named = sorted(self.names[c] for c in categories)
+        counts = (f"{name} {self.trained.get(name, 0):,}" for name in named)
+        return f"; objects in training: {', '.join(counts)}."
 
 
 def differs(some: int, of: int, others: int, of_others: int) -> bool:
@@ -190,182 +261,223 @@ def _log_choices(number: int, chosen: int) -> float:
     return math.lgamma(number + 1) - math.lgamma(chosen + 1) - math.lgamma(number - chosen + 1)
 
 
-def advise(
-    ground_truth: COCO,
-    entries: Sequence[Mapping[str, Any]],
-    iou_type: str,
-    records: Sequence[Mapping[str, float]],
-    trained: Mapping[str, int],
-    *,
-    scale: float = 1.0,
-    is_cascade: bool = False,
-) -> list[Change]:
-    """The possible changes, with the one that would bring most first.
+# ---------------------------------------------------------------------------------------- the rules
+def _unannotated(run: _Evidence) -> Iterator[Change]:
+    sure = run.places("background", lambda p: p.score >= CONFIDENT)
+    if not sure:
+        return
+    images = Counter(run.predictions[i].image for i in sure).most_common(3)
+    files = [run.truth.imgs[image].get("file_name", str(image)) for image, _ in images]
+    yield Change(
+        "background",
+        f"Look at the annotations, first of {', '.join(files)}; those of the training images may "
+        "lack the same.",
+        run.gain(sure),
+        f"Predictions of a score of {CONFIDENT} or more where nothing is annotated: {len(sure)}.",
+    )
 
-    The gains are bounds: the AP50 if all errors of a kind were gone. They overlap. What blames the
-    size or the class of objects is only advised where more of them are missed than of the others,
-    as :func:`differs` says. If AP50 was still rising by much, a longer training comes first,
-    because its errors will be different.
 
-    Args:
-        ground_truth, entries, iou_type: as for :func:`sort_errors`.
-        records: of the run's metrics.json, for its curves.
-        trained: number of objects of each class in training, by its name; empty if unknown.
-        scale: sides of the network's input as a share of those of the images.
-        is_cascade: whether the detector has several box heads in a row already.
-    """
-    predictions, missed = sort_errors(ground_truth, entries, iou_type)
-    annotations = ground_truth.anns
-    classes = {i: a["category_id"] for i, a in annotations.items()}
-    objects = Counter(a["category_id"] for a in annotations.values() if not a["iscrowd"])
-    names = {i: category["name"] for i, category in ground_truth.cats.items()}
-    small = {i for i, a in annotations.items() if scale * a["area"] ** 0.5 < SMALL}
-    counted = {i for i, a in annotations.items() if not a["iscrowd"]}
-    now = ap50(predictions, objects)
-
-    def gain(wrong: Set[int], unseen: Set[int] = frozenset()) -> float:
-        left = objects - Counter(classes[i] for i in unseen)
-        return ap50(repaired(predictions, wrong, classes), left) - now
-
-    def places(verdict: str, of: Callable[[JudgedPrediction], bool] = lambda p: True) -> set[int]:
-        return {i for i, p in enumerate(predictions) if p.verdict == verdict and of(p)}
-
-    def training(*categories: int) -> str:
-        counts = (
-            f"{names[c]} {trained.get(names[c], 0):,}" for c in sorted(categories, key=names.get)
+def _mistaken(run: _Evidence) -> Iterator[Change]:
+    if unsure := run.places("background", lambda p: p.score < CONFIDENT):
+        yield Change(
+            "background",
+            "Add images of what is mistaken for an object; without objects they need no "
+            "annotations.",
+            run.gain(unsure),
+            f"Predictions of lower scores where nothing is annotated: {len(unsure)}.",
         )
-        return f"; objects in training: {', '.join(counts)}." if trained else "."
 
-    changes = []
-    if sure := places("nothing", lambda p: p.score >= CONFIDENT):
-        images = Counter(predictions[i].image for i in sure).most_common(3)
-        files = [ground_truth.imgs[image].get("file_name", str(image)) for image, _ in images]
-        changes += [
-            Change(
-                f"Look at the annotations, first of {', '.join(files)}; those of the training "
-                "images may lack the same.",
-                gain(sure),
-                f"Predictions of a score of {CONFIDENT} or more where nothing is annotated: "
-                f"{len(sure)}.",
-            )
-        ]
-    if unsure := places("nothing") - sure:
-        changes += [
-            Change(
-                "Add images of what is mistaken for an object; without objects they need no "
-                "annotations.",
-                gain(unsure),
-                f"Predictions of lower scores where nothing is annotated: {len(unsure)}.",
-            )
-        ]
-    mixed = places("class")
+
+def _confused(run: _Evidence) -> Iterator[Change]:
     pair_of = {
-        i: frozenset((predictions[i].category, classes[predictions[i].meant])) for i in mixed
+        i: frozenset((run.predictions[i].category, run.classes[run.predictions[i].meant]))
+        for i in run.places("class")
     }
     for pair, number in Counter(pair_of.values()).most_common(1):
-        one, other = sorted(names[category] for category in pair)
-        changes += [
-            Change(
-                f"Add examples of {one} and {other}, or make one class of both.",
-                gain({i for i in mixed if pair_of[i] == pair}),
-                f"Boxes of one with the name of the other: {number}{training(*pair)}",
-            )
-        ]
-    bad = missed | {predictions[i].meant for i in places("place")}
-    of_small, of_large = small & counted, counted - small
-    bad_small, bad_large = len(bad & of_small), len(bad & of_large)
-    is_worse = differs(bad_small, len(of_small), bad_large, len(of_large))
-    blamed = small if is_worse and scale < _ENLARGED else set()  # their size is the reason
-    if blamed:
-        changes += [
-            Change(
-                "Train at a larger size (--size of lambda-det train), or on tiles of large images "
-                "(--tile auto).",
-                gain(places("place", lambda p: p.meant in small), missed & small),
-                f"Missed or boxed badly of {len(of_small)} objects smaller than {SMALL} pixels in "
-                f"the network's input: {bad_small / len(of_small):.0%}; of {len(of_large)} larger "
-                f"ones: {bad_large / len(of_large):.0%}.",
-            )
-        ]
-    if loose := places("place", lambda p: p.meant not in blamed):
-        which = f"an object of {SMALL} pixels or more" if blamed else "an object"
-        changes += [
-            Change(
-                "Look at how tightly the annotations fit." + ("" if is_cascade else _CASCADE),
-                gain(loose),
-                f"Predictions with an IoU of {_NEAR} to {LEAST_IOU} with {which}: {len(loose)}.",
-            )
-        ]
-    if again := places("twice"):
-        changes += [
-            Change(
-                "Lower the IoU from which of two predictions one is dropped (NMS_THRESH_TEST).",
-                gain(again),
-                f"Predictions of an object that another one has found: {len(again)}.",
-            )
-        ]
-    unseen = {c: {i for i in missed if classes[i] == c} for c in objects}
-    # of classes with more objects than a few, the half with fewer, if they are missed more often
-    half = np.median([trained.get(names[c], 0) for c in objects]) if objects else 0
+        one, other = sorted(run.names[category] for category in pair)
+        yield Change(
+            "class",
+            f"Add examples of {one} and {other}, or make one class of both.",
+            run.gain({i for i in pair_of if pair_of[i] == pair}),
+            f"Boxes of one with the name of the other: {number}{run.training(*pair)}",
+        )
+
+
+def _too_small(run: _Evidence) -> Iterator[Change]:
+    """Small objects that are found less often than others, or all objects where all are tiny."""
+    if run.scale >= _ENLARGED or not run.small:
+        return
+    bad, small, other_bad, others = run.bad_by_size
+    share = f"Missed or boxed badly of {small} objects smaller than {SMALL} pixels in the "
+    share += f"network's input: {bad / small:.0%}"
+    half = float(np.median(list(run.sides.values())))
+    if run.size_is_blamed:
+        evidence = f"{share}; of {others} larger ones: {other_bad / others:.0%}."
+    elif small >= _ALL * len(run.counted) and half < TINY:
+        evidence = f"Half of all objects have a side of {half:.0f} pixels or less there. {share}."
+    else:
+        return
+    tiles = (
+        "on smaller tiles (--tile)" if run.is_tiled else "on tiles of large images (--tile auto)"
+    )
+    small_boxes = run.places("localisation", lambda p: p.meant in run.small)
+    yield Change(
+        "missed",
+        f"Train {tiles}, or at a larger size (--size of lambda-det train): the objects are too "
+        "small in the network's input.",
+        run.gain(small_boxes, run.missed & run.small),
+        evidence,
+        # what is hardly seen is not learned by a longer training either
+        comes_first=not (run.size_is_blamed or run.is_usable),
+    )
+
+
+def _loose(run: _Evidence) -> Iterator[Change]:
+    blamed = run.small if run.size_is_blamed else frozenset()  # their size is the reason
+    loose = run.places("localisation", lambda p: p.meant not in blamed)
+    if not loose:
+        return
+    which = f"an object of {SMALL} pixels or more" if blamed else "an object"
+    cascade = (
+        " Three box heads in a row (MODEL.ROI_HEADS.NAME CascadeROIHeads) place boxes better than "
+        "one."
+    )
+    yield Change(
+        "localisation",
+        "Look at how tightly the annotations fit." + ("" if run.is_cascade else cascade),
+        run.gain(loose),
+        f"Predictions with an IoU of {NEAR} to {LEAST_IOU} with {which}: {len(loose)}.",
+    )
+
+
+def _duplicates(run: _Evidence) -> Iterator[Change]:
+    if again := run.places("duplicate"):
+        yield Change(
+            "duplicate",
+            "Lower the IoU from which of two predictions one is dropped (NMS_THRESH_TEST).",
+            run.gain(again),
+            f"Predictions of an object that another one has found: {len(again)}.",
+        )
+
+
+def _rare_classes(run: _Evidence) -> Iterator[Change]:
+    """Classes with few examples; of classes with more, the half with fewer, if they are missed more
+    often.
+    """
+    if not run.trained or not run.objects:
+        return
+    unseen = {c: {i for i in run.missed if run.classes[i] == c} for c in run.objects}
+    half = np.median([run.trained.get(run.names[c], 0) for c in run.objects])
 
     def is_rare(category: int) -> bool:
-        count, own = trained.get(names[category], 0), len(unseen[category])
-        others = len(missed) - own, objects.total() - objects[category]
-        return count < _FEW or (count <= half and differs(own, objects[category], *others))
+        count, own = run.trained.get(run.names[category], 0), len(unseen[category])
+        others = len(run.missed) - own, run.objects.total() - run.objects[category]
+        return count < _FEW or (count <= half and differs(own, run.objects[category], *others))
 
-    rare = (c for c in objects if trained and unseen[c] and is_rare(c))
-    for category in sorted(rare, key=lambda c: -len(unseen[c]) / objects[c])[:_CLASSES]:
-        changes += [
-            Change(
-                f"Add examples of {names[category]}.",
-                gain(set(), unseen[category]),
-                f"Missed of the class: {len(unseen[category])} of {objects[category]}"
-                f"{training(category)}",
-            )
-        ]
-    changes.sort(key=lambda change: -change.gain)
-    longer, is_young = _longer(records, iou_type)
-    if longer is not None and is_young:
-        return [longer, *changes]
-    return sorted([*changes, longer], key=lambda change: -change.gain) if longer else changes
+    rare = (c for c in run.objects if unseen[c] and is_rare(c))
+    for category in sorted(rare, key=lambda c: -len(unseen[c]) / run.objects[c])[:_CLASSES]:
+        yield Change(
+            "missed",
+            f"Add examples of {run.names[category]}.",
+            run.gain(set(), unseen[category]),
+            f"Missed of the class: {len(unseen[category])} of {run.objects[category]}"
+            f"{run.training(category)}",
+        )
 
 
-def _longer(records: Sequence[Mapping[str, float]], iou_type: str) -> tuple[Change | None, bool]:
-    """A longer training, where AP50 was best at the end, and whether the run is young.
+def _longer(run: _Evidence) -> Iterator[Change]:
+    """A longer training, where AP50 was best at the end, or where a short one is not usable yet.
 
     All evaluations in the last third of the steps must be better than all before, and the last one
     must be the best. If AP50 no longer rises, and five evaluations differ by chance alone, this is
     so in one case of twenty.
 
     AP50 of a young run still rises by much. In other runs the loss of the test set must not rise.
-    In young runs it does: the more boxes find an object, the more of them count in the loss.
+    In young runs it does: the more boxes find an object, the more of them count in the loss. So it
+    counts from the first third of the steps on, and where AP50 is usable.
     """
+    is_short = run.epochs is not None and run.epochs.trained < _SHORT * run.epochs.rule
+    points = _points(run.records, run.iou_type)
+    said = f" The run had {run.epochs}." if run.epochs and run.epochs.are_fewer else ""
+    until = f"--epochs {run.epochs.rule:.0f}" if said else "twice as many --epochs"
+    change = f"Train longer, with {until}."
+    rise, before, value = _rise(points)
+    is_young = rise >= _YOUNG * value > 0
+    if rise > 0 and (is_young or (rise >= _LEAST_RISE and not _forgets(run.records, points))):
+        yield Change(
+            "training",
+            change,
+            min(rise, 100 - value),
+            f"AP50 was best at the end; in the last third of the steps it rose from {before:.1f} "
+            f"to {value:.1f}.{said}",
+            comes_first=is_young or is_short,
+        )
+    elif is_short and (len(points) < 3 or not run.is_usable):
+        yield Change("training", change, math.nan, f"The run had {run.epochs}.", comes_first=True)
+    elif not run.is_usable:
+        yield Change(
+            "training",
+            f"Look at {FIRST_BATCH}, whether each object has its box and its class, and at the "
+            "curves, whether the losses fall; then train longer or at another learning rate.",
+            math.nan,
+            f"AP50 is {run.ap50:.1f}: below {USABLE_AP50} the errors of a detector tell nothing "
+            f"about its data.{said}",
+            comes_first=True,
+        )
+
+
+def _points(records: Sequence[Mapping[str, float]], iou_type: str) -> list[tuple[float, float]]:
+    """The step and the AP50 of each evaluation."""
     names = (f"{iou_type}_EMA/AP50", f"{iou_type}/AP50")
     name = next((n for n in names if any(n in record for record in records)), "")
     # Detectron2 writes NaN for an evaluation without any prediction
-    points = [
+    return [
         (record["iteration"], 0.0 if math.isnan(record[name]) else record[name])
         for record in records
         if name in record
     ]
-    losses = [r["validation/total_loss"] for r in records if "validation/total_loss" in r]
+
+
+def _rise(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """The rise of AP50 in the last third of the steps, the best before, and the last; zeros where
+    it was not best at the end, or there are fewer than three evaluations.
+    """
     if len(points) < 3:
-        return None, False
+        return 0.0, 0.0, 0.0
     last, value = points[-1]
     early = [ap for step, ap in points if step <= last * 2 / 3]
     late = [ap for step, ap in points if step > last * 2 / 3]
     if not early or min(late) <= max(early) or value < max(late):
-        return None, False
-    before = max(early)
-    rise = value - before
-    is_young = rise >= _YOUNG * value
-    forgets = bool(losses) and min(losses) < 0.98 * losses[-1]
-    if not is_young and (rise < _LEAST_RISE or forgets):
-        return None, False
-    change = Change(
-        "Train longer, such as twice as many --epochs.",
-        min(rise, 100 - value),
-        f"AP50 was best at the end; in the last third of the steps it rose from {before:.1f} "
-        f"to {value:.1f}.",
-    )
-    return change, is_young
+        return 0.0, 0.0, 0.0
+    return value - max(early), max(early), value
+
+
+def _forgets(records: Sequence[Mapping[str, float]], points: Sequence[tuple[float, float]]) -> bool:
+    """Whether the loss of the test set rises."""
+    start = next((step for step, ap in points if ap >= USABLE_AP50), math.inf)
+    start = max(start, points[-1][0] / 3)
+    losses = [
+        record["validation/total_loss"]
+        for record in records
+        if "validation/total_loss" in record and record["iteration"] >= start
+    ]
+    return bool(losses) and min(losses) < 0.98 * losses[-1]
+
+
+class _Rule(NamedTuple):
+    """A piece of advice, and whether it needs a usable detector."""
+
+    advice: Callable[[_Evidence], Iterator[Change]]
+    needs_usable: bool
+
+
+_RULES = (
+    _Rule(_unannotated, needs_usable=True),
+    _Rule(_mistaken, needs_usable=True),
+    _Rule(_confused, needs_usable=True),
+    _Rule(_too_small, needs_usable=False),
+    _Rule(_loose, needs_usable=True),
+    _Rule(_duplicates, needs_usable=True),
+    _Rule(_rare_classes, needs_usable=False),
+    _Rule(_longer, needs_usable=False),
+)

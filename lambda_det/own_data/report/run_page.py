@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from detectron2.config import CfgNode
+
 from lambda_det.detection.data.coco import file_report
+from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.registration import registered_files
+from lambda_det.detection.data.tile_records import number_of_pictures
+from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, UserError
 from lambda_det.files import replace_text, writing_to
-from lambda_det.own_data.report.advice import advise
+from lambda_det.own_data.recipe import epochs_for
+from lambda_det.own_data.report.advice import Epochs, advise
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import Evaluated, evaluate_run
 from lambda_det.own_data.report.figures import CLASSES_CONFUSED, draw_confusion, draw_curves
@@ -27,6 +34,7 @@ from lambda_det.own_data.report.reading import (
     read_state,
 )
 from lambda_det.own_data.report.worst_images import draw_worst
+from lambda_det.training.log import read_warnings
 from lambda_det.training.run_folder import config_origin
 
 __all__ = ["build_report", "write_report"]
@@ -100,6 +108,7 @@ def build_report(
     config = read_saved(run)
     state = read_state(run, config)
     page = _evaluation_head(run) or _run_head(run, state, config)
+    _add_warnings(page, run)
     if "DATA" in config:  # it is of a classifier
         return page
     try:
@@ -112,7 +121,7 @@ def build_report(
         return page
     # A configuration names it as MODEL.ROI_HEADS.NAME, a LazyConfig as a _target_
     is_cascade = "CascadeROIHeads" in str(config)
-    _add_advice(page, evaluated, state.records, is_cascade)
+    _add_advice(page, evaluated, state, is_cascade)
     _add_classes(page, evaluated)
     _add_confusion(page, evaluated.results[0], evaluated.score)
     page.section(
@@ -189,12 +198,14 @@ def _summary(state: RunState) -> dict[str, str]:
     return numbers
 
 
-def _add_advice(
-    page: Page,
-    evaluated: Evaluated,
-    records: Sequence[Mapping[str, float]],
-    is_cascade: bool,
-) -> None:
+def _add_warnings(page: Page, run: Path) -> None:
+    """Add what the log warned of, such as pictures of the test set that were trained on."""
+    if warned := read_warnings(run):
+        page.section("What the log warned of", "How often, and the first of each kind in log.txt.")
+        page.table(("times", "warning"), ((count, text) for text, count in warned), text=True)
+
+
+def _add_advice(page: Page, evaluated: Evaluated, state: RunState, is_cascade: bool) -> None:
     """Add the changes that would bring most, and the evidence."""
     parts, ground_truth = evaluated.task.parts, evaluated.ground_truth
     trained: Counter[str] = Counter()
@@ -206,26 +217,54 @@ def _add_advice(
                 trained[report.categories[number]] += count
     scale = parts.test_scale([(i["height"], i["width"]) for i in ground_truth.imgs.values()])
     iou_type = evaluated.results[-1].iou_type
+    epochs = _epochs(evaluated.task, state.steps)
     changes = advise(
         ground_truth,
         evaluated.entries,
         iou_type,
-        records,
+        state.records,
         trained,
         scale=scale,
         is_cascade=is_cascade,
+        is_tiled=parts.tiling is not None,
+        epochs=epochs,
     )
-    rows = [row for row in changes if row.gain >= _LEAST_GAIN][:_CHANGES]
+    rows = [row for row in changes if not row.gain < _LEAST_GAIN][:_CHANGES]
+    short = f"The run had {epochs}, as the rule for its images has them. "
+    short = short if epochs and epochs.are_fewer else ""
     if not rows:
-        page.section("What would bring most", "No kind of error stands out.")
+        page.section("What would bring most", f"{short}No kind of error stands out.")
         return
     page.section(
         "What would bring most",
-        "AP50 would rise by this number if all errors of that kind were gone. A change removes "
-        "some of them. For a longer training it is the rise in the last third of the steps.",
+        f"{short}AP50 would rise by this number if all errors of that kind were gone. A change "
+        "removes some of them. For a longer training it is the rise in the last third of the "
+        "steps.",
     )
-    head = ("change", f"AP50 of {'boxes' if iou_type == 'bbox' else 'masks'}", "what shows it")
-    page.table(head, ((c, f"+{gain:.1f}", why) for c, gain, why in rows), text=True)
+    head = ("error", "change", f"AP50 of {'boxes' if iou_type == 'bbox' else 'masks'}")
+    gains = ["–" if math.isnan(row.gain) else f"+{row.gain:.1f}" for row in rows]
+    page.table(
+        (*head, "what shows it"),
+        (
+            (row.error, row.change, gain, row.evidence)
+            for row, gain in zip(rows, gains, strict=True)
+        ),
+        text=True,
+    )
+
+
+def _epochs(task: DetectionTask, steps: int) -> Epochs | None:
+    """The length of a training; None where its data are gone or no recipe is for them."""
+    config = task.config
+    if not (steps and isinstance(config, CfgNode) and config.DATASETS.TRAIN):
+        return None
+    try:
+        records = training_records(config)
+    except (UserError, LookupError):
+        return None
+    images = len(records)
+    epochs = steps * config.SOLVER.IMS_PER_BATCH / images
+    return Epochs(epochs, epochs_for(images, number_of_pictures(records)))
 
 
 def _add_classes(page: Page, evaluated: Evaluated) -> None:

@@ -9,7 +9,14 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from lambda_det.own_data.report.advice import SMALL, advise, ap50, differs, repaired, sort_errors
+from lambda_det.own_data.report.advice import (
+    SMALL,
+    USABLE_AP50,
+    Epochs,
+    advise,
+    differs,
+)
+from lambda_det.own_data.report.error_types import ap50, repaired, sort_errors
 from tests.coco import annotation, make_ground_truth, noisy_results
 
 
@@ -64,23 +71,23 @@ def test_ap50_is_coco_s(seed):
     [
         (1, (12, 10, 40, 40), "right", 1),
         (1, (100, 12, 40, 40), "class", 2),
-        (1, (30, 10, 40, 40), "place", 1),
+        (1, (30, 10, 40, 40), "localisation", 1),
         (1, (80, 10, 40, 40), "both", 2),
-        (1, (10, 150, 20, 20), "nothing", None),
+        (1, (10, 150, 20, 20), "background", None),
     ],
 )
 def test_each_kind_of_error_is_told(category, box, verdict, meant):
     (found,), missed = sort_errors(made_of(OBJECTS), [predicted(category, box)], "bbox")
     assert (found.verdict, found.meant) == (verdict, meant)
     # One that is meant is not missed, though the prediction is wrong
-    expected = {1, 2, 3} - ({meant} if verdict in ("right", "class", "place") else set())
+    expected = {1, 2, 3} - ({meant} if verdict in ("right", "class", "localisation") else set())
     assert missed == expected
 
 
 def test_the_second_prediction_of_an_object_is_one_too_many():
     entries = [predicted(1, (10, 10, 40, 40), 0.4), predicted(1, (12, 10, 40, 40), 0.7)]
     predictions, _ = sort_errors(made_of(OBJECTS), entries, "bbox")
-    assert [(p.verdict, p.score) for p in predictions] == [("right", 0.7), ("twice", 0.4)]
+    assert [(p.verdict, p.score) for p in predictions] == [("right", 0.7), ("duplicate", 0.4)]
 
 
 def test_masks_are_compared_as_masks():
@@ -169,6 +176,79 @@ def of_them(objects, number):
     return [predicted(category, box) for _, category, *box in objects[:number]]
 
 
+TINY_INPUT = 0.3  # objects of 40 pixels have a side of 12 in the input
+
+
+@pytest.mark.parametrize(
+    ("seen", "scale", "advised"), [(5, TINY_INPUT, True), (10, TINY_INPUT, False), (5, 0.6, False)]
+)
+def test_objects_that_are_all_tiny_want_tiles_though_none_is_larger(seen, scale, advised):
+    objects = in_rows(10, 40)
+    found = changes(objects, of_them(objects, seen), scale=scale)
+    found = [change for change in found if "--tile" in change.change and change.gain > 0]
+    assert len(found) == advised
+    for change in found:
+        assert "12 pixels" in change.evidence and "50%" in change.evidence
+    of_tiles = changes(objects, of_them(objects, 5), scale=TINY_INPUT, is_tiled=True)
+    assert any("smaller tiles" in change.change for change in of_tiles)
+
+
+def test_a_detector_that_is_not_usable_tells_nothing_about_annotations():
+    """Its sure predictions of nothing, loose boxes and wrong classes are noise."""
+    noise = [predicted(1, (5 * i, 160, 4, 4), 0.95) for i in range(30)]
+    noise += [predicted(1, (100, 12, 40, 40), 0.9), predicted(2, (20, 10, 40, 40), 0.9)]
+    objects = in_rows(10, 40)
+    found = changes(OBJECTS, noise)
+    assert ap50(sort_errors(made_of(OBJECTS), noise, "bbox")[0], {1: 1, 2: 2}) < USABLE_AP50
+    assert [change.error for change in found] == ["training"]
+    assert "first_batch.jpg" in found[0].change
+    # of tiny objects that is said before
+    first, second = changes(objects, noise, scale=TINY_INPUT)
+    assert "--tile" in first.change and second.error == "training"
+
+
+def test_errors_have_the_words_of_the_field():
+    entries = [
+        predicted(1, (10, 10, 40, 40), 0.99),
+        predicted(1, (11, 10, 40, 40), 0.98),  # a duplicate
+        predicted(1, (100, 10, 40, 40), 0.97),  # a nut
+        predicted(2, (120, 100, 40, 40), 0.96),  # lies badly
+        predicted(1, (10, 150, 30, 30), 0.95),  # nothing is there
+    ]
+    missed = (0, 1, 150, 150, 40, 40)
+    found = changes([*OBJECTS, missed], entries, trained={"bolt": 3, "nut": 100})
+    words = {"duplicate", "class", "localisation", "background", "missed"}
+    assert {change.error for change in found} == words
+
+
+@pytest.mark.parametrize(
+    ("epochs", "is_first"), [(Epochs(5, 30), True), (Epochs(28, 30), False), (None, False)]
+)
+def test_a_short_run_whose_ap50_rises_is_to_go_on_first(epochs, is_first):
+    """The loss of its first evaluation, in which next to nothing is detected, does not count."""
+    values = zip((133, 266, 415), (54.5, 69.1, 76.6), (2.98, 3.63, 3.58), strict=True)
+    records = [
+        {"iteration": step, "bbox/AP50": ap, "validation/total_loss": loss}
+        for step, ap, loss in values
+    ]
+    lacking = [predicted(1, (10, 150, 30, 30), 0.95)]
+    found = changes(OBJECTS, PERFECT + lacking, records, epochs=epochs)
+    assert [change.error for change in found].index("training") == (0 if is_first else 1)
+    (longer,) = [change for change in found if change.error == "training"]
+    assert longer.gain == pytest.approx(7.5)
+    if epochs is not None:
+        assert str(epochs) in longer.evidence and "--epochs 30" in longer.change
+
+
+@pytest.mark.parametrize(
+    ("epochs", "advised"), [(Epochs(3, 30), True), (Epochs(29, 30), False), (None, False)]
+)
+def test_a_short_run_of_one_evaluation_is_to_go_on(epochs, advised):
+    found = changes(OBJECTS, PERFECT, rising(60), epochs=epochs)
+    assert [change.change for change in found] == ["Train longer, with --epochs 30."] * advised
+    assert all("3 of 30 epochs" in change.evidence for change in found)
+
+
 @pytest.mark.parametrize(
     ("seen", "scale", "advised"),
     [
@@ -176,7 +256,6 @@ def of_them(objects, number):
         ((6, 8), 1, False),  # 40 and 20 % of ten are no difference
         ((9, 2), 1, False),
         ((2, 9), 2.5, False),  # all are larger than SMALL in the network's input
-        ((2, 9), 0.4, False),  # all are smaller
     ],
 )
 def test_objects_that_are_missed_more_often_because_they_are_small_want_a_larger_input(
@@ -196,8 +275,10 @@ def test_boxes_that_lie_badly_are_looked_at_unless_their_size_is_the_reason():
     def beside(objects):
         return [predicted(1, (x + side / 2, y, side, side)) for _, _, x, y, side, _ in objects]
 
+    nuts = in_rows(3, 40, category=2, top=150)  # without a usable detector nothing is said
+
     def evidence(entries):
-        found = changes(small + large, entries)
+        found = changes(small + large + nuts, entries + of_them(nuts, 3))
         return [change.evidence for change in found if "tightly" in change.change]
 
     assert evidence(beside(small) + of_them(large, 10)) == []

@@ -342,6 +342,40 @@ def test_a_test_size_of_none_makes_no_object_small(run, size, monkeypatch):
     assert (scales[0] == 1) == (size == 0)
 
 
+@pytest.mark.slow
+def test_the_page_says_how_many_of_the_rule_s_epochs_there_were(run):
+    file = run / "config.yaml"
+    text = file.read_text()
+    for key in ("JSON", "IMAGES"):
+        value = re.search(rf"TEST_{key}: (.*)", text)[1]
+        text = re.sub(rf"TRAIN_{key}: .*", f"TRAIN_{key}: {value}", text)
+    text = re.sub(r"IMS_PER_BATCH: \d+", "IMS_PER_BATCH: 1", text)
+    file.write_text(text)
+    assert "had 13.3 of 30 epochs" in _page(run)  # 40 steps on three images
+    file.write_text(text.replace("IMS_PER_BATCH: 1", "IMS_PER_BATCH: 3"))
+    assert "of 30 epochs" not in _page(run)
+
+
+@pytest.mark.slow
+def test_what_the_log_warned_of_is_on_the_page(run):
+    title = "What the log warned of"
+    assert title not in _page(run)
+    line = "[11/28 06:49:06] lambda_det.{} {}: {}\n"
+    leaked = "14 of 40 pictures of <val> are also trained on"
+    lines = [
+        line.format("detection.data.checks", "WARNING", leaked),
+        line.format("training.trainer", "INFO", "12 of 40 steps"),
+        *(line.format("training.step", "WARNING", f"Step {i} is skipped") for i in (7, 81)),
+    ]
+    (run / "log.txt").write_text("".join(lines))
+    text = _page(run)
+    assert title in text
+    rows = re.findall(r"<td>(\d+)</td><td>([^<]*)</td>", text)
+    assert ("1", "14 of 40 pictures of &lt;val&gt; are also trained on") in rows
+    assert ("2", "Step 7 is skipped") in rows
+    assert "12 of 40 steps" not in text
+
+
 def _entries(change):
     """A change of a results file by its entries."""
     return lambda text: json.dumps(change(json.loads(text)))

@@ -1,0 +1,137 @@
+"""The error of each prediction, and AP50 without some of the errors.
+
+The kinds of errors, and the repair of one kind at a time, are those of TIDE (Bolya et al., ECCV
+2020, sections 2.2 and 2.3). The package tidecv is not used: it knows no sizes and no images.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+from pycocotools.coco import COCO
+
+from lambda_det.own_data.report.matching import FALSE, IGNORED, LEAST_IOU, assign, overlaps
+
+__all__ = ["NEAR", "JudgedPrediction", "ap50", "repaired", "sort_errors"]
+
+NEAR = 0.1  # IoU from which a prediction is assigned to an object
+
+
+class JudgedPrediction(NamedTuple):
+    """A prediction, and its error.
+
+    Attributes:
+        image, category: ids; the category is the predicted one.
+        score: of the prediction.
+        verdict: "right"; "class": a good box of another class; "localisation": the box lies badly;
+            "duplicate": the object was found already; "background": no object is near; "both":
+            class and localisation are wrong.
+        meant: id of the annotation to which it is assigned, None for "background".
+    """
+
+    image: Any
+    category: int
+    score: float
+    verdict: str
+    meant: int | None
+
+
+def sort_errors(
+    ground_truth: COCO, entries: Sequence[Mapping[str, Any]], iou_type: str
+) -> tuple[list[JudgedPrediction], set[int]]:
+    """The error of each prediction outside of crowds, and the objects without any prediction.
+
+    Args:
+        ground_truth: with ``iscrowd`` in every annotation.
+        entries: predictions in COCO's format.
+        iou_type: "bbox" or "segm".
+    """
+    key = {"bbox": "bbox", "segm": "segmentation"}[iou_type]
+    of_image = defaultdict(list)
+    for entry in entries:
+        of_image[entry["image_id"]].append(entry)
+    predictions, missed = [], set()
+    for image in ground_truth.getImgIds():
+        objects = ground_truth.loadAnns(ground_truth.getAnnIds(imgIds=[image]))
+        found = sorted(of_image[image], key=lambda entry: -entry["score"])
+        shapes = [o["bbox"] if iou_type == "bbox" else ground_truth.annToRLE(o) for o in objects]
+        crowds = np.array([bool(o["iscrowd"]) for o in objects], bool)
+        iou = overlaps([entry[key] for entry in found], shapes, crowds.tolist())
+        classes = np.array([o["category_id"] for o in objects], int)
+        same = np.array([e["category_id"] for e in found], int)[:, None] == classes[None]
+        chosen = assign(iou, crowds.tolist(), same)
+        iou = np.where(crowds[None], 0.0, iou)
+        meant = set()
+        for row, (entry, index) in enumerate(zip(found, chosen, strict=True)):
+            if index == IGNORED:
+                continue
+            verdict, index = ("right", index) if index != FALSE else _wrong(iou[row], same[row])
+            if verdict in ("right", "class", "localisation"):
+                meant.add(index)
+            annotation = None if index is None else objects[index]["id"]
+            predictions.append(
+                JudgedPrediction(image, entry["category_id"], entry["score"], verdict, annotation)
+            )
+        missed |= {o["id"] for i, o in enumerate(objects) if not crowds[i] and i not in meant}
+    return predictions, missed
+
+
+def _wrong(iou: np.ndarray, same: np.ndarray) -> tuple[str, int | None]:
+    """The error of a false prediction, and the index of the object to which it is assigned."""
+    own, other = np.where(same, iou, 0.0), np.where(same, 0.0, iou)
+    if max(iou, default=0.0) < NEAR:
+        return "background", None
+    if own.max() >= LEAST_IOU:
+        return "duplicate", int(own.argmax())
+    if other.max() >= LEAST_IOU:
+        return "class", int(other.argmax())
+    if own.max() >= NEAR:
+        return "localisation", int(own.argmax())
+    return "both", int(other.argmax())
+
+
+def ap50(predictions: Sequence[JudgedPrediction], objects: Mapping[int, int]) -> float:
+    """Mean AP at an IoU of 0.5 in percent, as COCO's evaluation computes it.
+
+    Args:
+        predictions: of :func:`sort_errors`.
+        objects: number of objects of each category, without crowds.
+    """
+    category = np.array([p.category for p in predictions], int)
+    order = np.lexsort(([-p.score for p in predictions], category))
+    category = category[order]
+    right = np.array([p.verdict == "right" for p in predictions], bool)[order]
+    values = []
+    for own, number in objects.items():
+        hits = np.cumsum(right[slice(*np.searchsorted(category, (own, own + 1)))])
+        precision = hits / np.arange(1, len(hits) + 1)
+        precision = np.maximum.accumulate(precision[::-1])[::-1]
+        place = np.searchsorted(hits / number, np.linspace(0, 1, 101), side="left")
+        values.append(np.append(precision, 0.0)[np.minimum(place, len(hits))].mean())
+    return 100 * float(np.mean(values)) if values else float("nan")
+
+
+def repaired(
+    predictions: Sequence[JudgedPrediction], wrong: Set[int], classes: Mapping[int, int]
+) -> list[JudgedPrediction]:
+    """The predictions after the repair of some, by their places in the list.
+
+    A prediction becomes right if it is the only one of its object; it is left out if another has
+    found the object, or if it has none.
+
+    Args:
+        predictions: of :func:`sort_errors`.
+        wrong: places of those to repair.
+        classes: category by the id of the annotation.
+    """
+    taken = {p.meant for p in predictions if p.verdict == "right"}
+    result = [p for place, p in enumerate(predictions) if place not in wrong]
+    for prediction in sorted((predictions[place] for place in wrong), key=lambda p: -p.score):
+        meant = prediction.meant
+        if prediction.verdict in ("class", "localisation") and meant not in taken:
+            taken.add(meant)
+            result.append(prediction._replace(verdict="right", category=classes[meant]))
+    return result
