@@ -20,7 +20,7 @@ from lambda_det.errors import printable
 # The caption above a picture: its height in pixels, and font and scale for OpenCV
 _CAPTION_HEIGHT = 26
 _CAPTION_FONT = (cv2.FONT_HERSHEY_SIMPLEX, 0.55)
-# Pairs are enlarged until their longer side has this many pixels, to make labels legible
+# Halves of pairs are enlarged until their longer side has this many pixels, to make labels legible
 _PAIR_SIDE = 512
 
 
@@ -138,16 +138,20 @@ def side_by_side(
     captions: tuple[str, str] = ("predicted", "true"),
     metadata: Metadata | None = None,
     with_labels: bool = True,
+    is_reduced: bool = False,
 ) -> np.ndarray:
     """Draw the predictions at the left and the ground truth at the right, with captions.
 
-    Small images are enlarged until the longer side of each half has 512 pixels. The other arguments
-    are those of :func:`draw_predictions` and :func:`draw_ground_truth`.
+    Small images are enlarged until the longer side of each half has 512 pixels, and with
+    ``is_reduced`` large ones become as small. The other arguments are those of
+    :func:`draw_predictions` and :func:`draw_ground_truth`.
 
     Returns:
         [height, width, 3] uint8, BGR.
     """
-    scale = max(1.0, _PAIR_SIDE / max(image.shape[:2]))
+    scale = _PAIR_SIDE / max(image.shape[:2])
+    if not is_reduced:
+        scale = max(1.0, scale)
     options = {"scale": scale, "metadata": metadata, "with_labels": with_labels}
     left = draw_predictions(image, instances, class_names, **options)
     right = draw_ground_truth(image, annotations, true_class_names, **options)

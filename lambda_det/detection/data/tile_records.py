@@ -19,7 +19,7 @@ from lambda_det.detection.data.truth import Decided, around, corners, runs_of
 from lambda_det.detection.tiles import Tile, Tiling
 from lambda_det.errors import ConfigError, DataError, counted, printable
 
-__all__ = ["LEAST_LEFT", "number_of_pictures", "tile_records", "tiles_to_test"]
+__all__ = ["LEAST_LEFT", "number_of_pictures", "part_of", "tile_records", "tiles_to_test"]
 
 # Share of an object's box, of what the tile that shows most of it shows. A box that overlaps an
 # object by an IoU of less than this counts as background in Detectron2 (MODEL.RPN.IOU_THRESHOLDS).
@@ -108,6 +108,18 @@ def tiles_to_test(records: Iterable[Mapping[str, Any]], tiling: Tiling) -> list[
         tiles = _tiles_of(record, tiling)
         result += [_record_of(record, tile, None) for tile in tiles] if tiles[1:] else [record]
     return result
+
+
+def part_of(annotation: Mapping[str, Any], tile: Tile) -> dict[str, Any] | None:
+    """The part of an annotation that a tile shows, in its pixels; None where it shows nothing.
+
+    Args:
+        annotation: of a Detectron2 dataset dict, with a box that is not turned.
+        tile: of its picture.
+    """
+    box = np.array(corners(annotation))
+    low, high = np.maximum(box[:2], tile[:2]), np.minimum(box[2:], tile[2:])
+    return _part(annotation, np.concatenate([low, high]), tile) if (high > low).all() else None
 
 
 def _tiles_of(record: Mapping[str, Any], tiling: Tiling) -> list[Tile]:

@@ -17,11 +17,18 @@ from detectron2.structures import Boxes, BoxMode, Instances
 
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.data.registration import load_records
+from lambda_det.detection.data.tile_records import part_of
+from lambda_det.detection.data.truth import corners
 from lambda_det.detection.drawing import side_by_side
 from lambda_det.detection.run_masks import RunMasks
+from lambda_det.detection.tiles import Tile
 from lambda_det.own_data.report.matching import FALSE, assign, overlaps
 
 __all__ = ["Match", "draw_worst", "match"]
+
+# Of an image with a longer side than this, the part with most errors is drawn: in the page each
+# half has some 500 pixels, in which a whole photograph and its names cannot be seen
+_PART = 640
 
 
 def draw_worst(
@@ -34,7 +41,8 @@ def draw_worst(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the images with the worst results: predictions at the left, ground truth at the right.
 
-    The captions count them at an IoU of 0.5. The order is that of :attr:`Match.quality`, then of
+    Of a large image the part is drawn in which most of its errors lie. The captions count the
+    errors of the whole image at an IoU of 0.5. The order is that of :attr:`Match.quality`, then of
     the number of errors.
 
     Args:
@@ -46,7 +54,7 @@ def draw_worst(
         start: the share of the images that are worse than the first; 0.5 begins in the middle.
 
     Yields:
-        The name of an image, and a picture [H, W, 3] of uint8, RGB.
+        The name of an image, with the place of its part, and a picture [H, W, 3] of uint8, RGB.
 
     Raises:
         DataError: an image cannot be read.
@@ -60,12 +68,13 @@ def draw_worst(
             grouped[entry["image_id"]].append({**entry, "category_id": place})
     drawn = []
     for record in records:
-        found = _instances(grouped[record["image_id"]], record)
-        drawn.append((match(found, record.get("annotations", [])), found, record))
+        own = grouped[record["image_id"]]
+        counts = match(_instances(own, record), record.get("annotations", []))
+        drawn.append((counts, own, record))
     drawn.sort(key=lambda row: (row[0].quality, -row[0].errors))
     first = int(start * len(drawn))
-    for counts, found, record in drawn[first : first + limit]:
-        yield Path(record["file_name"]).name, _pair(record, found, counts, metadata)
+    for counts, own, record in drawn[first : first + limit]:
+        yield _pair(record, own, counts, metadata)
 
 
 def _corners(entry: dict[str, Any]) -> list[float]:
@@ -89,22 +98,90 @@ def _instances(entries: list[dict[str, Any]], record: dict[str, Any]) -> Instanc
 
 
 def _pair(
-    record: dict[str, Any], instances: Instances, counts: Match, metadata: Metadata
-) -> np.ndarray:
+    record: dict[str, Any], entries: list[dict[str, Any]], counts: Match, metadata: Metadata
+) -> tuple[str, np.ndarray]:
     names = metadata.get("thing_classes")
+    name = title = Path(record["file_name"]).name
     captions = (
         f"predicted: {counts.found} found, {counts.missed} missed, {counts.false} false",
-        f"ground truth: {Path(record['file_name']).name}",
+        f"ground truth: {name}",
     )
+    image = read_image(record)
+    part = _worst_part(record, entries)
+    if part is not None:
+        title += (
+            f": {part.x1 - part.x0} x {part.y1 - part.y0} of {record['width']} x "
+            f"{record['height']} pixels, from {part.x0}, {part.y0} on"
+        )
+        image = np.ascontiguousarray(image[part.y0 : part.y1, part.x0 : part.x1])
+        record, entries = _cut(record, entries, part)
     drawn = side_by_side(
-        read_image(record),
-        instances,
+        image,
+        _instances(entries, record),
         record.get("annotations", []),
         *(names, names),
         captions=captions,
         metadata=metadata,
+        is_reduced=True,
     )
-    return drawn[:, :, ::-1]
+    return title, drawn[:, :, ::-1]
+
+
+def _worst_part(record: dict[str, Any], entries: list[dict[str, Any]]) -> Tile | None:
+    """The part of a large image in which most errors lie; None for all of an image.
+
+    It is around one of the errors, and shows twice its box at least. Without an error, it is
+    around a prediction or an object.
+    """
+    height, width = record["height"], record["width"]
+    annotations = record.get("annotations", [])
+    # what keypoints and turned boxes would be in a part is decided nowhere
+    is_simple = all(
+        a["bbox_mode"] in (BoxMode.XYWH_ABS, BoxMode.XYXY_ABS) and "keypoints" not in a
+        for a in annotations
+    ) and not any("keypoints" in entry for entry in entries)
+    found = _instances(entries, record)
+    order, chosen = _assigned(found, annotations)
+    predicted = found.pred_boxes.tensor[order].numpy().reshape(-1, 4)
+    true = np.array([corners(a) for a in annotations] if is_simple else [], float).reshape(-1, 4)
+    if max(height, width) <= _PART or not is_simple or not len(predicted) + len(true):
+        return None
+    is_false = np.array([index == FALSE for index in chosen], bool)
+    is_missed = [
+        not a.get("iscrowd") and index not in chosen for index, a in enumerate(annotations)
+    ]
+    errors = np.concatenate([predicted[is_false], true[np.array(is_missed, bool)]])
+    boxes = errors if len(errors) else np.concatenate([predicted, true])
+    middles = (boxes[:, :2] + boxes[:, 2:]) / 2
+    best, most = None, 0
+    for box, middle in zip(boxes, middles, strict=True):
+        side = max(_PART, int(2 * (box[2:] - box[:2]).max()))
+        size = np.minimum([side, side], [width, height])
+        start = np.clip(middle - size / 2, 0, [width, height] - size).astype(int)
+        shown = ((middles >= start) & (middles <= start + size)).all(1).sum()
+        if shown > most:
+            best, most = Tile(*start.tolist(), *(start + size).tolist()), shown
+    return best
+
+
+def _cut(
+    record: dict[str, Any], entries: list[dict[str, Any]], part: Tile
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The record and the predictions of a part of an image."""
+    annotations = [
+        {**annotation, **cut}
+        for annotation in record.get("annotations", [])
+        if (cut := part_of(annotation, part))
+    ]
+    predicted = []
+    for entry in entries:
+        x0, y0, x1, y1 = _corners(entry)
+        box = {"bbox": [x0, y0, x1, y1], "bbox_mode": BoxMode.XYXY_ABS}
+        if cut := part_of({**entry, **box}, part):
+            cut["bbox"] = BoxMode.convert(cut["bbox"], BoxMode.XYXY_ABS, BoxMode.XYWH_ABS)
+            predicted.append({**entry, **cut})
+    size = {"height": part.y1 - part.y0, "width": part.x1 - part.x0}
+    return {**record, **size, "annotations": annotations}, predicted
 
 
 @dataclass(frozen=True)
@@ -134,6 +211,18 @@ def match(instances: Instances, annotations: Sequence[dict[str, Any]]) -> Match:
         instances: with ``pred_boxes``, ``pred_classes`` and ``scores``.
         annotations: of a Detectron2 dataset dict.
     """
+    _, chosen = _assigned(instances, annotations)
+    found = sum(index >= 0 for index in chosen)
+    objects = sum(not a.get("iscrowd") for a in annotations)
+    return Match(found, objects - found, chosen.count(FALSE))
+
+
+def _assigned(
+    instances: Instances, annotations: Sequence[dict[str, Any]]
+) -> tuple[torch.Tensor, list[int]]:
+    """The order of the predictions by their scores, and in it what each of them finds, as
+    :func:`lambda_det.own_data.report.matching.assign` says.
+    """
     order = instances.scores.argsort(descending=True, stable=True)
     boxes = BoxMode.convert(
         instances.pred_boxes.tensor[order], BoxMode.XYXY_ABS, BoxMode.XYWH_ABS
@@ -145,6 +234,4 @@ def match(instances: Instances, annotations: Sequence[dict[str, Any]]) -> Match:
     crowds = [bool(a.get("iscrowd")) for a in annotations]
     classes = np.array([a["category_id"] for a in annotations], int)
     same = instances.pred_classes[order].numpy()[:, None] == classes[None]
-    chosen = assign(overlaps(boxes.tolist(), truth, crowds), crowds, same)
-    found = sum(index >= 0 for index in chosen)
-    return Match(found, crowds.count(False) - found, chosen.count(FALSE))
+    return order, assign(overlaps(boxes.tolist(), truth, crowds), crowds, same)

@@ -340,6 +340,7 @@ NAN = float("nan")
         ((0.25, 0.25, 0.5, 0.75, 1.25), (), 0.75),  # it has hardly begun
         ((56, 57, 58, 58, 59, 60), (3, 2, 1, 1, 1.1, 1.2), None),  # it forgets the test set
         ((56, 57, 58, 58, 59, 60), (3, 2, 1, 1, 1, 1), 2),
+        ((10, 12, 15, 38, 39, 40), (3, 2, 1, 2, 2, 2), 2),  # the 1 is of next to no detection
         ((10, 20, 30, 40, 50, 60), (3, 2, 1, 1, 1.1, 1.2), 20),  # it is young
         ((10, 60), (), None),  # too few evaluations
         ((NAN, 10, 20, 30, 40), (), 20),  # its first evaluation is without any prediction

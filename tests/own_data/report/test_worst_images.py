@@ -105,6 +105,46 @@ def test_predictions_are_at_the_left_where_the_file_says(data):
     assert truth[10 * 8 : 20 * 8, : 40 * 8].any(1).all() and not truth[:, 40 * 8 :].any()  # edges
 
 
+SPOT = [1510, 1210, 40, 30]
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A registered grey image of 3000x2000, with a bright object and a found one far away."""
+    picture = np.full((2000, 3000, 3), 90, np.uint8)
+    x, y, width, height = SPOT
+    picture[y : y + height, x : x + width] = 255
+    cv2.imwrite(str(tmp_path / "large.png"), picture)
+    boxes = [SPOT, [100, 100, 50, 50]]
+    annotations = [annotation(1 + i, 1, box, category_id=3) for i, box in enumerate(boxes)]
+    content = coco_content({1: "large.png"}, annotations, {3: "apple", 7: "pear"}, (3000, 2000))
+    (tmp_path / "large.json").write_text(json.dumps(content))
+    register_coco_instances("orchard", {}, str(tmp_path / "large.json"), str(tmp_path))
+    yield "orchard"
+    DatasetCatalog.remove("orchard")
+    MetadataCatalog.remove("orchard")
+
+
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_of_a_large_image_the_part_around_its_errors_is_drawn(large, with_mask):
+    """In a size in which names can be read; the masks of predictions are cut with it."""
+    wrong = entry(1, 7, SPOT)
+    right = entry(1, 3, [100, 100, 50, 50])
+    for one in (wrong, right) if with_mask else ():
+        x, y, width, height = one["bbox"]
+        mask = np.zeros((2000, 3000), np.uint8)
+        mask[y : y + height, x : x + width] = 1
+        one["segmentation"] = mask_util.encode(np.asfortranarray(mask))
+    ((name, picture),) = draw_worst([wrong, right], large, score=0.5, limit=5)
+    assert name == "large.png: 640 x 640 of 3000 x 2000 pixels, from 1210, 905 on"
+    assert picture.shape == (512 + 26, 2 * 512 + 4, 3)
+    for half in halves(picture):
+        marked = (np.abs(half.astype(int) - 90) > 20).any(2)
+        rows, columns = np.nonzero(marked)
+        assert marked[250:262, 245:267].any()  # the object is in the middle
+        assert rows.min() > 180 and rows.max() < 320 and columns.min() > 180
+
+
 def test_keypoints_are_drawn_on_both_sides(data, tmp_path):
     points = [20, 40, 2, 50, 40, 2]
     DatasetCatalog.remove(data)
