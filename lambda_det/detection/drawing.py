@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,15 +12,20 @@ import numpy as np
 from detectron2.data.catalog import Metadata
 from detectron2.structures import BoxMode, Instances
 from detectron2.utils.visualizer import VisImage, Visualizer
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
 from lambda_det.detection.run_masks import RunMasks
+from lambda_det.detection.tiles import Tile
 from lambda_det.errors import printable
 
 # The caption above a picture: its height in pixels, and font and scale for OpenCV
 _CAPTION_HEIGHT = 26
 _CAPTION_FONT = (cv2.FONT_HERSHEY_SIMPLEX, 0.55)
+# The legend: pixels of a row, of a letter of usual width, and of what is beside a name
+_LEGEND_ROW, _LETTER_WIDTH, _PATCH_WIDTH = 26, 10, 40
 # Halves of pairs are enlarged until their longer side has this many pixels, to make labels legible
 _PAIR_SIDE = 512
 
@@ -103,29 +109,79 @@ def draw_ground_truth(
 
 
 def draw_objects(
-    image: np.ndarray,
-    boxes: np.ndarray,
-    classes: Sequence[int],
-    class_names: Sequence[str] | None = None,
-    *,
-    masks: Any = None,
-    scale: float = 1.0,
+    image: np.ndarray, boxes: np.ndarray, classes: Sequence[int], *, masks: Any = None
 ) -> np.ndarray:
-    """Draw boxes with the names of their classes.
+    """Draw boxes in the colours of their classes, which :func:`draw_legend` names.
 
     Args:
         image: [H, W, 3] uint8, BGR.
         boxes: [N, 4], x0, y0, x1, y1 in pixels.
         classes: N numbers.
-        class_names: of all classes; None draws the numbers. That of an only class is left out.
         masks: BitMasks or PolygonMasks; None for none.
-        scale: size of the picture relative to the image.
 
     Returns:
-        [H * scale, W * scale, 3] uint8, BGR.
+        [H, W, 3] uint8, BGR.
     """
-    labels = [_name(class_names, index) for index in classes]
-    return _draw(image, boxes, classes, labels, masks, None, scale, None)
+    return _draw(image, boxes, classes, None, masks, None, 1.0, None)
+
+
+def draw_legend(
+    classes: Sequence[int], class_names: Sequence[str] | None, width: int
+) -> np.ndarray:
+    """The colours of classes with their names, which may be in any script that the font has.
+
+    Args:
+        classes: numbers, each once.
+        class_names: of all classes; None draws the numbers.
+        width: of the picture in pixels.
+
+    Returns:
+        [height, width, 3] uint8, BGR, as high as the names need.
+    """
+    names = [str(i) if class_names is None else printable(class_names[i]) for i in classes]
+    longest = max(map(len, names), default=0)
+    columns = max(1, width // (_LETTER_WIDTH * longest + _PATCH_WIDTH))
+    height = _LEGEND_ROW * -(-len(names) // columns)
+    figure = Figure(figsize=(width / 100, max(height, 1) / 100), dpi=100)
+    canvas = FigureCanvasAgg(figure)
+    for place, (index, name) in enumerate(zip(classes, names, strict=True)):
+        row, column = divmod(place, columns)
+        x, y = column * width / columns, height - _LEGEND_ROW * (row + 1)
+        figure.add_artist(
+            Rectangle((x + 6, y + 6), 16, _LEGEND_ROW - 12, color=_color(index), transform=None)
+        )
+        middle = y + _LEGEND_ROW / 2
+        figure.text(x + 28, middle, name, va="center", transform=None, parse_math=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # which the font lacks
+        canvas.draw()
+    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[:, :, 2::-1])
+
+
+def fullest_part(
+    boxes: np.ndarray, size: tuple[int, int], side: int, *, margin: float = 0.0
+) -> Tile:
+    """The part of a picture, around the middle of a box, that shows the middles of most boxes.
+
+    Args:
+        boxes: [N, 4], x0, y0, x1, y1 in pixels; without a box the part is that in the middle.
+        size: height and width of the picture.
+        side: of the part in pixels; less where the picture has less.
+        margin: the least size of the part, as a multiple of the longer side of the box.
+    """
+    height, width = size
+    whole = np.array([[0, 0, width, height]], float)
+    middles = (boxes[:, :2] + boxes[:, 2:]) / 2
+    best, most = None, -1
+    for x0, y0, x1, y1 in boxes if len(boxes) else whole:
+        longer = margin * max(x1 - x0, y1 - y0) if len(boxes) else 0
+        own = np.minimum(max(side, int(longer)), [width, height])
+        start = np.array([(x0 + x1) / 2, (y0 + y1) / 2]) - own / 2
+        start = np.clip(start, 0, [width, height] - own).astype(int)
+        shown = ((middles >= start) & (middles <= start + own)).all(1).sum()
+        if shown > most:
+            best, most = Tile(*start.tolist(), *(start + own).tolist()), shown
+    return best
 
 
 def side_by_side(

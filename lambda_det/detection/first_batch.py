@@ -23,15 +23,18 @@ logger = logging.getLogger(__name__)
 
 FILE = "first_batch.jpg"
 _PICTURES, _COLUMNS = 8, 4
-_SIDE = 384  # pixels of the longer side of each
+# Pixels of the longer side of each: of a larger input a part is shown, in which an object has the
+# size that it has for the network
+_SIDE = 512
 _GREY = 128
+_IGNORED = "Grey in tiles: parts of objects that another tile shows better. They are not learned."
 
 
 class FirstBatch(HookBase):
     """Draws the first batch of a run into its folder.
 
-    It shows augmentation, boxes, masks and names of classes before hours of training. It draws no
-    random number, and has no effect on the training.
+    It shows augmentation, boxes, masks and classes before hours of training, all in the pixels that
+    the network gets. It draws no random number, and has no effect on the training.
     """
 
     def __init__(self, folder: str, image_format: str, class_names: list[str] | None) -> None:
@@ -64,7 +67,10 @@ class FirstBatch(HookBase):
             logger.info(f"{self._path} shows the first batch as the network gets it")
 
     def _picture(self, samples: Sequence[Mapping[str, Any]]) -> bytes:
-        """A JPEG of all images."""
+        """A JPEG of all images, with a legend below them."""
+        # Matplotlib takes half a second to import
+        from lambda_det.detection.drawing import captioned, draw_legend
+
         pictures = [self._drawn(sample) for sample in samples]
         columns = min(_COLUMNS, len(pictures))
         rows = -(-len(pictures) // columns)
@@ -74,21 +80,31 @@ class FirstBatch(HookBase):
             row, column = divmod(place, columns)
             corner = grid[row * height :, column * width :]
             corner[: picture.shape[0], : picture.shape[1]] = picture
-        return cv2.imencode(".jpg", grid)[1].tobytes()
+        classes = sorted({c for s in samples for c in s["instances"].gt_classes.tolist()})
+        legend = draw_legend(classes, self._names, grid.shape[1])
+        if any(sample.get("ignored") for sample in samples):
+            legend = captioned(legend, _IGNORED)
+        missing = legend.shape[1] - grid.shape[1]
+        grid = cv2.copyMakeBorder(grid, 0, 0, 0, missing, cv2.BORDER_CONSTANT, value=(_GREY,) * 3)
+        return cv2.imencode(".jpg", np.vstack([grid, legend]))[1].tobytes()
 
     def _drawn(self, sample: Mapping[str, Any]) -> np.ndarray:
-        """[H, W, 3] uint8, BGR."""
-        # Matplotlib takes half a second to import
-        from lambda_det.detection.drawing import draw_objects
+        """An image, or the part of it with most objects, with its caption: [H, W, 3] uint8, BGR."""
+        from lambda_det.detection.drawing import captioned, draw_objects, fullest_part
 
         image = sample["image"].to("cpu", torch.uint8).permute(1, 2, 0).numpy()
         image = np.ascontiguousarray(image[:, :, ::-1] if self._is_rgb else image)
         objects = sample["instances"].to("cpu")
-        return draw_objects(
-            image,
-            objects.gt_boxes.tensor.numpy(),
-            objects.gt_classes.tolist(),
-            self._names,
-            masks=objects.gt_masks if objects.has("gt_masks") else None,
-            scale=_SIDE / max(image.shape[:2]),
-        )
+        boxes = objects.gt_boxes.tensor.numpy()
+        masks = objects.gt_masks if objects.has("gt_masks") else None
+        drawn = draw_objects(image, boxes, objects.gt_classes.tolist(), masks=masks)
+        height, width = image.shape[:2]
+        caption = Path(sample.get("file_name", "")).name
+        if "tile" in sample:
+            x0, y0, *_ = sample["tile"]
+            caption += f", tile at {x0}, {y0}"
+        part = fullest_part(boxes, (height, width), _SIDE)
+        drawn = drawn[part.y0 : part.y1, part.x0 : part.x1]
+        if drawn.shape != image.shape:
+            caption += f", part of {width} x {height}"
+        return captioned(drawn, caption)

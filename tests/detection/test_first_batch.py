@@ -45,20 +45,62 @@ def trained(folder, batches, image_format="BGR", start=0):
     return folder / FILE
 
 
+CAPTION = 26  # pixels above each image
+
+
 @pytest.mark.parametrize("image_format", ["BGR", "RGB"])
 def test_the_first_batch_is_drawn_with_its_objects(tmp_path, image_format):
     colours = [(200, 0, 0), (0, 200, 0), (0, 0, 200)]
     batch = [sample(colour, masks=masks) for colour, masks in zip(colours, (0, 1, 0), strict=True)]
     other = [sample((9, 9, 9)) for _ in range(2)]
     picture = cv2.imread(str(trained(tmp_path, [batch, other], image_format)))
-    assert picture.shape == (288, 3 * 384, 3)
+    assert picture.shape == (CAPTION + 60 + 26, 3 * 80, 3)
+    picture = picture[CAPTION:]
     for place, colour in enumerate(colours):
-        shown = picture[20, 384 * place + 20]
+        shown = picture[5, 80 * place + 5]
         expected = colour if image_format == "BGR" else colour[::-1]
         if place != 1:  # which has a mask over all of it
             assert np.abs(shown.astype(int) - expected).max() < 30
-        edge = picture[110:220, 384 * place + 92 : 384 * place + 102].astype(int)
+        edge = picture[23:47, 80 * place + 18 : 80 * place + 23].astype(int)
         assert (np.abs(edge - shown).max(-1) > 60).any(1).all()
+
+
+def test_of_a_large_input_a_part_is_drawn_in_its_own_pixels(tmp_path):
+    """That part in which most objects are."""
+    large = sample((9, 9, 9), size=(1000, 1400))
+    boxes = [[10, 10, 20, 20], [1100, 700, 1110, 710], [1200, 800, 1210, 810]]
+    large["instances"] = Instances((1000, 1400), gt_boxes=Boxes(torch.tensor(boxes).float()))
+    large["instances"].gt_classes = torch.tensor([0, 0, 0])
+    picture = cv2.imread(str(trained(tmp_path, [[large]])))[CAPTION:-26]
+    assert picture.shape == (512, 512, 3)
+    rows, columns = np.nonzero((picture > 90).any(2))
+    # two boxes at a distance of 100 pixels, with the outlines of their lines
+    assert 105 <= np.ptp(rows) <= 125 and 105 <= np.ptp(columns) <= 125
+
+
+def test_tiles_and_what_they_ignore_are_marked(tmp_path, monkeypatch):
+    captions = []
+    monkeypatch.setattr(drawing, "captioned", lambda p, text: captions.append(text) or p)
+    tile = {**sample((9, 9, 9)), "file_name": "a/photo.jpg", "tile": (320, 40, 400, 100)}
+    for ignored in ([], [[1.0, 1.0, 5.0, 5.0]]):
+        whole = {**sample((9, 9, 9), size=(60, 600)), "file_name": "other.jpg"}
+        trained(tmp_path, [[whole, {**tile, "ignored": ignored}]])
+    first = ["other.jpg, part of 600 x 60", "photo.jpg, tile at 320, 40"]
+    assert captions == [*first, *first, first_batch._IGNORED]
+
+
+def test_the_legend_has_the_colour_of_each_class_with_its_name():
+    names = ["bolt", "$a$ 螺栓", "\udcf6", *["long name"] * 40]
+    legend = drawing.draw_legend([0, 1, 2], names, 600)
+    assert legend.shape == (26, 600, 3)
+    image = np.full((60, 80, 3), 9, np.uint8)
+    for place in range(3):
+        patch = legend[13, place * 100 + 14].astype(int)
+        box = drawing.draw_objects(image, np.array([[20, 20, 60, 50]]), [place])[20:51, 20:61]
+        assert (np.abs(box - patch).max(-1) < 30).any()
+        assert (legend[:, place * 100 + 26 : place * 100 + 99] < 90).any()  # the name
+    assert drawing.draw_legend(range(43), names, 600).shape[0] > 26
+    assert not np.array_equal(legend[13, 14], legend[13, 114])
 
 
 @pytest.mark.parametrize(
@@ -92,22 +134,22 @@ def test_the_name_of_an_only_class_is_left_out(monkeypatch):
     fields = {"pred_boxes": Boxes(box), "pred_classes": classes, "scores": scores}
     annotation = {"bbox": box[0].tolist(), "bbox_mode": BoxMode.XYXY_ABS, "category_id": 0}
     for names in (["bolt"], ["bolt", "nut"]):
-        drawing.draw_objects(image, box.numpy(), [0], names)
         drawing.draw_predictions(image, Instances((9, 9), **fields), names)
         drawing.draw_ground_truth(image, [annotation, annotation | {"iscrowd": 1}], names)
-    assert labels[:3] == [[""], ["50%"], ["", "(crowd)"]]
-    assert labels[3:] == [["bolt"], ["bolt 50%"], ["bolt", "bolt (crowd)"]]
+    assert labels[:2] == [["50%"], ["", "(crowd)"]]
+    assert labels[2:] == [["bolt 50%"], ["bolt", "bolt (crowd)"]]
 
 
 def test_many_images_fill_rows(tmp_path):
     """Two rows at most, which a screen shows."""
     batch = [sample((9, 9, 9), size=(40, 80)), *[sample((9, 9, 9), size=(80, 40))] * 5]
     (tmp_path / "more").mkdir()
+    row = CAPTION + 80
     picture = cv2.imread(str(trained(tmp_path / "more", [batch * 2])))
-    assert picture.shape == (2 * 384, 4 * 384, 3)
+    assert picture.shape == (2 * row + 26, 4 * 80, 3)
     picture = cv2.imread(str(trained(tmp_path, [batch])))
-    assert picture.shape == (2 * 384, 4 * 384, 3)
+    assert picture.shape == (2 * row + 26, 4 * 80, 3)
     is_grey = (np.abs(picture.astype(int) - 128) < 10).all(-1)
-    for row, column in [(300, 100), (100, 384 + 300), (400, 2 * 384 + 10)]:  # beside the images
-        assert is_grey[row, column]
-    assert not is_grey[10, 10] and not is_grey[384 + 10, 10]
+    for place in [(CAPTION + 70, 20), (CAPTION + 20, 80 + 70), (row + 20, 2 * 80 + 10)]:
+        assert is_grey[place]  # beside the images
+    assert not is_grey[CAPTION + 5, 5] and not is_grey[CAPTION + 5, 80 + 5]

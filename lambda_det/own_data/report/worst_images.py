@@ -19,7 +19,7 @@ from lambda_det.detection.data.records import read_image
 from lambda_det.detection.data.registration import load_records
 from lambda_det.detection.data.tile_records import part_of
 from lambda_det.detection.data.truth import corners
-from lambda_det.detection.drawing import side_by_side
+from lambda_det.detection.drawing import fullest_part, side_by_side
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.tiles import Tile
 from lambda_det.own_data.report.matching import FALSE, assign, overlaps
@@ -152,16 +152,7 @@ def _worst_part(record: dict[str, Any], entries: list[dict[str, Any]]) -> Tile |
     ]
     errors = np.concatenate([predicted[is_false], true[np.array(is_missed, bool)]])
     boxes = errors if len(errors) else np.concatenate([predicted, true])
-    middles = (boxes[:, :2] + boxes[:, 2:]) / 2
-    best, most = None, 0
-    for box, middle in zip(boxes, middles, strict=True):
-        side = max(_PART, int(2 * (box[2:] - box[:2]).max()))
-        size = np.minimum([side, side], [width, height])
-        start = np.clip(middle - size / 2, 0, [width, height] - size).astype(int)
-        shown = ((middles >= start) & (middles <= start + size)).all(1).sum()
-        if shown > most:
-            best, most = Tile(*start.tolist(), *(start + size).tolist()), shown
-    return best
+    return fullest_part(boxes, (height, width), _PART, margin=2)
 
 
 def _cut(
