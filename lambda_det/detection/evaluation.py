@@ -33,7 +33,7 @@ from pycocotools.coco import COCO
 from torch import nn
 from torch.backends import cudnn
 
-from lambda_det.detection.confidence import ap_interval
+from lambda_det.detection.confidence import ap_interval, best_score, matches_of
 from lambda_det.detection.data.coco import coco_api, read_coco
 from lambda_det.detection.data.identity import write_identity
 from lambda_det.detection.data.predictions import Detector, evaluated
@@ -165,7 +165,8 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         """As Detectron2's method, but a detector without detections has an AP of 0 and not of NaN.
 
         The AP of each class has the name of its category, whatever the order of the run's classes.
-        AP_low and AP_high are the ends of the interval in which AP lies by chance of the images.
+        AP_low and AP_high are the ends of the interval in which AP lies by chance of the images,
+        and best_score, from 0 to 1, is the score with the best F1.
         """
         places = self._metadata.get("thing_dataset_id_to_contiguous_id")
         names = class_names
@@ -177,8 +178,12 @@ class TolerantCOCOEvaluator(COCOEvaluator):
                 results[key] = results.pop(key)  # to the end, in the order of the run
         if coco_eval is None:
             results |= dict.fromkeys(("AP", "AP50", "AP75"), 0.0)
-        elif interval := ap_interval(coco_eval):
+            return results
+        classes = matches_of(coco_eval)
+        if interval := ap_interval(coco_eval, classes):
             results["AP_low"], results["AP_high"] = interval
+        if (score := best_score(classes)) is not None:
+            results["best_score"] = score
         return results
 
 

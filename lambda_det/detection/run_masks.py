@@ -103,10 +103,11 @@ class RunMasks:
             pixels[begin:end, x] = True
         return pixels, (int(x0), int(y0))
 
-    def polygons(self, number: int) -> list[list[float]]:
+    def polygons(self, number: int, *, for_hands: bool = False) -> list[list[float]]:
         """The outlines of a mask, see :func:`lambda_det.detection.data.label_files.polygons`."""
         pixels, corner = self.cropped(number)
-        outlines = (np.reshape(points, (-1, 2)) + corner for points in polygons(pixels))
+        found = polygons(pixels, for_hands=for_hands)
+        outlines = (np.reshape(points, (-1, 2)) + corner for points in found)
         return [points.ravel().tolist() for points in outlines]
 
     def area(self, number: int) -> int:

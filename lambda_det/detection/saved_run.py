@@ -36,9 +36,10 @@ from lambda_det.detection.tiles import Tiling
 from lambda_det.distributed.devices import check_device
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpoint_files import find_checkpoint
+from lambda_det.training.task import EMA, RAW
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.loading import load, read_weights
-from lambda_det.weights.provenance import RUN, Origin, recorded_network
+from lambda_det.weights.provenance import BEST_SCORES, RUN, Origin, recorded_network
 
 __all__ = ["SavedRun", "add_checkpoint_flags", "open_run", "run_of_checkpoint", "with_record"]
 
@@ -71,6 +72,15 @@ class SavedRun:
         """How it cuts pictures; None for whole pictures."""
         return self.parts.tiling
 
+    @property
+    def best_score(self) -> float | None:
+        """The score with the best F1 at the evaluation of these weights; None if it is unknown."""
+        record = self.content.get(RUN)
+        scores = record.get(BEST_SCORES) if isinstance(record, Mapping) else None
+        if not isinstance(scores, Mapping):  # of another trainer of Detectron2
+            return None
+        return scores.get(EMA if self.origin.averaged else RAW)
+
     def about(self) -> dict[str, Any]:
         """What a user of an exported file must know, as plain values."""
         return {
@@ -78,6 +88,7 @@ class SavedRun:
             **(self.parts.pixels.as_meta() if self.parts.pixels else {}),
             **test_size(self.parts),
             "tile": self.tiling.as_meta() if self.tiling else None,
+            "best_score": self.best_score,
             "classes": self.classes.get("thing_classes"),
             "dataset": dict(self.classes),
         }

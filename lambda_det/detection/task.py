@@ -47,7 +47,7 @@ from lambda_det.modeling.graphs import BackboneGraphs, why_not
 from lambda_det.training.log import ONLY_IN_FILE
 from lambda_det.training.precision import Precision
 from lambda_det.training.task import EMA, RAW, SAMPLE, Results, Task
-from lambda_det.weights.provenance import RUN, PixelSettings
+from lambda_det.weights.provenance import BEST_SCORES, RUN, PixelSettings
 
 logger = logging.getLogger(__name__)
 
@@ -279,6 +279,7 @@ class DetectionTask(Task):
             **(parts.pixels.as_meta() if parts.pixels else {}),
             **test_size(parts),
             **self._backbone,
+            BEST_SCORES: _best_scores(results),
         }
         return {RUN: record, classes.ENTRY: classes.facts_of(parts.train_names)}
 
@@ -390,6 +391,21 @@ class DetectionTask(Task):
 
     def finish(self, results: Results) -> None:
         self.parts.verify(results)
+
+
+def _best_scores(results: Results) -> dict[str, float]:
+    """The score with the best F1 of the weights, raw or averaged, that were evaluated.
+
+    It is that of masks where there are masks, as the best checkpoint is, and on the first test set.
+    """
+    values = flatten_results_dict(results)
+    best = {}
+    for weights, ending in ((RAW, ""), (EMA, "_EMA")):
+        for kind in ("bbox", "segm"):
+            name = f"{kind}{ending}/best_score"
+            found = [values[key] for key in values if f"/{key}".endswith(f"/{name}")]
+            best |= {weights: found[0]} if found else {}
+    return best
 
 
 def _of_one(results: Results) -> Results:

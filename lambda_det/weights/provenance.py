@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 AUTHOR = "lambda_det"
 RUN = "run"  # what a detector's checkpoint records of its run, see detection/saved_run.py
+BEST_SCORES = "best_scores"  # in it: by the weights, "raw" or "ema", the score with the best F1
 FORMAT = 2  # of backbone files. Readers refuse files of another format.
 _RECORDED = ("input_format", "pixel_mean", "pixel_std")  # the pixel settings in files of weights
 

@@ -23,6 +23,7 @@ __all__ = ["WRITTEN", "place_labels", "polygons", "write_labels"]
 logger = logging.getLogger(__name__)
 
 WRITTEN = ("coco", "yolo", "labelme")
+_SPECK = 10  # the area in pixels below which a part of a mask is left out for hands
 
 
 class _Object(NamedTuple):
@@ -162,12 +163,18 @@ _WRITERS = {
 }
 
 
-def polygons(mask: np.ndarray) -> list[list[float]]:
+def polygons(mask: np.ndarray, *, for_hands: bool = False) -> list[list[float]]:
     """The outlines of a mask [H, W] as polygons x0, y0, x1, y1, ... in COCO's coordinates.
 
     They run along the edges of the pixels, so they have the mask's area and box, and COCO's tools
     make the same mask from them. There is one for each part of the mask. An outline with holes goes
     to each hole by a straight line, around it and back by the same line.
+
+    Args:
+        mask: bool.
+        for_hands: leave out what is in the way of a person who corrects the outline: points, as
+            long as it moves by no more than a pixel, and parts and holes of less than ten pixels.
+            The largest part stays.
     """
     rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
     if not len(rows):
@@ -184,10 +191,35 @@ def polygons(mask: np.ndarray) -> list[list[float]]:
         # The middles of the outer quarters of pixels, and from there to the nearest corner
         points = corner + np.round((contour.reshape(-1, 2) + 0.5) / 2)
         outlines[number] = points[(points != np.roll(points, 1, 0)).any(1)]
-    for number, (_, _, _, parent) in enumerate(tree):
-        if parent >= 0:
+    if for_hands:
+        areas = {number: _area(points) for number, points in outlines.items()}
+        largest = max(areas, key=areas.get)
+        specks = {n for n, area in areas.items() if area < _SPECK and n != largest}
+        outlines = {
+            number: _simplified(points)
+            for number, points in outlines.items()
+            if not specks & {number, tree[number][3]}  # a hole goes with its part
+        }
+    for number in list(outlines):
+        if (parent := tree[number][3]) >= 0:
             outlines[parent] = _with_hole(outlines[parent], outlines.pop(number))
     return [points.ravel().tolist() for points in outlines.values()]
+
+
+def _area(outline: np.ndarray) -> float:
+    """The area inside an outline [N, 2]."""
+    x, y = outline.T
+    return abs(float(x @ np.roll(y, 1) - y @ np.roll(x, 1))) / 2
+
+
+def _simplified(outline: np.ndarray) -> np.ndarray:
+    """An outline [N, 2] with fewer points, which moves by a pixel at most.
+
+    It is kept where its area would change by more than a tenth, as that of a thin object might.
+    """
+    simple = cv2.approxPolyDP(outline.astype(np.float32), 1.0, closed=True).reshape(-1, 2)
+    area = _area(outline)
+    return simple if abs(_area(simple) - area) <= 0.1 * area else outline
 
 
 def _with_hole(outline: np.ndarray, hole: np.ndarray) -> np.ndarray:

@@ -26,8 +26,15 @@ class Annotations:
     several times the memory.
     """
 
-    def __init__(self, class_names: list[str] | None) -> None:
-        self._names = class_names
+    def __init__(self, class_names: list[str] | None, *, for_hands: bool = False) -> None:
+        """
+        Args:
+            class_names: of the detector.
+            for_hands: polygons have few points and no specks, as
+                :func:`lambda_det.detection.data.label_files.polygons` says. Otherwise they are
+                the predicted masks, with all their pixels.
+        """
+        self._names, self._for_hands = class_names, for_hands
         self._images: list[str] = []
         self._sources: dict[str, Path] = {}
         self._annotations: list[str] = []
@@ -57,7 +64,8 @@ class Annotations:
             if masks is not None:
                 annotation["area"] = masks.area(index)
                 # COCO's tools fail on an empty mask without any polygon
-                annotation["segmentation"] = masks.polygons(index) or masks.coco(index)
+                outlines = masks.polygons(index, for_hands=self._for_hands)
+                annotation["segmentation"] = outlines or masks.coco(index)
             if keypoints is not None:
                 # COCO counts from the centre of the first pixel, Detectron2 from its corner
                 points = [[x - 0.5, y - 0.5, 2] for x, y, _ in keypoints[index].tolist()]

@@ -5,13 +5,21 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from lambda_det.detection.data.label_files import WRITTEN, place_labels
 from lambda_det.detection.data.outputs import mark_output
 from lambda_det.detection.prediction.annotations import Annotations
-from lambda_det.detection.prediction.files import plan_dataset, plan_files, predict
-from lambda_det.detection.prediction.predictor import Predictor, is_exported, local_path
+from lambda_det.detection.prediction.files import Collector, plan_dataset, plan_files, predict
+from lambda_det.detection.prediction.predictor import (
+    DEFAULT_THRESHOLD,
+    Predictor,
+    is_exported,
+    local_path,
+)
+from lambda_det.detection.prediction.tables import Tables, counts_file
 from lambda_det.detection.saved_run import add_checkpoint_flags, open_run
 from lambda_det.errors import (
     ConfigError,
@@ -31,6 +39,9 @@ With the best checkpoint of a run, or a detector that lambda-det export wrote:
 With annotations beside the pictures, for labelling tools, in COCO's format or another one:
   %(prog)s output/run --input holiday/ --output pictures --json holiday.json
   %(prog)s output/run --input holiday/ --output pictures --format yolo
+
+With tables, found.csv of all instances and found_counts.csv of each picture:
+  %(prog)s output/run --input holiday/ --output pictures --csv found.csv
 
 Another checkpoint, and configuration keys at the end:
   %(prog)s output/run/model_final.pth --input photo.jpg --output pictures \\
@@ -72,9 +83,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--score-threshold",
         type=float,
-        default=0.5,
         metavar="S",
-        help="draw instances of at least this score (default: %(default)s)",
+        help="draw instances of at least this score; default: the one with the best F1 at the "
+        f"evaluation of the run, {DEFAULT_THRESHOLD:g} where none is known",
     )
     parser.add_argument(
         "--no-labels", action="store_true", help="write no classes and scores into the pictures"
@@ -84,10 +95,16 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--json", metavar="FILE", help="also write the predictions as annotations in COCO's format"
     )
     parser.add_argument(
+        "--csv",
+        metavar="FILE",
+        help="also write a table: picture, class, score, box in pixels and area of each instance; "
+        "FILE of found.csv also makes found_counts.csv, with the counts by picture and class",
+    )
+    parser.add_argument(
         "--format",
         choices=WRITTEN,
-        help="also write the predictions as labels of this format, to labels/ in the --output "
-        "(coco: labels.json)",
+        help="also write the predictions as labels of this format to correct, to labels/ in the "
+        "--output (coco: labels.json); outlines have few points and no specks",
     )
     parser.add_argument(
         "--precision",
@@ -120,8 +137,9 @@ def run(args: argparse.Namespace) -> None:
     else:
         pictures = plan_files(args.input, args.output, args.overwrite)
     labels = Path(args.output, "labels.json" if args.format == "coco" else "labels")
-    if args.json:
-        refuse_existing(args.json, args.overwrite)
+    made = [args.csv, counts_file(args.csv)] if args.csv else []
+    for file in filter(None, [args.json, *made]):
+        refuse_existing(file, args.overwrite)
     if args.format:
         refuse_existing(labels, args.overwrite, folder=args.format != "coco")
     if args.format and args.format != "coco":  # two equal names are refused before the work
@@ -134,25 +152,44 @@ def run(args: argparse.Namespace) -> None:
         precision=args.precision,
     )
     print(f"Weights: {printable(str(predictor.origin))}")
-    wanted = args.json or args.format
-    annotations = Annotations(predictor.class_names) if wanted else None
-    result = predict(predictor, pictures, annotations, with_labels=not args.no_labels)
+    print(f"Score threshold: {_threshold_in_words(predictor, args.score_threshold)}")
+    names = predictor.class_names
+    writers: list[tuple[Collector, Callable[[], None]]] = []
     if args.json:
-        annotations.save(Path(args.json))
+        exact = Annotations(names)
+        writers.append((exact, partial(exact.save, Path(args.json))))
     if args.format:
-        annotations.save(labels, args.format)
+        drafts = Annotations(names, for_hands=True)
+        writers.append((drafts, partial(drafts.save, labels, args.format)))
+    if args.csv:
+        tables = Tables(names)
+        writers.append((tables, partial(tables.save, Path(args.csv))))
+    collectors = [collector for collector, _ in writers]
+    result = predict(predictor, pictures, collectors, with_labels=not args.no_labels)
+    for _, save in writers:
+        save()
     instances = counted(result.instances, "instance")
     print(f"{instances} on {counted(len(result.written), 'picture')} in {printable(args.output)}")
-    least = predictor.least_score
-    if result.written and not result.instances and args.score_threshold > least:
+    least, threshold = predictor.least_score, predictor.score_threshold
+    if result.written and not result.instances and threshold > least:
         limit = f" down to {least:g}, the threshold of the export" if least else ""
         print(
-            f"No instance has a score of {args.score_threshold:g} or more. A lower "
+            f"No instance has a score of {threshold:.3g} or more. A lower "
             f"--score-threshold shows weaker ones{limit}; the page of lambda-det report has the "
             "best score of each class."
         )
     if result.unreadable:
         print(f"{len(result.unreadable)} could not be read; see above", file=sys.stderr)
+
+
+def _threshold_in_words(predictor: Predictor, given: float | None) -> str:
+    """The lowest score that is drawn, and where it comes from."""
+    value = f"{predictor.score_threshold:.3g}"
+    if given is not None:
+        return f"{value}, as typed"
+    if predictor.best_score is None:
+        return f"{value}, because no evaluation of these weights has recorded a best one"
+    return f"{value}, which has the best F1 at the evaluation of these weights"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import cv2
 import numpy as np
@@ -24,13 +25,17 @@ from tqdm import tqdm
 from lambda_det.detection.data.picture_folder import walk
 from lambda_det.detection.data.registration import check_files, registered_files
 from lambda_det.detection.drawing import draw_predictions, side_by_side
-from lambda_det.detection.prediction.annotations import Annotations
-from lambda_det.detection.prediction.predictor import Prediction, Predictor, read_bgr
+from lambda_det.detection.prediction.predictor import (
+    Prediction,
+    Predictor,
+    counts_in_words,
+    read_bgr,
+)
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, listed, printable
 from lambda_det.files import PICTURES, relative_path, writing_to
 
-__all__ = ["Outcome", "Picture", "plan_dataset", "plan_files", "predict"]
+__all__ = ["Collector", "Outcome", "Picture", "plan_dataset", "plan_files", "predict"]
 
 logger = logging.getLogger(__name__)
 
@@ -224,21 +229,27 @@ class Outcome:
     instances: int = 0
 
 
+class Collector(Protocol):
+    """What gets the prediction of each image, such as annotations and tables."""
+
+    def add(self, file_name: str, prediction: Prediction, source: Path | None = None) -> None: ...
+
+
 def predict(
     predictor: Predictor,
     pictures: Sequence[Picture],
-    annotations: Annotations | None = None,
+    collectors: Sequence[Collector] = (),
     *,
     with_labels: bool = True,
 ) -> Outcome:
-    """Predict on each file, draw the result, and show the progress.
+    """Predict on each file, draw the result, print its counts by class, and show the progress.
 
     A file that cannot be read is skipped with a warning. A drawn video has no sound.
 
     Args:
         predictor: the detector.
         pictures: of :func:`plan_files` or :func:`plan_dataset`.
-        annotations: get the predictions on images; those on videos are only drawn.
+        collectors: get the predictions on images; those on videos are only drawn.
         with_labels: write classes and scores into the pictures.
 
     Raises:
@@ -247,22 +258,26 @@ def predict(
     """
     result = Outcome()
     videos = [picture for picture in pictures if picture.is_video]
-    if videos and annotations is not None:
+    if videos and collectors:
         logger.warning(
-            "Annotations are written only for images: %s is only drawn.",
+            "Annotations and tables are written only for images: %s is only drawn.",
             listed(str(v.source) for v in videos),
         )
     with tqdm(pictures, unit="file", disable=len(pictures) == 1) as progress:
         for picture in progress:
             try:
                 if picture.is_video:
-                    result.instances += _draw_video(predictor, picture, with_labels)
+                    counts, frames = _draw_video(predictor, picture, with_labels)
+                    where = f" in {frames} frames"
                 else:
                     prediction = _draw_image(predictor, picture, with_labels)
-                    result.instances += len(prediction)
-                    if annotations is not None:
-                        annotations.add(picture.name, prediction, picture.source)
+                    counts, where = prediction.counts, ""
+                    for collector in collectors:
+                        collector.add(picture.name, prediction, picture.source)
+                result.instances += sum(counts.values())
                 result.written.append(picture.target)
+                line = f"{printable(picture.name)}: {counts_in_words(counts)}{where}"
+                progress.write(line)  # between two states of the bar
             except DataError as error:
                 result.unreadable.append(picture.source)
                 progress.clear()
@@ -299,8 +314,14 @@ def _draw_image(predictor: Predictor, picture: Picture, with_labels: bool) -> Pr
     return prediction
 
 
-def _draw_video(predictor: Predictor, picture: Picture, with_labels: bool) -> int:
-    """Draw all frames in the size and rate of the video; returns the number of instances."""
+def _draw_video(
+    predictor: Predictor, picture: Picture, with_labels: bool
+) -> tuple[Counter[str], int]:
+    """Draw all frames in the size and rate of the video.
+
+    Returns:
+        The number of instances of each class in all frames, and the number of frames.
+    """
     for path in map(str, (picture.source, picture.target)):
         if path.encode("utf-8", "replace").decode() != path:
             # OpenCV ends the process at such a name
@@ -316,7 +337,8 @@ def _draw_video(predictor: Predictor, picture: Picture, with_labels: bool) -> in
     if not 0 < rate < 1000:
         logger.warning("%s records no frame rate; 25 is used.", picture.source)
         rate = 25.0
-    count = drawn = 0
+    counts: Counter[str] = Counter()
+    drawn = 0
     with _written(picture.target) as draft:
         codec = cv2.VideoWriter_fourcc(*"mp4v")
         writer = cv2.VideoWriter(str(draft), codec, rate, first.shape[1::-1])
@@ -325,11 +347,11 @@ def _draw_video(predictor: Predictor, picture: Picture, with_labels: bool) -> in
             for frame in tqdm(
                 _frames(first, capture), total=total, desc=picture.name, unit="frame"
             ):
-                instances = predictor(frame).instances
+                found = predictor(frame)
                 drawn += 1
-                count += len(instances)
+                counts.update(found.counts)
                 shown = draw_predictions(
-                    frame, instances, predictor.class_names, with_labels=with_labels
+                    frame, found.instances, predictor.class_names, with_labels=with_labels
                 )
                 # None before OpenCV 5
                 if not writer.isOpened() or writer.write(shown) is False:
@@ -341,7 +363,7 @@ def _draw_video(predictor: Predictor, picture: Picture, with_labels: bool) -> in
             raise OSError("frames are missing in it; look whether the disk has free space")
     if drawn < announced:
         logger.warning("%s ends after %d of %d frames.", picture.source, drawn, announced)
-    return count
+    return counts, drawn
 
 
 def _frames(first: np.ndarray, capture: cv2.VideoCapture) -> Iterator[np.ndarray]:

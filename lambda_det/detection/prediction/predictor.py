@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,21 +20,26 @@ import torch
 from detectron2.config import CfgNode
 from detectron2.structures import Instances
 from omegaconf import DictConfig
+from PIL import Image
 
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import as_input, read_image
+from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.saved_run import SavedRun, open_run
 from lambda_det.detection.tiled import WholePicture
 from lambda_det.detection.tiles import Tiling
 from lambda_det.distributed.memory import keep_memory
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, UserError, printable
+from lambda_det.files import refuse_existing, writing_to
 from lambda_det.weights.provenance import Origin
 
-__all__ = ["Prediction", "Predictor", "read_bgr"]
+__all__ = ["DEFAULT_THRESHOLD", "Prediction", "Predictor", "counts_in_words", "read_bgr"]
 
 logger = logging.getLogger(__name__)
 
-Image = str | os.PathLike | np.ndarray
+Picture = str | os.PathLike | np.ndarray
+DEFAULT_THRESHOLD = 0.5  # of the scores
+_NOTEBOOK_SIDE = 1000  # the longer side of a picture in a notebook, in pixels, at most
 # From images as Detectron2's models take them to their "instances"
 Detect = Callable[[list[dict[str, Any]]], list[dict[str, Instances]]]
 # For the ending of a file the class, in another module, that opens its detector and is called as
@@ -42,21 +50,42 @@ OPENERS = {".onnx": "lambda_det.export.exported:ExportedDetector"}
 FETCHERS = {"hf://": "lambda_det.own_data.hub:of_hub"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """The instances of one image, the highest scores first, in pixels of that image.
+
+        found = predictor("photo.jpg")
+        found                              # Prediction(7 circle, 2 square; 640x480)
+        found.plot()                       # in a notebook a picture, as ``found`` itself
+        pandas.DataFrame(found.to_dict())
 
     Attributes:
         instances: Detectron2's, on the CPU. Of a picture that was cut into tiles, ``pred_masks``
             are :class:`lambda_det.detection.run_masks.RunMasks`.
         class_names: of all classes of the detector; None if they are not known.
+        image: the file, or the pixels [H, W, 3], BGR. Of several images in one call pixels are not
+            kept, because they might fill the memory; None then.
     """
 
     instances: Instances
     class_names: list[str] | None = None
+    image: str | os.PathLike | np.ndarray | None = field(default=None, compare=False)
 
     def __len__(self) -> int:
         return len(self.instances)
+
+    def __repr__(self) -> str:
+        height, width = self.instances.image_size
+        return f"Prediction({counts_in_words(self.counts)}; {width}x{height})"
+
+    def _repr_png_(self) -> bytes | None:
+        """The picture of a notebook; None where the pixels are not known."""
+        with contextlib.suppress(UserError):
+            content = io.BytesIO()
+            scale = min(1.0, _NOTEBOOK_SIDE / max(self.instances.image_size))
+            self.plot(scale=scale).save(content, "PNG")
+            return content.getvalue()
+        return None
 
     @property
     def boxes(self) -> np.ndarray:
@@ -80,6 +109,22 @@ class Prediction:
         return [names[index] if names else str(index) for index in self.classes]
 
     @property
+    def counts(self) -> dict[str, int]:
+        """The number of instances of each class that was found, in the order of the classes."""
+        names = self.names
+        return dict(Counter(names[place] for place in np.argsort(self.classes, kind="stable")))
+
+    @property
+    def areas(self) -> np.ndarray:
+        """[N] float64: the pixels of each mask; of each box for a detector without masks."""
+        if not self.instances.has("pred_masks"):
+            return self.instances.pred_boxes.area().double().numpy()
+        masks = self.instances.pred_masks
+        if isinstance(masks, RunMasks):
+            return np.array([masks.area(number) for number in range(len(masks))], np.float64)
+        return masks.flatten(1).sum(1).double().numpy()
+
+    @property
     def masks(self) -> np.ndarray | None:
         """[N, H, W] bool; None for a detector without masks.
 
@@ -92,6 +137,79 @@ class Prediction:
         """[N, K, 3] float32: x, y, score; None for a detector without keypoints."""
         has = self.instances.has("pred_keypoints")
         return self.instances.pred_keypoints.numpy() if has else None
+
+    def to_dict(self) -> dict[str, list]:
+        """The columns of a table with a row for each instance, which ``pandas.DataFrame`` takes.
+
+        They are class (the name), score, x0, y0, x1, y1 and area, as in ``predict --csv``.
+        """
+        corners = zip(("x0", "y0", "x1", "y1"), self.boxes.T.tolist(), strict=True)
+        columns = {"class": self.names, "score": self.scores.tolist()}
+        return {**columns, **dict(corners), "area": self.areas.tolist()}
+
+    def plot(
+        self,
+        image: str | os.PathLike | np.ndarray | None = None,
+        *,
+        scale: float = 1.0,
+        with_labels: bool = True,
+    ) -> Image.Image:
+        """Draw the instances into the image, as ``lambda-det predict`` does.
+
+        Args:
+            image: a path, or an array [H, W, 3] of uint8, BGR; None for that of the prediction.
+            scale: size of the picture relative to the image.
+            with_labels: write classes and scores.
+
+        Returns:
+            A Pillow image, RGB; ``numpy.asarray`` gives its pixels.
+
+        Raises:
+            ConfigError: the prediction does not have its image, or this one has another size.
+            DataError: the file cannot be read.
+        """
+        # it imports matplotlib, which a prediction does not need
+        from lambda_det.detection.drawing import draw_predictions
+
+        image = self.image if image is None else image
+        if image is None:
+            raise ConfigError(
+                "The prediction is one of several and did not keep its pixels: plot(image) or "
+                "save(path, image) takes them."
+            )
+        pixels = image if isinstance(image, np.ndarray) else read_bgr(image)
+        height, width = self.instances.image_size
+        if pixels.shape != (height, width, 3):
+            raise ConfigError(
+                f"The image is {pixels.shape}, and the prediction of one of {(height, width, 3)}."
+            )
+        drawn = draw_predictions(
+            pixels, self.instances, self.class_names, scale, with_labels=with_labels
+        )
+        return Image.fromarray(drawn[:, :, ::-1])
+
+    def save(
+        self,
+        path: str | os.PathLike,
+        image: str | os.PathLike | np.ndarray | None = None,
+        *,
+        overwrite: bool = False,
+        **options: Any,
+    ) -> None:
+        """Write the picture of :meth:`plot`, whose ``options`` are taken, to a file.
+
+        Raises:
+            ConfigError: the file exists and ``overwrite`` is False, or cannot be written.
+        """
+        refuse_existing(path, overwrite)
+        picture = self.plot(image, **options)
+        with writing_to(path):
+            picture.save(path)
+
+
+def counts_in_words(counts: Mapping[str, int]) -> str:
+    """Counts by class for a line of text, such as "7 circle, 2 square"."""
+    return ", ".join(f"{count} {printable(name)}" for name, count in counts.items()) or "nothing"
 
 
 class Predictor:
@@ -109,9 +227,12 @@ class Predictor:
         origin: the file of the weights, which of the file's weights, and the number of steps.
         class_names: of the predicted classes by index; None if they are not known.
         least_score: below which an exported detector leaves out instances; 0 for others.
+        best_score: with the best F1 at the evaluation of these weights; None if it is unknown.
+        score_threshold: the lowest score of the instances that are returned.
     """
 
     least_score = 0.0
+    best_score: float | None = None
 
     def __init__(
         self,
@@ -119,7 +240,7 @@ class Predictor:
         *,
         checkpoint: str = "best",
         raw: bool = False,
-        score_threshold: float = 0.5,
+        score_threshold: float | None = DEFAULT_THRESHOLD,
         device: str | None = None,
         precision: str | None = None,
         batch_size: int = 1,
@@ -133,8 +254,9 @@ class Predictor:
                 you trust, because what it names is called.
             checkpoint: of a folder: "best" at its evaluations, "last", or the number of its step.
             raw: the trained weights, also where a checkpoint has averaged ones.
-            score_threshold: lowest score of the instances to return, from 0 to 1. An exported
-                detector leaves out instances below the threshold of its export.
+            score_threshold: lowest score of the instances to return, from 0 to 1; None for
+                ``best_score``, or 0.5 where it is unknown. An exported detector leaves out
+                instances below the threshold of its export.
             device: such as "cpu" or "cuda"; None for that of the configuration. An exported
                 detector is computed on the CPU.
             precision: "float32" or "bfloat16"; None for that of the configuration.
@@ -159,11 +281,11 @@ class Predictor:
                 "batch_size": batch_size,
             },
         )
-        if not 0 <= score_threshold <= 1:
+        if score_threshold is not None and not 0 <= score_threshold <= 1:
             raise ConfigError(f"The score threshold is {score_threshold}; give one from 0 to 1.")
         if batch_size < 1:
             raise ConfigError(f"The batch size is {batch_size}; give at least 1.")
-        self._threshold, self._batch_size = score_threshold, batch_size
+        self._given_threshold, self._batch_size = score_threshold, batch_size
         if isinstance(source, SavedRun):
             self._open(source, device, precision)
             return
@@ -187,11 +309,13 @@ class Predictor:
             )
         model = run.detector(device, precision)
         self.origin, self.class_names = run.origin, run.classes.get("thing_classes")
+        self.best_score = run.best_score
         self._tiling = run.tiling
         for module in model.modules():
             # the attributes of RoI heads and of dense detectors
             if hasattr(module, "test_score_thresh"):
-                least = self._threshold
+                # it leaves out what is equal, which is the best score itself
+                least = float(np.nextafter(np.float32(self.score_threshold), np.float32(0)))
                 if self._tiling:  # tiles are joined as in an evaluation, also by weak detections
                     least = min(least, module.test_score_thresh)
                 module.test_score_thresh = least
@@ -206,6 +330,7 @@ class Predictor:
         self.origin = Origin(*(detector.about.get(key) for key in ("weights", "step", "averaged")))
         self.class_names = detector.about.get("classes")
         self.least_score = detector.about.get("score_threshold") or 0.0
+        self.best_score = detector.about.get("best_score")
         if "min_size_test" not in detector.about:
             logger.warning(
                 f"{path} does not say how its evaluation resizes images, which does more to them "
@@ -216,13 +341,18 @@ class Predictor:
         self._batch_size = max(self._batch_size, detector.batch)
         self._detect = detector
 
+    @property
+    def score_threshold(self) -> float:
+        known = (self._given_threshold, self.best_score, DEFAULT_THRESHOLD)
+        return next(score for score in known if score is not None)
+
     def __reduce__(self) -> tuple[Callable[..., Predictor], tuple[Any, ...]]:
         """Source and options, for ``pickle`` and ``copy``, without weights and compiled parts."""
         source, options = self._made_of
         return partial(Predictor, **options), (source,)
 
     def __call__(
-        self, images: Image | Iterable[Image], channels: str = "BGR"
+        self, images: Picture | Iterable[Picture], channels: str = "BGR"
     ) -> Prediction | list[Prediction]:
         """Find the instances of one image or of several.
 
@@ -241,21 +371,26 @@ class Predictor:
         _order(channels)
         is_array = isinstance(images, np.ndarray)
         if (images.ndim != 4) if is_array else not _is_sequence(images):
-            return self._predict([images], channels)[0]
+            (found,) = self._predict([images], channels)
+            return replace(found, image=_bgr(images, channels) if is_array else images)
         found, rest = [], iter(images)
         while batch := list(islice(rest, self._batch_size)):
             found += self._predict(batch, channels)
         return found
 
-    def _predict(self, images: Sequence[Image], channels: str) -> list[Prediction]:
+    def _predict(self, images: Sequence[Picture], channels: str) -> list[Prediction]:
         with torch.no_grad():
             if self._tiling is None:
                 pixels = [self._read(image, channels) for image in images]
                 found = self._detected(pixels)
             else:
                 found = [self._detected_in_tiles(self._read(image, channels)) for image in images]
-        kept = [instances[instances.scores >= self._threshold] for instances in found]
-        return [Prediction(instances, self.class_names) for instances in kept]
+        kept = [instances[instances.scores >= self.score_threshold] for instances in found]
+        files = [None if isinstance(image, np.ndarray) else image for image in images]
+        return [
+            Prediction(instances, self.class_names, file)
+            for instances, file in zip(kept, files, strict=True)
+        ]
 
     def _detected(self, pixels: Sequence[np.ndarray]) -> list[Instances]:
         inputs = [as_input(each, self._augmentations) for each in pixels]
@@ -271,7 +406,7 @@ class Predictor:
                 picture.add(tile, instances)
         return picture.instances()
 
-    def _read(self, image: Image, channels: str) -> np.ndarray:
+    def _read(self, image: Picture, channels: str) -> np.ndarray:
         """The pixels [H, W, 3] of an image, in the order of the detector."""
         if isinstance(image, (str, os.PathLike)):
             image, channels = read_bgr(image), "BGR"
@@ -302,6 +437,10 @@ def _by_size(model: Detect) -> Detect:
         return [outputs[place] for place in range(len(inputs))]
 
     return detect
+
+
+def _bgr(pixels: np.ndarray, channels: str) -> np.ndarray:
+    return pixels if channels == "BGR" else pixels[:, :, ::-1]
 
 
 def _is_sequence(images: Any) -> bool:

@@ -10,12 +10,14 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from lambda_det.detection.confidence import matches_of
 from lambda_det.detection.evaluation import counted_detections
 from lambda_det.own_data.report.matching import FALSE, IGNORED, assign, overlaps
 
 __all__ = ["ClassResult", "Detections", "evaluate_detections"]
 
 _IOU_50 = 0  # index of the threshold 0.5 in COCO's list
+_UNKNOWN = (float("nan"),) * 3  # threshold, precision and recall of a class without objects
 
 
 class ClassResult(NamedTuple):
@@ -82,6 +84,7 @@ def evaluate_detections(
     # [IoU thresholds, recalls, classes, sizes, numbers of detections], -1 where there is no object
     precision = evaluation.eval["precision"][..., -1]
     precision = np.where(precision < 0, np.nan, precision)
+    matches = {one.category: one for one in matches_of(evaluation)}
     classes = []
     for index, category in enumerate(evaluation.params.catIds):
         by_size = [_percent(precision[:, :, index, size]) for size in range(4)]
@@ -93,7 +96,7 @@ def evaluate_detections(
                 by_size[0],
                 _percent(precision[_IOU_50, :, index, 0]),
                 *by_size[1:],
-                *_best_threshold(evaluation, index, len(objects)),
+                *(matches[category].best_threshold() if category in matches else _UNKNOWN),
             )
         )
     confusion = _confusion(ground_truth, predictions, evaluation.params.catIds, iou_type, score)
@@ -102,26 +105,6 @@ def evaluate_detections(
 
 def _percent(values: np.ndarray) -> float:
     return float("nan") if np.isnan(values).all() else 100 * float(np.nanmean(values))
-
-
-def _best_threshold(evaluation: COCOeval, index: int, objects: int) -> tuple[float, float, float]:
-    """Score, precision and recall of the highest F1 of one class at an IoU of 0.5."""
-    images = len(evaluation.params.imgIds)
-    sizes = len(evaluation.params.areaRng)
-    found = evaluation.evalImgs[index * sizes * images : index * sizes * images + images]
-    found = [image for image in found if image is not None]
-    scores = np.concatenate([image["dtScores"] for image in found] or [[]])
-    right = np.concatenate([image["dtMatches"][_IOU_50] > 0 for image in found] or [[]])
-    counted = np.concatenate([~image["dtIgnore"][_IOU_50].astype(bool) for image in found] or [[]])
-    counted = counted.astype(bool)
-    scores, right = scores[counted], right[counted]
-    if not (objects and right.any()):
-        return (float("nan"),) * 3
-    order = np.argsort(-scores, kind="stable")
-    hits = np.cumsum(right[order])
-    precision, recall = hits / np.arange(1, len(hits) + 1), hits / objects
-    best = int(np.argmax(2 * precision * recall / np.maximum(precision + recall, 1e-12)))
-    return float(scores[order][best]), float(precision[best]), float(recall[best])
 
 
 def _confusion(

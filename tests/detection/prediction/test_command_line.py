@@ -1,9 +1,12 @@
+import csv
 import json
 import shutil
+from collections import Counter
 
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from lambda_det.detection.data.picture_folder import outputs_below
 from lambda_det.detection.prediction import command_line as tool
@@ -30,7 +33,8 @@ def test_works_as_a_command_from_another_folder(run, image, tmp_path):
     words.insert(words.index(str(image)), "broken.jpg")
     done = forked.run([*words, "--score-threshold", "0"], tmp_path / "printed", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    for text in (str(run[1]), "5 instances on 1 picture", "1 could not be read"):
+    texts = (str(run[1]), "photo.png: ", "5 instances on 1 picture", "1 could not be read")
+    for text in texts:
         assert text in done.stdout
     assert cv2.imread(str(tmp_path / "out" / "photo.png")).shape == (48, 64, 3)
 
@@ -119,3 +123,67 @@ def test_labels_of_other_tools_beside_the_pictures(run, image, tmp_path, capsys)
     shutil.rmtree(out)
     assert tool.main([*words, str(other)]) == 2
     assert "photo.jpg and photo.png" in capsys.readouterr().err and not out.exists()
+
+
+@pytest.mark.slow
+def test_counts_by_class_are_printed_and_written_as_tables(run, image, tmp_path, capsys):
+    shutil.copy(image, tmp_path / "again.png")
+    words = arguments(run, image, tmp_path, "--score-threshold", "0")
+    words += ["--csv", str(tmp_path / "found.csv"), "--input", str(image)]
+    words += [str(tmp_path / "again.png")]
+    assert tool.main(words) == 0
+    printed = capsys.readouterr().out
+    with (tmp_path / "found.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with (tmp_path / "found_counts.csv").open(newline="") as file:
+        counts = list(csv.DictReader(file))
+    assert len(rows) == 10 and [row["picture"] for row in counts] == ["photo.png", "again.png"]
+    for of_picture in counts:
+        name, total = of_picture.pop("picture"), of_picture.pop("total")
+        assert total == "5"
+        found = Counter(row["class"] for row in rows if row["picture"] == name)
+        assert found == {key: int(value) for key, value in of_picture.items() if int(value)}
+        line = next(line for line in printed.splitlines() if line.startswith(f"{name}: "))
+        assert all(f"{count} {key}" in line for key, count in found.items())
+    for left, other in (("found.csv", "found_counts.csv"), ("found_counts.csv", "found.csv")):
+        shutil.rmtree(tmp_path / "out")
+        (tmp_path / other).rename(tmp_path / "moved.csv")
+        assert tool.main(words) == 2
+        assert left in capsys.readouterr().err and not (tmp_path / "out").exists()
+        (tmp_path / "moved.csv").rename(tmp_path / other)
+        (tmp_path / "out").mkdir()
+    assert tool.main([*words, "--overwrite"]) == 0
+
+
+@pytest.mark.slow
+def test_the_best_score_of_the_run_is_the_threshold_unless_one_is_typed(
+    run, image, tmp_path, capsys
+):
+    folder = tmp_path / "run"
+    shutil.copytree(run[0].parent, folder)
+    words = [str(folder), *arguments(run, image, tmp_path)[1:], "--overwrite"]
+    said = "Score threshold: "
+    assert tool.main(words) == 0
+    assert f"{said}0.5," in capsys.readouterr().out
+    content = torch.load(run[1], weights_only=True)
+    recorded = {"best_scores": {"raw": 0.0625}, "config": run[0].read_text()}
+    torch.save({**content, "run": recorded}, folder / "model_final.pth")
+    assert tool.main(words) == 0
+    printed = capsys.readouterr().out
+    assert f"{said}0.0625," in printed and "5 instances" in printed
+    assert tool.main([*words, "--score-threshold", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{said}1," in printed and "photo.png: nothing" in printed
+
+
+@pytest.mark.slow
+def test_labels_to_correct_are_simple_and_annotations_exact(run, image, tmp_path):
+    """The masks of a detector with random weights are noise."""
+    out, exact = tmp_path / "out", tmp_path / "found.json"
+    words = arguments(run, image, tmp_path, "--score-threshold", "0")
+    assert tool.main([*words, "--format", "coco", "--json", str(exact)]) == 0
+    points = [
+        sum(len(part) for a in content["annotations"] for part in a["segmentation"])
+        for content in (json.loads(p.read_text()) for p in (out / "labels.json", exact))
+    ]
+    assert 0 < points[0] < points[1]

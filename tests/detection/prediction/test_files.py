@@ -1,4 +1,5 @@
 import contextlib
+import csv
 import io
 import json
 import shutil
@@ -18,6 +19,7 @@ from lambda_det.detection.drawing import draw_ground_truth, draw_predictions, si
 from lambda_det.detection.prediction import Prediction, Predictor
 from lambda_det.detection.prediction.annotations import Annotations
 from lambda_det.detection.prediction.files import plan_dataset, plan_files, predict
+from lambda_det.detection.prediction.tables import Tables
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.files import PICTURES
 from tests.coco import found
@@ -381,7 +383,7 @@ def test_a_video_whose_name_is_no_unicode_is_skipped(predictor, images, tmp_path
     assert r"gr\udcf6n.mp4" in caplog.text
 
 
-# ---- annotations
+# ---- annotations and tables
 
 
 def read_coco(path) -> COCO:
@@ -394,7 +396,7 @@ def test_annotations_are_what_was_found(predictor, images, tmp_path):
     write_video(images / "film.mp4")
     planned = plan_files([images, images / "film.mp4"], tmp_path / "out", False)
     annotations = Annotations(["circle", "<square>", "ring"])
-    predict(predictor, planned, annotations)
+    predict(predictor, planned, [annotations])
     annotations.save(tmp_path / "new" / "found.json")
     Annotations(None).save(tmp_path / "none.json")
     assert read_coco(tmp_path / "none.json").anns == {}
@@ -457,6 +459,27 @@ def test_no_mask_has_no_polygon():
     assert polygons(np.zeros((5, 5), bool)) == []
 
 
+@pytest.mark.parametrize("name", MASKS)
+def test_outlines_to_correct_have_few_points_and_no_specks(name):
+    """They stay within a pixel of the mask's, and the largest part stays whatever its size."""
+    mask, _ = MASKS[name]
+    exact, found = polygons(mask), polygons(mask, for_hands=True)
+    drawn = mask_util.decode(mask_util.merge(mask_util.frPyObjects(found, 100, 140))).astype(bool)
+    parts, labels = cv2.connectedComponents(mask.astype(np.uint8), connectivity=8)
+    areas = [np.count_nonzero(labels == part) for part in range(1, parts)]
+    if name != "noise":  # of holes
+        assert len(found) == max(1, sum(area >= 10 for area in areas))
+        kept = np.isin(labels, [n for n, a in enumerate(areas, 1) if a >= 10 or a == max(areas)])
+        holes = cv2.morphologyEx(kept.astype(np.uint8), cv2.MORPH_CLOSE, np.ones((3, 3)))
+        assert (drawn <= cv2.dilate(holes, np.ones((3, 3))).astype(bool)).all()
+        assert (drawn >= cv2.erode(kept.astype(np.uint8), np.ones((3, 3))).astype(bool)).all()
+    points = [sum(len(polygon) for polygon in outline) for outline in (found, exact)]
+    assert points[0] <= points[1]
+    if name == "ring with a disc":
+        assert points[0] < points[1] / 3
+        assert abs(drawn.sum() / mask.sum() - 1) < 0.03
+
+
 def test_annotations_of_boxes_keypoints_and_unknown_names(tmp_path):
     found = instances([[5, 5, 50.5, 40]], masks=False)
     found.pred_classes = torch.tensor([2])
@@ -488,3 +511,32 @@ def test_annotations_wait_in_little_memory():
         assert len(lists) == 20 and 3 * kept < tracemalloc.get_traced_memory()[0] - kept
     finally:
         tracemalloc.stop()
+
+
+def test_tables_of_instances_and_of_counts(tmp_path):
+    """Areas are of masks; a picture without instances is counted; a name may have commas."""
+    tables = Tables(["circle", "square, round", "ring"])
+    tables.add("a.png", Prediction(instances([[5, 5, 50.5, 40], [1, 2, 4, 6], [0, 0, 9, 9]])))
+    tables.add("b.png", Prediction(instances([])))
+    bare = instances([[1, 2, 4, 6.5]], masks=False)
+    bare.pred_classes = torch.tensor([1])
+    tables.add("below/c.png", Prediction(bare, ["circle", "square, round", "ring"]))
+    tables.save(tmp_path / "new" / "found.csv")
+    rows, counts = (
+        list(csv.reader((tmp_path / "new" / name).open(newline="", encoding="utf-8")))
+        for name in ("found.csv", "found_counts.csv")
+    )
+    assert rows[0] == ["picture", "class", "score", "x0", "y0", "x1", "y1", "area"]
+    assert rows[1] == ["a.png", "0", "0.9", "5.0", "5.0", "50.5", "40.0", str(45.0 * 35)]
+    assert rows[4] == ["below/c.png", "square, round", "0.9", "1.0", "2.0", "4.0", "6.5", "13.5"]
+    assert counts == [
+        ["picture", "circle", "square, round", "ring", "total"],
+        ["a.png", "1", "1", "1", "3"],
+        ["b.png", "0", "0", "0", "0"],
+        ["below/c.png", "0", "1", "0", "1"],
+    ]
+    unknown = Tables(None)
+    unknown.add("c.png", Prediction(bare))
+    unknown.save(tmp_path / "unknown.csv")
+    text = (tmp_path / "unknown_counts.csv").read_text("utf-8")
+    assert text.split() == ["picture,0,1,total", "c.png,0,1,1"]

@@ -1,5 +1,7 @@
 import argparse
 import copy
+import io
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -15,12 +17,15 @@ from PIL import Image
 
 import lambda_det
 from lambda_det.detection import DetectionTask, load_lazy_config
+from lambda_det.detection.drawing import draw_predictions
 from lambda_det.detection.lazy import dump_lazy
-from lambda_det.detection.prediction import Predictor
+from lambda_det.detection.prediction import Prediction, Predictor
 from lambda_det.detection.prediction.predictor import read_bgr
+from lambda_det.detection.run_masks import RunMasks
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export import export_network
 from lambda_det.export.sources import network_to_export
+from tests.coco import found as made
 from tests.detection.tiny import NARROW
 from tests.export.unrecorded import record_nothing
 from tests.stored_pictures import LOSSLESS, TURNED, UPRIGHT, made_picture, stored
@@ -140,6 +145,28 @@ def test_threshold_leaves_out_what_scores_lower(run, predictor, picture):
     assert (found.scores >= threshold).all()
 
 
+def test_the_best_score_of_the_evaluation_is_the_threshold_where_none_is_given(
+    run, picture, tmp_path
+):
+    """Of the weights that are taken; 0.5 where none is recorded."""
+    scores = Predictor(run[1], score_threshold=0.0)(picture).scores
+    best = float(np.sort(scores)[-2])
+    content = torch.load(run[1], weights_only=True)
+    recorded = {"best_scores": {"raw": best, "ema": 0.9}, "config": run[0].read_text()}
+    torch.save({**content, "run": recorded}, tmp_path / "model_final.pth")
+    predictor = Predictor(tmp_path / "model_final.pth", score_threshold=None)
+    assert predictor.best_score == predictor.score_threshold == best
+    assert len(predictor(picture)) == 2
+    averaged = {**content, "run": recorded, "ema": {"model": content["model"]}}
+    torch.save(averaged, tmp_path / "model_final.pth")
+    assert Predictor(tmp_path / "model_final.pth", score_threshold=None).score_threshold == 0.9
+    given = Predictor(tmp_path / "model_final.pth", score_threshold=0.25)
+    assert (given.score_threshold, given.best_score) == (0.25, 0.9)
+    assert Predictor(tmp_path / "model_final.pth").score_threshold == 0.5
+    unknown = Predictor(run[1], score_threshold=None)
+    assert (unknown.score_threshold, unknown.best_score) == (0.5, None)
+
+
 def test_results_are_plain_arrays(predictor, picture):
     found = predictor(picture)
     count = len(found)
@@ -150,6 +177,70 @@ def test_results_are_plain_arrays(predictor, picture):
     assert kinds == [np.float32, np.float32, np.int64, bool]
     assert found.keypoints is None and found.names == [str(c) for c in found.classes]
     assert torch.equal(found.instances.pred_classes, torch.from_numpy(found.classes))
+
+
+def _found(**more) -> Prediction:
+    """A circle of nine pixels and two squares, in 64x48 pixels."""
+    boxes = [[30, 10, 33, 13], [2, 3, 22.5, 13], [40, 20, 60, 40]]
+    instances = made((48, 64), boxes, [2, 0, 2], [0.9, 0.8, 0.7], masks=True)
+    return Prediction(instances, ["square", "ring", "circle"], **more)
+
+
+def test_a_result_is_a_line_a_table_and_areas():
+    result = _found()
+    assert repr(result) == "Prediction(1 square, 2 circle; 64x48)"
+    assert result.counts == {"square": 1, "circle": 2}
+    table = result.to_dict()
+    assert list(table) == ["class", "score", "x0", "y0", "x1", "y1", "area"]
+    assert table["class"] == ["circle", "square", "circle"] and table["x1"] == [33, 22.5, 60]
+    assert table["area"] == [9, 20 * 10, 400] == result.areas.tolist()
+    json.dumps(table)
+    bare = made((48, 64), [[2, 3, 22.5, 13]])
+    assert Prediction(bare).areas.tolist() == [205] and Prediction(bare).counts == {"0": 1}
+    assert "nothing" in repr(Prediction(made((48, 64), [])))
+
+
+def test_masks_in_run_lengths_are_measured_and_drawn_without_their_pixels(picture, monkeypatch):
+    result = _found(image=picture)
+    of_pixels, areas = np.asarray(result.plot()), result.areas
+    result.instances.pred_masks = RunMasks.of(result.instances.pred_masks)
+    monkeypatch.setattr(RunMasks, "numpy", None)
+    assert (result.areas == areas).all()
+    of_runs = np.asarray(result.plot()).astype(int)
+    assert (np.abs(of_runs - of_pixels) > 60).mean() < 0.02
+
+
+def test_a_result_is_a_picture(predictor, picture, tmp_path):
+    """Of a file, of pixels, and in a notebook; several results do not keep pixels."""
+    path = tmp_path / "photo.png"
+    cv2.imwrite(str(path), picture)
+    result = predictor(path)
+    expected = draw_predictions(picture, result.instances, predictor.class_names)
+    for one in (result, predictor([path])[0], predictor(picture)):
+        np.testing.assert_array_equal(np.asarray(one.plot())[:, :, ::-1], expected)
+    rgb = predictor(picture[:, :, ::-1], channels="RGB")
+    np.testing.assert_array_equal(np.asarray(rgb.plot())[:, :, ::-1], expected)
+    shown = Image.open(io.BytesIO(result._repr_png_()))
+    assert shown.format == "PNG" and shown.size == (64, 48)
+    result.save(tmp_path / "new" / "found.png")
+    np.testing.assert_array_equal(cv2.imread(str(tmp_path / "new" / "found.png")), expected)
+    with pytest.raises(ConfigError, match=r"found\.png"):
+        result.save(tmp_path / "new" / "found.png")
+    result.save(tmp_path / "new" / "found.png", overwrite=True, scale=2)
+    assert Image.open(tmp_path / "new" / "found.png").size == (128, 96)
+    bare = predictor([picture])[0]
+    assert bare.image is None and bare._repr_png_() is None
+    with pytest.raises(ConfigError, match="several"):
+        bare.plot()
+    np.testing.assert_array_equal(np.asarray(bare.plot(picture))[:, :, ::-1], expected)
+    with pytest.raises(ConfigError, match="48, 64"):
+        bare.plot(picture[:20])
+
+
+def test_a_large_picture_is_small_in_a_notebook():
+    large = made((1500, 4000), [[30, 10, 1033, 1013]])
+    result = Prediction(large, image=np.zeros((1500, 4000, 3), np.uint8))
+    assert Image.open(io.BytesIO(result._repr_png_())).size == (1000, 375)
 
 
 def test_one_image_in_all_forms(predictor, picture, tmp_path):
