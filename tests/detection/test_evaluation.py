@@ -126,6 +126,7 @@ def test_a_perfect_detector_of_150_objects_has_an_ap_of_100(bare_data, tmp_path,
 def test_nothing_predicted(bare_data, tmp_path):
     results = _evaluate(tmp_path, {1: [], 2: []})
     assert results["bbox"]["AP"] == results["segm"]["AP50"] == 0
+    assert "best_score" not in results["bbox"]
 
 
 def test_an_ap_has_its_interval(bare_data, tmp_path):
@@ -134,6 +135,7 @@ def test_an_ap_has_its_interval(bare_data, tmp_path):
     results = _evaluate(tmp_path, {1: [[2, 3, 12, 11]], 2: []})
     for kind in ("bbox", "segm"):
         assert (results[kind]["AP_low"], results[kind]["AP_high"]) == (0, 100)
+        assert results[kind]["best_score"] == 1
 
 
 @pytest.mark.parametrize("ids", [(7, 30), (30, 7)], ids=str)

@@ -36,6 +36,35 @@ def content():
     return {"model": model.state_dict(), "iteration": 99, **task.checkpoint_content({})}
 
 
+@pytest.mark.parametrize(
+    ("results", "raw", "averaged"),
+    [
+        ({}, None, None),
+        ({"bbox": {"AP": 3.0, "best_score": 0.25}, "segm": {"AP": 0.0}}, 0.25, None),
+        ({"bbox": {"best_score": 0.25}, "segm": {"best_score": 0.5}}, 0.5, None),
+        ({"bbox_EMA": {"best_score": 0.125}, "bbox": {"best_score": 0.25}}, 0.25, 0.125),
+        (
+            {"a": {"bbox": {"best_score": 0.25}}, "b": {"bbox": {"best_score": 0.5}}},
+            *(0.25, None),
+        ),
+        (
+            {"bbox": {"best_score": 0.25}, "sample": {"bbox": {"best_score": 0.5}}},
+            *(0.25, None),
+        ),
+    ],
+)
+def test_a_checkpoint_records_the_best_score_of_its_evaluation(
+    content, results, raw, averaged, tmp_path
+):
+    """Of masks where there are some, on the first test set, of all of its images."""
+    content = {**content, **DetectionTask(lambda_detector_config()).checkpoint_content(results)}
+    content["ema"] = {"model": content["model"]}
+    torch.save(content, tmp_path / "model_final.pth")
+    for is_raw, best in ((True, raw), (False, averaged)):
+        run = open_run(tmp_path / "model_final.pth", raw=is_raw)
+        assert run.best_score == run.about()["best_score"] == best
+
+
 @pytest.fixture
 def file(content, tmp_path):
     torch.save(content, tmp_path / "model_final.pth")
