@@ -622,6 +622,13 @@ FAULTS = [
         "for flag, v in given.items() if v]",
         "test_from_python.py::test_a_flag_of_0_and_a_path_count",
     ),
+    _fault(
+        "Three names for Python",
+        "lambda_det/detection/prediction/predictor.py",
+        'pixels if channels == "BGR" else pixels[:, :, ::-1]',
+        "pixels",
+        "detection/prediction/test_predictor.py::test_a_result_is_a_picture",
+    ),
     # ---------------------------------------------------------------------------------------- use
     _fault(
         "Predictions on pictures, folders",
@@ -636,6 +643,36 @@ FAULTS = [
         "    if not 0 < rate < 1000:\n",
         "    if True:\n",
         "detection/prediction/test_files.py::test_a_video_keeps_its_frames_rate_and_size",
+    ),
+    _fault(
+        "Predictions on pictures, folders",
+        "lambda_det/detection/prediction/predictor.py",
+        "known = (self._given_threshold, self.best_score, DEFAULT_THRESHOLD)",
+        "known = (self._given_threshold, DEFAULT_THRESHOLD, self.best_score)",
+        "detection/prediction/test_command_line.py"
+        "::test_the_best_score_of_the_run_is_the_threshold_unless_one_is_typed",
+    ),
+    _fault(
+        "Predictions on pictures, folders",
+        "lambda_det/detection/confidence.py",
+        'np.searchsorted(-scores, -thresholds, side="right")',
+        'np.searchsorted(-scores, -thresholds, side="left")',
+        "detection/test_confidence.py::test_the_best_score_has_the_highest_f1_of_the_classes",
+    ),
+    _fault(
+        "Predictions on pictures, folders",
+        "lambda_det/detection/prediction/tables.py",
+        "            for file_name, counts in self._counts.items()\n",
+        "            for file_name, counts in self._counts.items()\n            if counts\n",
+        "detection/prediction/test_files.py::test_tables_of_instances_and_of_counts",
+    ),
+    _fault(
+        "Predictions on pictures, folders",
+        "lambda_det/detection/data/label_files.py",
+        "specks = {n for n, area in areas.items() if area < _SPECK and n != largest}",
+        "specks = {n for n, area in areas.items() if area < _SPECK}",
+        "detection/prediction/test_files.py"
+        "::test_outlines_to_correct_have_few_points_and_no_specks",
     ),
     _fault(
         "A checkpoint says what it is of",
