@@ -698,7 +698,7 @@ FAULTS = [
     _fault(
         "A detector as one ONNX file",
         "lambda_det/detection/prediction/predictor.py",
-        "kept = [instances[instances.scores >= self._threshold] for instances in found]",
+        "kept = [instances[instances.scores >= self.score_threshold] for instances in found]",
         "kept = found",
         "export/test_detector.py::test_predictor_reads_a_file_alone_and_fills_its_batches",
     ),
