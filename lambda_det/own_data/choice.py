@@ -136,8 +136,8 @@ def default_tiles(
     """
     name = RECIPES["cuda" if torch.cuda.is_available() else "cpu"][0]
     file = str(CONFIGS / "finetune" / f"{name}.yaml")
-    _, rows = _fitted(file, images, list(annotations), {}, None, None)
-    return rows
+    fitted, rows = _fitted(file, images, list(annotations), {}, None, None)
+    return rows if "INPUT.TILE.SIZE" in fitted.keys else []
 
 
 def _fitted(

@@ -195,7 +195,7 @@ def evaluate(
         chosen = _data(saved, home, data, part, labels, images, Path(draft))
         folder = Path(output) if output else home / "evaluations" / (chosen.name if chosen else "")
         stack.enter_context(disk_of(folder))
-        refuse_other_run(folder, "--output")
+        refuse_other_run(folder, "--output", resumes=False)
         if output:
             _refuse_other_files(folder)
         folder.mkdir(parents=True, exist_ok=True)

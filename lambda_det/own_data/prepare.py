@@ -52,7 +52,14 @@ from lambda_det.own_data.labels import (
 )
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.machine import Machine
-from lambda_det.own_data.tile_choice import AUTO, OF_TILES, ChosenTiles, choose_tiles, tile_flag
+from lambda_det.own_data.tile_choice import (
+    AUTO,
+    OF_TILES,
+    TILES,
+    ChosenTiles,
+    choose_tiles,
+    tile_flag,
+)
 from lambda_det.own_data.time_budget import measure_step, seconds_of
 from lambda_det.training.log import show
 from lambda_det.training.run_folder import refuse_other_run
@@ -196,7 +203,7 @@ def _prepare(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as draft:
         stands = run is not None and bool(run.sources)
         data = _Data({}, {}) if stands else _read_data(args, Path(draft), rows)
-        keys = _keys_of_file(args, typed, run, data, Path(draft), rows)
+        keys = _keys_of_file(args, typed, run, data, folder, Path(draft), rows)
         flags = _keys_of_flags(args, typed)
         # a chosen recipe has sizes for --size already, for the shapes of the pictures
         keys |= {key: v for key, v in flags.items() if key not in SIZES or key not in keys}
@@ -218,9 +225,11 @@ def _prepare(args: argparse.Namespace) -> None:
         if not (run and run.is_of(args.config_file)):
             machine = Machine.of(args, cfg.MODEL.DEVICE)
             if args.time is not None:
-                cfg.RECIPE.EPOCHS = _epochs_within(
-                    args, cfg, machine, [*_words(keys | files), *args.opts], begun
-                )
+                if run and run.sources:  # the time was for the whole run
+                    cfg.RECIPE.EPOCHS = run.keys["RECIPE.EPOCHS"]
+                else:
+                    words = [*_words(keys | files), *args.opts]
+                    cfg.RECIPE.EPOCHS = _epochs_within(args, cfg, machine, words, begun)
                 keys["RECIPE.EPOCHS"] = cfg.RECIPE.EPOCHS
             keys |= recipe.fit_to_data(cfg, machine)
         elif args.epochs != run.keys.get("RECIPE.EPOCHS"):
@@ -236,6 +245,7 @@ def _keys_of_file(
     typed: Mapping[str, str],
     run: _PreparedRun | None,
     data: _Data,
+    folder: Path,
     draft: Path,
     rows: list[Row],
 ) -> dict[str, Any]:
@@ -248,11 +258,11 @@ def _keys_of_file(
         DataError: the labels by which it would be chosen are refused.
     """
     if args.config_file is not None:
-        return _keys_of_tiles(args, typed, data, rows)
+        return _keys_of_tiles(args, typed, run, data, rows)
     if run:
         args.config_file = str(run.file)
         rows.append(("recipe", args.config_file, "--resume goes on as the run was started"))
-        return _keys_of_tiles(args, typed, data, rows)
+        return _keys_of_tiles(args, typed, run, data, rows)
     machine = Machine.of(args, typed.get("MODEL.DEVICE"))
     if earlier := _earlier_detector(typed):
         args.config_file = str(draft / "earlier.yaml")
@@ -262,13 +272,13 @@ def _keys_of_file(
         rows.append(("network", network, f"that of MODEL.WEIGHTS {earlier.origin.file}"))
         return {
             "MODEL.DEVICE": machine.device,
-            "OUTPUT_DIR": str(_folder(args, typed)),
+            "OUTPUT_DIR": str(folder),
             "RECIPE.ENABLED": True,
             "RECIPE.EPOCHS": 0.0,
             "RECIPE.KEEP": [],
             "SOLVER.UNSCALED": [],
             **dict.fromkeys(_KEYS, ""),
-            **_keys_of_tiles(args, typed, data, rows),
+            **_keys_of_tiles(args, typed, run, data, rows),
         }
     labels = _labels_to_train_on(data)
     chosen = choose(labels["images"], labels["annotations"], typed, machine, args.size, args.tile)
@@ -319,9 +329,15 @@ def _keys_of_flags(args: argparse.Namespace, typed: Mapping[str, str]) -> dict[s
 
 
 def _keys_of_tiles(
-    args: argparse.Namespace, typed: Mapping[str, str], data: _Data, rows: list[Row]
+    args: argparse.Namespace,
+    typed: Mapping[str, str],
+    run: _PreparedRun | None,
+    data: _Data,
+    rows: list[Row],
 ) -> dict[str, Any]:
     """The keys of ``--tile`` where no recipe is chosen.
+
+    A run that is resumed by the same flag keeps its tiles, which may follow from the data.
 
     Raises:
         ConfigError: the tiles cannot be, or there are no labels by which to choose them.
@@ -330,6 +346,9 @@ def _keys_of_tiles(
     tile = args.tile
     if tile is None:
         return {}
+    if run and tile == run.sources.get("tile"):
+        kept = [key for key in (*TILES, *SIZES) if key in run.keys and key not in typed]
+        return {key: run.keys[key] for key in kept}
     cfg = load_config(argparse.Namespace(config_file=args.config_file, opts=args.opts))
     if tile == cfg.INPUT.TILE.SIZE:
         return {}
@@ -366,6 +385,8 @@ def _epochs_within(
         words: the keys of the configuration with their values, as far as they are known.
         begun: when the command was, by ``time.monotonic``.
     """
+    if not machine.is_alone:
+        raise ConfigError("--time is for processes of one --num-gpus; give --epochs to others.")
     derived = {
         rule.key: rule.value
         for rule in recipe.rules_for(cfg, machine)
@@ -392,8 +413,6 @@ def _has_work(args: argparse.Namespace) -> bool:
         "size",
         "tile",
         "time",
-        "batch",
-        "size",
     )
     if args.config_file is None or any(getattr(args, flag) is not None for flag in flags):
         return True
@@ -566,6 +585,7 @@ def _write_data(args: argparse.Namespace, folder: Path, data: _Data) -> dict[str
             "digests": {part: _digest(file) for part, (file, _) in data.wholes.items()},
             "held_out": data.split and data.split._asdict(),
             "single_class": bool(args.single_class),
+            "tile": args.tile,
             "rest": rest,
         }
         _write(folder / FOLDER / SOURCES, json.dumps(sources, indent=1).encode())

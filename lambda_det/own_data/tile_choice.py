@@ -21,8 +21,9 @@ from lambda_det.errors import ConfigError
 from lambda_det.own_data.input_size import FEW_SMALL, objects_in_input
 from lambda_det.own_data.recipe import LEAST_BOXES, MOST, SMALL, STRIDES_PER_ANCHOR, map_strides
 
-__all__ = ["AUTO", "OF_TILES", "ChosenTiles", "choose_tiles", "tile_flag"]
+__all__ = ["AUTO", "OF_TILES", "TILES", "ChosenTiles", "choose_tiles", "tile_flag"]
 
+TILES = ("INPUT.TILE.SIZE", "INPUT.TILE.OVERLAP")
 AUTO = "auto"  # --tile auto: tiles by the rule, also where objects are not that small
 _LONGEST = 0.9  # share of the objects that are not longer than the overlap
 # Shares of the side of a tile: the largest overlap by the rule, and the least, because an object at
@@ -106,7 +107,7 @@ def choose_tiles(
         tiling,
         [_as_tile(tiling, image) for image in images],
         [
-            ("tiles", f"{size} pixels", why if tile is None else "typed"),
+            ("tiles", f"{size} pixels", "typed" if isinstance(tile, int) else why),
             ("", f"overlap {overlap}", f"{fit:.0%} of the objects are not longer"),
             ("", "--tile 0", "trains on whole pictures"),
         ],

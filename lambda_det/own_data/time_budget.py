@@ -65,11 +65,8 @@ def measure_step(args: argparse.Namespace, words: Sequence[str]) -> Step:
         words: keys of the configuration and their values.
 
     Raises:
-        ConfigError: several machines train together.
         DataError: the steps failed, which the message quotes.
     """
-    if args.num_machines > 1:
-        raise ConfigError("--time is for one machine; give --epochs for several.")
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
         keys = {
             "OUTPUT_DIR": folder,

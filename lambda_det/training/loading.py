@@ -70,7 +70,9 @@ class UnreadableImages:
         """
         last_error = None
         size = len(self._files)
-        for step in range(size):
+        # the tiles of one file stand together, and are replaced by different ones of the next
+        beyond = int((self._files == self._files[int(index) % size]).sum())
+        for step in (0, *range(beyond, beyond + size)):
             candidate = (int(index) + step) % size
             file = self._files[candidate]
             if self._unreadable[file]:

@@ -68,21 +68,22 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
     return changes
 
 
-def refuse_other_run(folder: Path, key: str = "OUTPUT_DIR") -> None:
+def refuse_other_run(folder: Path, key: str = "OUTPUT_DIR", *, resumes: bool = True) -> None:
     """Refuse to begin a run in a folder that holds one.
 
     Args:
         folder: that may exist.
         key: that names it.
+        resumes: whether the command has --resume.
 
     Raises:
         ConfigError: it holds a run.
     """
     if _holds_run(folder):
-        raise ConfigError(
-            f"{key} {folder} already holds a run: add --resume to continue it, or give another "
-            f"{key}."
-        )
+        advice = f"add --resume to continue it, or give another {key}"
+        if not resumes:
+            advice = f"give another {key}"
+        raise ConfigError(f"{key} {folder} already holds a run: {advice}.")
 
 
 def check_evaluation_folder(task: Task, weights: str) -> None:

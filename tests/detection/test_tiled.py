@@ -189,15 +189,17 @@ def test_a_detector_that_keeps_too_few_of_a_tile_is_named(task, caplog):
     assert "tile" in caplog.text and "TEST.DETECTIONS_PER_IMAGE" in caplog.text
 
 
-def test_two_processes_share_pictures_and_not_tiles(task, monkeypatch):
+@pytest.mark.parametrize("processes", [2, 5])
+def test_processes_share_pictures_and_not_tiles(task, monkeypatch, processes):
+    """There are three pictures, so that some of five processes have none."""
     (name,) = task.parts.test_sets
     seen = []
-    for rank in (0, 1):
-        monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: 2)
+    for rank in range(processes):
+        monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: processes)
         monkeypatch.setattr("detectron2.utils.comm.get_rank", lambda rank=rank: rank)
         tiles = [entry for batch in task.parts.make_test_loader(name) for entry in batch]
-        seen.append({entry["file_name"] for entry in tiles})
-    assert not seen[0] & seen[1] and len(seen[0] | seen[1]) == 3
+        seen += {entry["file_name"] for entry in tiles}
+    assert len(seen) == len(set(seen)) == 3
 
 
 @pytest.mark.slow

@@ -273,6 +273,15 @@ def test_tiles_of_a_run_stay(photographs):
     assert (other.INPUT.TILE.SIZE, other.SOLVER) == (512, before.SOLVER)
 
 
+@pytest.mark.parametrize("config", [[], ["--config", "finetune/light_mobilenet_v2.yaml"]])
+@pytest.mark.parametrize("tile", ["auto", "640", "4000"])
+def test_the_same_command_keeps_the_tiles_of_its_run(photographs, config, tile):
+    """Also those that followed from the data, and none where no picture is larger."""
+    words = [*photographs, *config, "--tile", tile]
+    before = begun(prepared(*words))
+    assert keys(prepared(*words, "--resume")).INPUT == before.INPUT
+
+
 SOUND = [40, 30, 8, 8]  # pixels of a picture of 64x48, which has twice as many in the input
 BROKEN = [[1, 2, 3], "text", None, [1, 1, 0, 5]]
 

@@ -270,7 +270,15 @@ CASES = {
                 for name, text in ((part[:2], LINE), ("classes", "cup\n"))
             },
         },
-        (0, ["set (train)\n", "set/Annotations/Test/YOLO\n", "! without"]),
+        (0, ["set (train)\n", "set/Annotations/Test/YOLO\n", "found by the name", "! without"]),
+    ),
+    "YOLO with background, and a prediction of it": (
+        {
+            "data.yaml": YAML + "train: images\n",
+            **{"images/a.png": "", "labels/a.txt": LINE, "images/b.png": ""},
+            "runs/predict/labels/b.txt": LINE,
+        },
+        (0, ["1 x picture without a label file", "1 annotation"]),
     ),
     "YOLO with two labels of a picture far from it": (
         {

@@ -1,6 +1,5 @@
 """As many epochs as fit into a time."""
 
-import argparse
 import json
 import math
 
@@ -11,7 +10,7 @@ from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data import prepare as preparing
 from lambda_det.own_data import recipe, time_budget
 from lambda_det.own_data.time_budget import Step, measure_step, seconds_of
-from tests.own_data.test_prepare import data, keys, prepared  # noqa: F401
+from tests.own_data.test_prepare import begun, data, keys, prepared  # noqa: F401
 
 
 @pytest.mark.parametrize(
@@ -77,9 +76,19 @@ def test_what_cannot_be(data, trial, words, named):  # noqa: F811
         prepared("--data", data, *words, "--output", data.parent / "run")
 
 
-def test_several_machines_are_refused():
-    with pytest.raises(ConfigError, match="--time is for one machine"):
-        measure_step(argparse.Namespace(num_machines=2), [])
+def test_processes_that_would_choose_alone_are_refused(data, trial, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    config = ["--config", "finetune/light_lambdaresnet26.yaml"]
+    with pytest.raises(ConfigError, match="--time is for processes"):
+        prepared("--data", data, *config, "--time", "1h", "--output", data.parent / "run")
+
+
+@pytest.mark.parametrize("config", [[], ["--config", "finetune/light_lambdaresnet26.yaml"]])
+def test_a_run_that_goes_on_keeps_its_epochs(data, trial, config):  # noqa: F811
+    words = ["--data", data, *config, "--time", "10m", "--output", data.parent / "run"]
+    before = begun(prepared(*words))
+    again = keys(prepared(*words, "--resume"))
+    assert (again.SOLVER.MAX_ITER, len(trial)) == (before.SOLVER.MAX_ITER, 1)
 
 
 @pytest.mark.slow

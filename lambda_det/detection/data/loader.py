@@ -439,9 +439,14 @@ def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = Fal
     if with_truth:
         arguments |= {"dataset": _cut(cfg, records), "sampler": None}
     elif tiling := Tiling.from_config(cfg):
-        share = [records[number] for number in InferenceSampler(len(records))]
-        tiles = tiles_to_test(share, tiling)
-        arguments |= {"dataset": tiles, "sampler": range(len(tiles))}
+        # by images, because those of one are joined; a process may have none
+        own = set(InferenceSampler(len(records)))
+        tiles = [tiles_to_test([record], tiling) for record in records]
+        owners = [number for number, of_image in enumerate(tiles) for _ in of_image]
+        arguments |= {
+            "dataset": [tile for of_image in tiles for tile in of_image],
+            "sampler": [place for place, owner in enumerate(owners) if owner in own],
+        }
     return tolerant_test_loader(
         **arguments,
         batch_size=1 if with_truth else cfg.TEST.IMS_PER_BATCH,

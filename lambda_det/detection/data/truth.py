@@ -281,12 +281,20 @@ def without_holes(mask: Any, area: float, height: int, width: int) -> dict[str, 
     """
     if not isinstance(mask, list) or len(mask) < 2 or area >= _ADDED * sum(map(area_of, mask)):
         return None
-    times = mask_util.decode(mask_util.frPyObjects(mask, height, width)).sum(axis=2)
+    # Only the box around the polygons is decoded, because a picture may be large
+    points = np.concatenate([np.reshape(part, (-1, 2)) for part in mask])
+    x0, y0 = np.floor(points.min(0)).astype(int).clip(0)
+    x1, y1 = np.minimum(np.ceil(points.max(0)).astype(int) + 1, (width, height))
+    shifted = [(np.reshape(part, (-1, 2)) - (x0, y0)).ravel().tolist() for part in mask]
+    runs = mask_util.frPyObjects(shifted, int(y1 - y0), int(x1 - x0))
+    times = mask_util.decode(runs).sum(axis=2, dtype=np.int32)
     odd = times % 2 == 1
     added, left = np.count_nonzero(times), np.count_nonzero(odd)
     if not left or _FAR_FROM_AREA * abs(left - area) >= abs(added - area):
         return None
-    runs = mask_util.encode(np.asfortranarray(odd, np.uint8))
+    whole = np.zeros((height, width), np.uint8, order="F")
+    whole[y0:y1, x0:x1] = odd
+    runs = mask_util.encode(whole)
     return {**runs, "counts": runs["counts"].decode()}
 
 

@@ -19,6 +19,7 @@ MORE_ATTRIBUTES = Kind(NOTED, "object with several attributes; the first one is 
 JOINED = Kind(NOTED, "shapes of one class and group, which are one object")
 POSES = Kind(NOTED, "points of poses after boxes, which are not used; data.yaml has no kpt_shape")
 NO_FILE = Kind(NOTED, "picture without a label file, which counts as one without an object")
+FAR = Kind(NOTED, "label file in another folder, found by the name of its picture")
 NO_LABELS = Kind(NOTED, "picture without labels, which is not used")
 ELSEWHERE = Kind(NOTED, "picture that is in another folder than its labels name")
 NO_CLASSES = Kind(NOTED, 'file whose shapes have no class; they are of a class called "object"')

@@ -19,6 +19,7 @@ from lambda_det.errors import DataError, listed
 from lambda_det.files import decoded, read_text
 from lambda_det.own_data.labels.findings import (
     COUNT,
+    FAR,
     NO_FILE,
     NO_PICTURE,
     OTHER_LIST,
@@ -64,7 +65,7 @@ def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[La
     """Read the labels of all pictures; a picture without a label file has no object."""
     names, has_points = yolo_names(file), "kpt_shape" in yolo_content(file)
     _count_names(file, names, findings)
-    label_files = _label_files(pictures, file.parent)
+    label_files, are_far = _label_files(pictures, file.parent)
     if not has_points and _are_poses(dict.fromkeys(filter(None, label_files.values()))):
         has_points = True
         findings.add(POSES, str(file))
@@ -75,6 +76,8 @@ def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[La
         if not labels:
             findings.add(NO_FILE, str(picture))
         else:
+            if are_far:
+                findings.add(FAR, f"{labels}: {picture}")
             if first.setdefault(labels, picture) != picture:
                 findings.add(SHARED, f"{labels}: {first[labels]} and {picture}")
             size = np.array(size_of(picture))
@@ -259,11 +262,13 @@ def has_labels(picture: Path) -> bool:
     return _label_file(picture, picture, _text_files) is not None
 
 
-def _label_files(pictures: Pictures, home: Path) -> dict[Path, Path]:
-    """The label file of each picture that has one.
+def _label_files(pictures: Pictures, home: Path) -> tuple[dict[Path, Path], bool]:
+    """The label file of each picture that has one, and whether they are far from the pictures.
 
-    It is in a place where all tools look for it, or the only one of the picture's name that lies
-    below the folders of pictures and names and belongs to no other picture.
+    They are in the places where all tools look for them. Where no picture has one there, it is the
+    only one of the picture's name that lies below the folders of pictures and names, and belongs to
+    no other picture. Where some pictures have, the others are background: a file of their name
+    elsewhere may be a prediction.
 
     Args:
         pictures: of the data set.
@@ -278,27 +283,26 @@ def _label_files(pictures: Pictures, home: Path) -> dict[Path, Path]:
         name = picture.relative_to(pictures.folder).as_posix()
         if labels := _label_file(picture, home / name, listing):
             found[picture] = labels
-    without = [picture for picture in pictures.paths if picture not in found]
-    if without:
-        found |= _elsewhere(without, pictures.folder, home)
-    return found
+    if found:
+        return found, False
+    return _elsewhere(pictures.paths, pictures.folder, home), True
 
 
-def _elsewhere(without: Iterable[Path], folder: Path, home: Path) -> dict[Path, Path]:
+def _elsewhere(pictures: Iterable[Path], folder: Path, home: Path) -> dict[Path, Path]:
     """The label files of pictures that have none in the usual places, see :func:`_label_files`."""
     listing = functools.cache(_text_files)
     root = Path(os.path.commonpath([folder.absolute(), home.absolute()]))
     there = dict.fromkeys(path.absolute() for path in (*walk(folder), *walk(home)))
     # A picture of another part may have the same name, and labels in a usual place
-    pictures = [path for path in there if path.suffix.lower() in PICTURES]
-    taken = {_label_file(path, path, listing) for path in pictures}
+    others = [path for path in there if path.suffix.lower() in PICTURES]
+    taken = {_label_file(path, path, listing) for path in others}
     named: dict[str, list[Path]] = {}
     for path in there:
         is_text = path.suffix == ".txt" and path not in taken
         if is_text and looks_like_labels(path):
             named.setdefault(normal(path.stem), []).append(path)
     claimed: dict[Path, list[Path]] = {}
-    for picture in without:
+    for picture in pictures:
         part = named_part(picture.absolute().parent, root)
         candidates = [
             path
@@ -310,9 +314,9 @@ def _elsewhere(without: Iterable[Path], folder: Path, home: Path) -> dict[Path, 
         candidates = own or candidates
         if len(candidates) > 1:
             raise DataError(
-                f"{picture} has {len(candidates)} files of labels, {listed(candidates)}; name the "
-                f'folder of those that count, as with --train "{candidates[0].parent}" --images '
-                f'"{picture.parent}".'
+                f"{picture} has {len(candidates)} files of labels, {listed(candidates)}; remove "
+                "those that do not count, or name the folder of those that do, with their "
+                f'classes.txt: --train "{candidates[0].parent}" --images "{picture.parent}".'
             )
         for path in candidates:
             claimed.setdefault(path, []).append(picture)
