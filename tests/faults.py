@@ -589,6 +589,14 @@ FAULTS = [
     ),
     _fault(
         "One page about a run",
+        "lambda_det/own_data/report/advice.py",
+        "        if evidence.is_usable or not rule.needs_usable\n",
+        "",
+        "own_data/report/test_advice.py::"
+        "test_a_detector_that_is_not_usable_tells_nothing_about_annotations",
+    ),
+    _fault(
+        "One page about a run",
         "lambda_det/own_data/report/error_types.py",
         '        return "duplicate", int(own.argmax())',
         '        return "class", int(own.argmax())',

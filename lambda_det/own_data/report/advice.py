@@ -84,7 +84,8 @@ class Epochs(NamedTuple):
         return round(self.trained) < round(self.rule)
 
     def __str__(self) -> str:
-        return f"{self.trained:.3g} of {self.rule:.3g} epochs"
+        trained, rule = (f"{n:.0f}" if n >= 10 else f"{n:.2g}" for n in self)
+        return f"{trained} of {rule} epochs"
 
 
 def advise(

@@ -230,7 +230,7 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, is_cascade: b
         epochs=epochs,
     )
     rows = [row for row in changes if not row.gain < _LEAST_GAIN][:_CHANGES]
-    short = f"The run had {epochs}, as the rule for its images has them. "
+    short = f"The run had {epochs}, by the rule for its number of images. "
     short = short if epochs and epochs.are_fewer else ""
     if not rows:
         page.section("What would bring most", f"{short}No kind of error stands out.")
