@@ -64,12 +64,24 @@ def draw_predictions(
     ]
     labels = labels if with_labels else None
     masks = instances.pred_masks if instances.has("pred_masks") else None
+    keypoints = instances.pred_keypoints.numpy() if instances.has("pred_keypoints") else None
+    boxes = instances.pred_boxes.tensor.numpy()
+    if scale < 1 and masks is not None:
+        masks = RunMasks.of(masks)
     if isinstance(masks, RunMasks):
         masks = [masks.polygons(number) for number in range(len(masks))]
     elif masks is not None:
         masks = list(masks.numpy())
-    keypoints = instances.pred_keypoints.numpy() if instances.has("pred_keypoints") else None
-    boxes = instances.pred_boxes.tensor.numpy()
+    if scale < 1:
+        # matplotlib would first draw the whole image, in some 8 GB for one of 100 megapixels
+        height, width = (max(round(scale * side), 1) for side in image.shape[:2])
+        image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+        boxes = boxes * scale
+        if masks is not None:
+            masks = [[np.multiply(part, scale) for part in outline] for outline in masks]
+        if keypoints is not None:
+            keypoints = keypoints * [scale, scale, 1]
+        scale = 1.0
     return _draw(image, boxes, classes, labels, masks, keypoints, scale, metadata)
 
 

@@ -81,6 +81,21 @@ def test_a_box_is_seen_on_any_colour_and_hides_no_small_object(scale):
         assert not inside.any()
 
 
+def test_a_smaller_picture_is_that_of_a_smaller_image():
+    """Half of one whose boxes, masks and keypoints have twice the coordinates."""
+    small = instances([[10, 10, 30, 40], [50, 20, 70, 60]], height=100, width=120)
+    large = instances([[20, 20, 60, 80], [100, 40, 140, 120]], height=200, width=240)
+    points = torch.tensor([[[15.0, 20.0, 1.0]], [[60.0, 40.0, 1.0]]])
+    small.pred_keypoints, large.pred_keypoints = points, points * torch.tensor([2.0, 2.0, 1.0])
+    image = np.zeros((200, 240, 3), np.uint8)
+    image[:, 120:] = 200
+    expected = draw_predictions(image[::2, ::2], small)
+    found = draw_predictions(image, large, scale=0.5)
+    assert found.shape == (100, 120, 3)
+    assert (np.abs(found.astype(int) - expected) > 30).mean() < 0.01
+    assert (np.abs(found.astype(int) - image[::2, ::2]) > 30).mean() > 0.1
+
+
 def test_without_labels_nothing_is_written_beside_the_boxes():
     image = np.full((200, 300, 3), 128, np.uint8)
     found = instances([[100, 100, 200, 180]], masks=False, height=200, width=300)
