@@ -108,7 +108,6 @@ def build_report(
     config = read_saved(run)
     state = read_state(run, config)
     page = _evaluation_head(run) or _run_head(run, state, config)
-    _add_warnings(page, run)
     if "DATA" in config:  # it is of a classifier
         return page
     try:
@@ -147,9 +146,11 @@ def _run_head(run: Path, state: RunState, config: Mapping[str, Any]) -> Page:
     )
     if state.records:
         page.numbers(_summary(state))
+        _add_warnings(page, run)
         page.section("Curves")
         page.figures(*draw_curves(state.records))
     else:
+        _add_warnings(page, run)
         page.section("Curves", "The run has logged no step yet.")
     return page
 
@@ -167,6 +168,7 @@ def _evaluation_head(folder: Path) -> Page | None:
             label = f"{label_of(name, with_weights=False)} at the run's own evaluation"
             numbers[label] = f"{about['own'][name].value:.1f}"
     page.numbers(numbers)
+    _add_warnings(page, folder)
     return page
 
 
@@ -199,7 +201,9 @@ def _summary(state: RunState) -> dict[str, str]:
 
 
 def _add_warnings(page: Page, run: Path) -> None:
-    """Add what the log warned of, such as pictures of the test set that were trained on."""
+    """Add what the log warned of, such as pictures of the test set that were trained on: it stands
+    beside the numbers that are then worth little.
+    """
     if warned := read_warnings(run):
         page.section("What the log warned of", "How often, and the first of each kind in log.txt.")
         page.table(("times", "warning"), ((count, text) for text, count in warned), text=True)
