@@ -345,8 +345,9 @@ CHECKS = (
     Check(
         "kernels of the GPU",
         _gpu_kernels,
-        "Update the GPU's driver, and install PyTorch for CUDA anew, which brings NVRTC and "
-        "cuda-bindings; kernels need compute capability 8.0 and a home that can be written.",
+        "Update the GPU's driver, and install PyTorch for CUDA anew, which brings NVRTC; of older "
+        "versions install cuda-bindings as well (docs/gpu.md); kernels need compute capability 8.0 "
+        "and a home that can be written.",
         "Lambda layers take several times as long there.",
         needs=("torch", "lambda_det", "GPUs"),
         breaks=False,

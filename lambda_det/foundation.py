@@ -20,23 +20,7 @@ __all__ = [
     "FrozenBatchNorm2d",
     "ShapeSpec",
     "get_norm",
-    "is_hooked",
 ]
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a hook would miss the call of this module."""
-    of_all = nn.modules.module
-    return "forward" in vars(module) or bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or of_all._global_forward_hooks
-        or of_all._global_forward_pre_hooks
-        or of_all._global_backward_hooks
-        or of_all._global_backward_pre_hooks
-    )
 
 
 try:

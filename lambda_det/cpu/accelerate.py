@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
 from lambda_det.cpu.winograd import use_winograd
 from lambda_det.distributed.memory import keep_memory
-from lambda_det.foundation import is_hooked
+from lambda_det.native.calls import is_hooked
 
 
 def accelerate(

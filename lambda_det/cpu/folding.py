@@ -6,7 +6,7 @@ import torch
 from detectron2.layers import FrozenBatchNorm2d, NaiveSyncBatchNorm
 from torch import Tensor, nn
 
-from lambda_det.foundation import is_hooked
+from lambda_det.native.calls import is_hooked
 
 # Exactly these: a derived norm may do more, such as timm's with an activation
 FOLDABLE_NORMS: set[type[nn.Module]] = {

@@ -11,11 +11,10 @@ import torch
 from detectron2.layers import ROIAlign
 from detectron2.modeling.roi_heads import FastRCNNConvFCHead, StandardROIHeads
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from lambda_det.foundation import is_hooked
 from lambda_det.native import call, longs, missing, new_map, pixels, readable
+from lambda_det.native.calls import differentiable_once, is_hooked
 
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
 _ROWS = 512  # from this number of boxes on, laying out a linear layer's weights pays
@@ -99,7 +98,7 @@ class _Pooled(torch.autograd.Function):
         return output.contiguous(memory_format=ctx.layout)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         of_x = new_map(grad, *ctx.shape).zero_()
         sizes = _sizes(ctx.shape, grad)

@@ -19,15 +19,14 @@ from typing import Any
 import torch
 from detectron2.layers import Conv2d
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 from torchvision.ops.misc import Conv2dNormActivation
 
 from lambda_det.cpu.folding import folded, is_foldable
 from lambda_det.cpu.pooling import without_mkl
-from lambda_det.foundation import is_hooked
 from lambda_det.native import call, has, lay_out, longs, missing, new_map, pixels, readable
+from lambda_det.native.calls import differentiable_once, is_hooked
 
 _LEAST = 128  # channels: the error of a sum over fewer would be more than twice PyTorch's
 # The least number of channels, and of positions for each channel, for which the transforms pay. In
@@ -251,7 +250,7 @@ class _Winograd(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rectified = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad

@@ -199,10 +199,27 @@ class DetectionTask(Task):
             mixed_precision=settings.amp_dtype is not None,
             channels_last=fast and settings.channels_last,
         )
+        if self._is_trained:
+            self._check_evaluations(model)
         self._backbone = recorded_backbone(model)
         if self._is_trained and settings.cuda_graphs:
             self._graphs = self._graphs_of(getattr(model, "backbone", None))
         return model
+
+    def _check_evaluations(self, model: nn.Module) -> None:
+        """Refuse a named implementation that the evaluations after the training cannot use.
+
+        Raises:
+            ConfigError: it computes in 16 bits, and they in float32.
+        """
+        key, precision = self.settings.key("test_precision"), self.settings.test_precision
+        names = {getattr(layer, "implementation", "") for layer in model.modules()}
+        if precision == "float32" and "fused" in names:
+            raise ConfigError(
+                "The implementation fused computes in 16 bits, and evaluations compute in float32: "
+                f"set {key} to bfloat16, or MODEL.LAMBDA_RESNET.IMPLEMENTATION to auto, which "
+                "takes fused where it can."
+            )
 
     def _graphs_of(self, backbone: nn.Module | None) -> BackboneGraphs:
         """

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lambda_det.layers.local import (
     OPERATORS,
@@ -36,6 +35,7 @@ from lambda_det.layers.local import (
     without_autocast,
 )
 from lambda_det.native import is_transformed
+from lambda_det.native.calls import differentiable_once
 
 
 def implementation_of(
@@ -106,7 +106,7 @@ class _JoinedOutput(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         queries, values, embedding, weights, content_lambda = ctx.saved_tensors
         with without_autocast(grad):

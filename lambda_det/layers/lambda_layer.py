@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import joined, masked, options
@@ -28,6 +27,7 @@ from lambda_det.layers.local import (
     without_autocast,
 )
 from lambda_det.native import is_transformed
+from lambda_det.native.calls import is_hooked
 
 
 class LambdaLayer(nn.Module):
@@ -211,8 +211,7 @@ class LambdaLayer(nn.Module):
             and type(position) is RelativePosition
             and position.bias is None
             and not (self.multi_head or self.dilation > 1)
-            # hooks would miss the calls of both
-            and not any(m._forward_hooks or m._forward_pre_hooks for m in (content, position))
+            and not (is_hooked(content) or is_hooked(position))
         )
 
     def position_output(
@@ -456,14 +455,13 @@ def normed(norm: nn.Module, x: Tensor) -> Tensor:
     """The norm of a part [b, c, H, W] of a projection.
 
     On a CPU PyTorch's batch norm takes three to six times as long for a view as for a dense tensor,
-    and returns a map per channel, which slows down what follows. On a GPU the statistics of a view,
-    and its gradient, come from kernels that use a fraction of the GPU (docs/gpu.md).
+    and returns a map per channel, which slows down what follows. On an H200 both took the same time
+    (docs/gpu.md).
     """
     # A question about the layout would bind the sizes of a graph, and torch.func knows no memory
     # formats.
     eager = not (torch.compiler.is_compiling() or is_transformed())
-    by_batch = norm.training and isinstance(norm, _BatchNorm)
-    if eager and type(norm) is not nn.Identity and (by_batch or x.device.type == "cpu"):
+    if eager and x.device.type == "cpu" and type(norm) is not nn.Identity:
         layout = torch.channels_last if x.stride(1) == 1 else torch.contiguous_format
         x = x.contiguous(memory_format=layout)
     return norm(x)

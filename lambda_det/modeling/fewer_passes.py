@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lambda_det.foundation import Conv2d, is_hooked
+from lambda_det.foundation import Conv2d
 from lambda_det.native import is_transformed
+from lambda_det.native.calls import is_hooked
 
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambda_det.foundation import is_hooked
 from lambda_det.modeling.padding import PaddingMask
 from lambda_det.modeling.parts import kept_statistics
+from lambda_det.native.calls import is_hooked
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +182,12 @@ class BackboneGraphs:
             outputs = call(x)
             if not grads:
                 grads.extend(map(torch.randn_like, outputs))
-            gradients = torch.autograd.grad(outputs, trained, grads, allow_unused=True)
+            # the maps of frozen stages have no gradient
+            ends = [(y, grad) for y, grad in zip(outputs, grads, strict=True) if y.requires_grad]
+            if not ends:
+                raise RuntimeError("its maps have no gradient")
+            of_maps, of_ends = zip(*ends, strict=True)
+            gradients = torch.autograd.grad(of_maps, trained, of_ends, allow_unused=True)
             results = outputs, gradients, [*self._backbone.buffers()]
             # copies: a graph writes into the same memory again
             return tuple(

@@ -7,10 +7,10 @@ import torch.distributed as dist
 from detectron2.layers import NaiveSyncBatchNorm
 from detectron2.utils import comm
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from lambda_det.cpu.folding import FOLDABLE_NORMS
 from lambda_det.distributed.moments import join_processes
+from lambda_det.native.calls import differentiable_once
 
 _PER_CHANNEL = (0, 2, 3)
 
@@ -64,7 +64,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         return y.to(x.dtype), mean, var, count
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, grad: Tensor, *_):
         x, weight, mean, inv_std, count = ctx.saved_tensors
         grad = grad.to(mean.dtype)

@@ -94,8 +94,9 @@ def _bindings(name: str) -> ModuleType:
     try:
         module = importlib.import_module(f"cuda.bindings.{name}")
     except ImportError as error:
-        text = "cuda.bindings is not installed (pip install cuda-bindings, of PyTorch's CUDA)"
-        raise Unavailable(text) from error
+        major, _, _ = (torch.version.cuda or "13").partition(".")
+        advice = f'pip install "cuda-bindings=={major}.*"'
+        raise Unavailable(f"cuda.bindings is not installed ({advice})") from error
     try:  # the library is opened by the first call
         _call(*((module.cuInit, 0) if name == "driver" else (module.nvrtcVersion,)))
     except Unavailable:
@@ -191,13 +192,14 @@ def compile_program(program: Program, architecture: int) -> tuple[bytes, str]:
     try:
         options = [option.encode() for option in _all_options(program, architecture)]
         error, *_ = nvrtc.nvrtcCompileProgram(handle, len(options), options)
-        said = b" " * _call(nvrtc.nvrtcGetProgramLogSize, handle)
+        # NVRTC writes into these buffers: bytes of length 1 are shared by all of Python
+        said = bytes(_call(nvrtc.nvrtcGetProgramLogSize, handle) + 1)
         _call(nvrtc.nvrtcGetProgramLog, handle, said)
         words = said.decode(errors="replace").strip("\0\n ")
         if int(error):
             _logger.warning("NVRTC: %s", words)
             raise Unavailable(f"NVRTC did not compile {program.name}")
-        code = b" " * _call(nvrtc.nvrtcGetCUBINSize, handle)
+        code = bytes(_call(nvrtc.nvrtcGetCUBINSize, handle))
         _call(nvrtc.nvrtcGetCUBIN, handle, code)
         return code, words
     finally:

@@ -170,3 +170,12 @@ def test_cuda_graphs_are_around_the_passes_of_a_training(monkeypatch):
     cfg.SOLVER.CUDA_GRAPHS = True
     DetectionTask(cfg).build_model()
     assert not facts[-1]["one_size"]
+
+
+def test_an_implementation_that_no_evaluation_can_use_is_refused_before_the_training():
+    cfg = tiny_config()
+    cfg.MODEL.LAMBDA_RESNET.IMPLEMENTATION, cfg.TEST.PRECISION = "fused", "float32"
+    with pytest.raises(ConfigError, match=r"fused computes in 16 bits.*TEST\.PRECISION"):
+        DetectionTask(cfg).build_model()
+    cfg.TEST.PRECISION = "bfloat16"
+    DetectionTask(cfg).build_model()

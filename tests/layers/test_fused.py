@@ -177,6 +177,8 @@ REFUSALS = {
         "depth is 2",
     ),
     "query depth": (lambda q, v, e: (q.repeat(1, 1, 1, 1, 2), v, e.repeat(2, 1, 1, 1)), "is 32"),
+    "another query depth": (lambda q, v, e: (q, v, e[:8]), "do not belong together"),
+    "another map": (lambda q, v, e: (q[:, :5], v, e), "do not belong together"),
     "scope": (lambda q, v, e: (q, v, torch.zeros(16, 1, 3, 25).bfloat16()), "3x25"),
     "float32": (lambda q, v, e: (q.float(), v.float(), e.float()), "float32"),
     "mixed dtypes": (lambda q, v, e: (q, v.half(), e), "bfloat16, float16"),

@@ -158,3 +158,10 @@ def test_layer_takes_few_launches(options, training, most):
     with as_on_a_gpu():
         launches = of_a_step(layer, x)
     assert all(n <= limit for n, limit in zip(launches, most, strict=True)), launches
+
+
+def test_a_second_derivative_is_refused_and_not_dropped():
+    """Also of a sum, whose gradient needs none: PyTorch's own refusal lets that pass."""
+    inputs = [x.double().requires_grad_() for x in _inputs()]
+    with pytest.raises(RuntimeError, match="differentiated twice"):
+        torch.autograd.grad(_joined(*inputs).sum(), inputs[0], create_graph=True)

@@ -171,6 +171,12 @@ def _unfit(queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
     The embedding is used in the queries' dtype.
     """
     k, u, *scope = embedding.shape
+    fits = queries.shape[:3] == values.shape[:3] and (k, u) == (queries.shape[4], values.shape[4])
+    if not fits:  # kernels get addresses, and zeros would fill up what is missing
+        shapes = " and ".join(str(tuple(x.shape)) for x in (queries, values, embedding))
+        return f"the shapes {shapes} of queries, values and embedding do not belong together"
+    if len({x.device for x in (queries, values, embedding)}) > 1:
+        return "queries, values and embedding are not on one device"
     if u != 1:
         return f"the intra-depth is {u}, and the kernels know no other than 1"
     if k > QUERY_DEPTH:

@@ -195,13 +195,14 @@ class Subject:
         with torch.cuda.graph(graph):
             self.run(mode)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        repeats = 0
         graph.replay()
-        begin.record()
         start = timer()  # it waits for the GPU
-        while repeats < 3 or (repeats < MOST_REPEATS and timer() - start < SHORTEST):
+        graph.replay()
+        repeats = min(max(3, int(SHORTEST / (timer() - start))), MOST_REPEATS)
+        # nothing waits between the replays, whose launches the GPU would count as its own time
+        begin.record()
+        for _ in range(repeats):
             graph.replay()
-            repeats += 1
         end.record()
         end.synchronize()
         self.clear()

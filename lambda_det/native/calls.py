@@ -1,0 +1,49 @@
+"""What functions that replace PyTorch's own must know of hooks and of autograd."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["differentiable_once", "is_hooked"]
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a hook would miss the call of this module."""
+    of_all = nn.modules.module
+    return "forward" in vars(module) or bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or of_all._global_forward_hooks
+        or of_all._global_forward_pre_hooks
+        or of_all._global_backward_hooks
+        or of_all._global_backward_pre_hooks
+    )
+
+
+def differentiable_once(backward: Callable) -> Callable:
+    """Refuse second derivatives of a function of autograd, whose backward pass has none.
+
+    PyTorch's ``once_differentiable`` refuses them only where the gradient of the output needs a
+    gradient itself. That of a sum needs none, and there it drops them without a word.
+
+    Raises:
+        RuntimeError: the backward pass is called with ``create_graph``.
+    """
+
+    @functools.wraps(backward)
+    def refusing(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "A function of lambda_det was to be differentiated twice (create_graph), and knows "
+                "first derivatives only; docs/layer.md names implementations that know both."
+            )
+        return backward(ctx, *grads)
+
+    return refusing
