@@ -8,6 +8,7 @@ import torch
 
 from lambda_det.detection import DetectionTask
 from lambda_det.detection import task as task_module
+from lambda_det.detection.config_files import get_config
 from lambda_det.detection.task import read_parts
 from lambda_det.errors import ConfigError
 from lambda_det.training.evaluation import Evaluation
@@ -173,7 +174,8 @@ def test_cuda_graphs_are_around_the_passes_of_a_training(monkeypatch):
 
 
 def test_an_implementation_that_no_evaluation_can_use_is_refused_before_the_training():
-    cfg = tiny_config()
+    cfg = get_config("finetune/light_lambdaresnet26.yaml")
+    cfg.MODEL.WEIGHTS = ""
     cfg.MODEL.LAMBDA_RESNET.IMPLEMENTATION, cfg.TEST.PRECISION = "fused", "float32"
     with pytest.raises(ConfigError, match=r"fused computes in 16 bits.*TEST\.PRECISION"):
         DetectionTask(cfg).build_model()
