@@ -74,7 +74,8 @@ def draw_predictions(
         masks = list(masks.numpy())
     if scale < 1:
         # matplotlib would first draw the whole image, in some 8 GB for one of 100 megapixels
-        height, width = (max(round(scale * side), 1) for side in image.shape[:2])
+        # rounded as Detectron2 does, so that two drawings of an image have one size
+        height, width = (max(int(scale * side + 1e-2), 1) for side in image.shape[:2])
         image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
         boxes = boxes * scale
         if masks is not None:

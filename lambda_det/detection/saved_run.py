@@ -41,7 +41,14 @@ from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.loading import load, read_weights
 from lambda_det.weights.provenance import BEST_SCORES, RUN, Origin, recorded_network
 
-__all__ = ["SavedRun", "add_checkpoint_flags", "open_run", "run_of_checkpoint", "with_record"]
+__all__ = [
+    "SavedRun",
+    "add_checkpoint_flags",
+    "open_run",
+    "run_of_checkpoint",
+    "usable_score",
+    "with_record",
+]
 
 # Keys of the weights that a training starts from; those of a run are in its checkpoints
 _WEIGHTS = ("MODEL.WEIGHTS", "train.init_checkpoint")
@@ -79,7 +86,7 @@ class SavedRun:
         scores = record.get(BEST_SCORES) if isinstance(record, Mapping) else None
         if not isinstance(scores, Mapping):  # of another trainer of Detectron2
             return None
-        return scores.get(EMA if self.origin.averaged else RAW)
+        return usable_score(scores.get(EMA if self.origin.averaged else RAW))
 
     def about(self) -> dict[str, Any]:
         """What a user of an exported file must know, as plain values."""
@@ -117,6 +124,12 @@ class SavedRun:
         load(model, self.origin.file, self.content, complete=True, averaged=averaged)
         precision = precision or settings.test_precision
         return for_inference(model, precision, channels_last=settings.channels_last)
+
+
+def usable_score(value: Any) -> float | None:
+    """A recorded score, or None where it is no number from 0 to 1."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value <= 1 else None
 
 
 def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:

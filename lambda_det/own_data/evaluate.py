@@ -215,6 +215,7 @@ def evaluate(
             if (folder / name).exists():
                 shutil.rmtree(folder / name)
         _begin(folder)
+        (folder / "log.txt").unlink(missing_ok=True)  # its warnings were of other data
         log.open(str(folder))
         save_config(task)
         model = task.build_model()

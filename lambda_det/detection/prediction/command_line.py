@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -138,7 +139,10 @@ def run(args: argparse.Namespace) -> None:
         pictures = plan_files(args.input, args.output, args.overwrite)
     labels = Path(args.output, "labels.json" if args.format == "coco" else "labels")
     made = [args.csv, counts_file(args.csv)] if args.csv else []
-    for file in filter(None, [args.json, *made]):
+    files = [os.path.abspath(file) for file in (args.json, *made) if file]
+    if len(set(files)) < len(files):
+        raise ConfigError("--json and --csv write to one file; name another one.")
+    for file in files:
         refuse_existing(file, args.overwrite)
     if args.format:
         refuse_existing(labels, args.overwrite, folder=args.format != "coco")
@@ -185,6 +189,8 @@ def run(args: argparse.Namespace) -> None:
 def _threshold_in_words(predictor: Predictor, given: float | None) -> str:
     """The lowest score that is drawn, and where it comes from."""
     value = f"{predictor.score_threshold:.3g}"
+    if predictor.least_score > predictor.score_threshold:
+        value += f" (the export leaves out what is below {predictor.least_score:.3g})"
     if given is not None:
         return f"{value}, as typed"
     if predictor.best_score is None:

@@ -25,7 +25,7 @@ from PIL import Image
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import as_input, read_image
 from lambda_det.detection.run_masks import RunMasks
-from lambda_det.detection.saved_run import SavedRun, open_run
+from lambda_det.detection.saved_run import SavedRun, open_run, usable_score
 from lambda_det.detection.tiled import WholePicture
 from lambda_det.detection.tiles import Tiling
 from lambda_det.distributed.memory import keep_memory
@@ -330,7 +330,7 @@ class Predictor:
         self.origin = Origin(*(detector.about.get(key) for key in ("weights", "step", "averaged")))
         self.class_names = detector.about.get("classes")
         self.least_score = detector.about.get("score_threshold") or 0.0
-        self.best_score = detector.about.get("best_score")
+        self.best_score = usable_score(detector.about.get("best_score"))
         if "min_size_test" not in detector.about:
             logger.warning(
                 f"{path} does not say how its evaluation resizes images, which does more to them "

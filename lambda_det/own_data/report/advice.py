@@ -116,6 +116,8 @@ def advise(
         is_tiled: whether images are cut into tiles already.
         epochs: of the training; None if unknown.
     """
+    if all(one.get("iscrowd") for one in ground_truth.anns.values()):
+        return []  # there is nothing to find
     predictions, missed = sort_errors(ground_truth, entries, iou_type)
     evidence = _Evidence(
         ground_truth,
@@ -415,7 +417,7 @@ def _longer(run: _Evidence) -> Iterator[Change]:
         )
     elif is_short and (len(points) < 3 or not run.is_usable):
         yield Change("training", change, math.nan, f"The run had {run.epochs}.", comes_first=True)
-    elif not run.is_usable:
+    elif run.records and not run.is_usable:  # without records it is the page of an evaluation
         yield Change(
             "training",
             f"Look at {FIRST_BATCH}, whether each object has its box and its class, and at the "

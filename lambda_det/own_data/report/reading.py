@@ -119,6 +119,11 @@ class RunState:
     weights: Origin | None
     is_best: bool
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the training is over, also where it stopped early."""
+        return self.last == _FINAL
+
     def sentences(self) -> str:
         """How far the run is, for a reader who knows its folder."""
         if not self.last and self.weights is None:
@@ -128,7 +133,7 @@ class RunState:
             which = "Its best" if self.is_best else "The last"
             weights = self.weights._replace(file=os.path.basename(self.weights.file))
             words.append(f"{which} checkpoint is {weights}.")
-        if self.last != _FINAL:
+        if not self.has_ended:
             words.append(f"It has not ended: its last checkpoint is {self.last or 'missing'}.")
         elif 0 < self.steps < self.planned:
             words.append(f"It stopped early, after {self.steps:,} of {self.planned:,} steps.")

@@ -221,7 +221,7 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, is_cascade: b
                 trained[report.categories[number]] += count
     scale = parts.test_scale([(i["height"], i["width"]) for i in ground_truth.imgs.values()])
     iou_type = evaluated.results[-1].iou_type
-    epochs = _epochs(evaluated.task, state.steps)
+    epochs = _epochs(evaluated.task, state.steps) if state.has_ended else None
     changes = advise(
         ground_truth,
         evaluated.entries,
@@ -233,6 +233,8 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, is_cascade: b
         is_tiled=parts.tiling is not None,
         epochs=epochs,
     )
+    # a run that has not ended will be longer by itself
+    changes = [row for row in changes if state.has_ended or row.error != "training"]
     rows = [row for row in changes if not row.gain < _LEAST_GAIN][:_CHANGES]
     short = f"The run had {epochs}, by the rule for its number of images. "
     short = short if epochs and epochs.are_fewer else ""

@@ -151,6 +151,17 @@ def test_prediction_stands_left_of_the_truth_in_the_colour_of_its_class():
     assert [half.mean() > 0.9 for half in is_drawn] == [False, True]
 
 
+@pytest.mark.parametrize("size", [(427, 640), (601, 640), (640, 427), (640, 640)])
+def test_both_halves_of_a_reduced_pair_have_one_size(size):
+    """Detectron2 rounds the sides of its drawing down."""
+    height, width = size
+    image = np.full((*size, 3), 128, np.uint8)
+    found = instances([[10, 10, 90, 90]], height=height, width=width)
+    truth = [{"bbox": [10, 10, 80, 80], "bbox_mode": BoxMode.XYWH_ABS, "category_id": 0}]
+    pair = side_by_side(image, found, truth, None, None, is_reduced=True)
+    assert pair.shape[1] == 2 * int(512 / 640 * width + 1e-2) + 4
+
+
 # ---- what goes where
 
 

@@ -198,13 +198,20 @@ def test_a_detector_that_is_not_usable_tells_nothing_about_annotations():
     noise = [predicted(1, (5 * i, 160, 4, 4), 0.95) for i in range(30)]
     noise += [predicted(1, (100, 12, 40, 40), 0.9), predicted(2, (20, 10, 40, 40), 0.9)]
     objects = in_rows(10, 40)
-    found = changes(OBJECTS, noise)
+    logged = [{"iteration": 19, "total_loss": 3.0}]
+    found = changes(OBJECTS, noise, logged)
     assert ap50(sort_errors(made_of(OBJECTS), noise, "bbox")[0], {1: 1, 2: 2}) < USABLE_AP50
     assert [change.error for change in found] == ["training"]
     assert "first_batch.jpg" in found[0].change
     # of tiny objects that is said before
-    first, second = changes(objects, noise, scale=TINY_INPUT)
+    first, second = changes(objects, noise, logged, scale=TINY_INPUT)
     assert "--tile" in first.change and second.error == "training"
+
+
+def test_an_evaluation_alone_is_no_training_to_be_changed():
+    noise = [predicted(1, (5 * i, 160, 4, 4), 0.95) for i in range(30)]
+    assert not [change for change in changes(OBJECTS, noise) if change.error == "training"]
+    assert changes([], noise) == []  # a test set without objects
 
 
 def test_errors_have_the_words_of_the_field():
