@@ -17,11 +17,11 @@ from lambda_det.export.formats import FORMATS
 pytestmark = pytest.mark.checkout
 
 ROOT = Path(__file__).resolve().parents[1]
-# Looked up with `pip index versions NAME` on 26 and 27 November 2026. lambda-det, detectron2 and
+# Looked up with `pip index versions NAME` on 26 to 28 November 2026. lambda-det, detectron2 and
 # panopticapi were not there.
 _NAMES = """
-black build check-jsonschema cityscapesscripts cloudpickle fastapi filelock fvcore httpx
-huggingface-hub hydra-core hypothesis iopath lambda-networks lvis matplotlib mkdocs
+black build check-jsonschema cityscapesscripts cloudpickle cuda-bindings fastapi filelock fvcore
+httpx huggingface-hub hydra-core hypothesis iopath lambda-networks lvis matplotlib mkdocs
 mkdocs-material mkdocstrings mkdocstrings-python mlflow mypy numpy omegaconf onnx onnxruntime
 onnxscript openvino opencv-contrib-python opencv-python opencv-python-headless packaging pillow
 prometheus-client pycocotools pytest pytest-xdist pyyaml ruff safetensors scipy setuptools

@@ -351,6 +351,8 @@ def test_the_page_says_how_many_of_the_rule_s_epochs_there_were(run):
         text = re.sub(rf"TRAIN_{key}: .*", f"TRAIN_{key}: {value}", text)
     text = re.sub(r"IMS_PER_BATCH: \d+", "IMS_PER_BATCH: 1", text)
     file.write_text(text)
+    assert "of 30 epochs" not in _page(run)  # it has not ended
+    (run / "last_checkpoint").write_text("model_final.pth")
     assert "had 13 of 30 epochs" in _page(run)  # 40 steps on three images
     file.write_text(text.replace("IMS_PER_BATCH: 1", "IMS_PER_BATCH: 3"))
     assert "of 30 epochs" not in _page(run)
