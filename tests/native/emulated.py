@@ -244,17 +244,17 @@ def forget() -> None:
 def pretend(monkeypatch, folder: Path, is_emulated: bool = True):
     """A :class:`Pretended` GPU for tensors on the CPU, which keeps kernels in a folder."""
     machine = Pretended(is_emulated)
-    with monkeypatch.context() as patch:
-        for name in ("cuda", "cuda.bindings"):
-            patch.setitem(sys.modules, name, types.ModuleType(name))
-        for name in ("driver", "nvrtc"):
-            patch.setitem(sys.modules, f"cuda.bindings.{name}", getattr(machine, name))
-        patch.setattr(cache, "cache_folder", lambda: folder)
-        patch.setattr(gpu, "index_of", lambda x: 0)
-        patch.setattr(gpu, "device", lambda index: torch.device("cpu"))
-        patch.setattr(gpu, "made_current", lambda index: contextlib.nullcontext())
-        patch.setattr(gpu, "stream", lambda device: 7)
-        patch.setattr(gpu, "is_capturing", lambda: False)
-        forget()
-        yield machine
+    # By the test's own monkeypatch: what a test changes besides is undone before this
+    for name in ("cuda", "cuda.bindings"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    for name in ("driver", "nvrtc"):
+        monkeypatch.setitem(sys.modules, f"cuda.bindings.{name}", getattr(machine, name))
+    monkeypatch.setattr(cache, "cache_folder", lambda: folder)
+    monkeypatch.setattr(gpu, "index_of", lambda x: 0)
+    monkeypatch.setattr(gpu, "device", lambda index: torch.device("cpu"))
+    monkeypatch.setattr(gpu, "made_current", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(gpu, "stream", lambda device: 7)
+    monkeypatch.setattr(gpu, "is_capturing", lambda: False)
+    forget()
+    yield machine
     forget()
