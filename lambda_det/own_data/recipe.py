@@ -148,8 +148,7 @@ def epochs_for(images: int, pictures: int | None = None) -> float:
 
     More images need more steps and fewer passes. Mayaku 2.0 follows the same rule. Tiles of one
     picture are alike: of n tiles a picture, there are fewer passes by n to the power of 3/4, which
-    is a guess between as many steps as for the pictures (1) and as for that many pictures (0). By
-    1/2, a run on the whiteflies of docs/results.md would take over an hour on two cores.
+    is a guess between as many steps as for the pictures (1) and as for that many pictures (0).
 
     Args:
         images: or tiles of them.
