@@ -6,11 +6,14 @@ import argparse
 import sys
 from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lambda_det.errors import printing, suggest
 
-__all__ = ["COMMANDS", "detector_parser", "main", "train", "training_parser"]
+if TYPE_CHECKING:
+    from lambda_det.training.config_file import ConfigFile
+
+__all__ = ["COMMANDS", "detector_parser", "main", "named_file", "train", "training_parser"]
 
 
 # For each name of a command the module and its function, which takes the words after the name and
@@ -33,14 +36,14 @@ COMMANDS = {
     "run": ("run:main", "run a training script of Detectron2 with our backbones"),
 }
 
-# For each kind of file of ``lambda-det train`` the function that recognises it, and the parser with
-# its flags. Any other file is a detector's.
-PARSERS = (
-    ("detection.lazy:is_lazy_file", "detection.command_line:lazy_parser"),
-    ("classification.config:is_recipe", "classification.command_line:parser"),
-)
+# For each kind of file of ``lambda-det train``, as ``kind_of`` calls it, the parser with its flags.
+# Any other file is a detector's.
+PARSERS = {
+    "LazyConfig": "detection.command_line:lazy_parser",
+    "classifier": "classification.command_line:parser",
+}
 # Functions that add flags to those of a detector
-FLAGS = ("own_data.prepare:add_flags",)
+FLAGS = ("own_data.flags:add_flags",)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -90,18 +93,26 @@ def train(argv: list[str]) -> int:
     """Train what a file describes: a detector of YAML or a LazyConfig, or a classifier."""
     from lambda_det.training.command_line import main
 
-    return main(training_parser(argv), argv)
+    file = named_file(argv)
+    return main(training_parser(file), argv, file)
 
 
-def training_parser(argv: list[str]) -> argparse.ArgumentParser:
-    """The flags of ``lambda-det train``, which depend on the file that a command line names."""
+def named_file(argv: list[str]) -> ConfigFile | None:
+    """The file that a command line of ``lambda-det train`` names; None where it names none."""
     from lambda_det.training.command_line import add_config_flag
+    from lambda_det.training.config_file import ConfigFile
 
     only_file = argparse.ArgumentParser(add_help=False)
     add_config_flag(only_file)
-    file = only_file.parse_known_args(argv)[0].config_file
-    parsers = (parser for is_its, parser in PARSERS if file and _named(is_its)(file))
-    parser = _named(next(parsers, "cli:detector_parser"))()
+    name = only_file.parse_known_args(argv)[0].config_file
+    return ConfigFile(name) if name else None
+
+
+def training_parser(file: ConfigFile | None) -> argparse.ArgumentParser:
+    """The flags of ``lambda-det train``, which depend on what the named file describes."""
+    from lambda_det.training.config_file import kind_of
+
+    parser = _named(PARSERS.get(kind_of(file) if file else "", "cli:detector_parser"))()
     parser.prog = "lambda-det train"
     if not file:
         parser.description = (

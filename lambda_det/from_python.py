@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lambda_det.cli import training_parser
+from lambda_det.cli import named_file, training_parser
 from lambda_det.detection.prediction import Predictor
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.training.checkpoint_files import choose_checkpoint
@@ -153,7 +153,8 @@ def train(
     flags |= {"resume": resume, "progress" if progress else "no_progress": True}
     named = {name: value for name, value in keys.items() if "." not in name and name.islower()}
     words = _words({**flags, **named})
-    parser = training_parser(words)
+    file = named_file(words)
+    parser = training_parser(file)
     parser.error = _refuse  # a command line would end the process
     args = parser.parse_args(words)
     is_lazy = not args.keys["output"].isupper()
@@ -162,7 +163,7 @@ def train(
             is_text = isinstance(value, str | os.PathLike)
             text = quoted(str(value)) if is_lazy and is_text else str(value)
             args.opts += [f"{key}={text}"] if is_lazy else [key, text]
-    run(args)
+    run(args, file=file)
     return Run(output)
 
 

@@ -61,7 +61,9 @@ def started(monkeypatch):
     runs = []
     monkeypatch.setattr(
         "lambda_det.training.start.run",
-        lambda args, task: runs.append((task.__name__, args.config_file, args.opts)),
+        lambda args, task, config_file, messages: runs.append(
+            (type(task).__name__, config_file, args.opts)
+        ),
     )
     return runs
 

@@ -5,7 +5,9 @@ import logging
 import pytest
 
 import lambda_det
+from lambda_det import get_config
 from lambda_det.errors import ConfigError, DataError, WeightsError
+from lambda_det.own_data.flags import Configured
 from lambda_det.training.log import BufferedLog
 from tests.training.tiny_detector import save_run
 
@@ -16,8 +18,11 @@ LAZY, KEY = "mask_rcnn_lambdaresnet50.py", "train.init_checkpoint"
 def started(monkeypatch, tmp_path):
     """What would be trained, in a folder where a run has begun."""
     runs = []
-    monkeypatch.setattr("lambda_det.own_data.prepare.prepare", lambda args: None)
-    monkeypatch.setattr("lambda_det.training.start.run", lambda args, task: runs.append(args))
+    nothing = Configured(get_config("mask_rcnn_lambdaresnet50.yaml"), None)
+    monkeypatch.setattr("lambda_det.own_data.flags.configure", lambda args, file: nothing)
+    monkeypatch.setattr(
+        "lambda_det.training.start.run", lambda args, task, **others: runs.append(args)
+    )
     (tmp_path / "config.yaml").touch()
     return runs
 

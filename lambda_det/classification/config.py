@@ -11,9 +11,9 @@ from detectron2.config import CfgNode as CN
 
 from lambda_det.config import add_lambda_layer_keys
 from lambda_det.errors import ConfigError
-from lambda_det.training.config_file import read_config
+from lambda_det.training.config_file import ConfigFile, read_config
 
-__all__ = ["check_ranges", "get_classification_config", "is_recipe", "load_recipe"]
+__all__ = ["check_ranges", "get_classification_config", "load_recipe"]
 
 
 def get_classification_config() -> CN:
@@ -193,38 +193,28 @@ def get_classification_config() -> CN:
     return _C
 
 
-def load_recipe(args: argparse.Namespace, defaults: CN | None = None) -> CN:
+def load_recipe(
+    args: argparse.Namespace, defaults: CN | None = None, file: ConfigFile | None = None
+) -> CN:
     """The recipe of a command line, not frozen.
 
     Args:
         args: of :func:`lambda_det.classification.parser`.
         defaults: read over instead of those of :func:`get_classification_config`; changed.
+        file: that of ``args.config_file``, where it was opened already.
 
     Raises:
         ConfigError: the file or a key or value cannot be.
     """
     cfg = defaults or get_classification_config()
-    read_config(cfg, args.config_file, args.opts)
+    if args.config_file and file is None:
+        file = ConfigFile(args.config_file)
+    read_config(cfg, file, args.opts)
     if args.synthetic_data:
         cfg.DATA.FORMAT = "synthetic"
     if args.debug_numerics:
         cfg.MODEL.COMPILE = False  # compiled modules cannot be watched
     return cfg
-
-
-def is_recipe(file: str) -> bool:
-    """Whether a YAML file is a recipe of a classifier, and not a configuration of a detector.
-
-    A missing file, or one that is no YAML, is no recipe; its reader reports the error.
-    """
-    try:
-        loaded = CN.load_yaml_with_base(file, allow_unsafe=False)
-    except Exception:  # of a parser and of what its tags and its _BASE_ name
-        return False
-    model = loaded.get("MODEL") if isinstance(loaded, dict) else None
-    return isinstance(loaded, dict) and (
-        "DATA" in loaded or (isinstance(model, dict) and "NAME" in model)
-    )
 
 
 # The allowed numbers of the keys that ``Settings`` does not check: in words, and as a test

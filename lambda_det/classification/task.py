@@ -38,12 +38,14 @@ from lambda_det.classification.model import (
 )
 from lambda_det.classification.schedule import (
     EpochSchedule,
+    Plan,
     build_optimizer,
     peak_learning_rate,
     plan_training,
 )
 from lambda_det.distributed.connection import on_main_process
 from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import COMMON_KEYS, FixedKeys, Settings, common_settings
 from lambda_det.training.task import EMA, RAW, Results, Task
@@ -65,9 +67,8 @@ class ClassificationTask(Task):
 
     Attributes:
         cfg: the recipe.
-        sources: the images.
-        plan: counts of images and steps.
-        settings: of the recipe.
+        sources: the images, from :meth:`prepare` on.
+        plan: counts of images and steps, from then on, as are the settings.
     """
 
     # The folders of the data may have moved
@@ -100,18 +101,52 @@ class ClassificationTask(Task):
         "SOLVER.CLIP_GRADIENTS, a lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_EPOCHS or bfloat16"
     )
 
-    def __init__(self, cfg: CfgNode, sources: Sources, *, world_size: int = 1) -> None:
+    sources: Sources
+    plan: Plan
+
+    def __init__(self, cfg: CfgNode) -> None:
         """
         Args:
             cfg: a recipe.
-            sources: the images that it names.
+        """
+        self.cfg = cfg
+
+    # ------------------------------------------------------------------------------- configuration
+    @classmethod
+    def read(cls, args: argparse.Namespace, file: ConfigFile | None = None) -> ClassificationTask:
+        return cls(load_recipe(args, file=file))
+
+    @property
+    def device(self) -> tuple[str, str]:
+        return self.cfg.MODEL.DEVICE, KEYS["device"]
+
+    def prepare(self, *, train: bool) -> ClassificationTask:
+        cfg = self.cfg
+        check_ranges(cfg)
+        # the first process goes first, because it may write an index for the others
+        on_main: list[Sources] = []
+        on_main_process(lambda: on_main.append(build_sources(cfg)))
+        sources = on_main[0] if on_main else build_sources(cfg)
+        TestTransform(cfg)
+        if train:
+            TrainTransform(cfg)
+            EpochSchedule(cfg)
+        self.plan_for(sources, world_size=comm.get_world_size() if train else 1)
+        if train:
+            self._check_statistics()
+        return self
+
+    def plan_for(self, sources: Sources, *, world_size: int = 1) -> None:
+        """Plan the training on some images.
+
+        Args:
+            sources: the images.
             world_size: processes that train.
 
         Raises:
             ConfigError: a value cannot be, or the batch cannot be divided among the processes.
         """
-        self.cfg = cfg
-        self.sources = sources
+        cfg, self.sources = self.cfg, sources
         self.plan = plan = plan_training(cfg, len(sources.train), world_size)
         per_epoch = math.ceil(plan.images / plan.forward)
         batches = min(cfg.TEST.PRECISE_BN_BATCHES, per_epoch)
@@ -123,31 +158,6 @@ class ClassificationTask(Task):
             precise_bn_batches=math.ceil(batches / world_size),
             keys=KEYS,
         )
-
-    # ------------------------------------------------------------------------------- configuration
-    @classmethod
-    def read(cls, args: argparse.Namespace) -> CfgNode:
-        return load_recipe(args)
-
-    @classmethod
-    def device(cls, config: CfgNode) -> tuple[str, str]:
-        return config.MODEL.DEVICE, KEYS["device"]
-
-    @classmethod
-    def for_run(cls, config: CfgNode, *, train: bool) -> ClassificationTask:
-        check_ranges(config)
-        # the first process goes first, because it may write an index for the others
-        on_main: list[Sources] = []
-        on_main_process(lambda: on_main.append(build_sources(config)))
-        sources = on_main[0] if on_main else build_sources(config)
-        TestTransform(config)
-        if train:
-            TrainTransform(config)
-            EpochSchedule(config)
-        task = cls(config, sources, world_size=comm.get_world_size() if train else 1)
-        if train:
-            task._check_statistics()
-        return task
 
     def _check_statistics(self) -> None:
         """Refuse batch norms that would have a single value for a statistic."""

@@ -18,7 +18,7 @@ from lambda_det.config import add_lambda_config, leaves
 from lambda_det.detection.registry import HEADS
 from lambda_det.detection.schedule import KEYS, SCALED
 from lambda_det.errors import ConfigError, reason
-from lambda_det.training.config_file import read_config
+from lambda_det.training.config_file import ConfigFile, read_config
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +28,12 @@ _ONLY_OUR_TRAINER = ("DATALOADER", "DATASETS", "INPUT", "SOLVER", "TEST")
 _FILE_FLAGS = ("train_json", "train_images", "test_json", "test_images")
 
 
-def load_config(args: argparse.Namespace) -> CfgNode:
+def load_config(args: argparse.Namespace, file: ConfigFile | None = None) -> CfgNode:
     """Detectron2's defaults and ours, then --config-file, KEY VALUE pairs and the flags of files.
 
     Args:
         args: of :func:`lambda_det.detection.parser`; flags that are absent or None are left out.
+        file: that of ``args.config_file``, where it was opened already.
 
     Returns:
         The configuration, not frozen.
@@ -41,19 +42,21 @@ def load_config(args: argparse.Namespace) -> CfgNode:
         ConfigError: the file is missing or not a mapping, a key or value cannot be, or a project
             of Detectron2 that they need is not installed.
     """
-    cfg = get_cfg()
-    add_lambda_config(cfg)
-    read_config(cfg, args.config_file, args.opts, add_projects)
-    if args.config_file:
-        _find_moved_files(cfg, Path(args.config_file).parent, args.opts or ())
+    if args.config_file and file is None:
+        file = ConfigFile(args.config_file)
+    cfg = _with_pairs(file, args.opts or ())
+    _keep_literal(cfg, args.opts or ())
+    set_files(cfg, args)
+    return cfg
+
+
+def set_files(cfg: CfgNode, args: argparse.Namespace) -> None:
+    """Set the keys of files of data by their flags; those that are absent or None are left out."""
     for flag in _FILE_FLAGS:
         if path := getattr(args, flag, None):  # so the run's config.yaml can be used in any folder
             is_address = "://" in path
             path = path if is_address else os.path.abspath(os.path.expanduser(path))
             cfg.DATASETS[flag.upper()] = path
-    unscaled = {KEYS[name] for name in SCALED}.intersection((args.opts or [])[::2])
-    cfg.SOLVER.UNSCALED = sorted({*cfg.SOLVER.UNSCALED, *unscaled})
-    return cfg
 
 
 def load_saved_config(text: str, opts: Sequence[str], where: str) -> CfgNode:
@@ -66,11 +69,34 @@ def load_saved_config(text: str, opts: Sequence[str], where: str) -> CfgNode:
     Raises:
         ConfigError: as :func:`load_config` does.
     """
+    return _with_pairs(ConfigFile(where, text), opts)
+
+
+def changed_config(cfg: CfgNode, opts: Sequence[str]) -> CfgNode:
+    """A copy of a configuration with KEY VALUE pairs, as a command line has them.
+
+    Raises:
+        ConfigError: a key or value cannot be.
+    """
+    cfg = cfg.clone()
+    read_config(cfg, None, opts, add_projects)
+    _keep_literal(cfg, opts)
+    return cfg
+
+
+def _with_pairs(file: ConfigFile | None, opts: Sequence[str]) -> CfgNode:
     cfg = get_cfg()
     add_lambda_config(cfg)
-    read_config(cfg, where, opts, add_projects, text=text)
-    _find_moved_files(cfg, Path(where).parent, opts)
+    read_config(cfg, file, opts, add_projects)
+    if file:
+        _find_moved_files(cfg, Path(file.path).parent, opts)
     return cfg
+
+
+def _keep_literal(cfg: CfgNode, opts: Sequence[str]) -> None:
+    """Note the typed keys that would else be scaled to the number of processes."""
+    typed = {KEYS[name] for name in SCALED}.intersection(opts[::2])
+    cfg.SOLVER.UNSCALED = sorted({*cfg.SOLVER.UNSCALED, *typed})
 
 
 def _find_moved_files(cfg: CfgNode, folder: Path, opts: Sequence[str]) -> None:
@@ -131,9 +157,21 @@ def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:
         add_keys = getattr(module, head.add_config, lambda cfg: None)
         added = get_cfg()
         add_keys(added)
-        there = dict(leaves(added)).keys() - dict(leaves(cfg)).keys()
-        if named or unknown & there:
+        lacking = dict(leaves(added)).keys() - dict(leaves(cfg)).keys()
+        if lacking and (named or unknown & lacking):  # or values of a file would be lost
             add_keys(cfg)
+
+
+def with_projects(cfg: CfgNode) -> CfgNode:
+    """The same configuration, in a process that has not read it and imports what its values name.
+
+    Raises:
+        ConfigError: as :func:`add_projects` does.
+    """
+    known = get_cfg()
+    add_lambda_config(known)
+    add_projects(known, leaves(cfg))
+    return cfg
 
 
 def warn_of_idle_keys(defaults: Mapping[str, Any]) -> None:

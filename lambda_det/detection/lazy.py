@@ -19,9 +19,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode
 
-from lambda_det.config import PYTHON_TAG, read_plain
+from lambda_det.config import PYTHON_TAG
 from lambda_det.detection.schedule import SCALED, DetectionSettings
 from lambda_det.errors import ConfigError, UserError, reason, refused, suggest
+from lambda_det.training.config_file import ConfigFile
 
 # Detectron2's and detrex's names of settings; the others are train.NAME
 # fmt: off
@@ -50,16 +51,17 @@ KEYS = {
 
 
 # ------------------------------------------------------------------------------------------ reading
-def load_lazy_config(args: argparse.Namespace) -> DictConfig:
+def load_lazy_config(args: argparse.Namespace, file: ConfigFile | None = None) -> DictConfig:
     """Run the Python of --config-file, then take the key=value pairs.
 
     Args:
         args: of :func:`lambda_det.detection.lazy_parser`.
+        file: that of ``args.config_file``, where it was opened already.
 
     Raises:
         ConfigError: there is no such file, a pair cannot be read, or its key does not exist.
     """
-    config = load_lazy_file(args.config_file)
+    config = load_lazy_file(file or ConfigFile(args.config_file))
     what = "The words after the flags, which are pairs such as train.max_iter=40, cannot be read"
     with refused(ConfigError, what, "correct them", OverrideParseException):
         overrides = OverridesParser.create().parse_overrides(list(args.opts or []))
@@ -78,23 +80,23 @@ def load_lazy_config(args: argparse.Namespace) -> DictConfig:
     return config
 
 
-def load_lazy_file(file: str | Path) -> DictConfig:
+def load_lazy_file(file: ConfigFile) -> DictConfig:
     """Load a LazyConfig from its file: Python, which is run, or YAML, which runs nothing.
 
     Raises:
         ConfigError: it is missing, or holds something else.
     """
-    file = Path(file)
-    if not file.is_file():
-        hint = suggest(str(file), map(str, file.parent.glob("*.py")))
-        raise ConfigError(f"There is no config file {file}{hint}")
-    with lazy_code(f"{file} cannot be loaded"):
-        if file.suffix in (".yaml", ".yml"):  # Detectron2 would run what its tags name
+    path = Path(file.path)
+    if not path.is_file():
+        hint = suggest(str(path), map(str, path.parent.glob("*.py")))
+        raise ConfigError(f"There is no config file {path}{hint}")
+    with lazy_code(f"{path} cannot be loaded"):
+        if path.suffix in (".yaml", ".yml"):  # Detectron2 would run what its tags name
             config = OmegaConf.create(read_saved(file), flags={"allow_objects": True})
         else:
-            config = LazyConfig.load(str(file))
+            config = LazyConfig.load(str(path))
     if not isinstance(config, DictConfig):
-        raise ConfigError(f"{file} holds no mapping, and so no LazyConfig.")
+        raise ConfigError(f"{path} holds no mapping, and so no LazyConfig.")
     return config
 
 
@@ -120,24 +122,6 @@ def lazy_code(what: str) -> Iterator[None]:
             f"{what}: {type(error).__name__}: {reason(error)} ({place.filename}, line "
             f"{place.lineno})."
         ) from error
-
-
-def is_lazy(loaded: Any) -> bool:
-    """Whether the content of a YAML file is a LazyConfig, and not Detectron2's keys in capitals."""
-    return isinstance(loaded, dict) and isinstance(loaded.get("model"), dict)
-
-
-def is_lazy_file(file: str | Path) -> bool:
-    """Whether a configuration file is a LazyConfig: Python, or YAML that was saved from it.
-
-    A missing file, or one that is no YAML, is no LazyConfig; its reader reports the error.
-    """
-    if Path(file).suffix == ".py":
-        return True
-    try:
-        return is_lazy(read_plain(Path(file).read_text("utf-8")))
-    except (OSError, ValueError, TypeError, yaml.YAMLError):
-        return False
 
 
 def _check_key(config: DictConfig, key: str) -> None:
@@ -190,7 +174,7 @@ _SavedLoader.add_constructor(
 _SavedLoader.add_multi_constructor(f"{PYTHON_TAG}name:", _class)
 
 
-def read_saved(file: str | Path) -> Any:
+def read_saved(file: ConfigFile) -> Any:
     """A YAML file with the objects that a saved LazyConfig needs: tuples, ``ShapeSpec``, classes.
 
     Raises:
@@ -198,16 +182,16 @@ def read_saved(file: str | Path) -> Any:
             could run in Detectron2's reader.
     """
     try:
-        return yaml.load(Path(file).read_text("utf-8"), _SavedLoader)
+        return yaml.load(file.text, _SavedLoader)
     except yaml.constructor.ConstructorError as error:
         raise ConfigError(
-            f"{file} is refused: line {error.problem_mark.line + 1} {error.problem}. Of Python "
-            "objects a saved LazyConfig may hold tuples, ShapeSpec and classes; write that value "
-            "as plain YAML, or take the Python file that the LazyConfig was saved from."
+            f"{file.path} is refused: line {error.problem_mark.line + 1} {error.problem}. Of "
+            "Python objects a saved LazyConfig may hold tuples, ShapeSpec and classes; write that "
+            "value as plain YAML, or take the Python file that the LazyConfig was saved from."
         ) from error
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"{file} cannot be read as YAML ({reason(error)}); mend it, or name another file."
+            f"{file.path} cannot be read as YAML ({reason(error)}); mend it, or name another file."
         ) from error
 
 

@@ -7,9 +7,10 @@ import dataclasses
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from detectron2.config import CfgNode
 from detectron2.data.transforms import ResizeShortestEdge
@@ -23,13 +24,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lambda_det.detection.config import load_config
+from lambda_det.detection.config import load_config, with_projects
 from lambda_det.detection.data import classes, register_json_datasets
 from lambda_det.detection.data.shapes import register_shapes_among
 from lambda_det.detection.evaluation import images_of_any_size, mend_lvis
 from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
 from lambda_det.detection.first_batch import FirstBatch
-from lambda_det.detection.lazy import is_lazy_file, load_lazy_config
+from lambda_det.detection.lazy import load_lazy_config
 from lambda_det.detection.lazy_parts import of_lazy
 from lambda_det.detection.model import (
     LossNormalizers,
@@ -44,6 +45,7 @@ from lambda_det.distributed.connection import distribute
 from lambda_det.distributed.leaving import UntilAsked
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.graphs import BackboneGraphs, why_not
+from lambda_det.training.config_file import LAZY, ConfigFile, kind_of
 from lambda_det.training.log import ONLY_IN_FILE
 from lambda_det.training.precision import Precision
 from lambda_det.training.task import EMA, RAW, SAMPLE, Results, Task
@@ -64,14 +66,23 @@ _SHOWN = "/AP", "/AP50", "/mIoU", "/PQ", "validation/total_loss"  # in the line 
 _METRICS = "segm/AP", "bbox/AP", "keypoints/AP", "sem_seg/mIoU", "sem_seg/IoU", "panoptic_seg/PQ"
 
 
-def load_any_config(args: argparse.Namespace) -> CfgNode | DictConfig:
+def load_any_config(
+    args: argparse.Namespace, file: ConfigFile | None = None
+) -> CfgNode | DictConfig:
     """Load the file of --config-file; its content shows whether it is YAML or a LazyConfig.
+
+    Args:
+        args: of the parser of either.
+        file: that of ``args.config_file``, where it was opened already.
 
     Raises:
         ConfigError: as :func:`lambda_det.detection.load_lazy_config` or
             :func:`lambda_det.detection.load_config` do.
     """
-    return load_lazy_config(args) if is_lazy_file(args.config_file) else load_config(args)
+    if args.config_file and file is None:
+        file = ConfigFile(args.config_file)
+    is_lazy = file is not None and kind_of(file) == LAZY
+    return load_lazy_config(args, file) if is_lazy else load_config(args, file)
 
 
 def read_parts(config: CfgNode | DictConfig) -> Parts:
@@ -118,15 +129,20 @@ class DetectionTask(Task):
         metric.replace("/", f"{weights}/") for weights in ("_EMA", "") for metric in _METRICS
     )
 
-    def __init__(self, config: CfgNode | DictConfig) -> None:
+    def __init__(
+        self, config: CfgNode | DictConfig, read_again: Callable[[], DictConfig] | None = None
+    ) -> None:
         """
         Args:
             config: is changed only by :meth:`prepare` and :meth:`register_data`.
+            read_again: runs the program of a LazyConfig in each of several processes, once they are
+                connected, because it may ask for their number.
 
         Raises:
             ConfigError: a value cannot be.
         """
         self.config = config
+        self._read_again = read_again
         self._is_trained = True
         self._backbone: dict[str, Any] = {}  # of the model that was built
         self._graphs: BackboneGraphs | None = None
@@ -142,24 +158,18 @@ class DetectionTask(Task):
 
     # ------------------------------------------------------------------------------- configuration
     @classmethod
-    def read(cls, args: argparse.Namespace) -> DetectionTask:
-        return cls(load_any_config(args))
+    def read(cls, args: argparse.Namespace, file: ConfigFile | None = None) -> DetectionTask:
+        config = load_any_config(args, file)
+        is_program = isinstance(config, DictConfig)
+        return cls(config, partial(load_lazy_config, args) if is_program else None)
 
-    @classmethod
-    def device(cls, config: DetectionTask) -> tuple[str, str]:
-        return config.settings.device, config.settings.key("device")
-
-    @classmethod
-    def for_run(cls, config: DetectionTask, *, train: bool) -> DetectionTask:
-        return config.prepare(train=train)
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        # parts have functions and a LazyConfig has objects that no pickle holds
+        return _HandedOver, (self._read_again or partial(with_projects, self.config),)
 
     def prepare(self, *, train: bool) -> DetectionTask:
-        """Register the data, and fit the settings to the data and to the number of processes.
-
-        Raises:
-            ConfigError: a value cannot work, such as a batch that does not divide.
-            DataError: the data are missing or damaged.
-        """
+        if self._read_again and comm.get_world_size() > 1:
+            return DetectionTask(self._read_again()).prepare(train=train)
         self._is_trained = train
         if train and isinstance(self.config, CfgNode) and self.config.RECIPE.ENABLED:
             raise ConfigError(
@@ -408,6 +418,15 @@ class DetectionTask(Task):
 
     def finish(self, results: Results) -> None:
         self.parts.verify(results)
+
+
+class _HandedOver(NamedTuple):
+    """The task of another process, until this one is connected and makes it."""
+
+    read: Callable[[], CfgNode | DictConfig]
+
+    def prepare(self, *, train: bool) -> DetectionTask:
+        return DetectionTask(self.read()).prepare(train=train)
 
 
 def _best_scores(results: Results) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import statistics
@@ -17,13 +16,14 @@ from detectron2.config import CfgNode
 from iopath.common.file_io import get_cache_dir
 
 from lambda_det.config import CONFIGS
-from lambda_det.detection.config import load_config
+from lambda_det.detection.config import changed_config
 from lambda_det.detection.config_files import get_config
 from lambda_det.errors import ConfigError
+from lambda_det.own_data.flags import AUTO
 from lambda_det.own_data.input_size import SIZES, FittedInput, fit_input, sizes_for
 from lambda_det.own_data.machine import Machine
 from lambda_det.own_data.recipe import USABLE, epochs_for
-from lambda_det.own_data.tile_choice import AUTO, OF_TILES, choose_tiles
+from lambda_det.own_data.tile_choice import OF_TILES, choose_tiles
 
 __all__ = ["DEFAULT", "RECIPES", "Chosen", "choose"]
 
@@ -51,11 +51,13 @@ class Chosen(NamedTuple):
     """A recipe.
 
     Attributes:
-        file: its configuration.
+        config: its configuration, with the typed keys.
+        file: of that.
         keys: for the data and the machine, with their values.
         rows: for the table: what, the choice, and why.
     """
 
+    config: CfgNode
     file: str
     keys: dict[str, Any]
     rows: list[tuple[str, str, str]]
@@ -112,7 +114,8 @@ def choose(
     short = statistics.median(min(image["width"], image["height"]) for image in images)
     if machine.memory is not None:
         keys |= _keys_of_gpu(recipe, len(images), machine)
-    fitted, tiles = _fitted(file, images, list(annotations), typed, size, tile)
+    config = changed_config(recipe, [word for pair in typed.items() for word in pair])
+    fitted, tiles = _fitted(config, images, list(annotations), typed, size, tile)
     keys |= fitted.keys
     alone = "" if weights else f"all is learnt from {len(images)} images"
     rows = [
@@ -123,7 +126,7 @@ def choose(
         *fitted.rows,
         *((key, str(value), why) for key, (value, why) in keys.items()),
     ]
-    return Chosen(file, {key: value for key, (value, _) in keys.items()}, rows)
+    return Chosen(config, file, {key: value for key, (value, _) in keys.items()}, rows)
 
 
 def default_tiles(
@@ -135,22 +138,25 @@ def default_tiles(
         images, annotations: as of :func:`choose`.
     """
     name = RECIPES["cuda" if torch.cuda.is_available() else "cpu"][0]
-    file = str(CONFIGS / "finetune" / f"{name}.yaml")
-    fitted, rows = _fitted(file, images, list(annotations), {}, None, None)
+    recipe = get_config(f"finetune/{name}.yaml")
+    fitted, rows = _fitted(recipe, images, list(annotations), {}, None, None)
     return rows if "INPUT.TILE.SIZE" in fitted.keys else []
 
 
 def _fitted(
-    file: str,
+    cfg: CfgNode,
     images: Collection[Mapping[str, Any]],
     annotations: Collection[Mapping[str, Any]],
     typed: Mapping[str, str],
     size: int | None,
     tile: int | str | None,
 ) -> tuple[FittedInput, list[tuple[str, str, str]]]:
-    """The input of a recipe, and rows on its tiles; the arguments are as of :func:`choose`."""
-    opts = [word for pair in typed.items() for word in pair]
-    cfg = load_config(argparse.Namespace(config_file=file, opts=opts))
+    """The input of a recipe, and rows on its tiles.
+
+    Args:
+        cfg: the recipe, with the typed keys.
+        images, annotations, typed, size, tile: as of :func:`choose`.
+    """
     tile = cfg.INPUT.TILE.SIZE if "INPUT.TILE.SIZE" in typed else tile
     recipe = cfg
     whole = fit_input(recipe, images, annotations, typed, size)

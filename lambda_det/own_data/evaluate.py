@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from detectron2.config import CfgNode
 from detectron2.evaluation.testing import flatten_results_dict
@@ -48,7 +48,6 @@ from lambda_det.own_data.labels import (
     refuse_address,
 )
 from lambda_det.own_data.layouts import find_images, find_parts
-from lambda_det.own_data.prepare import FOLDER, SOURCES, refusal_of
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import evaluate_run
 from lambda_det.own_data.report.reading import (
@@ -57,6 +56,7 @@ from lambda_det.own_data.report.reading import (
     label_of,
     results_of,
 )
+from lambda_det.own_data.run_data import FOLDER, read_sources, refusal_of
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.logged import read_metrics
 from lambda_det.training.run_folder import refuse_other_run, save_config
@@ -276,7 +276,7 @@ def _data(
         refuse_address(place or "")
     # Most formats list no classes: those of their objects would be sorted, and some may be missing
     classes = saved.classes.get("thing_classes", ())
-    is_single = _sources(home).get("single_class", False)
+    is_single = read_sources(home).get("single_class", False)
     if labels:
         if not Path(labels).exists():
             raise DataError(f"The labels {labels} of --json do not exist.")
@@ -323,15 +323,9 @@ def _parts_of_run(cfg: CfgNode, home: Path) -> dict[str, tuple[str, str, str]]:
     """The parts of the data that were prepared for a run."""
     files = {"train": ("TRAIN_JSON", "TRAIN_IMAGES"), "val": ("TEST_JSON", "TEST_IMAGES")}
     parts = {name: tuple(cfg.DATASETS[key] for key in keys) for name, keys in files.items()}
-    if rest := _sources(home).get("rest"):
+    if rest := read_sources(home).get("rest"):
         parts["test"] = (str(home / FOLDER / rest[0]), rest[1])
     return {name: (file, images, file) for name, (file, images) in parts.items() if file}
-
-
-def _sources(home: Path) -> dict[str, Any]:
-    """What was written of the labels from which the data of a run were prepared; {} for nothing."""
-    sources = home / FOLDER / SOURCES
-    return json.loads(sources.read_text("utf-8")) if sources.is_file() else {}
 
 
 def _named(labels: str, images: str, source: str, advice: str = "") -> _Data:

@@ -20,7 +20,6 @@ import yaml
 from omegaconf import DictConfig
 
 from lambda_det.detection.data.classes import ENTRY
-from lambda_det.detection.lazy import is_lazy_file
 from lambda_det.detection.saved_run import open_run
 from lambda_det.errors import (
     ConfigError,
@@ -31,6 +30,7 @@ from lambda_det.errors import (
     reason,
 )
 from lambda_det.training.checkpoint_files import PUSHED
+from lambda_det.training.config_file import ConfigFile
 from lambda_det.version import __version__
 from lambda_det.weights.formats import WRITERS
 from lambda_det.weights.provenance import RUN, Origin, initial_weights
@@ -100,7 +100,7 @@ def of_hub(source: Any) -> Any:
     if lacking := [part for part in wanted if not (folder / part).is_file()]:
         raise DataError(f"{source} has no {lacking[0]}, which lambda-det push writes.")
     beside = folder / _CONFIG  # another program may have fetched it
-    if not file and beside.is_file() and is_lazy_file(beside):
+    if not file and beside.is_file() and ConfigFile(beside).is_lazy:
         raise ConfigError(
             f"{source} is a LazyConfig, which names programs to call: look at {folder}, and name "
             "that folder if you trust it."

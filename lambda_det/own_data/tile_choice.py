@@ -8,7 +8,6 @@ the smallest tenth of them can be reduced. The limits are guesses.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,10 +20,9 @@ from lambda_det.errors import ConfigError
 from lambda_det.own_data.input_size import FEW_SMALL, objects_in_input
 from lambda_det.own_data.recipe import LEAST_BOXES, MOST, SMALL, STRIDES_PER_ANCHOR, map_strides
 
-__all__ = ["AUTO", "OF_TILES", "TILES", "ChosenTiles", "choose_tiles", "tile_flag"]
+__all__ = ["OF_TILES", "TILES", "ChosenTiles", "choose_tiles"]
 
 TILES = ("INPUT.TILE.SIZE", "INPUT.TILE.OVERLAP")
-AUTO = "auto"  # --tile auto: tiles by the rule, also where objects are not that small
 _LONGEST = 0.9  # share of the objects that are not longer than the overlap
 # Shares of the side of a tile: the largest overlap by the rule, and the least, because an object at
 # the border lacks its surroundings
@@ -53,13 +51,6 @@ class ChosenTiles(NamedTuple):
         if self.tiling is None:
             return {"INPUT.TILE.SIZE": 0}
         return {"INPUT.TILE.SIZE": self.tiling.size, "INPUT.TILE.OVERLAP": self.tiling.overlap}
-
-
-def tile_flag(text: str) -> int | str:
-    """The value of ``--tile``: a number of pixels, or "auto"."""
-    if text == AUTO or text.isdecimal():
-        return text if text == AUTO else int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of pixels; give one, 0 or {AUTO}")
 
 
 def choose_tiles(

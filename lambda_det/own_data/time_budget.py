@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import logging
@@ -12,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from detectron2.config import CfgNode
 
 from lambda_det.errors import ConfigError, DataError
 
@@ -57,12 +57,12 @@ class Step(NamedTuple):
     start: float
 
 
-def measure_step(args: argparse.Namespace, words: Sequence[str]) -> Step:
+def measure_step(cfg: CfgNode, processes: int) -> Step:
     """Train some steps in a process and a folder of its own, and time them.
 
     Args:
-        args: of the command line, whose processes are used.
-        words: keys of the configuration and their values.
+        cfg: the configuration.
+        processes: that train together.
 
     Raises:
         DataError: the steps failed, which the message quotes.
@@ -81,8 +81,10 @@ def measure_step(args: argparse.Namespace, words: Sequence[str]) -> Step:
             "TEST.EVAL_PERIOD": 0,
             "EVENT_WRITERS": "[]",
         }
-        command = [sys.executable, "-m", "lambda_det", "train", "--config", args.config_file]
-        command += ["--no-progress", "--num-gpus", str(args.num_gpus), *words]
+        file = Path(folder, "trial.yaml")
+        file.write_text(cfg.dump(), "utf-8")
+        command = [sys.executable, "-m", "lambda_det", "train", "--config", str(file)]
+        command += ["--no-progress", "--num-gpus", str(processes)]
         command += [str(word) for pair in keys.items() for word in pair]
         logger.info(f"--time: {_STEPS} steps are timed")
         begun = time.monotonic()

@@ -7,10 +7,14 @@ import re
 import sys
 from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lambda_det.config import find_config_file
 from lambda_det.errors import exit_status, suggest
+
+if TYPE_CHECKING:
+    from lambda_det.training.config_file import ConfigFile
+    from lambda_det.training.task import Task
 
 __all__ = ["YAML_EXAMPLES", "add_config_flag", "main", "quoted", "run", "run_parser"]
 
@@ -185,10 +189,15 @@ def add_config_flag(parser: argparse._ActionsContainer, what: str = "") -> None:
     )
 
 
-def main(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> int:
-    """Do what a command line says, and return the exit status."""
+def main(
+    parser: argparse.ArgumentParser,
+    argv: list[str] | None = None,
+    file: ConfigFile | None = None,
+) -> int:
+    """Do what a command line says, and return the exit status; ``file`` is that of :func:`run`."""
     args = parser.parse_args(argv)
-    return exit_status(lambda: run(args), "stopped; --resume continues from the last checkpoint")
+    stopped = "stopped; --resume continues from the last checkpoint"
+    return exit_status(lambda: run(args, file=file), stopped)
 
 
 def quoted(value: str) -> str:
@@ -196,26 +205,36 @@ def quoted(value: str) -> str:
     return value if re.fullmatch(r"[\w./:-]+", value) else repr(value)
 
 
-def run(args: argparse.Namespace, task: type | None = None) -> None:
+def run(
+    args: argparse.Namespace, task: type[Task] | None = None, file: ConfigFile | None = None
+) -> None:
     """Train or evaluate as a command line says, in as many processes as it says.
 
     Args:
-        args: of :func:`run_parser`. ``prepare`` names a function, as "module:name", which gets
-            them first and may leave ``records`` to log.
+        args: of :func:`run_parser`. ``configure`` names a function of these and of the file, as
+            "module:name", which gives the configuration, and the file that it is of.
         task: in place of that of the flags.
+        file: that of ``args.config_file``, where it was opened already.
 
     Raises:
         UserError: one sentence to print.
     """
     from lambda_det.distributed.launch import end_in_import_of_main
     from lambda_det.training import start
+    from lambda_det.training.log import kept_messages
 
     end_in_import_of_main()
     for flag, key in args.keys.items():
         if value := getattr(args, flag):
             args.opts += [key, value] if key.isupper() else [f"{key}={quoted(value)}"]
-    if prepare := getattr(args, "prepare", None):
-        resolve_name(prepare)(args)
     if args.progress is None:
         args.progress = sys.stderr.isatty()
-    start.run(args, task or resolve_name(args.task))
+    kind = task or resolve_name(args.task)
+    # Read here, and not in the processes, so that a mistake is reported once and at once
+    with kept_messages() as messages:
+        if configure := getattr(args, "configure", None):
+            config, config_file = resolve_name(configure)(args, file)
+            made = kind(config)
+        else:
+            config_file, made = args.config_file, kind.read(args, file)
+    start.run(args, made, config_file=config_file, messages=messages)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import io
+import os
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,91 +15,173 @@ import detectron2
 import yaml
 from detectron2.config import CfgNode
 
-from lambda_det.config import CONFIGS, leaves
+from lambda_det.config import CONFIGS, leaves, read_plain
 from lambda_det.errors import ConfigError, reason, refused, suggest
 
-__all__ = ["ZOO", "read_config"]
+__all__ = ["CLASSIFIER", "DETECTOR", "LAZY", "ZOO", "ConfigFile", "kind_of", "read_config"]
 
 # The configurations that Detectron2 installs
 ZOO = (Path(detectron2.__file__).parent / "model_zoo" / "configs").resolve()
+# What a file describes: a training of any kind by nodes, or by keys that of a detector or a
+# classifier
+LAZY, DETECTOR, CLASSIFIER = "LazyConfig", "detector", "classifier"
+
+
+class ConfigFile:
+    """A configuration file, which is opened once, when it is first asked for what it holds.
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(self, path: str | os.PathLike, text: str | None = None) -> None:
+        """
+        Args:
+            path: of a file of YAML, or of a LazyConfig in Python.
+            text: the configuration, where the file is of another kind and records it.
+        """
+        self.path = os.fspath(path)
+        self._recorded = text
+
+    def __repr__(self) -> str:
+        return f"ConfigFile({self.path!r})"
+
+    @cached_property
+    def text(self) -> str:
+        """
+        Raises:
+            OSError, UnicodeDecodeError: it cannot be read.
+        """
+        return Path(self.path).read_text("utf-8") if self._recorded is None else self._recorded
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """The keys and values of YAML, over those of its _BASE_.
+
+        Files are read as plain data, except those that Detectron2 has installed, because its
+        RetinaNet computes its anchors. Detectron2's own reader lets a tag in any file run a
+        program.
+
+        Raises:
+            ConfigError: the file is missing or not a mapping, or has other objects than plain data.
+        """
+        if self._recorded is not None:
+            return self._load_recorded()
+        if not Path(self.path).is_file():
+            there = {str(path) for path in Path(self.path).parent.glob("*.yaml")}
+            there |= {f"configs/{p.relative_to(CONFIGS)}" for p in CONFIGS.rglob("*.yaml")}
+            raise ConfigError(
+                f"There is no config file {self.path}{suggest(self.path, sorted(there))}"
+            )
+        try:
+            loaded = _reader(self).load_yaml_with_base(self.path)
+        except OSError as error:
+            raise ConfigError(
+                f"A _BASE_ of {self.path} cannot be read: {error.filename or error}."
+            ) from error
+        # a tag of Python; an impossible date; not UTF-8; a file that is its own _BASE_
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"{self.path} or its _BASE_ is not valid YAML of plain values: {reason(error)}"
+            ) from error
+        except (TypeError, AttributeError, AssertionError):
+            loaded = None
+        if not isinstance(loaded, dict):
+            raise ConfigError(
+                f"{self.path} or its _BASE_ is not a mapping of keys to values, such as `SOLVER:` "
+                "with an indented `MAX_ITER: 1000` under it."
+            )
+        return loaded
+
+    def _load_recorded(self) -> dict[str, Any]:
+        what = f"The configuration that {self.path} records cannot be read"
+        errors = (yaml.YAMLError, ValueError, RecursionError)
+        with refused(ConfigError, what, "use another copy", *errors):
+            loaded = yaml.safe_load(self.text)
+            if not isinstance(loaded, dict):
+                raise ValueError("it is no mapping")
+            return loaded
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether it is a LazyConfig: Python, or YAML that a run saved, which runs nothing here.
+
+        A missing file, or one that is no YAML, is none; its reader reports the error.
+        """
+        if Path(self.path).suffix == ".py":
+            return True
+        try:
+            return _has_nodes(read_plain(self.text))
+        except (OSError, ValueError, TypeError, yaml.YAMLError):
+            return False
+
+
+def _reader(file: ConfigFile) -> type[CfgNode]:
+    """Detectron2's reader, for a file that is opened already."""
+
+    class Reader(CfgNode):
+        @classmethod
+        def _open_cfg(cls, filename: str) -> Any:
+            return io.StringIO(file.text) if filename == file.path else super()._open_cfg(filename)
+
+        @classmethod
+        def load_yaml_with_base(cls, filename: str, allow_unsafe: bool = False) -> dict[str, Any]:
+            """Each file of a chain of _BASE_ is trusted by its place."""
+            is_trusted = Path(filename).resolve().is_relative_to(ZOO)
+            return super().load_yaml_with_base(filename, is_trusted)
+
+    return Reader
+
+
+def _has_nodes(content: Any) -> bool:
+    """Whether it is the content of a LazyConfig, and not keys in capitals."""
+    return isinstance(content, dict) and isinstance(content.get("model"), dict)
+
+
+def kind_of(file: ConfigFile) -> str:
+    """What a configuration file describes, by its content: LAZY, DETECTOR or CLASSIFIER.
+
+    A file that cannot be read counts as a detector's; its reader reports the error.
+    """
+    if Path(file.path).suffix == ".py":
+        return LAZY
+    try:
+        content = file.content
+    except ConfigError:  # a LazyConfig that a run saved may have the tags of Python
+        return LAZY if file.is_lazy else DETECTOR
+    if _has_nodes(content):
+        return LAZY
+    model = content.get("MODEL")
+    is_recipe = "DATA" in content or (isinstance(model, dict) and "NAME" in model)
+    return CLASSIFIER if is_recipe else DETECTOR
 
 
 def read_config(
     cfg: CfgNode,
-    file: str | None,
+    file: ConfigFile | None,
     opts: Sequence[str] | None,
     add_keys: Callable[[CfgNode, list[tuple[str, Any]]], None] = lambda cfg, settings: None,
-    text: str | None = None,
 ) -> None:
-    """Read a file, if any, and then KEY VALUE pairs over the defaults in ``cfg``.
-
-    Files are read as plain data, except those that Detectron2 has installed, because its RetinaNet
-    computes its anchors. Detectron2's own reader lets a tag in any file run a program.
+    """Read a file, if any, and then KEY VALUE pairs over the values in ``cfg``.
 
     Args:
         cfg: gets the values; not frozen.
         file: of YAML.
         opts: keys and values in turn, as on a command line.
         add_keys: adds the keys to ``cfg`` that the given (key, value) pairs need.
-        text: of the configuration, where ``file`` is a file of another kind that records it.
 
     Raises:
         ConfigError: the file is missing or not a mapping, or a key or value cannot be.
     """
-    settings = []
-    if text is not None:
-        settings = list(leaves(_load_text(text, file)))
-    elif file:
-        settings = list(leaves(_load_yaml(file)))
+    settings = list(leaves(copy.deepcopy(file.content))) if file else []
     opts = list(opts or [])
     _check_pairs(opts)
     pairs = list(zip(opts[::2], opts[1::2], strict=True))
     add_keys(cfg, settings + pairs)
     for key, value in settings:
-        _set(cfg, key, value, file)
+        _set(cfg, key, value, file.path)
     for key, value in pairs:
         _set(cfg, key, value, "the command line")
-
-
-class _File(CfgNode):
-    @classmethod
-    def load_yaml_with_base(cls, filename: str, allow_unsafe: bool = False) -> dict[str, Any]:
-        """Each file of a chain of _BASE_ is trusted by its place."""
-        return super().load_yaml_with_base(filename, Path(filename).resolve().is_relative_to(ZOO))
-
-
-def _load_yaml(file: str) -> dict[str, Any]:
-    if not Path(file).is_file():
-        there = {str(path) for path in Path(file).parent.glob("*.yaml")}
-        there |= {f"configs/{p.relative_to(CONFIGS)}" for p in CONFIGS.rglob("*.yaml")}
-        raise ConfigError(f"There is no config file {file}{suggest(file, sorted(there))}")
-    try:
-        loaded = _File.load_yaml_with_base(file)
-    except OSError as error:
-        raise ConfigError(
-            f"A _BASE_ of {file} cannot be read: {error.filename or error}."
-        ) from error
-    except (yaml.YAMLError, ValueError) as error:  # a tag of Python; an impossible date; not UTF-8
-        raise ConfigError(
-            f"{file} or its _BASE_ is not valid YAML of plain values: {reason(error)}"
-        ) from error
-    except (TypeError, AttributeError, AssertionError):
-        loaded = None
-    if not isinstance(loaded, dict):
-        raise ConfigError(
-            f"{file} or its _BASE_ is not a mapping of keys to values, such as `SOLVER:` with an "
-            "indented `MAX_ITER: 1000` under it."
-        )
-    return loaded
-
-
-def _load_text(text: str, file: str | None) -> dict[str, Any]:
-    what = f"The configuration that {file} records cannot be read"
-    with refused(ConfigError, what, "use another copy", yaml.YAMLError, ValueError, RecursionError):
-        loaded = yaml.safe_load(text)
-        if not isinstance(loaded, dict):
-            raise ValueError("it is no mapping")
-        return loaded
 
 
 def _check_pairs(opts: list[str]) -> None:

@@ -8,7 +8,7 @@ import logging
 import logging.handlers
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,15 @@ from tabulate import tabulate
 from lambda_det.errors import escape_record
 from lambda_det.files import replace_text
 
-__all__ = ["ONLY_IN_FILE", "BufferedLog", "log_table", "read_warnings", "show"]
+__all__ = [
+    "ONLY_IN_FILE",
+    "BufferedLog",
+    "kept_messages",
+    "log_kept",
+    "log_table",
+    "read_warnings",
+    "show",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +122,43 @@ class BufferedLog(logging.handlers.MemoryHandler):
         for record in self.buffer:
             if record.levelno >= logging.WARNING and comm.is_main_process():
                 logging.lastResort.handle(record)
+
+
+@contextlib.contextmanager
+def kept_messages() -> Iterator[list[dict[str, Any]]]:
+    """Keep what is logged before there is a log; :func:`log_kept` adds it to one, in any process.
+
+    After an error only warnings are of interest, and are shown.
+    """
+    kept: list[dict[str, Any]] = []
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            facts = ("name", "levelno", "levelname", "created")
+            kept.append({k: getattr(record, k) for k in facts} | {"msg": record.getMessage()})
+
+    keeper, loggers = Keeper(), [logging.getLogger(name) for name in _LOGGERS]
+    levels = [one.level for one in loggers]
+    for one in loggers:
+        one.addHandler(keeper)
+        one.setLevel(logging.INFO)
+    try:
+        yield kept
+    except BaseException:
+        for record in kept:
+            if record["levelno"] >= logging.WARNING:
+                logging.lastResort.handle(logging.makeLogRecord(record))
+        raise
+    finally:
+        for one, level in zip(loggers, levels, strict=True):
+            one.removeHandler(keeper)
+            one.setLevel(level)
+
+
+def log_kept(messages: Iterable[dict[str, Any]]) -> None:
+    """Log the messages of :func:`kept_messages`."""
+    for record in messages:
+        logging.getLogger(record["name"]).handle(logging.makeLogRecord(record))
 
 
 def show(text: str) -> None:

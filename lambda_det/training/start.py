@@ -1,8 +1,9 @@
 """The start of a run: first everything is checked, with nothing written; then come folder and work.
 
-The command line gives a configuration, from which a Task is made. The task builds the model. The
-checkpoint is read and verified once, and loaded into it. What cannot work is refused up to here.
-Then the folder of the run is made, log and configuration are written to it, and training begins.
+Each process gets the Task of a command line, and fits it to data and processes. The task builds the
+model. The checkpoint is read and verified once, and loaded into it. What cannot work is refused up
+to here. Then the folder of the run is made, log and configuration are written to it, and training
+begins.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import functools
 import io
 import logging
 import os
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from detectron2.utils import comm
@@ -30,7 +33,7 @@ from lambda_det.training.checkpoint_files import Checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.hooks import Progress
 from lambda_det.training.library_errors import explained
-from lambda_det.training.log import BufferedLog
+from lambda_det.training.log import BufferedLog, log_kept
 from lambda_det.training.precision import AUTO, Precision
 from lambda_det.training.run_folder import (
     Change,
@@ -55,27 +58,39 @@ logger = logging.getLogger(__name__)
 ENVIRONMENT = "environment.txt"
 
 
-def run(args: argparse.Namespace, task: type[Task]) -> None:
-    """Train or evaluate as a command line says, in as many processes as it says.
+def run(
+    args: argparse.Namespace,
+    task: Task,
+    *,
+    config_file: str | None = None,
+    messages: Sequence[dict[str, Any]] = (),
+) -> None:
+    """Train or evaluate a task as a command line says, in as many processes as it says.
 
     Args:
-        args: the flags of :func:`lambda_det.training.command_line.run_parser`, and the task's own.
-        task: reads the configuration.
+        args: the flags of :func:`lambda_det.training.command_line.run_parser`.
+        task: of the configuration, not prepared; it goes to each process.
+        config_file: that the configuration was read from, for the run's config.yaml.
+        messages: of :func:`lambda_det.training.log.kept_messages`, with which the log begins.
 
     Raises:
         UserError: one sentence to print.
     """
-    # Read here as well as in the processes, so that a mistake is reported once and at once
-    device, key = task.device(task.read(args))
-    launch(functools.partial(_work, kind=task), args, device=device, key=key)
+    device, key = task.device
+    work = functools.partial(_work, task=task, config_file=config_file, messages=messages)
+    launch(work, args, device=device, key=key)
 
 
-def _work(args: argparse.Namespace, kind: type[Task]) -> None:
+def _work(
+    args: argparse.Namespace,
+    task: Task,
+    config_file: str | None = None,
+    messages: Sequence[dict[str, Any]] = (),
+) -> None:
     with BufferedLog(quiet=args.progress and not args.eval_only) as log:
         if comm.is_main_process():
-            for record in getattr(args, "records", ()):
-                logging.getLogger(record["name"]).handle(logging.makeLogRecord(record))
-        task = kind.for_run(kind.read(args), train=not args.eval_only)
+            log_kept(messages)
+        task = task.prepare(train=not args.eval_only)
         settings = task.settings
         precision = Precision.of(settings)
         logger.info(f"The forward pass of training computes in {precision}")
@@ -87,10 +102,10 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
         if torch.device(settings.device).type == "cpu":
             keep_memory()
         logger.info(f"Process {comm.get_rank()} of {comm.get_world_size()}")
-        words = {name: value for name, value in vars(args).items() if name != "records"}
         if comm.is_main_process():
             now = datetime.now().isoformat(" ", "seconds")
-            log.add_file(ENVIRONMENT, f"{now}\nCommand line: {words}\n\n{_environment()}\n\n")
+            words = f"{now}\nCommand line: {vars(args)}"
+            log.add_file(ENVIRONMENT, f"{words}\n\n{_environment()}\n\n")
         logger.info(
             f"lambda_det {__version__}, PyTorch {torch.__version__}, {settings.device}; "
             f"{ENVIRONMENT} has all of the environment"
@@ -103,13 +118,13 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
             torch.backends.cudnn.allow_tf32 = settings.float32_precision != "highest"
         with explained(settings):
             if args.eval_only:
-                evaluate(task, log, resume=args.resume, config_file=args.config_file)
+                evaluate(task, log, resume=args.resume, config_file=config_file)
             else:
                 train(
                     task,
                     log,
                     resume=args.resume,
-                    config_file=args.config_file,
+                    config_file=config_file,
                     debug_numerics=args.debug_numerics,
                     progress=args.progress,
                 )

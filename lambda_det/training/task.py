@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.distributed.connection import distribute
+from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.settings import FixedKeys, Settings
 from lambda_det.weights.provenance import PixelSettings
 
@@ -33,7 +34,7 @@ class Task(ABC):
     """A kind of training, such as detection, with one run's configuration.
 
     Attributes:
-        settings: of this run, fitted to the number of processes.
+        settings: of this run; :meth:`prepare` fits them to the number of processes.
         fixed_keys: what a resumed run must keep.
         sample_keys: what the training images depend on; a resumed run that changes them logs a
             warning.
@@ -52,31 +53,36 @@ class Task(ABC):
     # ------------------------------------------------------------------------------- configuration
     @classmethod
     @abstractmethod
-    def read(cls, args: argparse.Namespace) -> Any:
-        """The configuration that a command line describes.
+    def read(cls, args: argparse.Namespace, file: ConfigFile | None = None) -> Task:
+        """The task that a command line describes; it goes to each process of the run by pickling.
+
+        Args:
+            args: of the task's parser.
+            file: that of ``args.config_file``, where it was opened already.
 
         Raises:
             ConfigError: the file is missing, or a key or value cannot be.
         """
 
-    @classmethod
     @abstractmethod
-    def device(cls, config: Any) -> tuple[str, str]:
-        """The device that a configuration names, and the user's key for it."""
-
-    @classmethod
-    @abstractmethod
-    def for_run(cls, config: Any, *, train: bool) -> Task:
-        """The task of a configuration, on the data and in the processes that there are.
+    def prepare(self, *, train: bool) -> Task:
+        """Fit the task to the data and to the processes that there are; called in each of them.
 
         Args:
-            config: of :meth:`read`.
             train: whether it will be trained, and not only evaluated.
+
+        Returns:
+            The task, with its settings.
 
         Raises:
             ConfigError: a value cannot work, such as a batch that does not divide.
             DataError: the data are missing or damaged.
         """
+
+    @property
+    def device(self) -> tuple[str, str]:
+        """The device that the configuration names, and the user's key for it."""
+        return self.settings.device, self.settings.key("device")
 
     @abstractmethod
     def dump(self) -> str:

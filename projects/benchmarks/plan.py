@@ -30,7 +30,7 @@ from tabulate import tabulate
 from torch import Tensor
 
 from lambda_benchmarks.memory import GIB, peak_memory, tensor_bytes
-from lambda_det.classification.config import check_ranges, is_recipe, load_recipe
+from lambda_det.classification.config import check_ranges, load_recipe
 from lambda_det.classification.data import Sources, build_sources
 from lambda_det.classification.data.sources import SyntheticSource
 from lambda_det.classification.task import ClassificationTask
@@ -38,6 +38,7 @@ from lambda_det.detection import load_config
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, exit_status
 from lambda_det.training.command_line import add_config_flag
+from lambda_det.training.config_file import CLASSIFIER, ConfigFile, kind_of
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import Settings
 from lambda_det.training.task import Task
@@ -193,7 +194,7 @@ def load_task(file: str, opts: list[str]) -> tuple[Task, tuple[int, int], list[s
         config_file=file, opts=list(opts), synthetic_data=False, debug_numerics=False
     )
     notes = []
-    if not is_recipe(file):
+    if kind_of(ConfigFile(file)) != CLASSIFIER:
         task = DetectionTask(load_config(words))
         task.register_data()
         if task.config.RECIPE.ENABLED:
@@ -212,7 +213,9 @@ def load_task(file: str, opts: list[str]) -> tuple[Task, tuple[int, int], list[s
             f"Guessed, since DATA.TRAIN {cfg.DATA.TRAIN} is not here: {images:,} images of "
             f"{classes:,} classes."
         )
-    return ClassificationTask(cfg, sources), (cfg.INPUT.SIZE, cfg.INPUT.SIZE), notes
+    task = ClassificationTask(cfg)
+    task.plan_for(sources)
+    return task, (cfg.INPUT.SIZE, cfg.INPUT.SIZE), notes
 
 
 def fit_task(task: Task, size: tuple[int, int]) -> LinearFit:

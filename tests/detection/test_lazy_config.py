@@ -23,6 +23,7 @@ from lambda_det.detection import DetectionTask, load_lazy_config
 from lambda_det.detection.data import register_shapes
 from lambda_det.detection.lazy import dump_lazy, read_saved
 from lambda_det.errors import ConfigError, DataError
+from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.run_folder import changed_keys
 from lambda_det.weights.provenance import PixelSettings
 from tests.shapes import make_shapes
@@ -251,7 +252,7 @@ def test_the_objects_of_a_saved_file(tmp_path):
     LazyConfig.save(lazy, str(tmp_path / "config.yaml"))
     with (tmp_path / "config.yaml").open("a") as file:
         file.write("d: !!python/tuple [1, 2]\n")
-    read = read_saved(tmp_path / "config.yaml")
+    read = read_saved(ConfigFile(tmp_path / "config.yaml"))
     assert (read["a"], read["b"], read["d"]) == (shape, stem, (1, 2))
     assert OmegaConf.create(read, flags={"allow_objects": True}).a == shape
 

@@ -1,21 +1,25 @@
 """From flags for own data to files in COCO's format and keys of a configuration."""
 
+import copy
 import json
 import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
+from detectron2.config import CfgNode
 from PIL import Image
 
 from lambda_det import cli, get_config
-from lambda_det.detection import DetectionTask, lazy_parser, load_config
+from lambda_det.detection import DetectionTask, lazy_parser
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data import choice
 from lambda_det.own_data.command_line import main as check_main
-from lambda_det.own_data.prepare import prepare
+from lambda_det.own_data.flags import configure
+from lambda_det.training.log import kept_messages
 from tests.coco import annotation, coco_content
 from tests.detection.tiny import on_meta
 
@@ -37,13 +41,30 @@ def data(tmp_path, monkeypatch):
     return tmp_path / "data"
 
 
+class Prepared(NamedTuple):
+    """What a command line became.
+
+    Attributes:
+        config: with the keys of the command line.
+        file: of the configuration.
+        records: the messages to log.
+    """
+
+    config: CfgNode
+    file: str
+    records: list
+
+
 def prepared(*words):
     """A command line, which is prepared as ``lambda-det train`` does."""
     args = cli.detector_parser().parse_args(list(map(str, words)))
     if args.output:
         args.opts += ["OUTPUT_DIR", args.output]
-    prepare(args)
-    return args
+    before = copy.deepcopy(args)
+    with kept_messages() as records:
+        made = configure(args)
+    assert args == before
+    return Prepared(*made, records)
 
 
 def table(args):
@@ -55,14 +76,14 @@ def table(args):
 
 def keys(args):
     """What the configuration says that a command line became."""
-    return load_config(args)
+    return args.config
 
 
 def begun(args):
     """Leave what a run of a command line that is prepared leaves; returns its configuration."""
-    cfg = load_config(args)
+    cfg = args.config
     task = DetectionTask(cfg).prepare(train=True)
-    text = f"# --config-file {args.config_file}\n{task.dump()}"
+    text = f"# --config-file {args.file}\n{task.dump()}"
     Path(cfg.OUTPUT_DIR, "config.yaml").write_text(text)
     Path(cfg.OUTPUT_DIR, "last_checkpoint").write_text("model_0000000.pth")
     return cfg
@@ -95,7 +116,7 @@ def test_the_recipe_follows_from_machine_and_connection(
     monkeypatch.setattr(choice, "_is_connected", lambda: connected)
     args = prepared("--data", data, "--output", data.parent / "run")
     rows = table(args)
-    assert Path(args.config_file).stem == recipe and rows["recipe"][0] == args.config_file
+    assert Path(args.file).stem == recipe and rows["recipe"][0] == args.file
     assert rows["MODEL.DEVICE"][0] == keys(args).MODEL.DEVICE
     assert ("cpu" if memory is None else "cuda") == keys(args).MODEL.DEVICE
     assert rows["labels"][0] == "Pascal VOC" and rows["images"][0] == "20"
@@ -144,12 +165,12 @@ def test_what_is_typed_counts(data, monkeypatch):
     assert len(held_out | kept) == 20 and 5 < len(held_out) < 15 and not held_out & kept
     monkeypatch.setattr(choice, "_is_connected", lambda: True)
     args = prepared("--data", data, *run, "MODEL.WEIGHTS", "")
-    assert "random" in table(args)["start"][0] and "light_lambdaresnet26" in args.config_file
+    assert "random" in table(args)["start"][0] and "light_lambdaresnet26" in args.file
     args = prepared(
         *("--config", "finetune/light_mobilenet_v2.yaml", "--data", data, *run),
         *("--epochs", "2", "--batch", "3"),
     )
-    assert Path(args.config_file).stem == "light_mobilenet_v2" and "recipe" not in table(args)
+    assert Path(args.file).stem == "light_mobilenet_v2" and "recipe" not in table(args)
     solver = keys(args).SOLVER
     trained = len(names(keys(args).DATASETS.TRAIN_JSON))
     assert (3, -(-2 * trained // 3)) == (solver.IMS_PER_BATCH, solver.MAX_ITER)
@@ -333,7 +354,7 @@ def test_labels_with_a_configuration_that_has_no_recipe(data):
     for images in (["--images", data], []):
         words = ["--config", "mask_rcnn_lambdaresnet50.yaml", "--output", data.parent / "run"]
         args = prepared(*words, "--train", data, *images)
-        cfg, plain = keys(args), keys(SimpleNamespace(config_file=args.config_file, opts=[]))
+        cfg, plain = keys(args), get_config("mask_rcnn_lambdaresnet50.yaml")
         assert str(data) == cfg.DATASETS.TRAIN_IMAGES and not cfg.DATASETS.TEST_JSON
         assert len(names(cfg.DATASETS.TRAIN_JSON)) == 20
         assert Path(cfg.DATASETS.TRAIN_JSON).parent == data.parent / "run" / "data"
@@ -343,10 +364,11 @@ def test_labels_with_a_configuration_that_has_no_recipe(data):
 def test_a_command_without_own_data_is_left_alone(tmp_path):
     words = ["--config", "mask_rcnn_lambdaresnet50.yaml", "OUTPUT_DIR", str(tmp_path / "run")]
     args = prepared(*words)
-    assert args.opts == words[2:] and not args.records and not (tmp_path / "run").exists()
+    plain = args.config
+    assert not args.records and not (tmp_path / "run").exists()
     (tmp_path / "a.json").write_text("{}")
-    args = prepared("--train-json", tmp_path / "a.json", "--train-images", tmp_path, *words)
-    assert args.train_json == str(tmp_path / "a.json") and args.opts == words[2:]
+    cfg = prepared("--train-json", tmp_path / "a.json", "--train-images", tmp_path, *words).config
+    assert str(tmp_path / "a.json") == cfg.DATASETS.TRAIN_JSON and cfg.SOLVER == plain.SOLVER
 
 
 def test_parts_that_are_there(data):
@@ -499,7 +521,7 @@ def test_the_network_of_weights_that_are_a_detector_s(data, tmp_path):
     assert cfg.MODEL.RPN.POST_NMS_TOPK_TEST == 55 and name == cfg.MODEL.LAMBDA_RESNET.NAME
     assert cfg.SOLVER.MAX_ITER == cfg.RECIPE.MIN_STEPS and not cfg.RECIPE.KEEP
     assert str(tmp_path / "second") == cfg.OUTPUT_DIR and str(weights) == cfg.MODEL.WEIGHTS
-    assert Path(args.config_file).parent == tmp_path / "second" / "data"
+    assert Path(args.file).parent == tmp_path / "second" / "data"
     assert Path(cfg.DATASETS.TRAIN_JSON).parent == tmp_path / "second" / "data"
     torch.save({"model": model.state_dict()}, tmp_path / "bare.pth")
     assert "network" not in table(prepared(*run, "MODEL.WEIGHTS", str(tmp_path / "bare.pth")))

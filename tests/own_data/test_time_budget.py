@@ -40,8 +40,8 @@ def trial(monkeypatch):
     """A step takes two seconds, and the start ten."""
     asked = []
 
-    def measure(args, words):
-        asked.append(dict(zip(words[::2], words[1::2], strict=True)))
+    def measure(cfg, processes):
+        asked.append(cfg)
         return Step(2.0, 10.0)
 
     monkeypatch.setattr(preparing, "measure_step", measure)
@@ -52,7 +52,7 @@ def test_the_schedule_fits_into_the_time(data, trial):  # noqa: F811
     args = prepared("--data", data, "--time", "10m", "--output", data.parent / "run")
     cfg = keys(args)
     (asked,) = trial
-    assert asked["DATASETS.TRAIN_JSON"] == cfg.DATASETS.TRAIN_JSON
+    assert asked.DATASETS.TRAIN_JSON == cfg.DATASETS.TRAIN_JSON
     # nearly all of the 590 seconds, with the evaluations
     assert 230 < cfg.SOLVER.MAX_ITER < 295
     assert math.ceil(cfg.RECIPE.EPOCHS * 17 / 4) == cfg.SOLVER.MAX_ITER
@@ -95,7 +95,7 @@ def test_a_run_that_goes_on_keeps_its_epochs(data, trial, config):  # noqa: F811
 def test_steps_are_timed_in_a_process_of_their_own(data):  # noqa: F811
     words = ["--data", data, "--epochs", "1", "--output", data.parent / "run"]
     args = prepared(*words)
-    step = measure_step(args, args.opts)
+    step = measure_step(args.config, 1)
     assert step.seconds > 0
     assert step.start > 0
     assert not (data.parent / "run" / "metrics.json").exists()
@@ -103,9 +103,10 @@ def test_steps_are_timed_in_a_process_of_their_own(data):  # noqa: F811
 
 @pytest.mark.slow
 def test_steps_that_fail_say_why(data):  # noqa: F811
-    args = prepared("--data", data, "--epochs", "1", "--output", data.parent / "run")
+    cfg = keys(prepared("--data", data, "--epochs", "1", "--output", data.parent / "run"))
+    cfg.SOLVER.BASE_LR = -1.0
     with pytest.raises(DataError, match="BASE_LR"):
-        measure_step(args, [*args.opts, "SOLVER.BASE_LR", "-1"])
+        measure_step(cfg, 1)
 
 
 def test_no_time_is_named(tmp_path):

@@ -122,9 +122,10 @@ def _lazy_config(args: argparse.Namespace) -> _Saved:
 
 
 def _recipe_task(args: argparse.Namespace) -> Task:
-    cfg = ClassificationTask.read(args)
-    check_ranges(cfg)
-    return ClassificationTask(cfg, Sources(SyntheticSource(32), None, None))
+    task = ClassificationTask.read(args)
+    check_ranges(task.cfg)
+    task.plan_for(Sources(SyntheticSource(32), None, None))
+    return task
 
 
 _TASKS = {

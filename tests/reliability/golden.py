@@ -105,7 +105,7 @@ def _classification(root: Path) -> Task:
     words = f"DATA.TRAIN {root / 'train'} DATA.VAL {root / 'val'} OUTPUT_DIR {root / 'run'} "
     words += "SOLVER.EPOCHS 10"
     args = parser().parse_args(["--config-file", str(root / "recipe.yaml"), *words.split()])
-    return ClassificationTask.for_run(load_recipe(args), train=True)
+    return ClassificationTask(load_recipe(args)).prepare(train=True)
 
 
 CASES: dict[str, Callable[[Path], Task]] = {

@@ -87,14 +87,16 @@ class ToyTask(Task):
         self.work = work
         self.evaluated = []
 
-    @classmethod
-    def read(cls, args): ...
+        self.finished = []
 
     @classmethod
-    def device(cls, config): ...
+    def read(cls, args, file=None): ...
 
-    @classmethod
-    def for_run(cls, config, *, train): ...
+    def prepare(self, *, train):
+        return self
+
+    def finish(self, results):
+        self.finished.append(results)
 
     def dump(self):
         return "A: 1\n"
@@ -289,21 +291,6 @@ def test_a_run_ends_whose_folder_another_training_has(folder, monkeypatch, in_a_
     assert (folder / "run.lock").exists()  # the other's
 
 
-class _Kind:
-    """Stands for a task's class, and makes a toy with settings."""
-
-    def __init__(self, folder, **changes):
-        self._made = ToyTask(folder, **changes)
-        self.finished = []
-        self._made.finish = self.finished.append
-
-    def read(self, args):
-        return None
-
-    def for_run(self, config, *, train):
-        return self._made
-
-
 def _flags(**changes):
     usual = {"eval_only": False, "resume": True, "debug_numerics": False, "config_file": ""}
     usual["progress"] = False
@@ -313,16 +300,16 @@ def _flags(**changes):
 def test_a_training_and_an_evaluation_alone_are_finished_by_the_task(folder):
     """Where detection holds the results against TEST.EXPECTED_RESULTS."""
     for flags in (_flags(), _flags(eval_only=True)):
-        kind = _Kind(folder)
-        start._work(flags, kind)
-        assert [list(results) for results in kind.finished] == [["toy"]]
+        task = ToyTask(folder)
+        start._work(flags, task)
+        assert [list(results) for results in task.finished] == [["toy"]]
 
 
 def test_the_precision_of_float32_is_set_where_one_is_named(folder):
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
         for name, convolutions in (("", before[1]), ("high", True), ("highest", False)):
-            start._work(_flags(), _Kind(folder, float32_precision=name))
+            start._work(_flags(), ToyTask(folder, float32_precision=name))
             assert torch.get_float32_matmul_precision() == (name or before[0])
             assert torch.backends.cudnn.allow_tf32 == convolutions
     finally:

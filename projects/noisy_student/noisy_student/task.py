@@ -22,6 +22,7 @@ from lambda_det.classification.data import LabelledTrainLoader
 from lambda_det.classification.model import PixelClassifier, build_classifier
 from lambda_det.classification.task import ClassificationTask
 from lambda_det.errors import ConfigError
+from lambda_det.training.config_file import ConfigFile
 from noisy_student.pseudo_labels import PseudoLabelSource
 
 __all__ = ["Student", "StudentLoader", "StudentTask", "get_student_config"]
@@ -142,27 +143,27 @@ class StudentTask(ClassificationTask):
     pseudo: PseudoLabelSource | None = None
 
     @classmethod
-    def read(cls, args: argparse.Namespace) -> CfgNode:
-        return load_recipe(args, get_student_config())
+    def read(cls, args: argparse.Namespace, file: ConfigFile | None = None) -> StudentTask:
+        return cls(load_recipe(args, get_student_config(), file))
 
-    @classmethod
-    def for_run(cls, config: CfgNode, *, train: bool) -> StudentTask:
+    def prepare(self, *, train: bool) -> StudentTask:
+        data = self.cfg.DATA
         if train:
-            _check(config.DATA)
-        task = super().for_run(config, train=train)
+            _check(data)
+        super().prepare(train=train)
         if train:
-            images = task.plan.forward * config.DATA.PSEUDO_RATIO
+            images = self.plan.forward * data.PSEUDO_RATIO
             if images != int(images):
                 raise ConfigError(
-                    f"DATA.PSEUDO_RATIO {config.DATA.PSEUDO_RATIO} x {task.plan.forward} labelled "
+                    f"DATA.PSEUDO_RATIO {data.PSEUDO_RATIO} x {self.plan.forward} labelled "
                     "images of a forward pass (SOLVER.IMS_PER_BATCH over "
                     f"{comm.get_world_size()} process(es) x SOLVER.ACCUMULATE_GRADIENTS) is not a "
                     "whole number; change one of them."
                 )
-            task.pseudo = PseudoLabelSource(
-                config.DATA.PSEUDO_LABELS, config.DATA.PSEUDO_IMAGES, task.sources.train.classes
+            self.pseudo = PseudoLabelSource(
+                data.PSEUDO_LABELS, data.PSEUDO_IMAGES, self.sources.train.classes
             )
-        return task
+        return self
 
     def build_model(self) -> Student:
         return build_classifier(self.cfg, len(self.sources.train.classes), Student)

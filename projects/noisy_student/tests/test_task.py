@@ -58,7 +58,7 @@ def arguments(pictures, tmp_path):
 
 @pytest.fixture
 def task(arguments):
-    return lambda **changes: StudentTask.for_run(StudentTask.read(arguments(**changes)), train=True)
+    return lambda **changes: StudentTask.read(arguments(**changes)).prepare(train=True)
 
 
 # ----------------------------------------------------------------------------------------- the loss
@@ -193,7 +193,7 @@ def test_values_that_cannot_be(task, key, value):
 
 def test_the_recipe_differs_by_its_data_alone():
     args = parser().parse_args(["--config-file", str(PROJECT / "semi_supervised.yaml")])
-    cfg = StudentTask.read(args)
+    cfg = StudentTask.read(args).cfg
     base = load_recipe(
         parser().parse_args(
             [

@@ -1,0 +1,159 @@
+"""The flags for own data, and whether a command line has anything to prepare.
+
+Every training of a detector imports this file. What reads labels and chooses a recipe is imported
+where there is something to prepare.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NamedTuple
+
+from detectron2.config import CfgNode
+
+from lambda_det.detection.config import load_config, set_files
+from lambda_det.training.config_file import ConfigFile
+
+__all__ = ["AUTO", "PARTS", "Configured", "add_flags", "configure"]
+
+AUTO = "auto"  # --tile auto: tiles by the rule, also where objects are not that small
+PARTS = ("train", "test")  # flags name the files of each: --train-json, --test-images
+_FLAGS = (
+    "data",
+    "val_share",
+    "stratify",
+    "group_by",
+    "single_class",
+    "epochs",
+    "time",
+    "batch",
+    "size",
+    "tile",
+)
+
+
+class Configured(NamedTuple):
+    """A configuration.
+
+    Attributes:
+        config: with the keys of the command line.
+        file: that it is of; None for none.
+    """
+
+    config: CfgNode
+    file: str | None
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for own data, and let :func:`configure` read the configuration."""
+    data = parser.add_argument_group(
+        "your own data",
+        "instead of DATASETS.TRAIN and .TEST; labels of COCO, YOLO, Pascal VOC, LabelMe, VIA, CVAT",
+    )
+    data.add_argument(
+        "--data",
+        metavar="DIR",
+        help="folder of a data set, or YOLO's data.yaml: its parts to train and to evaluate on",
+    )
+    data.add_argument(
+        "--val-share",
+        type=float,
+        metavar="S",
+        help="share of the training images to evaluate on, by their names, without a --test-json; "
+        "0.1 with --data or without --config",
+    )
+    data.add_argument(
+        "--stratify", action="store_const", const=True, help="each class has its share as well"
+    )
+    data.add_argument(
+        "--group-by",
+        metavar="REGEX",
+        help="images whose names match it alike stay on one side, such as ^[^_]+ of a video's",
+    )
+    data.add_argument(
+        "--single-class",
+        action="store_const",
+        const=True,
+        help="all objects are of one class, whatever their labels call them",
+    )
+    schedule = parser.add_argument_group(
+        "schedule and size for your data", "RECIPE in lambda_det/config.py"
+    )
+    schedule.add_argument(
+        "--epochs", type=float, metavar="N", help="passes over the training images; 0: by a rule"
+    )
+    schedule.add_argument(
+        "--time",
+        metavar="T",
+        help="as many epochs as fit into a time such as 1h, 45m or 1h30m, by the measured time of "
+        "a step",
+    )
+    schedule.add_argument(
+        "--batch",
+        type=int,
+        metavar="N",
+        help="images a step; else by the memory of the GPUs, where the file says what it takes",
+    )
+    schedule.add_argument(
+        "--size",
+        type=int,
+        metavar="N",
+        help="pixels of the shorter side of images in the test; the longer side and the sizes in "
+        "training change by the same factor",
+    )
+    schedule.add_argument(
+        "--tile",
+        type=_tile,
+        metavar="N",
+        help="cut images in memory into overlapping tiles of N pixels, in which objects keep their "
+        "pixels; 0: whole images; auto: by a rule, as where most objects would be too small",
+    )
+    parser.set_defaults(configure="lambda_det.own_data.flags:configure")
+
+
+def _tile(text: str) -> int | str:
+    """The value of ``--tile``: a number of pixels, or "auto"."""
+    if text == AUTO or text.isdecimal():
+        return text if text == AUTO else int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of pixels; give one, 0 or {AUTO}")
+
+
+def configure(args: argparse.Namespace, file: ConfigFile | None = None) -> Configured:
+    """The configuration of a command line, after own data were prepared, if it names some.
+
+    Args:
+        args: of a parser with :func:`add_flags`; they are only read.
+        file: that of ``args.config_file``, where it was opened already.
+
+    Raises:
+        ConfigError: as :func:`lambda_det.detection.load_config` does.
+        UserError: as :func:`lambda_det.own_data.prepare.prepare` does.
+    """
+    config = None
+    if args.config_file is not None:
+        named = argparse.Namespace(config_file=args.config_file, opts=args.opts)
+        config = load_config(named, file)
+    if not _has_work(args, config):
+        set_files(config, args)
+        return Configured(config, args.config_file)
+    from lambda_det.own_data.prepare import prepare
+
+    return prepare(args, config)
+
+
+def _has_work(args: argparse.Namespace, config: CfgNode | None) -> bool:
+    if config is None or any(getattr(args, flag) is not None for flag in _FLAGS):
+        return True
+    if config.RECIPE.ENABLED and not args.eval_only:
+        return True
+    named = [(getattr(args, f"{p}_json"), getattr(args, f"{p}_images")) for p in PARTS]
+    if not any(labels for labels, _ in named):
+        return False
+    from lambda_det.own_data.labels import COCO, recognise, refuse_address
+
+    for labels, images in named:
+        refuse_address(labels or "")
+        if labels and Path(labels).exists() and (not images or recognise(Path(labels))[0] != COCO):
+            return True
+    return False
