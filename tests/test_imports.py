@@ -84,7 +84,7 @@ def test_networks_without_detectron2(tmp_path):
 
 @pytest.mark.slow
 def test_the_import_changes_nothing_of_pytorch_and_imports_no_wing():
-    """Nor does it read the words of the command line."""
+    """Nor does it read the words of the command line. No wing is imported to recognise a file."""
     script = """
         import sys, torch
         before = torch._meta_registrations.div_rtn
@@ -98,8 +98,12 @@ def test_the_import_changes_nothing_of_pytorch_and_imports_no_wing():
         assert "build_lambda_resnet_fpn_backbone" in BACKBONE_REGISTRY
         assert "LambdaRes5ROIHeads" in ROI_HEADS_REGISTRY
         print(all(hasattr(lambda_det, name) for name in lambda_det.__all__))
+        from lambda_det import cli
+        cli.training_parser(cli.named_file(["--config", "mask_rcnn_lambdaresnet50.yaml"]))
+        print([m for m in sys.modules for wing in wings if m.startswith(f"lambda_det.{wing}")])
     """
-    assert run(script, "-m", "lambda_det.doctor", "--help") == "[]\nTrue\n"
+    flags = "['lambda_det.own_data', 'lambda_det.own_data.flags']"
+    assert run(script, "-m", "lambda_det.doctor", "--help") == f"[]\nTrue\n{flags}\n"
 
 
 OTHERS = """

@@ -40,6 +40,26 @@ from lambda_det.weights.provenance import recorded_network
 __all__ = ["prepare"]
 
 
+class _Given(NamedTuple):
+    """What there is to prepare.
+
+    Attributes:
+        args: of the command line.
+        typed: its keys with their values.
+        folder: of the run.
+        run: that is resumed; None for none.
+        data: that the flags name; none where the run has its own.
+        draft: a folder for files on their way to that of the run.
+    """
+
+    args: argparse.Namespace
+    typed: Mapping[str, str]
+    folder: Path
+    run: PreparedRun | None
+    data: Data
+    draft: Path
+
+
 class _Start(NamedTuple):
     """A configuration, before the own data are in it.
 
@@ -79,69 +99,59 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Configured:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as temporary:
         draft = Path(temporary)
-        has_data = run is not None and bool(run.sources)
-        data = Data({}, {}) if has_data else read_data(args, draft, rows)
-        start = _start(args, config, typed, folder, run, data, draft)
-        flags = _keys_of_flags(args, typed, start.config)
+        data = Data({}, {}) if run and run.sources else read_data(args, draft, rows)
+        given = _Given(args, typed, folder, run, data, draft)
+        start = _start(given, config)
+        flags = _keys_of_flags(given, start.config)
         # a chosen recipe has sizes for --size already, for the shapes of the images
         sized = set(SIZES) & start.keys.keys()
         keys = start.keys | {key: v for key, v in flags.items() if key not in sized}
         cfg = _with(start, keys, args)
-        kept = sorted(recipe.FITTED_KEYS & {*typed, *flags, *cfg.RECIPE.KEEP})
-        cfg.RECIPE.KEEP = kept
+        kept = cfg.RECIPE.KEEP = sorted(recipe.FITTED_KEYS & {*typed, *flags, *cfg.RECIPE.KEEP})
         is_derived = cfg.RECIPE.ENABLED and not args.eval_only
         if is_derived:
             recipe.check(cfg)
-        files = run.data(args, draft) if has_data else write_data(args, folder, data)
-        file = start.file
-        if Path(file).parent == draft:
-            file = str(keep_file(file, folder))
+        files = run.data(args, draft) if run and run.sources else write_data(args, folder, data)
+        is_draft = Path(start.file).parent == draft
+        file = str(keep_file(start.file, folder)) if is_draft else start.file
     if rows := [*rows, *start.rows]:
         show(f"What was chosen:\n{tabulate(rows, ('', 'choice', 'why'))}")
     keys |= files
     if is_derived:
         cfg.DATASETS.update({key.partition(".")[2]: path for key, path in files.items()})
-        register_json_datasets(cfg)
-        if run is None or not run.is_of(file):
-            machine = Machine.of(args, cfg.MODEL.DEVICE)
-            if args.time is not None:
-                if has_data:  # the time was for the whole run
-                    cfg.RECIPE.EPOCHS = run.config.RECIPE.EPOCHS
-                else:
-                    cfg.RECIPE.EPOCHS = _epochs_within(args, cfg, machine, start, keys, begun)
-                keys["RECIPE.EPOCHS"] = cfg.RECIPE.EPOCHS
-            keys |= recipe.fit_to_data(cfg, machine)
-        elif args.epochs != run.config.RECIPE.EPOCHS:
-            keys |= recipe.fit_schedule(cfg)
+        keys |= _derived(given, start, keys, cfg, begun)
     keys |= {"RECIPE.ENABLED": False, "RECIPE.KEEP": kept}
     return Configured(_with(start, keys, args), file)
 
 
-def _start(
-    args: argparse.Namespace,
-    config: CfgNode | None,
-    typed: Mapping[str, str],
-    folder: Path,
-    run: PreparedRun | None,
-    data: Data,
-    draft: Path,
-) -> _Start:
-    """The configuration to begin with. With ``--eval-only`` nothing is derived from it.
+# -------------------------------------------------------------------------------- the configuration
+def _start(given: _Given, config: CfgNode | None) -> _Start:
+    """The configuration to begin with, by the first of these that there is:
+
+    - the file of ``--config``;
+    - the run that ``--resume`` continues;
+    - the detector whose checkpoint is MODEL.WEIGHTS, whose schedule follows from the new data;
+    - a recipe, which is chosen by the data and the machine.
+
+    An evaluation alone, which only the first two can be, derives nothing from it.
+
+    Args:
+        given: by the command line.
+        config: of the file of ``--config``; None for none.
 
     Raises:
         DataError: the labels by which it would be chosen are refused.
     """
-    if config is not None:  # --config names a file
-        return _cut(_Start(config, args.config_file, {}), args, typed, run, data)
-    if run:  # --resume without a file
+    args, typed, run = given.args, given.typed, given.run
+    if config is not None:
+        return _cut(_Start(config, args.config_file, {}), given)
+    if run:
         row = "recipe", str(run.file), "--resume goes on as the run was started"
-        config = changed_config(run.config, args.opts)
-        return _cut(_Start(config, str(run.file), {}, [row]), args, typed, run, data)
+        return _cut(_Start(changed_config(run.config, args.opts), str(run.file), {}, [row]), given)
     machine = Machine.of(args, typed.get("MODEL.DEVICE"))
-    if earlier := _earlier_detector(typed):  # MODEL.WEIGHTS names a detector
-        start = _of_detector(earlier, args, machine, folder, draft)
-        return _cut(start, args, typed, run, data)
-    labels = data.to_train_on()  # it follows from the data and the machine
+    if earlier := _earlier_detector(typed):
+        return _cut(_of_detector(earlier, given, machine), given)
+    labels = given.data.to_train_on()
     chosen = choose(labels["images"], labels["annotations"], typed, machine, args.size, args.tile)
     return _Start(chosen.config, chosen.file, chosen.keys, chosen.rows)
 
@@ -170,17 +180,14 @@ def _earlier_detector(typed: Mapping[str, str]) -> SavedRun | None:
     return None
 
 
-def _of_detector(
-    earlier: SavedRun, args: argparse.Namespace, machine: Machine, folder: Path, draft: Path
-) -> _Start:
-    """The configuration of an earlier detector, whose schedule is again to follow from the data."""
-    file = draft / "earlier.yaml"
+def _of_detector(earlier: SavedRun, given: _Given, machine: Machine) -> _Start:
+    file = given.draft / "earlier.yaml"
     file.write_text(earlier.config.dump(), "utf-8")
     network, _ = recorded_network(earlier.content)
     network = network or earlier.config.MODEL.META_ARCHITECTURE
     keys = {
         "MODEL.DEVICE": machine.device,
-        "OUTPUT_DIR": str(folder),
+        "OUTPUT_DIR": str(given.folder),
         "RECIPE.ENABLED": True,
         "RECIPE.EPOCHS": 0.0,
         "RECIPE.KEEP": [],
@@ -188,7 +195,7 @@ def _of_detector(
         **dict.fromkeys(FILE_KEYS, ""),
     }
     row = "network", network, f"that of MODEL.WEIGHTS {earlier.origin.file}"
-    return _Start(changed_config(earlier.config, args.opts), str(file), keys, [row])
+    return _Start(changed_config(earlier.config, given.args.opts), str(file), keys, [row])
 
 
 # --------------------------------------------------------------------------------------------- keys
@@ -202,13 +209,12 @@ def _words(keys: Mapping[str, Any]) -> list[str]:
     return [str(word) for pair in keys.items() for word in pair]
 
 
-def _keys_of_flags(
-    args: argparse.Namespace, typed: Mapping[str, str], config: CfgNode
-) -> dict[str, Any]:
+def _keys_of_flags(given: _Given, config: CfgNode) -> dict[str, Any]:
     """
     Raises:
         ConfigError: a batch or a size is invalid, or sizes are also among the keys.
     """
+    args, typed = given.args, given.typed
     keys: dict[str, Any] = {}
     if args.tile is not None and "INPUT.TILE.SIZE" in typed:
         raise ConfigError("--tile and INPUT.TILE.SIZE both say how images are cut; give one.")
@@ -232,13 +238,7 @@ def _keys_of_flags(
     return keys
 
 
-def _cut(
-    start: _Start,
-    args: argparse.Namespace,
-    typed: Mapping[str, str],
-    run: PreparedRun | None,
-    data: Data,
-) -> _Start:
+def _cut(start: _Start, given: _Given) -> _Start:
     """Add the keys of ``--tile``, where no recipe is chosen.
 
     A run that is resumed by the same flag keeps its tiles, which may follow from the data.
@@ -247,6 +247,7 @@ def _cut(
         ConfigError: the tiles cannot be, or there are no labels by which to choose them.
         DataError: the labels are refused.
     """
+    args, typed, run, data = given.args, given.typed, given.run, given.data
     tile, cfg = args.tile, start.config
     if tile is None:
         return start
@@ -277,31 +278,40 @@ def _cut(
     return start._replace(keys=keys, rows=rows)
 
 
-def _epochs_within(
-    args: argparse.Namespace,
-    cfg: CfgNode,
-    machine: Machine,
-    start: _Start,
-    keys: Mapping[str, Any],
-    begun: float,
-) -> float:
-    """The epochs that fit into ``--time``, by the measured time of a step.
+# -------------------------------------------------------------------- what follows from the data
+def _derived(
+    given: _Given, start: _Start, keys: Mapping[str, Any], cfg: CfgNode, begun: float
+) -> dict[str, Any]:
+    """The keys of the recipe that follow from the data.
 
     Args:
-        args: of the command line.
-        cfg: the configuration, with its data.
-        machine: where the training is to run.
-        start: of the configuration.
-        keys: of ``cfg`` besides, as far as they are known.
+        given: by the command line.
+        start: the configuration to begin with.
+        keys: that are known by now.
+        cfg: the configuration with these; its data are registered.
         begun: when the command was, by ``time.monotonic``.
+
+    Raises:
+        ConfigError: ``--time`` is too short, or is for processes that each choose.
     """
-    if not machine.is_alone:
+    args, run = given.args, given.run
+    register_json_datasets(cfg)
+    if run and run.is_of(start.file):
+        return {} if args.epochs == run.config.RECIPE.EPOCHS else recipe.fit_schedule(cfg)
+    machine = Machine.of(args, cfg.MODEL.DEVICE)
+    if args.time is None:
+        return recipe.fit_to_data(cfg, machine)
+    if run and run.sources:  # the time was for the whole run
+        epochs = run.config.RECIPE.EPOCHS
+    elif not machine.is_alone:
         raise ConfigError("--time is for processes of one --num-gpus; give --epochs to others.")
-    rules = recipe.rules_for(cfg, machine)
-    derived = {rule.key: rule.value for rule in rules if rule.key not in cfg.RECIPE.KEEP}
-    step = measure_step(_with(start, derived | keys, args), args.num_gpus)
-    left = seconds_of(args.time) - (time.monotonic() - begun) - step.start
-    fitted = changed_config(cfg, _words(derived))
-    epochs = recipe.epochs_within(fitted, left, step.seconds)
-    show(f"--time {args.time}: a step takes {step.seconds:.3g} s here, so {epochs:.3g} epochs fit")
-    return epochs
+    else:
+        rules = recipe.rules_for(cfg, machine)
+        derived = {rule.key: rule.value for rule in rules if rule.key not in cfg.RECIPE.KEEP}
+        step = measure_step(_with(start, derived | keys, args), args.num_gpus)
+        left = seconds_of(args.time) - (time.monotonic() - begun) - step.start
+        fitted = changed_config(cfg, _words(derived))
+        epochs = recipe.epochs_within(fitted, left, step.seconds)
+        show(f"--time {args.time}: a step takes {step.seconds:.3g} s, so {epochs:.3g} epochs fit")
+    cfg.RECIPE.EPOCHS = epochs
+    return {"RECIPE.EPOCHS": epochs, **recipe.fit_to_data(cfg, machine)}

@@ -1,0 +1,131 @@
+"""A configuration file: what it describes, that it is opened once, and how a task gets around."""
+
+import argparse
+import builtins
+import io
+import os
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lambda_det import cli
+from lambda_det.config import CONFIGS
+from lambda_det.detection import DetectionTask, lazy_parser, parser
+from lambda_det.detection.lazy import dump_lazy
+from lambda_det.errors import ConfigError
+from lambda_det.training.config_file import CLASSIFIER, DETECTOR, LAZY, ConfigFile, kind_of
+
+YAML, PYTHON = "mask_rcnn_lambdaresnet50.yaml", "mask_rcnn_lambdaresnet50.py"
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """How many times each file was opened, by its name."""
+    counts, really = Counter(), io.open
+
+    def count(file, *args, **options):
+        if not isinstance(file, int):  # of a descriptor
+            counts[Path(os.fsdecode(file)).name] += 1
+        return really(file, *args, **options)
+
+    monkeypatch.setattr(io, "open", count)
+    monkeypatch.setattr(builtins, "open", count)
+    return counts
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The tasks that would be trained."""
+    tasks = []
+    monkeypatch.setattr(
+        "lambda_det.training.start.run", lambda args, task, **others: tasks.append(task)
+    )
+    return tasks
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A LazyConfig as its run saved it."""
+    task = DetectionTask.read(lazy_parser().parse_args(["--config", str(CONFIGS / PYTHON)]))
+    (tmp_path / "config.yaml").write_text(dump_lazy(task.config))
+    return tmp_path / "config.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("MODEL: {MASK_ON: true}\n", DETECTOR),
+        ("MODEL: {NAME: resnet50}\n", CLASSIFIER),
+        ("DATA: {TRAIN: a}\n", CLASSIFIER),
+        ("_BASE_: base.yaml\nSEED: 3\n", CLASSIFIER),
+        ("model: {a: 3}\n", LAZY),
+        ("model: {a: !!python/tuple [3]}\n", LAZY),
+        ("MODEL: {a: !!python/tuple [3]}\n", DETECTOR),
+        ("model: 3\n", DETECTOR),
+        ("- DATA\n", DETECTOR),
+        ("DATA: [\n", DETECTOR),
+        ("_BASE_: mine.yaml\n", DETECTOR),
+        ("_BASE_: nowhere.yaml\nDATA: {}\n", DETECTOR),
+    ],
+)
+def test_what_a_file_describes(tmp_path, text, kind):
+    (tmp_path / "base.yaml").write_text("DATA: {TRAIN: a}\n")
+    (tmp_path / "mine.yaml").write_text(text)
+    assert kind_of(ConfigFile(tmp_path / "mine.yaml")) == kind
+    assert kind_of(ConfigFile(tmp_path / "nowhere.yaml")) == DETECTOR
+    assert kind_of(ConfigFile("nowhere.py")) == LAZY
+
+
+def test_a_file_that_is_its_own_base_is_refused(tmp_path):
+    (tmp_path / "mine.yaml").write_text("_BASE_: mine.yaml\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml"):
+        DetectionTask.read(parser().parse_args(["--config", str(tmp_path / "mine.yaml")]))
+
+
+@pytest.mark.parametrize("name", [YAML, PYTHON, "imagenet/lambda_resnet50_160.yaml", "saved"])
+def test_a_command_opens_each_file_once(name, saved, opened, started):
+    """Also those of its _BASE_."""
+    file = saved if name == "saved" else CONFIGS / name
+    opened.clear()
+    assert cli.main(["train", "--config", str(file)]) == 0
+    assert opened[file.name] == 1 and len(started) == 1
+    bases = [ours for ours in opened if (file.parent / ours).is_file()]
+    assert {opened[base] for base in bases} == {1}
+    assert len(bases) > 1 or name in (PYTHON, "saved")
+
+
+def test_each_kind_of_file_has_its_parser():
+    assert cli.PARSERS.keys() <= {LAZY, CLASSIFIER}
+
+
+# ------------------------------------------------------------------------------ to other processes
+def test_a_task_of_yaml_goes_to_another_process_with_its_configuration(tmp_path, opened):
+    (tmp_path / "mine.yaml").write_text("MODEL: {ROI_HEADS: {NAME: PointRendROIHeads}}\n")
+    flags = ["--config", str(tmp_path / "mine.yaml"), "SOLVER.EMA_DECAY", "0.9"]
+    task = DetectionTask.read(parser().parse_args([*flags, "DATASETS.TRAIN", "()"]))
+    opened.clear()
+    there = pickle.loads(pickle.dumps(task)).prepare(train=False)
+    assert there.config == task.config and there.settings == task.settings
+    assert there.settings.ema_decay == 0.9
+    assert not opened["mine.yaml"]
+
+
+def test_each_of_several_processes_runs_the_program_of_a_lazy_config(tmp_path, monkeypatch):
+    """Once they are connected, because it may ask for their number."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from detectron2.utils import comm\n"
+        "from lambda_det import get_config\n"
+        f"made = get_config({PYTHON!r})\n"
+        "dataloader, lr_multiplier, model = made.dataloader, made.lr_multiplier, made.model\n"
+        "optimizer, train = made.optimizer, made.train\n"
+        "train.log_period = 10 * comm.get_world_size()\n"
+    )
+    args = argparse.Namespace(config_file=str(file), opts=[])
+    task = DetectionTask.read(args)
+    assert task.settings.log_period == 10
+    monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: 2)
+    for other in (task, pickle.loads(pickle.dumps(task))):
+        assert other.prepare(train=False).settings.log_period == 20
