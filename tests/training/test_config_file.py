@@ -84,7 +84,23 @@ def test_a_file_that_is_its_own_base_is_refused(tmp_path):
         DetectionTask.read(parser().parse_args(["--config", str(tmp_path / "mine.yaml")]))
 
 
-@pytest.mark.parametrize("name", [YAML, PYTHON, "imagenet/lambda_resnet50_160.yaml", "saved"])
+@pytest.fixture
+def program(tmp_path):
+    """A LazyConfig that asks how many processes there are, and adds a letter to ``ran``."""
+    (tmp_path / "mine.py").write_text(
+        "from detectron2.utils import comm\n"
+        "from lambda_det import get_config\n"
+        f"made = get_config({PYTHON!r})\n"
+        "dataloader, lr_multiplier, model = made.dataloader, made.lr_multiplier, made.model\n"
+        "optimizer, train = made.optimizer, made.train\n"
+        "train.log_period = 10 * comm.get_world_size()\n"
+        f"with open({str(tmp_path / 'ran')!r}, 'a') as file:\n"
+        "    file.write('x')\n"
+    )
+    return tmp_path / "mine.py"
+
+
+@pytest.mark.parametrize("name", [YAML, "imagenet/lambda_resnet50_160.yaml", "saved"])
 def test_a_command_opens_each_file_once(name, saved, opened, started):
     """Also those of its _BASE_."""
     file = saved if name == "saved" else CONFIGS / name
@@ -93,7 +109,12 @@ def test_a_command_opens_each_file_once(name, saved, opened, started):
     assert opened[file.name] == 1 and len(started) == 1
     bases = [ours for ours in opened if (file.parent / ours).is_file()]
     assert {opened[base] for base in bases} == {1}
-    assert len(bases) > 1 or name in (PYTHON, "saved")
+    assert len(bases) > 1 or name == "saved"
+
+
+def test_a_command_runs_the_program_of_a_lazy_config_once(program, started):
+    assert cli.main(["train", "--config", str(program)]) == 0
+    assert program.with_name("ran").read_text() == "x" and len(started) == 1
 
 
 def test_each_kind_of_file_has_its_parser():
@@ -112,19 +133,9 @@ def test_a_task_of_yaml_goes_to_another_process_with_its_configuration(tmp_path,
     assert not opened["mine.yaml"]
 
 
-def test_each_of_several_processes_runs_the_program_of_a_lazy_config(tmp_path, monkeypatch):
+def test_each_of_several_processes_runs_the_program_of_a_lazy_config(program, monkeypatch):
     """Once they are connected, because it may ask for their number."""
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from detectron2.utils import comm\n"
-        "from lambda_det import get_config\n"
-        f"made = get_config({PYTHON!r})\n"
-        "dataloader, lr_multiplier, model = made.dataloader, made.lr_multiplier, made.model\n"
-        "optimizer, train = made.optimizer, made.train\n"
-        "train.log_period = 10 * comm.get_world_size()\n"
-    )
-    args = argparse.Namespace(config_file=str(file), opts=[])
-    task = DetectionTask.read(args)
+    task = DetectionTask.read(argparse.Namespace(config_file=str(program), opts=[]))
     assert task.settings.log_period == 10
     monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: 2)
     for other in (task, pickle.loads(pickle.dumps(task))):
