@@ -36,7 +36,7 @@ def started(monkeypatch, tmp_path):
             {"INPUT.MIN_SIZE_TRAIN": (48,), "SEED": 1},
             "INPUT.MIN_SIZE_TRAIN|(48,)|SEED|1",
         ),
-        (LAZY, {}, {KEY: "a b", "a.b": [1, 2]}, f"{KEY}='a b'|a.b=[1, 2]"),
+        (LAZY, {}, {KEY: "a b", "optimizer.betas": [1, 2]}, f"{KEY}='a b'|optimizer.betas=[1, 2]"),
     ],
 )
 def test_flags_and_keys_are_those_of_the_command(recipe, flags, keys, opts, started, tmp_path):
