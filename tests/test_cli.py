@@ -108,7 +108,7 @@ def test_a_file_that_is_there_comes_before_one_that_lambda_det_brings(tmp_path, 
 
 
 def test_the_words_after_ctrl_c(monkeypatch, capsys):
-    def interrupted(args):
+    def interrupted(args, file):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command_line, "run", interrupted)
