@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lambda_det.foundation import Conv2d
-from lambda_det.native import is_transformed
-from lambda_det.native.calls import is_hooked
+from lambda_det.native import calls
 
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -25,13 +24,9 @@ _LOW_PRECISION = (torch.bfloat16, torch.float16)
 def can_join(x: Tensor, *modules: nn.Module) -> bool:
     """Whether what modules compute of a map may be computed in another way, without calling them.
 
-    That is on a GPU, where no hook waits for the call. A graph that is traced or compiled has its
-    own ways to join operators, and functions with a gradient of their own are closed to torch.func.
+    That is on a GPU, operator by operator, where no hook waits for the call.
     """
-    if not x.is_cuda:
-        return False
-    recorded = torch.jit.is_tracing() or torch.compiler.is_compiling() or is_transformed()
-    return not recorded and not any(map(is_hooked, modules))
+    return calls.is_eager_on_gpu(x) and not any(map(calls.is_hooked, modules))
 
 
 def rescale(x: Tensor, reduce: nn.Conv2d, expand: nn.Conv2d) -> Tensor:

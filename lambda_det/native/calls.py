@@ -7,9 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["differentiable_once", "is_hooked"]
+from lambda_det.native import is_transformed
+
+__all__ = ["differentiable_once", "is_eager_on_gpu", "is_hooked"]
+
+
+def is_eager_on_gpu(x: Tensor) -> bool:
+    """Whether a GPU starts the operators on a tensor one by one.
+
+    A graph that is traced or compiled has its own ways to join operators, and functions with a
+    gradient of their own are closed to torch.func.
+    """
+    if not x.is_cuda:
+        return False
+    return not (torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed())
 
 
 def is_hooked(module: nn.Module) -> bool:

@@ -166,7 +166,12 @@ def missing(index: int) -> str | None:
         _architecture(capability)
     except Unavailable as why:
         return said(index, str(why))
+    except _OTHER_BINDINGS as error:
+        return said(index, f"cuda.bindings is of another kind than expected ({error})")
     return None
+
+
+_OTHER_BINDINGS = AttributeError, TypeError  # of a version that has other names or arguments
 
 
 def said(index: int, why: str) -> str:
@@ -324,6 +329,8 @@ def load(
         return kernels
     except OSError as error:
         raise Unavailable(f"compiled kernels cannot be kept in {folder} ({error})") from error
+    except _OTHER_BINDINGS as error:
+        raise Unavailable(f"cuda.bindings is of another kind than expected ({error})") from error
     finally:
         if folder != cache.cache_folder():
             shutil.rmtree(folder, ignore_errors=True)

@@ -3,9 +3,13 @@
 //
 //     a[n, h, r] = sum_k q[n, h, k] E[k, r]        y[n, h, :] = sum_r a[n, h, r] V[n + r, :]
 //
-// All tensors are dense, of 16-bit numbers, and begin at a multiple of 16 bytes:
-//     queries [b, H, W, 4, 16]   values [b, H, W, v]   embedding [16, 23, 23]
+// A lambda of the content, one for all positions, may be added to those of the positions:
+//     y[n, h, :] += sum_k q[n, h, k] C[k, :]
+//
+// All tensors are dense and begin at a multiple of 16 bytes. Of 16-bit numbers are
+//     queries [b, H, W, 4, 16]   values [b, H, W, v]   content [b, 16, v], or no address
 //     output, and its gradient [b, H, W, 4, v], with v a multiple of 64
+// The embedding [16, 23, 23] and its gradient are float; it is rounded to 16 bits when it is read.
 // Fewer heads, a smaller depth or scope are filled up with zeros (layers/local/fused.py). Numbers
 // are bfloat16, or float16 where FLOAT16 is defined. Sums are float; scores and their gradients
 // are rounded to 16 bits before they are factors of a second product. Nothing is added atomically:
@@ -106,6 +110,7 @@ DEVICE uint32_t exchange(uint32_t word, int with) {
 
 typedef const uint16_t *__restrict__ Source;
 typedef uint16_t *__restrict__ Target;
+typedef const float *__restrict__ Embedding;
 
 constexpr int SCOPE = 23, RADIUS = 11, K = 16, HEADS = 4;
 constexpr int PAIRS = 12;  // of offsets dx; the last one has only one
@@ -118,6 +123,12 @@ DEVICE int64_t position(int b, int y, int x, int height, int width) {
 
 // Two neighbouring numbers.
 DEVICE uint32_t word_at(const uint16_t *from) { return *reinterpret_cast<const uint32_t *>(from); }
+
+// Two numbers, one below the other in rows of this length.
+DEVICE uint32_t column_word(const uint16_t *from, int length) {
+  const uint32_t low = from[0], high = from[length];
+  return low | high << 16;
+}
 
 // The index of E[k, dy, dx], or 0 beyond the scope.
 DEVICE int embedding_index(int k, int dy, int dx, bool is_inside) {
@@ -230,23 +241,23 @@ using OutputTiling = Tiling<V, CHANNELS, WARPS_Y, WARPS_X, QUADS, OUTPUT_EMBEDDI
 // Lays E out for the score product: [pair of dx][dy + 1][member] is what a lane reads at once, k of
 // 2 member, 2 member + 1 and those plus 8 for one dx, then the same for dx + 1. Zeros beyond the
 // scope.
-template <int THREADS> DEVICE void lay_out_for_output(uint32_t *laid_out, Source embedding) {
+template <int THREADS> DEVICE void lay_out_for_output(uint32_t *laid_out, Embedding embedding) {
 #pragma unroll 8
   for (int i = thread_index(); i < OUTPUT_EMBEDDING_BYTES / 4; i += THREADS) {
     const int word = i & 3, member = i >> 2 & 3, dy = (i >> 4) % OUTPUT_ROWS - 1;
     const int dx = (i >> 4) / OUTPUT_ROWS * 2 + (word >> 1), k = 2 * member + 8 * (word & 1);
     const bool is_inside = dy >= 0 && dy < SCOPE && dx < SCOPE;
     const int at = embedding_index(k, dy, dx, is_inside);
-    const uint32_t low = embedding[at], high = embedding[at + (is_inside ? SCOPE * SCOPE : 0)];
-    laid_out[i] = is_inside ? low | high << 16 : 0u;
+    const float low = embedding[at], high = embedding[at + (is_inside ? SCOPE * SCOPE : 0)];
+    laid_out[i] = is_inside ? pack(low, high) : 0u;
   }
 }
 
 // Programs go on from tile to tile. While a tile is computed, the window of the next one comes in
 // three groups of rows, each as soon as nobody reads these rows any more.
 template <class S>
-DEVICE void compute_output(uint8_t *shared, Source queries, Source values, Source embedding,
-                           Target output, int batch, int height, int width) {
+DEVICE void compute_output(uint8_t *shared, Source queries, Source values, Embedding embedding,
+                           Source content, Target output, int batch, int height, int width) {
   constexpr int QUADS = S::QUADS;
   constexpr int PARTS = S::CHANNELS / 8;             // columns of 8 channels of the output
   constexpr int COLUMNS = 13 + 2 * (QUADS - 1);      // pairs of columns that the queries see
@@ -308,6 +319,24 @@ DEVICE void compute_output(uint8_t *shared, Source queries, Source values, Sourc
         for (int n = 0; n < PARTS; n++) {
 #pragma unroll
           for (int r = 0; r < 4; r++) sums[i][m][n][r] = 0.f;
+        }
+      }
+    }
+    if (content) {
+      // rows k, and columns of 8 channels
+      const uint16_t *from = content + ((int64_t)tile.image * K + 2 * member) * S::V +
+                             tile.channel + group;
+#pragma unroll
+      for (int n = 0; n < PARTS; n++) {
+        const uint32_t low = column_word(from + 8 * n, S::V);
+        const uint32_t high = column_word(from + 8 * n + 8 * S::V, S::V);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+#pragma unroll
+          for (int m = 0; m < QUADS; m++) {
+            const uint32_t(&a)[4] = q[i][m];
+            multiply_add(sums[i][m][n], a[0], a[1], a[2], a[3], low, high);
+          }
         }
       }
     }
@@ -445,17 +474,17 @@ DEVICE void compute_output(uint8_t *shared, Source queries, Source values, Sourc
 
 #define OUTPUT_KERNEL(NAME, ...)                                                               \
   KERNEL(__VA_ARGS__::THREADS)                                                                 \
-  NAME(Source queries, Source values, Source embedding, Target output, int batch, int height,  \
-       int width) {                                                                            \
+  NAME(Source queries, Source values, Embedding embedding, Source content, Target output,      \
+       int batch, int height, int width) {                                                     \
     SHARED_MEMORY;                                                                             \
-    compute_output<__VA_ARGS__>(shared, queries, values, embedding, output, batch, height,     \
-                                width);                                                        \
+    compute_output<__VA_ARGS__>(shared, queries, values, embedding, content, output, batch,    \
+                                height, width);                                                \
   }
 
 // The gradient of the queries ---------------------------------------------------------------------
 //
 // The scores' gradient dA = G V^T of the same window: rows (x, h), columns Y, one product for each
-// column X. Scores come back to their offsets by the same renaming, and dQ = dA E^T.
+// column X. Scores come back to their offsets by the same renaming, and dQ = dA E^T + G C^T.
 
 constexpr int QUERIES_EMBEDDING_BYTES = GROUPS * PAIRS * 2 * 512;
 template <int V, int CHANNELS, int WARPS_Y, int WARPS_X>
@@ -464,7 +493,7 @@ using QueriesTiling = Tiling<V, CHANNELS, WARPS_Y, WARPS_X, 1, QUERIES_EMBEDDING
 // Lays E out for the second product: [8 offsets dy][pair of dx][row of the warp][lane] is what a
 // lane reads at once: k of group at dx and dx + 1, and k plus 8 likewise, each at the offsets dy of
 // rows 2 member, 2 member + 1 of the window. Zeros beyond the scope.
-template <int THREADS> DEVICE void lay_out_for_queries(uint32_t *laid_out, Source embedding) {
+template <int THREADS> DEVICE void lay_out_for_queries(uint32_t *laid_out, Embedding embedding) {
 #pragma unroll 8
   for (int i = thread_index(); i < QUERIES_EMBEDDING_BYTES / 4; i += THREADS) {
     const int word = i & 3, lane = i >> 2 & 31, row = i >> 7 & 1;
@@ -473,16 +502,16 @@ template <int THREADS> DEVICE void lay_out_for_queries(uint32_t *laid_out, Sourc
     const int dy = 8 * eight + 2 * (lane & 3) - row;
     const bool is_column = dx < SCOPE;
     const bool is_low = is_column && dy >= 0 && dy < SCOPE, is_high = is_column && dy + 1 < SCOPE;
-    const uint32_t low = embedding[embedding_index(k, dy, dx, is_low)];
-    const uint32_t high = embedding[embedding_index(k, dy + 1, dx, is_high)];
-    laid_out[i] = (is_low ? low : 0u) | (is_high ? high << 16 : 0u);
+    const float low = embedding[embedding_index(k, dy, dx, is_low)];
+    const float high = embedding[embedding_index(k, dy + 1, dx, is_high)];
+    laid_out[i] = pack(is_low ? low : 0.f, is_high ? high : 0.f);
   }
 }
 
 template <class S>
 DEVICE void compute_queries_gradient(uint8_t *shared, Source gradient, Source values,
-                                     Source embedding, Target queries_gradient, int batch,
-                                     int height, int width) {
+                                     Embedding embedding, Source content,
+                                     Target queries_gradient, int batch, int height, int width) {
   constexpr int STEPS = S::CHANNELS / 16;
   const int lane = thread_index() & 31, warp = thread_index() >> 5;
   const int group = lane >> 2, member = lane & 3;
@@ -547,6 +576,24 @@ DEVICE void compute_queries_gradient(uint8_t *shared, Source gradient, Source va
         for (int n = 0; n < 2; n++) {
 #pragma unroll
           for (int r = 0; r < 4; r++) sums[i][n][r] = 0.f;
+        }
+      }
+    }
+    if (content) {
+      // rows of 16 channels, and columns k
+      const uint16_t *from = content + ((int64_t)tile.image * K + group) * S::V + tile.channel +
+                             2 * member;
+#pragma unroll
+      for (int s = 0; s < STEPS; s++) {
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+          const uint16_t *at = from + 8 * n * S::V + 16 * s;
+          const uint32_t low = word_at(at), high = word_at(at + 8);
+#pragma unroll
+          for (int i = 0; i < 2; i++) {
+            const uint32_t(&a)[4] = g[i][s];
+            multiply_add(sums[i][n], a[0], a[1], a[2], a[3], low, high);
+          }
         }
       }
     }
@@ -660,10 +707,10 @@ DEVICE void compute_queries_gradient(uint8_t *shared, Source gradient, Source va
 
 #define QUERIES_KERNEL(NAME, ...)                                                              \
   KERNEL(__VA_ARGS__::THREADS)                                                                 \
-  NAME(Source gradient, Source values, Source embedding, Target queries_gradient, int batch,   \
-       int height, int width) {                                                                \
+  NAME(Source gradient, Source values, Embedding embedding, Source content,                    \
+       Target queries_gradient, int batch, int height, int width) {                            \
     SHARED_MEMORY;                                                                             \
-    compute_queries_gradient<__VA_ARGS__>(shared, gradient, values, embedding,                 \
+    compute_queries_gradient<__VA_ARGS__>(shared, gradient, values, embedding, content,        \
                                           queries_gradient, batch, height, width);             \
   }
 
@@ -713,15 +760,15 @@ DEVICE void load_queries(uint32_t to, Source gradient, Source queries, int image
 }
 
 // As lay_out_for_output, with the offsets dy from -7 on.
-template <class S> DEVICE void lay_out_for_values(uint32_t *laid_out, Source embedding) {
+template <class S> DEVICE void lay_out_for_values(uint32_t *laid_out, Embedding embedding) {
 #pragma unroll 4
   for (int i = thread_index(); i < S::EMBEDDING_BYTES / 4; i += S::THREADS) {
     const int word = i & 3, member = i >> 2 & 3, dy = (i >> 4) % S::ROWS - 7;
     const int dx = (i >> 4) / S::ROWS * 2 + (word >> 1), k = 2 * member + 8 * (word & 1);
     const bool is_inside = dy >= 0 && dy < SCOPE && dx < SCOPE;
     const int at = embedding_index(k, dy, dx, is_inside);
-    const uint32_t low = embedding[at], high = embedding[at + (is_inside ? SCOPE * SCOPE : 0)];
-    laid_out[i] = is_inside ? low | high << 16 : 0u;
+    const float low = embedding[at], high = embedding[at + (is_inside ? SCOPE * SCOPE : 0)];
+    laid_out[i] = is_inside ? pack(low, high) : 0u;
   }
 }
 
@@ -768,7 +815,7 @@ DEVICE void add_group(float (&sums)[4][8][4], const uint32_t (&q)[4], const uint
 
 template <class S>
 DEVICE void compute_values_gradient(uint8_t *shared, Source gradient, Source queries,
-                                    Source embedding, Target values_gradient, int batch,
+                                    Embedding embedding, Target values_gradient, int batch,
                                     int height, int width) {
   const int lane = thread_index() & 31, warp = thread_index() >> 5;
   const int group = lane >> 2, member = lane & 3;
@@ -912,8 +959,8 @@ DEVICE void compute_values_gradient(uint8_t *shared, Source gradient, Source que
 
 #define VALUES_KERNEL(NAME, ...)                                                               \
   KERNEL(__VA_ARGS__::THREADS)                                                                 \
-  NAME(Source gradient, Source queries, Source embedding, Target values_gradient, int batch,   \
-       int height, int width) {                                                                \
+  NAME(Source gradient, Source queries, Embedding embedding, Target values_gradient,           \
+       int batch, int height, int width) {                                                     \
     SHARED_MEMORY;                                                                             \
     compute_values_gradient<__VA_ARGS__>(shared, gradient, queries, embedding,                 \
                                          values_gradient, batch, height, width);               \
@@ -1133,7 +1180,7 @@ DEVICE void compute_embedding_gradient(uint8_t *shared, Source gradient, Source 
 // 72 programs of 256 threads, each for 32 float4 of the partial sums: 8 slices of the programs,
 // then the sum of the slices, to the embedding's gradient [16, 23, 23].
 DEVICE void add_partial_sums(uint8_t *shared, const float4 *__restrict__ partial_sums,
-                             Target embedding_gradient, int programs) {
+                             float *__restrict__ embedding_gradient, int programs) {
   float4 *others = reinterpret_cast<float4 *>(shared);
   const int lane = thread_index() & 31, slice = thread_index() >> 5;
   const int n = program_index() & 1, pair = (program_index() >> 1) % 6, kind = program_index() / 12;
@@ -1158,14 +1205,13 @@ DEVICE void add_partial_sums(uint8_t *shared, const float4 *__restrict__ partial
       sum.w += other.w;
     }
     const int dy = 8 * eight + (lane >> 2), dx = 12 * half + 2 * pair, k = 8 * n + 2 * (lane & 3);
-    uint16_t *to = embedding_gradient + (k * SCOPE + dy) * SCOPE + dx;
-    const uint32_t even = pack(sum.x, sum.y), odd = pack(sum.z, sum.w);
+    float *to = embedding_gradient + (k * SCOPE + dy) * SCOPE + dx;
     if (dy < SCOPE) {
-      to[0] = (uint16_t)even;
-      to[SCOPE * SCOPE] = (uint16_t)(even >> 16);
+      to[0] = sum.x;
+      to[SCOPE * SCOPE] = sum.y;
       if (dx + 1 < SCOPE) {
-        to[1] = (uint16_t)odd;
-        to[SCOPE * SCOPE + 1] = (uint16_t)(odd >> 16);
+        to[1] = sum.z;
+        to[SCOPE * SCOPE + 1] = sum.w;
       }
     }
   }
@@ -1173,7 +1219,8 @@ DEVICE void add_partial_sums(uint8_t *shared, const float4 *__restrict__ partial
 
 #define SUM_KERNEL(NAME)                                                                        \
   KERNEL(256)                                                                                   \
-  NAME(const float *__restrict__ partial_sums, Target embedding_gradient, int programs) {       \
+  NAME(const float *__restrict__ partial_sums, float *__restrict__ embedding_gradient,          \
+       int programs) {                                                                          \
     SHARED_MEMORY;                                                                              \
     add_partial_sums(shared, reinterpret_cast<const float4 *>(partial_sums),                    \
                      embedding_gradient, programs);                                             \

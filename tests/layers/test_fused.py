@@ -139,6 +139,7 @@ def test_what_is_launched(noting):
     """At c4 of 1024 pixels: in place, on the current stream, with the forms of FORMS."""
     noting.multiprocessors = 132
     inputs = _inputs((2, (64, 64), 4, 16, 64, (23, 23)))
+    inputs[2] = inputs[2].detach().float().requires_grad_()  # as a parameter is
     queries, values, embedding = (x.data_ptr() for x in inputs)
     output = local_position_output(*inputs, "fused")
     output.backward(grad := torch.ones_like(output))
@@ -151,7 +152,7 @@ def test_what_is_launched(noting):
     ]
     assert {launch.stream for launch in noting.launches} == {7}
     assert launched["output"].values == (
-        *(queries, values, embedding, output.data_ptr()),
+        *(queries, values, embedding, 0, output.data_ptr()),  # without a content lambda
         *(2, 64, 64),
     )
     assert launched["output"][1:4] == (128, 256, 134400)
@@ -160,6 +161,29 @@ def test_what_is_launched(noting):
     assert launched["embedding"].programs == 132  # for 256 tiles
     total = noting.launches[-1]
     assert (total.programs, total.threads, total.values[-1]) == (72, 256, 132)
+
+
+@pytest.mark.slow
+@needs_emulator
+@pytest.mark.parametrize("name", ["fewer heads, smaller depths and scope", "more heads"])
+def test_a_content_lambda_is_added(name, pretended):
+    inputs = _inputs(SIZES[name])
+    queries, values, embedding = (x.detach() for x in inputs)
+    batch, k = queries.shape[0], queries.shape[-1]
+    content = 23 * torch.randn(batch, k, values.shape[3]).bfloat16()  # as large as the others' sum
+
+    def of_layer(q, v, e):
+        return dense_output(q, v, e) + torch.einsum("byxhk,bkv->byxhv", q, content.double())
+
+    exact = exactly(inputs)
+    grad = torch.randn_like(of_layer(*exact)).bfloat16()
+    want = with_gradients(of_layer, exact, grad.double())
+    got = [torch.full_like(grad, torch.nan), *map(torch.empty_like, (queries, values, embedding))]
+    got[3] = got[3].float()
+    fused.fill_output(got[0], queries, values, embedding, content)
+    fused.fill_gradients(*got[1:], grad, queries, values, embedding, content)
+    found = errors(got, want)
+    assert max(found.values()) <= TOLERANCES[torch.bfloat16], found
 
 
 def test_inference_loads_nothing_of_the_backward_pass(noting):
@@ -226,6 +250,14 @@ def _no_bindings(machine, monkeypatch):
     monkeypatch.setitem(emulated.sys.modules, "cuda.bindings.nvrtc", None)
 
 
+def _other_bindings(machine, monkeypatch):
+    del machine.nvrtc.nvrtcGetCUBIN
+
+
+def _older_bindings(machine, monkeypatch):
+    del machine.nvrtc.nvrtcGetSupportedArchs
+
+
 def _no_driver(machine, monkeypatch):
     machine.driver.cuInit = lambda flags: 1 / 0
 
@@ -279,6 +311,8 @@ def _wrong_numbers(machine, monkeypatch):
 
 NOT_HERE = {
     _no_bindings: "cuda.bindings",
+    _other_bindings: "nvrtcGetCUBIN",
+    _older_bindings: "nvrtcGetSupportedArchs",
     _no_driver: "driver",
     _old_driver: "too old",
     _old_gpu: r"7\.5",

@@ -299,8 +299,8 @@ emulator::Machine emulator::machine;
 alignas(1024) uint8_t emulator::shared_memory[256 * 1024];
 
 // Launches a kernel. Its arguments are given as to the driver, by the addresses of their values:
-// four pointers and three sizes, or two pointers and a number for the last sum of the embedding's
-// gradient. Returns a fault, or an empty text.
+// four or five pointers and three sizes, or two pointers and a number for the last sum of the
+// embedding's gradient. Returns a fault, or an empty text.
 extern "C" const char *launch(void *kernel, int count, void **arguments, int programs, int threads,
                               int shared_bytes, int is_late) {
   emulator::machine = emulator::Machine();
@@ -310,7 +310,13 @@ extern "C" const char *launch(void *kernel, int count, void **arguments, int pro
   emulator::machine.is_late = is_late;
   const auto pointer = [&](int i) { return *(void **)arguments[i]; };
   const auto number = [&](int i) { return *(int *)arguments[i]; };
-  if (count == 7) {
+  if (count == 8) {
+    const auto call = (void (*)(void *, void *, void *, void *, void *, int, int, int))kernel;
+    emulator::run([&] {
+      call(pointer(0), pointer(1), pointer(2), pointer(3), pointer(4), number(5), number(6),
+           number(7));
+    });
+  } else if (count == 7) {
     const auto call = (void (*)(void *, void *, void *, void *, int, int, int))kernel;
     emulator::run([&] {
       call(pointer(0), pointer(1), pointer(2), pointer(3), number(4), number(5), number(6));

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lambda_det.layers.local import fused
-from lambda_det.layers.local.fused import HEADS, QUERY_DEPTH, SCOPE, Form
+from lambda_det.layers.local.fused import HEADS, QUERY_DEPTH, SCOPE, Form, _Tensors
 from lambda_det.layers.local.lambda_first import dense_output
 from tests.layers.reference import RESULTS, exactly, with_gradients
 from tests.native import emulated
@@ -58,18 +58,27 @@ class Emulated:
         assert not said, said
 
 
-def computed(form: Form, inputs: list[Tensor], programs: int, library, made, is_late: bool):
+def computed(form: Form, inputs: _Tensors, programs: int, library, made, is_late: bool):
     """What a form computes, and the conflicts of banks on the way."""
     kernels = [Emulated(library, function, is_late) for function in made.functions]
-    like = dict(zip(("queries", "values", "embedding", "output"), inputs, strict=True))[form.kind]
+    like = inputs.grad if form.kind == "output" else getattr(inputs, form.kind)
     result = around(torch.full_like(like, torch.nan))
-    sizes = *inputs[0].shape[:3], inputs[1].shape[3]
+    sizes = *inputs.queries.shape[:3], inputs.values.shape[3]
     fused._run(form, kernels, form.programs(programs, *sizes), result, inputs)
-    assert all(map(is_untouched, [result, *inputs]))
+    assert all(map(is_untouched, [result, *(x for x in inputs if x is not None)]))
     return result, library.bank_conflicts()
 
 
-def check(form, v, dtype, names, fault=("", ""), in_time=(True, False)):
+def of_layer(content: Tensor):
+    """The output with a content lambda [b, k, v] that is added to the position lambdas."""
+
+    def output(q, v, e):
+        return dense_output(q, v, e) + torch.einsum("byxhk,bkv->byxhv", q, content)
+
+    return output
+
+
+def check(form, v, dtype, names, fault=("", ""), in_time=(True, False), has_content=True):
     """Compare a form with float64, and the results with copies that land early and late."""
     made = fused.program(form, v, dtype)
     assert fault[0] in made.source
@@ -81,12 +90,21 @@ def check(form, v, dtype, names, fault=("", ""), in_time=(True, False)):
             (*positions, HEADS, QUERY_DEPTH),
             (*positions, v),
             (QUERY_DEPTH, SCOPE, SCOPE),
+            (batch, QUERY_DEPTH, v),
             (*positions, HEADS, v),
         )
-        inputs = [around(torch.randn(shape).to(dtype)) for shape in shapes]
-        queries, values, embedding, grad = inputs
+        inputs = _Tensors(*(around(torch.randn(shape).to(dtype)) for shape in shapes))
+        queries, values, embedding, content, grad = inputs
         exact = exactly([queries, values[..., None], embedding[:, None]])
-        wanted = with_gradients(dense_output, exact, grad.double())
+        # its own part of the sums must be as large as that of the positions
+        content *= SCOPE if has_content else 0
+        inputs = inputs._replace(
+            # between numbers of 16 bits, to which it is rounded
+            embedding=around(embedding.float() * (1 + torch.finfo(dtype).eps / 8)),
+            content=content if has_content else None,
+        )
+
+        wanted = with_gradients(of_layer(content.double()), exact, grad.double())
         want = dict(zip(RESULTS, wanted, strict=True))[form.kind]
         results = []
         for is_late in in_time:
@@ -104,6 +122,12 @@ QUICK = ("output a", "values c")
 @pytest.mark.parametrize("name", QUICK)
 def test_small(name):
     check(FORMS[name], 64, torch.bfloat16, ["one tile and a part"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["output c", "queries b"])
+def test_without_a_content_lambda(name):
+    check(FORMS[name], 64, torch.bfloat16, ["one tile and a part"], has_content=False)
 
 
 @pytest.mark.slow
@@ -134,6 +158,10 @@ FAULTS = {
         "const bool is_inside = dx",
     ),
     "another place": ("(chunk ^ S::swizzle(row)) << 4", "chunk << 4"),
+    "another row of the content lambda": (
+        "column_word(from + 8 * n + 8 * S::V, S::V)",
+        "column_word(from + 8 * n + 7 * S::V, S::V)",
+    ),
     "no barrier": ("barrier();  // these rows are there", "  // these rows are there"),
 }
 

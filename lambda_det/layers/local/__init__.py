@@ -47,9 +47,7 @@ def local_position_output(
     check_implementation(implementation)
     height, width = queries.shape[1:3]
     embedding = crop_offsets(embedding, *grid_size((height, width), dilation))
-    undilated = partial(
-        _compute, embedding=embedding.to(queries.dtype), implementation=implementation
-    )
+    undilated = partial(_compute, embedding=embedding, implementation=implementation)
     # The dtype was decided by the projections; autocast must not decide again product by product.
     with without_autocast(queries):
         if dilation == 1:
@@ -58,15 +56,20 @@ def local_position_output(
 
 
 def _compute(queries: Tensor, values: Tensor, embedding: Tensor, implementation: str) -> Tensor:
-    if implementation == "auto":
+    name = implementation
+    if name == "auto":
         name = "depthwise" if is_transformed() else choose(queries, values, embedding)
-        return IMPLEMENTATIONS[name](queries, values, embedding)
-    if why := unsupported(implementation, queries, values, embedding):
+    elif why := unsupported(name, queries, values, embedding):
         raise ConfigError(
-            f"The implementation {implementation!r} of the local position output cannot be used: "
-            f"{why}; choose another one, or auto."
+            f"The implementation {name!r} of the local position output cannot be used: {why}; "
+            "choose another one, or auto."
         )
-    return IMPLEMENTATIONS[implementation](queries, values, embedding)
+    return IMPLEMENTATIONS[name](queries, values, as_taken(name, embedding, queries.dtype))
+
+
+def as_taken(name: str, embedding: Tensor, dtype: torch.dtype) -> Tensor:
+    """An embedding as an implementation takes it: ``fused`` rounds it where it reads it."""
+    return embedding if name == "fused" else embedding.to(dtype)
 
 
 def check_implementation(name: str) -> None:

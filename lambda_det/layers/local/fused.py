@@ -13,7 +13,9 @@ gradients, are rounded to 16 bits before a second product.
 
 The kernels are in native/position_output.cu. They know 4 heads, a query depth of 16, a scope of
 23x23 and value depths that are multiples of 64; what is smaller is filled up with zeros, and more
-heads are taken four at a time.
+heads are taken four at a time. They read embeddings in float32 and round them, and give their
+gradient in float32, so that a parameter needs no copy in 16 bits. A content lambda may be added to
+the position lambdas: then the output is that of the whole layer.
 """
 
 from __future__ import annotations
@@ -237,7 +239,9 @@ def program(form: Form, v: int, dtype: torch.dtype) -> gpu.Program:
     }
     lines = [f"static_assert({tiling}::{key} == {n});" for key, n in about.items()]
     lines.append(f"{form.kind.upper()}_KERNEL({name}, {tiling})")
-    types = (_POINTER,) * 4 + (_INT,) * 3
+    # content comes beside what the output, and the gradient of queries, are made of
+    pointers = 5 if form.kind in ("output", "queries") else 4
+    types = (_POINTER,) * pointers + (_INT,) * 3
     functions = [gpu.Function(name, form.threads, form.shared_bytes, types)]
     if form.kind == "embedding":
         lines.append(f"SUM_KERNEL({name}_sum)")
@@ -293,23 +297,25 @@ def _wrong(
     batch, height, width = 2, 13, 19
     place = gpu.device(index)
     numbers = torch.Generator(place).manual_seed(0)  # not the user's, whose state must stay
-    shapes = (
+    shapes = _Tensors(
         (batch, height, width, HEADS, QUERY_DEPTH),
         (batch, height, width, v, 1),
         (QUERY_DEPTH, 1, SCOPE, SCOPE),
+        (batch, QUERY_DEPTH, v),
         (batch, height, width, HEADS, v),
     )
-    inputs = [
-        torch.randn(shape, generator=numbers, device=place, dtype=torch.float32).to(dtype)
-        for shape in shapes
-    ]
+    exact = _Tensors(
+        *(torch.randn(shape, generator=numbers, device=place).to(dtype).float() for shape in shapes)
+    )
+    inputs = _Tensors(*(x.to(dtype) for x in exact))._replace(embedding=exact.embedding)
     with torch.no_grad(), torch.autocast(place.type, enabled=False):
-        *exact, grad = (x.float() for x in inputs)
-        wanted = [torch.empty_like(x) for x in (grad, *exact)]
-        query_first.fill_output(wanted[0], *exact)
-        query_first.fill_gradients(*wanted[1:], grad, *exact)
+        *factors, content, grad = exact
+        wanted = [torch.empty_like(x) for x in (grad, *factors)]
+        query_first.fill_output(wanted[0], *factors, content)
+        query_first.fill_gradients(*wanted[1:], grad, *factors, content)
         want = dict(zip(FORMS, wanted, strict=True))[form.kind]
-        got = torch.full_like(want, torch.nan, dtype=dtype)
+        of_kernel = torch.float32 if form.kind == "embedding" else dtype
+        got = torch.full_like(want, torch.nan, dtype=of_kernel)
         _run(form, kernels, form.programs(3, batch, height, width, v), got, inputs)
         error = ((got.float() - want).norm() / want.norm()).item()
     return None if error < _PROVED else f"an error of {error:.1e}"
@@ -344,12 +350,30 @@ _PARTIAL_SUMS = 4 * 2304  # float32 of each program, as position_output.cu has t
 _SUMMING = 72  # programs
 
 
+class _Tensors(NamedTuple):
+    """What the kernels read.
+
+    Attributes:
+        queries: [b, H, W, 4, 16].
+        values: [b, H, W, v, 1].
+        embedding: [16, 1, 23, 23] in float32.
+        content: the content lambda [b, 16, v], or None.
+        grad: of the output, [b, H, W, 4, v]; None for the output itself.
+    """
+
+    queries: Tensor
+    values: Tensor
+    embedding: Tensor
+    content: Tensor | None
+    grad: Tensor | None
+
+
 def _run(
     form: Form,
     kernels: Sequence[gpu.Kernel],
     programs: int,
     result: Tensor,
-    inputs: Sequence[Tensor | None],
+    inputs: _Tensors,
 ) -> None:
     """Launch the kernels of a form on dense tensors of the kernels' own sizes.
 
@@ -357,21 +381,21 @@ def _run(
         form: what is computed.
         kernels: of the form.
         programs: to start, of its first kernel.
-        result: the output, or the gradient of queries, values or embedding.
-        inputs: queries [b, H, W, 4, 16], values [b, H, W, v, 1], embedding [16, 1, 23, 23] and
-            gradient of the output [b, H, W, 4, v], which the output does without.
+        result: the output, or the gradient of queries, values or embedding; the latter in float32.
+        inputs: of the kernels.
     """
-    queries, values, embedding, grad = inputs
-    batch, height, width = queries.shape[:3]
+    queries, values, embedding, content, grad = inputs
+    sizes = queries.shape[:3]
+    added = 0 if content is None else content  # 0 is no address
     if form.kind == "output":
-        kernels[0].launch(programs, queries, values, embedding, result, batch, height, width)
+        kernels[0].launch(programs, queries, values, embedding, added, result, *sizes)
     elif form.kind == "queries":
-        kernels[0].launch(programs, grad, values, embedding, result, batch, height, width)
+        kernels[0].launch(programs, grad, values, embedding, added, result, *sizes)
     elif form.kind == "values":
-        kernels[0].launch(programs, grad, queries, embedding, result, batch, height, width)
+        kernels[0].launch(programs, grad, queries, embedding, result, *sizes)
     else:
         sums = queries.new_empty((programs, _PARTIAL_SUMS), dtype=torch.float32)
-        kernels[0].launch(programs, grad, queries, values, sums, batch, height, width)
+        kernels[0].launch(programs, grad, queries, values, sums, *sizes)
         kernels[1].launch(_SUMMING, sums, result, programs)
 
 
@@ -418,6 +442,7 @@ class _Shapes(NamedTuple):
     queries: tuple[int, ...]
     values: tuple[int, ...]
     embedding: tuple[int, ...]
+    content: tuple[int, ...]
     output: tuple[int, ...]
     offsets: tuple[int, int]
 
@@ -430,6 +455,7 @@ class _Shapes(NamedTuple):
             (batch, height, width, HEADS, QUERY_DEPTH),
             (batch, height, width, v, 1),
             (QUERY_DEPTH, 1, SCOPE, SCOPE),
+            (batch, QUERY_DEPTH, v),
             (batch, height, width, HEADS, v),
             ((SCOPE - scope_y) // 2, (SCOPE - scope_x) // 2),
         )
@@ -455,7 +481,24 @@ def _plans(kinds: Sequence[str], queries: Tensor, values: Tensor) -> list[_Plan]
     return None if any(isinstance(plan.kernels, str) for plan in plans) else plans
 
 
-def fill_output(output: Tensor, queries: Tensor, values: Tensor, embedding: Tensor) -> None:
+def _shared(
+    values: Tensor, embedding: Tensor, content: Tensor | None, shapes: _Shapes
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Values, embedding and content lambda as the kernels take them, for all groups of heads."""
+    return (
+        _filled(values, shapes.values, values.dtype),
+        _filled(embedding, shapes.embedding, torch.float32, shapes.offsets),
+        None if content is None else _filled(content, shapes.content, values.dtype),
+    )
+
+
+def fill_output(
+    output: Tensor,
+    queries: Tensor,
+    values: Tensor,
+    embedding: Tensor,
+    content: Tensor | None = None,
+) -> None:
     """Compute the output, see :func:`lambda_det.layers.local_position_output`.
 
     Deterministic, forward and backward. Dense tensors of the kernels' own sizes are not copied
@@ -465,7 +508,9 @@ def fill_output(output: Tensor, queries: Tensor, values: Tensor, embedding: Tens
         output: [b, H, W, h, v] in the queries' dtype.
         queries: [b, H, W, h, k] with k of 16 at most.
         values: [b, H, W, v, 1].
-        embedding: [k, 1, r_y, r_x] with odd r_y and r_x of 23 at most.
+        embedding: [k, 1, r_y, r_x] with odd r_y and r_x of 23 at most, of any dtype.
+        content: the content lambda [b, k, v] in the queries' dtype, which is added to the position
+            lambdas; None for none.
 
     Raises:
         ValueError: the kernels do not take such tensors.
@@ -475,16 +520,15 @@ def fill_output(output: Tensor, queries: Tensor, values: Tensor, embedding: Tens
     _check(queries, values, embedding)
     plans = _plans(("output",), queries, values)
     if plans is None:
-        query_first.fill_output(output, queries, values, embedding)
+        query_first.fill_output(output, queries, values, embedding.to(queries.dtype), content)
         return
     shapes, dtype = _Shapes.of(values, embedding), queries.dtype
     with torch.cuda.device_of(queries):
-        v = _filled(values, shapes.values, dtype)
-        e = _filled(embedding, shapes.embedding, dtype, shapes.offsets)
+        shared = _shared(values, embedding, content, shapes)
         for target, q in _by_heads(output, queries):
-            q = _filled(q, shapes.queries, dtype)
+            inputs = _Tensors(_filled(q, shapes.queries, dtype), *shared, None)
             result = _room(target, shapes.output, dtype)
-            _run(*plans[0], result, (q, v, e, None))
+            _run(*plans[0], result, inputs)
             _put(target, result)
 
 
@@ -496,8 +540,13 @@ def fill_gradients(
     queries: Tensor,
     values: Tensor,
     embedding: Tensor,
+    content: Tensor | None = None,
 ) -> None:
-    """Compute the three gradients for the gradient [b, H, W, h, v] of the output."""
+    """Compute the three gradients for the gradient [b, H, W, h, v] of the output.
+
+    That of the queries has the part of the content lambda in it. ``grad_embedding`` needs no copy
+    if it is in float32.
+    """
     if grad.numel() == 0:
         grad_embedding.zero_()
         return
@@ -505,28 +554,24 @@ def fill_gradients(
     plans = _plans(("queries", "values", "embedding"), queries, values)
     if plans is None:
         results = grad_queries, grad_values, grad_embedding
-        query_first.fill_gradients(*results, grad, queries, values, embedding)
+        embedding = embedding.to(queries.dtype)
+        query_first.fill_gradients(*results, grad, queries, values, embedding, content)
         return
     shapes, dtype = _Shapes.of(values, embedding), queries.dtype
     groups = _by_heads(grad_queries, queries, grad)
     of_values, of_embedding = grad_values, grad_embedding
     sums: tuple[Tensor, Tensor] | None = None  # of the groups, which share values and embedding
     with torch.cuda.device_of(queries):
-        v = _filled(values, shapes.values, dtype)
-        e = _filled(embedding, shapes.embedding, dtype, shapes.offsets)
+        shared = _shared(values, embedding, content, shapes)
         for of_queries, q, g in groups:
-            inputs = (
-                _filled(q, shapes.queries, dtype),
-                v,
-                e,
-                _filled(g, shapes.output, dtype),
-            )
+            q, g = _filled(q, shapes.queries, dtype), _filled(g, shapes.output, dtype)
+            inputs = _Tensors(q, *shared, g)
             if len(groups) > 1:
-                of_values, of_embedding = torch.empty_like(v), torch.empty_like(e)
+                of_values, of_embedding = map(torch.empty_like, shared[:2])
             results = (
                 _room(of_queries, shapes.queries, dtype),
                 _room(of_values, shapes.values, dtype),
-                _room(of_embedding, shapes.embedding, dtype),
+                _room(of_embedding, shapes.embedding, torch.float32),
             )
             for plan, result in zip(plans, results, strict=True):
                 _run(*plan, result, inputs)
