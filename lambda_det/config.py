@@ -186,9 +186,11 @@ def add_lambda_config(cfg: CN) -> None:
     # optimiser step; SOLVER.REFERENCE_WORLD_SIZE sees this many times more workers than there are.
     _C.SOLVER.ACCUMULATE_GRADIENTS = 1
     # Compute the backbone by CUDA graphs, which spares the host's time where a step has few images.
-    # It is for one process and images of one size (INPUT.LSJ), and takes more of the GPU's memory.
-    # Nobody has trained with it yet.
-    _C.SOLVER.CUDA_GRAPHS = False
+    # "auto" does so in one process on a GPU where all images have one size (INPUT.LSJ), and the
+    # parts of the backbone are known; "always" is refused with the reason where it cannot be, and
+    # "never" does without. A graph is used only after its maps and all gradients proved to be those
+    # of the backbone on images of the run. Nobody has trained with it yet.
+    _C.SOLVER.CUDA_GRAPHS = "auto"
     # Keys whose values are not scaled to the processes, whatever SOLVER.REFERENCE_WORLD_SIZE is;
     # those of the command line are added to them
     _C.SOLVER.UNSCALED = []

@@ -91,6 +91,7 @@ def of_lazy(config: DictConfig) -> Parts:
         dump=cache(partial(dump_lazy, config)),
         detector=_detector(config),
         pixels=_pixels(config),
+        one_size=_one_size(config),
         train_names=train_names,
         test_names=test_names,
         test_sets=(", ".join(test_names) or "dataloader.test",) if is_evaluated else (),
@@ -100,6 +101,18 @@ def of_lazy(config: DictConfig) -> Parts:
         test_keys=_TESTS,
         advice=_ADVICE,
     )
+
+
+def _one_size(config: DictConfig) -> bool | None:
+    """True where the images are cropped and filled up to one size; None if the nodes do not say."""
+    nodes = OmegaConf.select(config, "dataloader.train.mapper.augmentations")
+    crops = [node for node in nodes or () if _is_crop(node)]
+    return True if crops and all(node.get("pad", True) for node in crops) else None
+
+
+def _is_crop(node: Any) -> bool:
+    target = node.get("_target_") if isinstance(node, DictConfig) else None
+    return str(getattr(target, "__name__", target)).rpartition(".")[2] == "FixedSizeCrop"
 
 
 # ----------------------------------------------------------------------------------------- settings

@@ -71,7 +71,8 @@ class Parts:
         sample_of: the name of what stands for one of ``test_sets`` before the last evaluation.
         tiling: how pictures are cut; None where they are not.
         training_size: height and width of the largest training batch; None if unknown.
-        one_size: whether all training images have one size, as far as the configuration says.
+        one_size: whether all training images have one size; None if the configuration does not
+            say.
         ddp_options: of :func:`lambda_det.distributed.connection.distribute`.
         fixed_keys, sample_keys, test_keys, advice: see :class:`lambda_det.training.task.Task`.
     """
@@ -98,7 +99,7 @@ class Parts:
     pixels: PixelSettings | None
     tiling: Tiling | None = None
     training_size: tuple[int, int] | None = None
-    one_size: bool = True
+    one_size: bool | None = None
     make_loss_loader: Callable[[str], Iterable] | None = None
     make_augmented: Callable[[nn.Module], nn.Module] | None = None
     sample_of: Callable[[str], str] = lambda name: name

@@ -212,7 +212,7 @@ class DetectionTask(Task):
         if self._is_trained:
             self._check_evaluations(model)
         self._backbone = recorded_backbone(model)
-        if self._is_trained and settings.cuda_graphs:
+        if self._is_trained:
             self._graphs = self._graphs_of(getattr(model, "backbone", None))
         return model
 
@@ -231,25 +231,30 @@ class DetectionTask(Task):
                 "takes fused where it can."
             )
 
-    def _graphs_of(self, backbone: nn.Module | None) -> BackboneGraphs:
+    def _graphs_of(self, backbone: nn.Module | None) -> BackboneGraphs | None:
         """
         Raises:
-            ConfigError: they cannot be captured.
+            ConfigError: they are asked for, and cannot be captured.
         """
         settings = self.settings
+        if settings.cuda_graphs == "never":
+            return None
+        is_asked = settings.cuda_graphs == "always"
         why = why_not(
             backbone,
             device=settings.device,
             processes=comm.get_world_size(),
             accumulate=settings.accumulate,
             one_size=self.parts.one_size,
+            is_asked=is_asked,
         )
-        if why:
-            key = settings.option("cuda_graphs", False)
-            raise ConfigError(
-                f"{settings.option('cuda_graphs', True)} cannot be: {why}; set {key}."
-            )
-        return BackboneGraphs(backbone)
+        if not why:
+            return BackboneGraphs(backbone)
+        if is_asked:
+            asked, other = (settings.option("cuda_graphs", x) for x in ("always", "auto"))
+            raise ConfigError(f"{asked} cannot be: {why}; set {other}.")
+        logger.info(f"The backbone is computed without CUDA graphs: {why}", extra=ONLY_IN_FILE)
+        return None
 
     def forward_pass(self) -> AbstractContextManager:
         return self._graphs.in_use() if self._graphs else nullcontext()
@@ -313,6 +318,8 @@ class DetectionTask(Task):
     def smaller_batches(self) -> str:
         written = self.parts.settings  # before they were scaled to the processes
         words = super().smaller_batches()
+        if written.cuda_graphs == "always":  # they take one batch a step
+            words += f" {written.option('cuda_graphs', 'auto')}"
         if reference := written.reference_world_size:
             # accumulated batches count as processes
             words += f" {written.option('reference_world_size', 2 * reference)}"

@@ -4,8 +4,19 @@ With few images in a step a GPU waits for the host, which starts hundreds of ope
 graph starts them all at once. On an H200, 2 images of 1024x1024, bfloat16, forward and backward
 pass of LambdaResNet-50 took 40.3 ms, and 18.0 ms by graphs; with 8 images 63.3 and 59.2 ms. That
 was measured with PyTorch's ``make_graphed_callables`` alone. The use of it in a training, which is
-what this file adds, never ran on a GPU. So it is off by default, and a graph that was captured is
-used only after its results were compared with those of the backbone.
+what this file adds, never ran on a GPU. So nothing here is believed:
+
+- A graph is used only after its maps, all its gradients and the running statistics were compared
+  with those of the backbone, on images of the run. A second comparison follows when the optimiser
+  and the heads have used the memory for a while. One that fails ends the training, because the
+  steps before it were wrong.
+- At each step the graph must be of this situation: the same parameters, buffers and modes, no
+  gradient that is left from before, no hook. Otherwise the backbone computes.
+- A comparison needs the memory of a second set of maps. Where it is not there, neither are graphs.
+
+What is changed in place between two steps (weights, running statistics, the scale of float16) is
+read by a graph as it is then. What Python decides at a step is not: so graphs that nobody asked for
+are of parts whose code is known.
 """
 
 from __future__ import annotations
@@ -18,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lambda_det.errors import ConfigError
 from lambda_det.modeling.padding import PaddingMask
 from lambda_det.modeling.parts import kept_statistics
 from lambda_det.native.calls import is_hooked
@@ -31,7 +43,9 @@ Maps = dict[str, Tensor]
 # more.
 _OF_TENSOR, _OF_LARGEST = 0.05, 0.002
 _RESULTS = "map", "gradient", "running statistic"
-_SEED = 1  # of the random numbers in that comparison
+_SEED = 1  # of the random numbers in a comparison
+_AGAIN = 20  # replays before the second comparison
+_KNOWN = "lambda_det", "detectron2", "torch", "torchvision", "fvcore"  # packages
 
 
 def why_not(
@@ -40,7 +54,8 @@ def why_not(
     device: str,
     processes: int = 1,
     accumulate: int = 1,
-    one_size: bool = True,
+    one_size: bool | None = True,
+    is_asked: bool = True,
 ) -> str:
     """Why the passes of a backbone cannot be graphs in a training; "" if they can.
 
@@ -52,18 +67,26 @@ def why_not(
         device: of the training.
         processes: of the training.
         accumulate: batches of a step. The second one would overwrite the gradients of the first.
-        one_size: whether all images of the training have one size.
+        one_size: whether all images of the training have one size; None if unknown.
+        is_asked: whether the user asks for graphs, and so knows what the code of the backbone does
+            and the sizes of images.
     """
     parts = [*backbone.modules()] if backbone is not None else []
+    packages = {type(part).__module__.partition(".")[0] for part in parts}
     reasons = {
         "the device is not a GPU": torch.device(device).type != "cuda",
         "the model has no backbone": backbone is None,
         "several processes train, which nobody has tried": processes > 1,
         "a step has several batches (ACCUMULATE_GRADIENTS)": accumulate > 1,
-        "images have several sizes (INPUT.LSJ.ENABLED makes them one)": not one_size,
+        "images have several sizes (INPUT.LSJ.ENABLED makes them one)": one_size is False,
         "CHECKPOINT_ACTIVATIONS is on": any(_of(parts, "checkpoint_activations")),
         "MASK_PADDING is on": any(isinstance(x, PaddingMask) for x in _of(parts, "padding")),
         "hooks in the backbone would not be called": any(map(is_hooked, parts[1:])),
+        "the backbone has a forward of its own": any("forward" in vars(x) for x in parts[:1]),
+        "the sizes of images are unknown": one_size is None and not is_asked,
+        "parts of the backbone are not known to compute the same at each step": not (
+            is_asked or packages <= {*_KNOWN}
+        ),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -89,8 +112,9 @@ class BackboneGraphs:
         self._backbone = backbone
         self._inner = [*backbone.modules()][1:]
         self._situation: tuple | None = None  # of the capture, also of one that failed
+        self._passes: _Passes | None = None
         self._replay: Callable[[Tensor], Sequence[Tensor]] | None = None
-        self._names: tuple[str, ...] = ()
+        self._replays = 0
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -107,7 +131,11 @@ class BackboneGraphs:
             self._capture(x)
             self._situation = self._found(x)
         if situation and self._replay is not None and situation == self._situation:
-            return dict(zip(self._names, self._replay(x), strict=True))
+            if self._replays == _AGAIN:
+                self._compare_again(x)
+            if self._replay is not None:
+                self._replays += 1
+                return dict(zip(self._passes.names, self._replay(x), strict=True))
         return type(self._backbone).forward(self._backbone, x)
 
     def _found(self, x: Tensor) -> tuple | None:
@@ -117,6 +145,8 @@ class BackboneGraphs:
         backbone = self._backbone
         if not backbone.training:
             return None
+        if any(one.grad is not None for one in backbone.parameters()):
+            return None  # it may lie where a graph writes the next one
         tensors = (*backbone.parameters(), *backbone.buffers())
         return (
             *(x.shape, x.stride(), x.dtype, x.device, x.requires_grad, _autocast(x)),
@@ -126,45 +156,73 @@ class BackboneGraphs:
 
     def _capture(self, x: Tensor) -> None:
         passes = _Passes(self._backbone, *_autocast(x))
-        devices = [x.device] if x.is_cuda else []
         try:
-            # PyTorch refuses to capture under autocast that keeps weights, and graphs cast them
-            # themselves
-            with (
-                kept_statistics(self._backbone),
-                torch.random.fork_rng(devices),
-                torch.autocast(x.device.type, enabled=False, cache_enabled=False),
-            ):
+            with self._untouched(x):
                 replay = torch.cuda.make_graphed_callables(
                     passes, (x.detach().clone(),), allow_unused_input=True
                 )
                 if x.is_cuda:
                     torch.cuda.empty_cache()  # of the runs before the capture
-                self._compare(passes, replay, x)
+            wrong = self._difference(passes, replay, x)
         except (RuntimeError, AssertionError) as error:
+            wrong = str(error).partition("\n")[0]
+        if wrong:
             logger.warning(
-                "CUDA graphs are not used, and the backbone is computed as without them: "
-                f"{str(error).partition(chr(10))[0]}"
+                f"CUDA graphs are not used, and the backbone is computed as without them: {wrong}"
             )
             return
-        self._names, self._replay = passes.names, replay
+        self._passes, self._replay = passes, replay
         logger.info(f"The backbone's passes are CUDA graphs for batches of {tuple(x.shape)}")
 
-    def _compare(self, passes: _Passes, replay: Callable[..., Any], x: Tensor) -> None:
+    def _compare_again(self, x: Tensor) -> None:
         """
         Raises:
-            RuntimeError: results are not those of the backbone.
+            ConfigError: results are not those of the backbone.
         """
+        try:
+            wrong = self._difference(self._passes, self._replay, x)
+        except RuntimeError as error:  # such as no memory for a second set of maps
+            self._replay = None
+            logger.warning(
+                "CUDA graphs could not be compared once more, so the backbone is computed without "
+                f"them from here on: {str(error).partition(chr(10))[0]}"
+            )
+            return
+        if wrong:
+            raise ConfigError(
+                f"CUDA graphs: {wrong}, after {self._replays} steps that are to be repeated: start "
+                "again without them, by SOLVER.CUDA_GRAPHS never (train.cuda_graphs=never)."
+            )
+        self._replays += 1
+
+    @contextmanager
+    def _untouched(self, x: Tensor) -> Iterator[None]:
+        """Keep statistics and random numbers; autocast is that of :class:`_Passes`.
+
+        PyTorch refuses to capture under autocast that keeps weights, and graphs cast them
+        themselves.
+        """
+        with (
+            kept_statistics(self._backbone),
+            torch.random.fork_rng([x.device] if x.is_cuda else []),
+            torch.autocast(x.device.type, enabled=False, cache_enabled=False),
+        ):
+            yield
+
+    def _difference(self, passes: _Passes, replay: Callable[..., Any], x: Tensor) -> str:
+        """What of a graph is not as of the backbone; "" if all is."""
         other = x.flip(3)  # a graph that kept something of the captured images would differ
         grads: list[Tensor] = []
-        found = [self._results(call, other, grads) for call in (passes.compute, replay)]
+        with self._untouched(x), _all_branches(self._backbone):
+            found = [self._results(call, other, grads) for call in (passes.compute, replay)]
         for what, expected, results in zip(_RESULTS, *found, strict=True):
             norms = [one.norm() for one in expected]
             errors = [(a - b).norm() for a, b in zip(expected, results, strict=True)]
             least = _OF_LARGEST * max(norms) if what == "gradient" else 0.0
             for norm, error in zip(norms, errors, strict=True):
                 if not error <= _OF_TENSOR * norm + least:
-                    raise RuntimeError(f"a {what} of the graph is not that of the backbone")
+                    return f"a {what} of the graph is not that of the backbone"
+        return ""
 
     def _results(
         self, call: Callable[[Tensor], Sequence[Tensor]], x: Tensor, grads: list[Tensor]
@@ -194,6 +252,27 @@ class BackboneGraphs:
                 [one.detach().clone().to(_wide(one)) for one in kind if one is not None]
                 for kind in results
             )
+
+
+@contextmanager
+def _all_branches(backbone: nn.Module) -> Iterator[None]:
+    """Give norms whose weight is 0 another one for a while.
+
+    At the start of a training the last norm of each residual branch is 0, and so are all gradients
+    of the branch, whatever a graph computes.
+    """
+    norms = [part for part in backbone.modules() if hasattr(part, "running_mean")]
+    weights = [norm.weight for norm in norms if isinstance(norm.weight, Tensor)]
+    closed = [weight for weight in weights if not weight.any()]
+    with torch.no_grad():
+        for weight in closed:
+            weight.fill_(1)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for weight in closed:
+                weight.zero_()
 
 
 class _Passes(nn.Module):

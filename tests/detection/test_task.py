@@ -1,6 +1,8 @@
 """What a detection task evaluates, and under which names the results are."""
 
+import argparse
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +11,14 @@ import torch
 from lambda_det.detection import DetectionTask
 from lambda_det.detection import task as task_module
 from lambda_det.detection.config_files import get_config
-from lambda_det.detection.task import read_parts
+from lambda_det.detection.task import load_any_config, read_parts
 from lambda_det.errors import ConfigError
 from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.task import EMA, RAW, SAMPLE
 from tests.training.tiny_detector import tiny_config
 from tests.training.toy import settings
+
+ROOT = Path(__file__).parents[2]
 
 
 class Detector(torch.nn.Module):
@@ -153,24 +157,45 @@ def test_results_stand_under_the_names_of_the_test_sets_and_losses_go_with_them(
 
 
 def test_cuda_graphs_are_around_the_passes_of_a_training(monkeypatch):
-    """Their key names what is in the way."""
+    """Their key names what is in the way where they are asked for."""
     cfg = tiny_config()
-    cfg.SOLVER.CUDA_GRAPHS = True
-    with pytest.raises(ConfigError, match=r"SOLVER\.CUDA_GRAPHS True.*GPU"):
+    assert cfg.SOLVER.CUDA_GRAPHS == "auto"
+    DetectionTask(cfg).build_model()  # without a GPU
+    cfg.SOLVER.CUDA_GRAPHS = "always"
+    with pytest.raises(ConfigError, match=r"SOLVER\.CUDA_GRAPHS always.*GPU.*CUDA_GRAPHS auto"):
         DetectionTask(cfg).build_model()
     facts = []
     monkeypatch.setattr(task_module, "why_not", lambda *_, **found: facts.append(found) or "")
-    for is_on in (True, False):
-        cfg.SOLVER.CUDA_GRAPHS = cfg.INPUT.LSJ.ENABLED = is_on
+    for name in ("always", "auto", "never"):
+        cfg.SOLVER.CUDA_GRAPHS, cfg.INPUT.LSJ.ENABLED = name, name != "auto"
         task = DetectionTask(cfg)
         backbone = task.build_model().backbone
         with task.forward_pass():
-            assert ("forward" in vars(backbone)) is is_on
+            assert ("forward" in vars(backbone)) is (name != "never")
         assert "forward" not in vars(backbone)
-    assert facts == [{"device": "cpu", "processes": 1, "accumulate": 1, "one_size": True}]
-    cfg.SOLVER.CUDA_GRAPHS = True
-    DetectionTask(cfg).build_model()
-    assert not facts[-1]["one_size"]
+    same = {"device": "cpu", "processes": 1, "accumulate": 1}
+    assert facts == [same | {"one_size": x, "is_asked": x} for x in (True, False)]
+    cfg.SOLVER.CUDA_GRAPHS = "sometimes"
+    with pytest.raises(ConfigError, match=r"SOLVER\.CUDA_GRAPHS.*sometimes"):
+        DetectionTask(cfg)
+
+
+def test_images_have_one_size_where_a_configuration_says_so():
+    file = str(ROOT / "configs/mask_rcnn_lambdaresnet50")
+    for ending in ("yaml", "py"):
+        args = argparse.Namespace(config_file=f"{file}.{ending}", opts=[])
+        assert read_parts(load_any_config(args)).one_size is True
+    assert read_parts(tiny_config()).one_size is False
+    lazy = load_any_config(args)
+    lazy.dataloader.train.mapper.augmentations.pop(1)
+    assert read_parts(lazy).one_size is None
+
+
+def test_smaller_batches_do_without_cuda_graphs():
+    cfg = tiny_config()
+    assert "GRAPHS" not in DetectionTask(cfg).smaller_batches()
+    cfg.SOLVER.CUDA_GRAPHS = "always"
+    assert DetectionTask(cfg).smaller_batches().endswith("SOLVER.CUDA_GRAPHS auto")
 
 
 def test_an_implementation_that_no_evaluation_can_use_is_refused_before_the_training():

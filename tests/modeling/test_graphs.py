@@ -10,6 +10,8 @@ from detectron2.modeling import FPN
 from torch import nn
 
 import lambda_det
+from lambda_det.errors import ConfigError
+from lambda_det.modeling import graphs as module
 from lambda_det.modeling.graphs import BackboneGraphs, why_not
 from tests.export.tiny import scramble
 
@@ -124,6 +126,41 @@ def test_statistics_that_stand_still_are_seen(capture, caplog):
     assert "a running statistic" in caplog.text
 
 
+def test_gradients_that_are_0_at_the_start_are_compared(capture, caplog):
+    """The last norm of each residual branch starts at 0, and with it all gradients of a branch."""
+    torch.manual_seed(0)
+    backbone = lambda_det.create_backbone("lambda_resnet26_slim", scope=5).train()
+    other, block = copy.deepcopy(backbone), backbone.res5[0]
+    block.conv2.position.embedding.register_hook(lambda grad: grad * (1 + (capture.replays > 0)))
+    take_steps(backbone, BackboneGraphs(backbone), steps=1)
+    assert "a gradient of the graph" in caplog.text and capture.replays == 1
+    take_steps(other, steps=1)
+    assert torch.equal(block.conv3.norm.weight, other.res5[0].conv3.norm.weight)
+
+
+def test_a_graph_is_compared_again(capture, monkeypatch, caplog):
+    monkeypatch.setattr(module, "_AGAIN", 2)
+    backbone = make_backbone()
+    other, third = copy.deepcopy(backbone), copy.deepcopy(backbone)
+    losses = take_steps(backbone, steps=4)
+    assert take_steps(other, BackboneGraphs(other), steps=4) == losses
+    assert capture.replays == 1 + 2 + 1 + 2
+
+    def fails_late(maps):
+        if capture.replays > 3:
+            raise torch.cuda.OutOfMemoryError("no room")
+        return maps
+
+    capture.replays, capture.change = 0, fails_late
+    again = copy.deepcopy(third)
+    assert take_steps(again, BackboneGraphs(again), steps=4) == losses
+    assert capture.replays == 1 + 2 + 1
+    capture.replays = 0
+    capture.change = lambda maps: tuple(y * (1 + (capture.replays > 3)) for y in maps)
+    with pytest.raises(ConfigError, match=r"after 2 steps.*SOLVER\.CUDA_GRAPHS never"):
+        take_steps(third, BackboneGraphs(third), steps=4)
+
+
 def test_a_capture_that_fails_ends_without_graphs(monkeypatch, caplog):
     def fail(*inputs, **options):
         raise torch.cuda.OutOfMemoryError("no room\nand a long story")
@@ -163,6 +200,11 @@ def test_what_a_graph_does_not_hold_for_is_computed(capture):
     assert not replays(x)
     backbone.requires_grad_(True)
     assert replays(x)
+    weight = backbone.bottom_up.res5[0].conv1.weight
+    weight.grad = torch.zeros_like(weight)  # perhaps where the graph writes
+    assert not replays(x)
+    weight.grad = None
+    assert replays(x)
     kernel = backbone.bottom_up.res5[0].conv3
     kernel.weight = nn.Parameter(kernel.weight.detach().clone())
     assert not replays(x)
@@ -180,6 +222,9 @@ def test_what_a_graph_does_not_hold_for_is_computed(capture):
         ({}, {"processes": 2}, "processes"),
         ({}, {"accumulate": 2}, "ACCUMULATE_GRADIENTS"),
         ({}, {"one_size": False}, "INPUT.LSJ"),
+        ({}, {"one_size": None}, ""),
+        ({}, {"one_size": None, "is_asked": False}, "sizes"),
+        ({}, {"is_asked": False}, ""),
         ({"mask_padding": True}, {}, "MASK_PADDING"),
         ({"checkpoint_activations": True}, {}, "CHECKPOINT_ACTIVATIONS"),
     ],
@@ -192,6 +237,20 @@ def test_why_not(options, facts, word):
     assert why_not(backbone, **{"device": "cuda", **facts}) == why
     backbone.bottom_up.register_forward_hook(lambda *called: None)
     assert why_not(backbone, device="cuda")
+
+
+def test_code_that_is_not_known_needs_to_be_asked_for():
+    """It may compute something else at a later step, which a graph would not do."""
+
+    class Identity(nn.Identity):
+        pass
+
+    backbone = make_backbone()
+    backbone.bottom_up.res5[0].drop = Identity()
+    assert "not known" in why_not(backbone, device="cuda", is_asked=False)
+    assert not why_not(backbone, device="cuda")
+    backbone.forward = backbone.bottom_up.forward
+    assert "forward" in why_not(backbone, device="cuda")
 
 
 def test_a_model_without_backbone():
