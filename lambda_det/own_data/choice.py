@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 from detectron2.config import CfgNode
+from detectron2.structures import BoxMode
 from iopath.common.file_io import get_cache_dir
 
 from lambda_det.config import CONFIGS
 from lambda_det.detection.config import changed_config
 from lambda_det.detection.config_files import get_config
+from lambda_det.detection.data.tile_records import number_of_pictures, tile_records
+from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError
 from lambda_det.own_data.flags import AUTO
 from lambda_det.own_data.input_size import SIZES, FittedInput, fit_input, sizes_for
@@ -112,10 +115,12 @@ def choose(
     why = "typed" if "MODEL.DEVICE" in typed else "the best that PyTorch finds here"
     keys = {"MODEL.DEVICE": (machine.device, why)}
     short = statistics.median(min(image["width"], image["height"]) for image in images)
-    if machine.memory is not None:
-        keys |= _keys_of_gpu(recipe, len(images), machine)
+    annotations = list(annotations)
     config = changed_config(recipe, [word for pair in typed.items() for word in pair])
-    fitted, tiles = _fitted(config, images, list(annotations), typed, size, tile)
+    fitted, tiles = _fitted(config, images, annotations, typed, size, tile)
+    if machine.memory is not None:
+        drawn = _drawn(images, annotations, config, fitted.keys)
+        keys |= _keys_of_gpu(recipe, *drawn, machine)
     keys |= fitted.keys
     alone = "" if weights else f"all is learnt from {len(images)} images"
     rows = [
@@ -178,15 +183,43 @@ def _fitted(
     return FittedInput(keys | fitted.keys, fitted.rows), rows
 
 
+def _drawn(
+    images: Collection[Mapping[str, Any]],
+    annotations: Iterable[Mapping[str, Any]],
+    cfg: CfgNode,
+    fitted: Mapping[str, tuple[Any, str]],
+) -> tuple[int, int]:
+    """How many images a training draws, or tiles of them, and of how many pictures."""
+    keys = {key: value for key, (value, _) in fitted.items() if key.startswith("INPUT.TILE.")}
+    tiling = Tiling.from_config(_with(cfg, keys))
+    if tiling is None:
+        return len(images), len(images)
+    records = {
+        image["id"]: {**image, "file_name": str(image["id"]), "annotations": []} for image in images
+    }
+    for one in annotations:
+        kept = {key: one[key] for key in ("category_id", "iscrowd")}
+        box = {"bbox": one["bbox"][:4], "bbox_mode": BoxMode.XYWH_ABS}
+        records[one["image_id"]]["annotations"].append(kept | box)
+    tiles = tile_records([*records.values()], tiling, cfg.INPUT.TILE.EMPTY, report=False)
+    return len(tiles), number_of_pictures(tiles)
+
+
 def _with(cfg: CfgNode, keys: Mapping[str, Any]) -> CfgNode:
     cfg = cfg.clone()
     cfg.merge_from_list([word for pair in keys.items() for word in pair])
     return cfg
 
 
-def _keys_of_gpu(recipe: CfgNode, images: int, machine: Machine) -> dict[str, tuple[Any, str]]:
+def _keys_of_gpu(
+    recipe: CfgNode, images: int, pictures: int, machine: Machine
+) -> dict[str, tuple[Any, str]]:
     """What keeps a GPU busy, with the reasons: loader processes by the cores, and images of a step
     where the recipe was made for a CPU.
+
+    Args:
+        images: to train on, or tiles of them.
+        pictures: that they are of.
     """
     cores = machine.cores // machine.processes
     loaders = min(max(cores - 1, 1), _MOST_LOADERS)
@@ -196,7 +229,9 @@ def _keys_of_gpu(recipe: CfgNode, images: int, machine: Machine) -> dict[str, tu
     fills = next(most for least, most in _FILLS_GPU if machine.memory >= least)
     if not machine.has_bfloat16:
         fills = max(fills // 2, LEAST_IMAGES)
-    in_steps = int(epochs_for(images) * images / recipe.RECIPE.MIN_STEPS) // machine.processes
+    in_steps = (
+        int(epochs_for(images, pictures) * images / recipe.RECIPE.MIN_STEPS) // machine.processes
+    )
     share = max(min(fills, _LOADED * loaders, in_steps), LEAST_IMAGES)
     why = (
         f"the least of {fills} for this GPU, {_LOADED * loaders} for {loaders} loader process(es), "

@@ -1,10 +1,13 @@
 """What is chosen for a GPU, by its memory and the cores of the host."""
 
+import itertools
+
 import pytest
 
 from lambda_det.own_data import choice
 from lambda_det.own_data.choice import choose
 from lambda_det.own_data.machine import Machine
+from lambda_det.own_data.recipe import epochs_for
 
 H200 = Machine("cuda", memory=139.8, cores=16)
 
@@ -55,3 +58,19 @@ def test_a_recipe_whose_memory_was_counted_gets_loaders_alone():
 def test_a_cpu_keeps_what_its_recipe_says():
     keys = chosen(205, Machine("cpu", cores=16)).keys
     assert not any("BATCH" in key or "WORKERS" in key for key in keys)
+
+
+def test_a_step_counts_tiles_as_an_epoch_does():
+    pictures = [{"id": i, "width": 2560, "height": 1920} for i in range(100)]
+    # tiles of 320 pixels overlap by 40: 9 x 7 of a picture, each with an object
+    boxes = [
+        {"image_id": i, "category_id": 1, "iscrowd": 0, "bbox": [100 + x, 100 + y, 20, 20]}
+        for i, x, y in itertools.product(range(100), range(0, 2520, 280), range(0, 1960, 280))
+    ]
+    found = {
+        tile: choose(pictures, boxes, {}, H200, tile=tile).keys["SOLVER.IMS_PER_BATCH"]
+        for tile in (0, 320)
+    }
+    tiles = 100 * 9 * 7
+    assert found == {0: 10, 320: int(epochs_for(tiles, 100) * tiles / 300)}
+    assert found[320] > 10
