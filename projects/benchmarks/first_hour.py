@@ -13,8 +13,9 @@ b  implementations of the position output and whole layers, on the maps of a 102
    lambda-networks and timm
 c  backbones and Mask R-CNN beside Detectron2's ResNets: inference and training, with tf32, bfloat16
    and float16, with torch.compile, with activations that are computed again, and without functions
-   that stand for several modules ("part by part")
-d  the demo, and BCCD by the default recipe (--bccd)
+   that stand for several modules ("part by part"); squeeze-and-excitation and a shortcut likewise
+d  the demo, a training with and without CUDA graphs, own data with several images a step, and BCCD
+   by the default recipe (--bccd)
 e  SIGKILL and --resume
 f  --num-gpus, for the numbers of GPUs that there are
 g  in which kernels the time of a training step goes

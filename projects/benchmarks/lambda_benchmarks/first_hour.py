@@ -39,6 +39,8 @@ from lambda_benchmarks.report import figures, installed
 from lambda_benchmarks.units import Row, Unfinished, Unit
 from lambda_det import create_backbone
 from lambda_det.layers.local import IMPLEMENTATIONS, local_position_output, unsupported
+from lambda_det.modeling.parts import SqueezeExcitation
+from lambda_det.modeling.resnet import Bottleneck
 
 ROOT = Path(__file__).resolve().parents[3]
 # implementations for a GPU; of those left out, two build more than a GPU's memory holds
@@ -65,7 +67,9 @@ class Scale:
         tests: of pytest: by name, the words that select them.
         compiler: backend of torch.compile.
         flags: more words of each training on shapes.
-        steps: of a training that is killed, and of one on several GPUs.
+        steps: of a training that is killed, of one on several GPUs, and of one by CUDA graphs.
+        own: images of a step of a training on own data.
+        network: of a training by CUDA graphs.
     """
 
     maps: tuple[tuple[int, int], ...] = ((64, 256), (64, 512), (32, 512))
@@ -84,6 +88,8 @@ class Scale:
     compiler: str = "inductor"
     flags: tuple[str, ...] = ()
     steps: int = 100
+    own: tuple[int, ...] = (4, 16, 64)
+    network: str = "lambda_resnet50"
 
 
 SMALL = Scale(
@@ -98,6 +104,8 @@ SMALL = Scale(
     compiler="eager",
     flags=("SOLVER.IMS_PER_BATCH", "2", "INPUT.MIN_SIZE_TRAIN", "(64,)", "SOLVER.STEPS", "()"),
     steps=4,
+    own=(2,),
+    network="lambda_resnet26_slim",
 )
 
 
@@ -354,6 +362,8 @@ def _networks(place: Place) -> Iterator[Unit]:
         for kind, cases in (("backbone", _backbones), ("Mask R-CNN", _detectors)):
             work = partial(_network_rows, place, cases, kind, depth, dtype)
             yield Unit("c", f"{kind}: {about}", work, seconds=150)
+    for dtype in place.scale.dtypes:
+        yield Unit("c", f"parts: {dtype}", partial(_parts_rows, place, dtype), seconds=30)
     for depth, (name, make) in itertools.product(place.scale.depths, PLAIN_AND_LAMBDA.items()):
         cases = partial(_compiled, name=name, make=make)
         work = partial(_network_rows, place, cases, "backbone", depth, place.scale.dtypes[0])
@@ -396,6 +406,48 @@ def lambda_backbone(
 ) -> tuple[nn.Module, tuple[Tensor]]:
     backbone = create_backbone(f"lambda_resnet{depth}", **options)
     return backbone, (torch.randn(batch, 3, side, side),)
+
+
+class Shortcut(nn.Module):
+    """The shortcut of the first block of a stage."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.block = Bottleneck(channels, 2 * channels, bottleneck_channels=channels // 2, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block._shorten(x)
+
+
+PARTS = {"squeeze-and-excitation": SqueezeExcitation, "shortcut": Shortcut}  # of so many channels
+
+
+def _parts_rows(place: Place, dtype: str, _: float) -> list[Row]:
+    """Parts of LambdaResNet on the map of c2, each with and without its function."""
+    side, channels = place.scale.side // 4, place.scale.maps[0][1]
+    sizes = place.scale.images, channels, side, side
+    setting = Setting(
+        torch.device(place.device),
+        DTYPES[dtype],
+        channels_last=True,
+        rounds=place.scale.rounds,
+        device_time=True,
+    )
+    about = f"{side}x{side}, {channels} channels, {dtype}, batch {place.scale.images}"
+    rows = []
+    for name, part in PARTS.items():
+
+        def make(part: Any = part) -> tuple[nn.Module, tuple[Tensor]]:
+            x = torch.randn(sizes).to(DTYPES[dtype])  # as a network's maps are
+            return part(channels), (x.requires_grad_(),)
+
+        cases = [
+            Case(f"{name}, part by part", partial(part_by_part, make)),
+            Case(f"{name}, one function", make),
+        ]
+        results = measure_group(Group(name, cases, (FORWARD, BOTH)), setting)
+        rows += [row_of(result, results[0], BOTH, about=about) for result in results]
+    return rows
 
 
 PLAIN_AND_LAMBDA = {"Detectron2's ResNet": plain_resnet, "LambdaResNet": lambda_backbone}
@@ -558,7 +610,51 @@ def _trainings(place: Place) -> Iterator[Unit]:
         return [{"case": "BCCD by the default recipe", "result": result}]
 
     yield Unit("d", "demo", demo, seconds=120, attempts=6)
+    yield Unit("d", "CUDA graphs", partial(_graphs_rows, place), seconds=150, attempts=4)
+    for images in place.scale.own:
+        work = partial(_own_rows, place, images)
+        yield Unit("d", f"own data: {images} images a step", work, seconds=60, attempts=4)
     yield Unit("d", "BCCD", bccd, seconds=120, attempts=6)
+
+
+def _graphs_rows(place: Place, deadline: float) -> list[Row]:
+    """A training with 2 images of one size a step, without CUDA graphs and by them."""
+    data, scale, rows = make_shapes(place), place.scale, []
+    keys = ["MODEL.WEIGHTS", "", "MODEL.LAMBDA_RESNET.NAME", scale.network, "SEED", "1"]
+    keys += ["INPUT.LSJ.ENABLED", "True", "INPUT.LSJ.SIZE", str(scale.side)]
+    keys += ["SOLVER.IMS_PER_BATCH", "2", "SOLVER.MAX_ITER", str(scale.steps)]
+    keys += ["TEST.EVAL_PERIOD", "0"]
+    for choice in ("never", "auto"):
+        name = f"graphs_{choice}"
+        words = training(place, name, [*keys, "SOLVER.CUDA_GRAPHS", choice])
+        log = place.folder / f"{name}.log"
+        text = run_python(words, log, deadline, DETECTRON2_DATASETS=str(data))
+        found = metrics_of(place.folder / name)
+        said = [line.strip() for line in text.splitlines() if "CUDA graphs" in line]
+        notes = [f"total_loss {found['total_loss']:.4g} at the end", *said[:1]]
+        case = f"{scale.network}, 2 images of {scale.side}x{scale.side}, CUDA_GRAPHS {choice}"
+        rows.append({"case": case, "training_ms": found["time"] * 1e3, "result": "; ".join(notes)})
+    return rows
+
+
+def _own_rows(place: Place, images: int, deadline: float) -> list[Row]:
+    """Some steps of the recipe that own data get here, with so many images."""
+    data = place.bccd or make_shapes(place) / "shapes"
+    name = f"own_{images}"
+    words = ["-m", "lambda_det", "train", "--data", str(data), "--resume"]
+    words += ["--output", str(place.folder / name), "--device", place.device]
+    words += [*place.scale.flags, "SOLVER.MAX_ITER", str(place.scale.steps)]
+    words += ["SOLVER.IMS_PER_BATCH", str(images), "TEST.EVAL_PERIOD", "0"]
+    run_python(words, place.folder / f"{name}.log", deadline)
+    found = metrics_of(place.folder / name)
+    return [
+        {
+            "case": f"own data, {images} images a step",
+            "training_ms": found["time"] * 1e3,
+            "images_per_second": images / found["time"],
+            "result": f"waits for data {found['data_time'] / found['time']:.0%} of the time",
+        }
+    ]
 
 
 def _kill(place: Place) -> Iterator[Unit]:
