@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONFIGS",
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
     "LAMBDA_LAYER_KEYS",
     "PYTHON_TAG",
     "add_lambda_config",
@@ -30,6 +32,9 @@ CONFIGS = next(
     (folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir()),
     _PACKAGE / "configs",
 )
+# of the pixels from 0 to 255 of red, green and blue, as torchvision and timm have them
+IMAGENET_MEAN = (123.675, 116.28, 103.53)
+IMAGENET_STD = (58.395, 57.12, 57.375)
 PYTHON_TAG = "tag:yaml.org,2002:python/"  # of Python objects in YAML
 
 

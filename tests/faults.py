@@ -181,6 +181,13 @@ FAULTS = [
         "weights/test_loading.py::test_different_weights_for_one_shared_tensor_are_refused",
     ),
     _fault(
+        "A file of weights loads completely",
+        "lambda_det/weights/loading.py",
+        "    if pixels is not None:\n        if wanted is not None and",
+        "    if pixels is not None and wanted is not None:\n        if",
+        "weights/test_loading.py::test_weights_that_record_no_pixel_settings_get_a_warning",
+    ),
+    _fault(
         "No file of weights can run a program",
         "lambda_det/weights/formats.py",
         "if (module, name) not in _PICKLE_GLOBALS:",

@@ -9,7 +9,7 @@ from typing import Any
 
 from detectron2.config import CfgNode as CN
 
-from lambda_det.config import add_lambda_layer_keys
+from lambda_det.config import IMAGENET_MEAN, IMAGENET_STD, add_lambda_layer_keys
 from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import ConfigFile, read_config
 
@@ -45,10 +45,10 @@ def get_classification_config() -> CN:
     # Start from this checkpoint's backbone, and from its last layer if it has as many classes
     _C.MODEL.WEIGHTS = ""
     # Mean of the pixels from 0 to 255, of red, green and blue; the default is ImageNet's
-    _C.MODEL.PIXEL_MEAN = [123.675, 116.28, 103.53]
+    _C.MODEL.PIXEL_MEAN = list(IMAGENET_MEAN)
     # Standard deviation of the pixels from 0 to 255, of red, green and blue; the default is
     # ImageNet's
-    _C.MODEL.PIXEL_STD = [58.395, 57.12, 57.375]
+    _C.MODEL.PIXEL_STD = list(IMAGENET_STD)
     # Keep the maps channels last in memory
     _C.MODEL.CHANNELS_LAST = True
     # torch.compile the forward pass of training: minutes at the start, faster steps after them

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.backbones import layer_options
-from lambda_det.modeling.build import Classifier, create_classifier
+from lambda_det.modeling.build import Classifier, create_classifier, norm_option
 from lambda_det.modeling.norm import convert_sync_norms
-from lambda_det.modeling.specs import MobileNetSpec, get_spec
+from lambda_det.modeling.specs import STRIDE
 from lambda_det.weights.provenance import PixelSettings
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
 ]
 
 _NORMS = ("BN", "SyncBN")
-STRIDE = 32  # of every network here, stem to res5
 
 
 class PixelClassifier(nn.Module):
@@ -85,9 +84,8 @@ def model_options(cfg: CfgNode) -> dict[str, Any]:
         Plain values for ``create_classifier``, as a checkpoint keeps them.
 
     Raises:
-        ConfigError: there is no such model, or it has no such option, or the images are too small.
+        ConfigError: there is no such model, or the images are too small.
     """
-    spec = get_spec(cfg.MODEL.NAME)
     largest = cfg.MODEL.LAMBDA_RESNET.GLOBAL_CONTEXT
     for name in ("SIZE", "TEST_SIZE"):
         size = cfg.INPUT[name] or STRIDE
@@ -105,12 +103,12 @@ def model_options(cfg: CfgNode) -> dict[str, Any]:
         "stochastic_depth": cfg.MODEL.STOCHASTIC_DEPTH,
         "checkpoint_activations": cfg.MODEL.CHECKPOINT_ACTIVATIONS,
     }
-    switched_on = {name: value for name, value in switches.items() if value}
-    if switched_on and isinstance(spec, MobileNetSpec):
-        names = ", ".join(f"MODEL.{name.upper()}" for name in switched_on)
-        raise ConfigError(f"MODEL.NAME {cfg.MODEL.NAME} takes no {names}; leave it at its default.")
-    layer = layer_options(cfg.MODEL.LAMBDA_RESNET)
-    return {"norm": cfg.MODEL.NORM, "dropout": cfg.MODEL.DROPOUT, **switched_on, **layer}
+    return {
+        **norm_option(cfg.MODEL.NAME, cfg.MODEL.NORM),
+        "dropout": cfg.MODEL.DROPOUT,
+        **{name: value for name, value in switches.items() if value},
+        **layer_options(cfg.MODEL.LAMBDA_RESNET),
+    }
 
 
 def pixel_settings(cfg: CfgNode) -> PixelSettings:

@@ -35,6 +35,7 @@ from torch.backends import cudnn
 
 from lambda_det.detection.confidence import ap_interval, best_score, matches_of
 from lambda_det.detection.data.coco import coco_api, read_coco
+from lambda_det.detection.data.coco_format import COCO_DETECTIONS
 from lambda_det.detection.data.identity import write_identity
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import label_fault, read_pixels
@@ -48,8 +49,6 @@ from lambda_det.distributed.signals import StopRequest, interruptible
 from lambda_det.errors import ConfigError, DataError, listed, printable, reason, refused
 
 logger = logging.getLogger(__name__)
-
-COCO_DETECTIONS = 100  # the most detections of an image and a class that COCO's AP counts
 
 
 @contextmanager

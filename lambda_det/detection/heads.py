@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.backbones import layer_options
-from lambda_det.modeling.replacements import Replacements
-from lambda_det.modeling.resnet import make_stage
-from lambda_det.modeling.specs import ResNetSpec, get_spec
+from lambda_det.modeling.build import kind_of
+from lambda_det.modeling.specs import get_spec
 
 # For keys of MODEL the values that a res5 outside of the backbone can have, and why
 _ALLOWED = {
@@ -63,10 +62,12 @@ class LambdaRes5ROIHeads(Res5ROIHeads):
     def _build_res5_block(cls, cfg: CfgNode) -> tuple[nn.Sequential, int]:
         options = cfg.MODEL.LAMBDA_RESNET
         spec = get_spec(options.NAME)
-        if not isinstance(spec, ResNetSpec):
+        make_res5 = kind_of(spec).res5
+        if make_res5 is None:
             raise ConfigError(
-                f"MODEL.ROI_HEADS.NAME LambdaRes5ROIHeads needs a ResNet, and "
-                f"MODEL.LAMBDA_RESNET.NAME is {options.NAME}; take another of them."
+                "MODEL.ROI_HEADS.NAME LambdaRes5ROIHeads needs a network whose res5 can stand by "
+                f"itself, as a ResNet's can, and MODEL.LAMBDA_RESNET.NAME is {options.NAME}; take "
+                "another of them."
             )
         for key, (allowed, why) in _ALLOWED.items():
             if (value := attrgetter(key)(cfg.MODEL)) not in allowed:
@@ -74,15 +75,9 @@ class LambdaRes5ROIHeads(Res5ROIHeads):
                     f"MODEL.{key} is {value}, but the res5 of LambdaRes5ROIHeads {why}; set it to "
                     f"{allowed[0]}."
                 )
-        layers = Replacements(spec, options.NORM, **layer_options(options))
-        blocks = make_stage(
+        return make_res5(
             spec,
-            "res5",
-            spec.channels("res4"),
-            stride=2,
             norm=options.NORM,
-            in_stride=16,
-            layers=layers,
             stochastic_depth=options.STOCHASTIC_DEPTH,
+            **layer_options(options),
         )
-        return nn.Sequential(*blocks), spec.channels("res5")

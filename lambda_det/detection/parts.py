@@ -32,6 +32,7 @@ from lambda_det.detection.schedule import (
 )
 from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError
+from lambda_det.modeling.specs import STRIDE
 from lambda_det.training.settings import FixedKeys
 from lambda_det.training.task import Results
 from lambda_det.weights.provenance import PixelSettings
@@ -242,14 +243,14 @@ def _test_augmentations(cfg: CfgNode) -> AugmentationList:
 
 
 def _training_size(cfg: CfgNode) -> tuple[int, int]:
-    """Height and width of the largest training batch, padded to a stride of 32."""
+    """Height and width of the largest training batch, padded to the stride of a backbone."""
     if cfg.INPUT.LSJ.ENABLED:
         height = width = cfg.INPUT.LSJ.SIZE
     else:
         height = width = cfg.INPUT.MAX_SIZE_TRAIN
         if cfg.DATALOADER.ASPECT_RATIO_GROUPING:  # otherwise upright images share a batch
             height = min(max(cfg.INPUT.MIN_SIZE_TRAIN), width)
-    return -(-height // 32) * 32, -(-width // 32) * 32
+    return -(-height // STRIDE) * STRIDE, -(-width // STRIDE) * STRIDE
 
 
 def _for_run(cfg: CfgNode, settings: DetectionSettings) -> CfgNode:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lambda_det.detection.merging import MERGE, cuts
 from lambda_det.errors import ConfigError
+from lambda_det.modeling.specs import STRIDE
 
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
-__all__ = ["SMALLEST", "Tile", "Tiling", "why_not_cut"]
-
-SMALLEST = 32  # pixels, the stride of a backbone
+__all__ = ["Tile", "Tiling", "why_not_cut"]
 
 
 class Tile(NamedTuple):
@@ -45,9 +44,9 @@ class Tiling:
     overlap: int
 
     def __post_init__(self) -> None:
-        if self.size < SMALLEST:
+        if self.size < STRIDE:
             raise ConfigError(
-                f"INPUT.TILE.SIZE is {self.size}; a tile has {SMALLEST} pixels or more, and 0 is "
+                f"INPUT.TILE.SIZE is {self.size}; a tile has {STRIDE} pixels or more, and 0 is "
                 "for no tiles."
             )
         if not 0 <= self.overlap < self.size / 2:

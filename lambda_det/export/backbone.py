@@ -16,7 +16,7 @@ from lambda_det.config import read_plain
 from lambda_det.errors import ConfigError, WeightsError, listed, reason
 from lambda_det.layers.lambda_layer import RelativePosition
 from lambda_det.layers.local import crop_offsets, grid_size
-from lambda_det.modeling import create_backbone
+from lambda_det.modeling.build import create_backbone, norm_option
 from lambda_det.modeling.specs import STAGES
 from lambda_det.version import __version__
 from lambda_det.weights.backbone_file import fold_normalisation
@@ -103,13 +103,13 @@ def read_source_network(
     about = {key: checkpoint[key] for key in ("recipe", "run", "meta") if key in checkpoint}
     name, options = recorded_network(checkpoint)
     known_from = "recipe" if "recipe" in checkpoint else "run"
-    if name is None:
-        name, options, known_from = model, {"norm": "BN"}, "name"
-    if name is None:
+    if name is None and model is None:
         raise WeightsError(
             f"{source} does not say which network it holds; name it with --model of lambda-det "
             "backbone, such as --model lambda_resnet50."
         )
+    if name is None:
+        name, options, known_from = model, norm_option(model, "BN"), "name"
     parts = {bare_name(tensor).split(".")[0] for tensor in state}
     if "stem" not in parts:
         raise WeightsError(

@@ -13,8 +13,7 @@ from torch import nn
 
 from lambda_det.config import LAMBDA_LAYER_KEYS
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.build import create_backbone
-from lambda_det.modeling.specs import MobileNetSpec, get_spec
+from lambda_det.modeling.build import create_backbone, norm_option
 
 
 def layer_options(section: CfgNode) -> dict[str, Any]:
@@ -36,16 +35,10 @@ def _build_network(cfg: CfgNode, dilation: dict[str, int], **overrides: Any) -> 
     for key in ("STOCHASTIC_DEPTH", "CHECKPOINT_ACTIVATIONS", "MASK_PADDING"):
         if options[key]:
             overrides[key.lower()] = options[key]
-    if overrides and isinstance(get_spec(options.NAME), MobileNetSpec):
-        raise ConfigError(
-            f"MODEL.LAMBDA_RESNET.NAME {options.NAME} takes no {', '.join(overrides).upper()}; "
-            "leave these and MODEL.RESNETS.RES5_DILATION at their defaults, with "
-            "MODEL.BACKBONE.NAME build_lambda_resnet_backbone, or take a ResNet."
-        )
     return create_backbone(
         options.NAME,
         options.OUT_FEATURES,
-        norm=options.NORM,
+        **norm_option(options.NAME, options.NORM),
         freeze_at=cfg.MODEL.BACKBONE.FREEZE_AT,
         **layer_options(options),
         **overrides,

@@ -2,21 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from lambda_det.foundation import Backbone
+from lambda_det.modeling.checks import check_options, taken_options
 from lambda_det.modeling.mobilenet import MobileNetV2
-from lambda_det.modeling.resnet import LambdaResNet
-from lambda_det.modeling.specs import STAGES, MobileNetSpec, ResNetSpec, get_spec
+from lambda_det.modeling.parts import StagedBackbone
+from lambda_det.modeling.resnet import LambdaResNet, make_res5
+from lambda_det.modeling.specs import STAGES, MobileNetSpec, NetworkSpec, ResNetSpec, get_spec
 from lambda_det.weights.loading import load
 from lambda_det.weights.provenance import DETECTRON2_PIXELS
 from lambda_det.weights.public import is_public
 
-_NETWORKS = {ResNetSpec: LambdaResNet, MobileNetSpec: MobileNetV2}
+
+@dataclass(frozen=True)
+class NetworkKind:
+    """A kind of network: a row of :data:`NETWORK_KINDS`.
+
+    Attributes:
+        network: the class. It is called with a specification and with keyword arguments, the
+            options that networks of the kind take; ``num_classes``, ``out_features`` and
+            ``freeze_at`` are among them.
+        count: gives a smaller network to count instead, and by stage the number of blocks for
+            which each of its blocks stands. None to count the network itself.
+        res5: makes the last stage by itself and says its channels, as :func:`make_res5`. None for
+            networks whose last stage detectors cannot take as their heads.
+    """
+
+    network: type[StagedBackbone]
+    count: Callable[[Any], tuple[NetworkSpec, list[list[int]]]] | None = None
+    res5: Callable[..., tuple[nn.Sequential, int]] | None = None
+
+
+NETWORK_KINDS: dict[type[NetworkSpec], NetworkKind] = {
+    ResNetSpec: NetworkKind(LambdaResNet, count=ResNetSpec.without_repeats, res5=make_res5),
+    MobileNetSpec: NetworkKind(MobileNetV2),
+}
+
+
+def kind_of(spec: NetworkSpec) -> NetworkKind:
+    """The kind of a network."""
+    return NETWORK_KINDS[type(spec)]
+
+
+def norm_option(name: str, norm: str) -> dict[str, str]:
+    """The norm of a configuration as an argument of :func:`create_backbone` or
+    :func:`create_classifier`.
+
+    A network with norms of its own takes none. It gets none at the default, and any other is
+    refused with the network.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    spec = get_spec(name)
+    has_own_norms = "norm" not in taken_options(kind_of(spec).network, spec)
+    return {} if has_own_norms and norm == "BN" else {"norm": norm}
+
+
+def _make(name: str, overrides: dict[str, Any], **options: Any) -> StagedBackbone:
+    """The network of that name, which knows by what it was made."""
+    spec = get_spec(name)
+    network = kind_of(spec).network
+    check_options(network, spec, overrides, name)
+    backbone = network(spec, **options, **overrides)
+    backbone.created_as = (name, overrides)
+    return backbone
 
 
 class Classifier(nn.Module):
@@ -41,12 +97,9 @@ def create_classifier(name: str, num_classes: int = 1000, **overrides: Any) -> C
             layers.
 
     Raises:
-        ConfigError: if there is no such model, or an option cannot work.
+        ConfigError: there is no such model, it takes no such option, or an option cannot work.
     """
-    spec = get_spec(name)
-    backbone = _NETWORKS[type(spec)](spec, num_classes=num_classes, **overrides)
-    backbone.created_as = (name, overrides)
-    return Classifier(backbone)
+    return Classifier(_make(name, overrides, num_classes=num_classes))
 
 
 def create_backbone(
@@ -72,12 +125,10 @@ def create_backbone(
         ``pixel_settings``, the images that its weights are for, None where that is not known.
 
     Raises:
-        ConfigError: if there is no such model, or an option cannot work.
-        WeightsError: if the weights cannot be read or don't fit.
+        ConfigError: there is no such model, it takes no such option, or an option cannot work.
+        WeightsError: the weights cannot be read or don't fit.
     """
-    spec = get_spec(name)
-    backbone = _NETWORKS[type(spec)](spec, out_features=out_features, **overrides)
-    backbone.created_as = (name, overrides)
+    backbone = _make(name, overrides, out_features=out_features)
     backbone.pixel_settings = None
     if weights is not None:
         pixels = DETECTRON2_PIXELS if is_public(weights) else None

@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import nn
 
 from lambda_det.errors import ConfigError
 from lambda_det.foundation import get_norm
-from lambda_det.modeling.specs import STAGES, ResNetSpec
+from lambda_det.modeling.specs import STAGES, NetworkSpec, ResNetSpec
+
+# Keys of configurations that are not named like the option
+_KEYS = {
+    "dilation": "MODEL.RESNETS.RES5_DILATION",
+    "multi_grid": "MODEL.RESNETS.RES5_MULTI_GRID",
+    "freeze_at": "MODEL.BACKBONE.FREEZE_AT",
+}
+
+
+def taken_options(network: type[nn.Module], spec: NetworkSpec) -> frozenset[str]:
+    """The keyword arguments of the class of a network, and those options of lambda layers that its
+    specification names.
+    """
+    arguments = inspect.signature(network).parameters.values()
+    return spec.lambda_options.union(a.name for a in arguments if a.kind is a.KEYWORD_ONLY)
+
+
+def check_options(
+    network: type[nn.Module], spec: NetworkSpec, given: Iterable[str], name: str = "This network"
+) -> None:
+    """Refuse options that a network does not take.
+
+    Args:
+        network: the class.
+        spec: its architecture.
+        given: names of options.
+        name: of the network, for the message.
+
+    Raises:
+        ConfigError: the network does not take one of them.
+    """
+    taken = taken_options(network, spec)
+    refused = [option for option in given if option not in taken]
+    if refused:
+        keys = ", ".join(_KEYS.get(option, option.upper()) for option in refused)
+        raise ConfigError(
+            f"{name} takes no {', '.join(refused)}; leave these out (in a configuration {keys}, at "
+            "the default), or take another network."
+        )
 
 
 def check_norm(norm: str | Callable[[int], nn.Module]) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.build import Classifier, create_classifier
-from lambda_det.modeling.resnet import LambdaResNet
-from lambda_det.modeling.specs import STAGES, ResNetSpec, get_spec
+from lambda_det.modeling.build import Classifier, create_classifier, kind_of
+from lambda_det.modeling.specs import get_spec
 
 
 @dataclass(frozen=True)
@@ -104,29 +103,18 @@ def measure_named(name: str, image_size: int) -> Complexity:
     """Count the classifier of that name with 1000 classes, in a fraction of the time of
     :func:`measure`.
 
-    Of the equal blocks of a stage only one is built.
+    Of the equal blocks of a stage only one is built, where the kind of the network says which.
 
     Raises:
         ConfigError: there is no such network.
     """
     spec = get_spec(name)
+    kind = kind_of(spec)
     with torch.device("meta"):
-        if not isinstance(spec, ResNetSpec):
+        if kind.count is None:
             return measure(create_classifier(name), image_size)
-        short, numbers = _without_repeats(spec)
-        network = LambdaResNet(short, num_classes=1000)
+        short, numbers = kind.count(spec)
+        network = kind.network(short, num_classes=1000)
         blocks = [block for stage in network.stages for block in stage]
         repeats = dict(zip(blocks, itertools.chain(*numbers), strict=True))
         return measure(Classifier(network), image_size, repeats)
-
-
-def _without_repeats(spec: ResNetSpec) -> tuple[ResNetSpec, list[list[int]]]:
-    """The network with one block of each kind in a stage, and how many each of them stands for."""
-    numbers, lambda_blocks = [], {}
-    for name, blocks in zip(STAGES, spec.blocks, strict=True):
-        # The first block differs from the others by its stride and its shortcut
-        kinds = [(b == 1, spec.has_lambda(name, b)) for b in range(1, blocks + 1)]
-        distinct = sorted(set(kinds), reverse=True)
-        numbers.append([kinds.count(kind) for kind in distinct])
-        lambda_blocks[name] = tuple(i for i, (_, has) in enumerate(distinct, 1) if has)
-    return replace(spec, blocks=tuple(map(len, numbers)), lambda_blocks=lambda_blocks), numbers

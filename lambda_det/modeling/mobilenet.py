@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import mobilenet_v2
 
-from lambda_det.errors import ConfigError
 from lambda_det.foundation import CNNBlockBase, ShapeSpec, get_norm
 from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.checks import check_norm
+from lambda_det.modeling.checks import check_norm, check_options
 from lambda_det.modeling.parts import Norm, StagedBackbone, conv_norm
 from lambda_det.modeling.replacements import layer_arguments
 from lambda_det.modeling.specs import MobileNetSpec
@@ -23,7 +22,6 @@ _STAGE_ENDS = {"stem": 2, "res2": 4, "res3": 7, "res4": 14, "res5": 19}
 # The text gives |k|=32 and |h|=4. With 32 query channels over the 4 heads the network has the
 # paper's 3.21 M parameters and its operations to 0.5 %; with 32 for each head it has 3.24 M.
 _LAYER = {"query_depth": 8, "heads": 4, "scope": 5}
-_OF_STAGES = ("stage_scopes", "global_context", "share_positions")
 
 
 class LightweightLambdaBlock(CNNBlockBase):
@@ -69,12 +67,7 @@ class MobileNetV2(StagedBackbone):
         **lambda_options: Any,
     ) -> None:
         check_norm(norm)
-        unknown = [n for n in lambda_options if n in _OF_STAGES or not spec.lambda_blocks]
-        if unknown:
-            raise ConfigError(
-                f"{', '.join(unknown)}: options that this MobileNet-v2 doesn't have; leave them "
-                "out, or take a ResNet."
-            )
+        check_options(MobileNetV2, spec, lambda_options)
         network = mobilenet_v2(
             norm_layer=lambda channels: get_norm(norm, channels) or nn.Identity()
         )

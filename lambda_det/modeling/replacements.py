@@ -74,7 +74,7 @@ class Replacements:
         options: as of :func:`layer_arguments`, over those of ``spec``.
 
     Raises:
-        ConfigError: the options contradict each other, or the network has no lambda layers.
+        ConfigError: the options contradict each other.
     """
 
     def __init__(
@@ -94,17 +94,6 @@ class Replacements:
             "position": not options.get("position", True),
         }
         reaches = [name for name, given in reaches.items() if given]
-        if spec.kind or not any(spec.lambda_blocks.values()):
-            unknown = {*options, *reaches}
-            if share_positions:
-                unknown.add("share_positions")
-            if spec.global_context:  # a layer that spans a whole map is made for images of one size
-                unknown -= {"global_context"}
-            if unknown:
-                raise ConfigError(
-                    f"{', '.join(sorted(unknown))}: options of lambda layers, which this network "
-                    "doesn't have; leave them out."
-                )
         if len(reaches) > 1:
             raise ConfigError(
                 f"{' and '.join(reaches)} of the lambda layers contradict each other; give one."

@@ -14,7 +14,12 @@ from torchvision.ops import StochasticDepth
 
 from lambda_det.errors import ConfigError
 from lambda_det.foundation import CNNBlockBase, ShapeSpec, get_norm
-from lambda_det.modeling.checks import check_dilation, check_norm, check_probability
+from lambda_det.modeling.checks import (
+    check_dilation,
+    check_norm,
+    check_options,
+    check_probability,
+)
 from lambda_det.modeling.fewer_passes import can_join_pooling, convolve_averages
 from lambda_det.modeling.padding import PaddingMask
 from lambda_det.modeling.parts import (
@@ -234,6 +239,37 @@ def make_stage(
     return blocks
 
 
+def make_res5(
+    spec: ResNetSpec, *, norm: Norm, stochastic_depth: float = 0.0, **lambda_options: Any
+) -> tuple[nn.Sequential, int]:
+    """The last stage by itself, for heads that see the regions of a map of stride 16.
+
+    Args:
+        spec: the architecture.
+        norm: as in :class:`LambdaResNet`.
+        stochastic_depth: likewise.
+        lambda_options: likewise.
+
+    Returns:
+        The stage, which maps [B, C, H, W] of res4 to half the resolution, and its channels.
+
+    Raises:
+        ConfigError: the network does not take one of the options.
+    """
+    check_options(LambdaResNet, spec, lambda_options)
+    blocks = make_stage(
+        spec,
+        "res5",
+        spec.channels("res4"),
+        stride=2,
+        norm=norm,
+        in_stride=16,
+        layers=Replacements(spec, norm, **lambda_options),
+        stochastic_depth=stochastic_depth,
+    )
+    return nn.Sequential(*blocks), spec.channels("res5")
+
+
 class LambdaResNet(StagedBackbone):
     """A ResNet whose blocks may hold lambda layers.
 
@@ -260,6 +296,9 @@ class LambdaResNet(StagedBackbone):
         multi_grid: for each block of res5, the factor of its dilation (DeepLab).
         dropout: probability of dropping a feature before ``linear``.
         lambda_options: of the lambda layers, see :class:`Replacements`.
+
+    Raises:
+        ConfigError: an option cannot work, or the network does not take it.
     """
 
     def __init__(
@@ -279,6 +318,7 @@ class LambdaResNet(StagedBackbone):
         dropout: float = 0.0,
         **lambda_options: Any,
     ) -> None:
+        check_options(LambdaResNet, spec, lambda_options)
         check_norm(norm)
         check_probability("STOCHASTIC_DEPTH", stochastic_depth)
         dilations = check_dilation(spec, dilation, multi_grid)

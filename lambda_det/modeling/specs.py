@@ -5,16 +5,19 @@ The table and figure numbers are those of the conference version (ICLR 2021).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lambda_det.errors import ConfigError, suggest
+from lambda_det.layers import LambdaLayer
 
 ALL = "all"
 Blocks = Literal["all"] | tuple[int, ...]  # of a stage, counted from 1
 
 STAGES = ("res2", "res3", "res4", "res5")
+STRIDE = 32  # of res5 of every network here, in pixels of the image
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,35 @@ class PaperFigures:
     note: str = ""
 
 
+# The options of lambda layers: of the layers of a network together, and of each layer
+STAGE_OPTIONS = frozenset(["stage_scopes", "global_context", "share_positions"])
+LAYER_OPTIONS = frozenset(
+    name
+    for name, parameter in inspect.signature(LambdaLayer).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name not in ("norm", "dilation")
+) | {"qv_norm"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSpec:
+    """What the table of networks says of one of any kind.
+
+    Attributes:
+        image_size: side of the input that the figures are for.
+        paper: what the paper prints.
+    """
+
+    image_size: int = 224
+    paper: PaperFigures = PaperFigures()
+
+    @property
+    def lambda_options(self) -> frozenset[str]:
+        """Which options of lambda layers the network takes."""
+        return frozenset()
+
+
 @dataclass(frozen=True)
-class ResNetSpec:
+class ResNetSpec(NetworkSpec):
     """A ResNet with some of its 3x3 convolutions replaced by lambda layers.
 
     Attributes:
@@ -53,8 +83,6 @@ class ResNetSpec:
         global_context: side of the largest image if the position lambdas span the whole map.
         activation: "relu" or "silu".
         width: channels that the stem gives; the stages give 4, 8, 16 and 32 times as many.
-        image_size: side of the input that the figures are for.
-        paper: what the paper prints.
     """
 
     blocks: tuple[int, int, int, int]
@@ -67,8 +95,15 @@ class ResNetSpec:
     global_context: int | None = None
     activation: Literal["relu", "silu"] = "relu"
     width: int = 64
-    image_size: int = 224
-    paper: PaperFigures = PaperFigures()
+
+    @property
+    def lambda_options(self) -> frozenset[str]:
+        """All for a network with lambda layers. One with layers of another kind that span whole
+        maps takes the size of these.
+        """
+        if any(self.lambda_blocks.values()) and not self.kind:
+            return STAGE_OPTIONS | LAYER_OPTIONS
+        return frozenset(["global_context"] if self.global_context else [])
 
     def channels(self, stage: str) -> int:
         """Output channels of a stage: 256 of res2 to 2048 of res5 at the usual width."""
@@ -79,14 +114,29 @@ class ResNetSpec:
         blocks = self.lambda_blocks.get(stage, ())
         return blocks == ALL or block in blocks
 
+    def without_repeats(self) -> tuple[ResNetSpec, list[list[int]]]:
+        """The network with one block of each sort in a stage, and by stage the number of blocks
+        for which each of these stands.
+        """
+        numbers, lambda_blocks = [], {}
+        for name, blocks in zip(STAGES, self.blocks, strict=True):
+            # The first block differs from the others by its stride and its shortcut
+            sorts = [(b == 1, self.has_lambda(name, b)) for b in range(1, blocks + 1)]
+            distinct = sorted(set(sorts), reverse=True)
+            numbers.append([sorts.count(sort) for sort in distinct])
+            lambda_blocks[name] = tuple(i for i, (_, has) in enumerate(distinct, 1) if has)
+        return replace(self, blocks=tuple(map(len, numbers)), lambda_blocks=lambda_blocks), numbers
+
 
 @dataclass(frozen=True)
-class MobileNetSpec:
+class MobileNetSpec(NetworkSpec):
     """MobileNet-v2 with some inverted bottlenecks, counted from 1, replaced (Appendix E.4.2)."""
 
     lambda_blocks: tuple[int, ...] = ()
-    image_size: int = 224
-    paper: PaperFigures = PaperFigures()
+
+    @property
+    def lambda_options(self) -> frozenset[str]:
+        return LAYER_OPTIONS if self.lambda_blocks else frozenset()
 
 
 # Table 19: blocks, and the lambda layers of c4. "They are uniformly spaced in c4, all of c5 has
@@ -165,8 +215,8 @@ _ABLATIONS: dict[tuple[int, int, int], PaperFigures] = {
 }
 
 
-def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
-    specs: dict[str, ResNetSpec | MobileNetSpec] = {}
+def _specs() -> dict[str, NetworkSpec]:
+    specs: dict[str, NetworkSpec] = {}
     for depth, (blocks, in_c4) in _LAMBDA_RESNETS.items():
         # Appendix F.2 leaves squeeze-and-excitation out of blocks with a lambda layer. Here c4's
         # convolution blocks have none either, since only then do the counts of Table 13 come out.
@@ -252,7 +302,7 @@ def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
     return specs
 
 
-SPECS: dict[str, ResNetSpec | MobileNetSpec] = _specs()
+SPECS: dict[str, NetworkSpec] = _specs()
 
 
 def list_models() -> list[str]:
@@ -260,7 +310,7 @@ def list_models() -> list[str]:
     return list(SPECS)
 
 
-def get_spec(name: str) -> ResNetSpec | MobileNetSpec:
+def get_spec(name: str) -> NetworkSpec:
     """The network of that name.
 
     Raises:

@@ -238,21 +238,23 @@ def main(argv: list[str] | None = None) -> int:
         return FAULT_STATUS
 
 
-CONVERT_EXAMPLES = """examples:
+_NOTES = "\n".join(f"  {name:9}{row.note}" for name, row in WRITTEN.items())
+CONVERT_EXAMPLES = f"""examples:
   %(prog)s VOC2007/Annotations train.json --images VOC2007/JPEGImages
   %(prog)s data.yaml train.json --images images/train
   %(prog)s annotations.xml train.json --images pictures
   %(prog)s train.json labels/ --images pictures --format yolo
 
-COCO's format is a file, the others are folders with a file for each picture. In YOLO's labels a
-mask is one outline; crowds are left out of YOLO's and LabelMe's.
+formats; a folder has a file for each image:
+{_NOTES}
 """
 
 
 def convert(arguments: argparse.Namespace) -> None:
     log_to_terminal(logging.INFO)
     output, labels = Path(arguments.output), arguments.labels
-    refuse_existing(output, arguments.overwrite, folder=arguments.format != "coco")
+    is_folder = WRITTEN[arguments.format].write is not None
+    refuse_existing(output, arguments.overwrite, folder=is_folder)
     images = arguments.images or find_images(labels)
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
         (json_file,) = as_coco((labels, str(images)), folder=Path(folder))
@@ -261,7 +263,7 @@ def convert(arguments: argparse.Namespace) -> None:
             raise DataError(refusal)
         for kind, finding in truth.report.of(UNUSABLE, REPAIRED, DOUBTFUL).items():
             logging.warning(f"{finding.count} x {kind.text}; the first: {finding.first[0]}")
-        if arguments.format != "coco":
+        if is_folder:
             mark_output(output, labels)
         write_labels(coco_content(truth), arguments.format, output, images)
     print(printable(output))
@@ -270,7 +272,8 @@ def convert(arguments: argparse.Namespace) -> None:
 def convert_main(argv: list[str] | None = None) -> int:
     parser = command_parser(
         "convert",
-        f"Write labels of {', '.join(FORMATS)} in COCO's format, YOLO's or LabelMe's.",
+        f"Write labels of {', '.join(FORMATS)} as labels of "
+        f"{' or '.join(row.title for row in WRITTEN.values())}.",
         CONVERT_EXAMPLES,
     )
     parser.add_argument("labels", metavar="IN", help="folder of labels, or a file of them")

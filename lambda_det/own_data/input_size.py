@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from detectron2.config import CfgNode
 
+from lambda_det.modeling.specs import STRIDE
 from lambda_det.own_data.recipe import LEAST_BOXES, STRIDES_PER_ANCHOR, map_strides
 
 __all__ = ["LARGEST_SCALE", "SIZES", "FittedInput", "fit_input", "objects_in_input", "sizes_for"]
@@ -43,7 +44,6 @@ _CONSTANT, _OF_PIXELS, _OF_FINER_MAP = 0.3, 0.7, 0.1
 _LEAST_GAIN = 1.1
 # Pixels of the longest picture in those of the recipe: a batch is padded to its largest picture
 _LARGEST_PICTURE = 1.5
-_MULTIPLE = 32  # pixels, the stride of a backbone
 SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
 _ANCHORS = "MODEL.ANCHOR_GENERATOR.SIZES"
 _MAPS = ("MODEL.FPN.IN_FEATURES", "MODEL.RPN.IN_FEATURES", "MODEL.ROI_HEADS.IN_FEATURES")
@@ -158,7 +158,7 @@ def fit_input(
     why = f"{cost}; {limit}" if is_limited else cost
     rows.append(("", objects_after.row(least, side), why))
     changes = finer | (sizes_for(cfg, side) if side > base else {})
-    in_test = _MULTIPLE * math.floor(min(TEST_SCALE * side, own) / _MULTIPLE)
+    in_test = STRIDE * math.floor(min(TEST_SCALE * side, own) / STRIDE)
     if in_test > side and not cfg.RECIPE.MEMORY:
         changes |= {key: v for key, v in sizes_for(cfg, in_test).items() if key.endswith("TEST")}
         rows.append(("", f"{in_test} pixels in the test", "no step takes longer for it"))
@@ -276,8 +276,8 @@ def _side(
     pixels = _OF_PIXELS + (_OF_FINER_MAP if finer else 0)
     affordable = base * math.sqrt((LARGEST_COST - _CONSTANT) / pixels)
     wanted = base * least / objects.quantile(FEW_SMALL)
-    most = _MULTIPLE * math.floor(min(affordable, largest) / _MULTIPLE)
-    side = max(base, min(_MULTIPLE * math.ceil(wanted / _MULTIPLE), most))
+    most = STRIDE * math.floor(min(affordable, largest) / STRIDE)
+    side = max(base, min(STRIDE * math.ceil(wanted / STRIDE), most))
     if largest < affordable:
         return side, f"images are enlarged {LARGEST_SCALE} times at most"
     return side, f"more pixels would take more than {LARGEST_COST:g} times"

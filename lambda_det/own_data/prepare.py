@@ -23,8 +23,9 @@ from lambda_det.detection.config import changed_config
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data import register_json_datasets
 from lambda_det.detection.saved_run import SavedRun, open_run
-from lambda_det.detection.tiles import SMALLEST, Tiling
+from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.modeling.specs import STRIDE
 from lambda_det.own_data import recipe
 from lambda_det.own_data.choice import DEFAULT, choose
 from lambda_det.own_data.data_files import Data, Row, read_data
@@ -222,6 +223,7 @@ def _keys_of_flags(given: _Given, config: CfgNode) -> dict[str, Any]:
         if args.size < SMALLEST:
             raise ConfigError(f"--size is {args.size}; give {SMALLEST} pixels or more.")
         keys |= sizes_for(config, args.size)
+from lambda_det.modeling.specs import STRIDE
         if both := keys.keys() & typed.keys():
             raise ConfigError(f"--size and {min(both)} both say how large images are; give one.")
     if args.batch is not None:

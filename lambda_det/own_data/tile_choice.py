@@ -17,6 +17,7 @@ from detectron2.config import CfgNode
 
 from lambda_det.detection.tiles import Tiling, why_not_cut
 from lambda_det.errors import ConfigError
+from lambda_det.modeling.specs import STRIDE
 from lambda_det.own_data.input_size import FEW_SMALL, objects_in_input
 from lambda_det.own_data.recipe import LEAST_BOXES, MOST, SMALL, STRIDES_PER_ANCHOR, map_strides
 
@@ -27,7 +28,6 @@ _LONGEST = 0.9  # share of the objects that are not longer than the overlap
 # Shares of the side of a tile: the largest overlap by the rule, and the least, because an object at
 # the border lacks its surroundings
 _LARGEST_OVERLAP, _LEAST_OVERLAP = 0.4, 0.125
-_MULTIPLE = 32  # pixels of a tile by the rule, the stride of a backbone
 # A row of the table, where sizes are typed beside tiles
 OF_TILES = "", "typed sizes", "those of the input are of tiles"
 
@@ -116,8 +116,8 @@ def _side(cfg: CfgNode, objects: Sequence[Mapping[str, Any]], long: float) -> in
     Args:
         long: the length of an object that the overlap should have.
     """
-    least = STRIDES_PER_ANCHOR * min(map_strides(cfg) or [_MULTIPLE // STRIDES_PER_ANCHOR])
+    least = STRIDES_PER_ANCHOR * min(map_strides(cfg) or [STRIDE // STRIDES_PER_ANCHOR])
     sides = [math.sqrt(one["bbox"][2] * one["bbox"][3]) for one in objects] or [0.0]
     spare = max(1.0, float(np.quantile(sides, FEW_SMALL)) / least)
     side = max(cfg.INPUT.MIN_SIZE_TEST * spare, long / _LARGEST_OVERLAP)
-    return _MULTIPLE * math.ceil(side / _MULTIPLE)
+    return STRIDE * math.ceil(side / STRIDE)

@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 
 from lambda_det.weights.names import is_counter, tensors_only
-from lambda_det.weights.provenance import PixelSettings
-
-# The pixel settings of all networks of these libraries that are also here
-IMAGENET_PIXELS = PixelSettings("RGB", [123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+from lambda_det.weights.provenance import IMAGENET_PIXELS
 
 # Regular expressions and replacements, one after the other
 _Rules = tuple[tuple[str, str | Callable[[re.Match], str]], ...]

@@ -123,8 +123,8 @@ def load(
             layers made for other classes, start afresh where the file does not hold them; any other
             difference in shape is an error.
         averaged: take the averaged weights where the file has them.
-        pixels: the pixel settings of the model, to compare with the settings that the file may
-            record.
+        pixels: the pixel settings of the model, to compare with those that the file records. A
+            file that records none gets a warning.
         name: of the model's network. A file that records another name is refused.
 
     Raises:
@@ -151,8 +151,8 @@ def load(
     else:
         _check_start(model, state, prefixes, content, file)
     wanted = wanted_pixels(content)
-    if pixels is not None and wanted is not None:
-        if pixels.differences(wanted):
+    if pixels is not None:
+        if wanted is not None and pixels.differences(wanted):
             wanted = _fold(model, prefixes, state, wanted, pixels)
         pixels.check(wanted, file)
     check_layers(model, content, file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lambda_det.config import LAMBDA_LAYER_KEYS
+from lambda_det.config import IMAGENET_MEAN, IMAGENET_STD, LAMBDA_LAYER_KEYS
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.weights.names import tensors_only
 
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
+
+logger = logging.getLogger(__name__)
 
 AUTHOR = "lambda_det"
 RUN = "run"  # what a detector's checkpoint records of its run, see detection/saved_run.py
@@ -88,16 +91,24 @@ class PixelSettings:
         ]
 
     def check(self, wanted: PixelSettings | None, path: str | Path) -> None:
-        """Refuse weights that were trained with other pixel settings.
+        """Refuse weights that were trained with other pixel settings, and warn where it is not
+        known with which.
 
         Args:
-            wanted: the settings that the weights need. None: not known, nothing is checked.
+            wanted: the settings that the weights need. None: not known.
             path: the file of the weights, named in the message.
 
         Raises:
             ConfigError: these settings differ from ``wanted``.
         """
         if wanted is None:
+            usual = " and ".join(self.differences(IMAGENET_PIXELS))
+            logger.warning(
+                f"The weights {path} do not say for which pixel settings they were trained, and "
+                f"the model has {self}. If theirs are others, the network sees images of another "
+                "scale or order of colours: set these keys to them."
+                + (f" For ImageNet's usual ones set {usual}." if usual else "")
+            )
             return
         differences = self.differences(wanted)
         if differences:
@@ -107,8 +118,10 @@ class PixelSettings:
             )
 
 
+# Of all networks of timm and torchvision that are also here
+IMAGENET_PIXELS = PixelSettings("RGB", list(IMAGENET_MEAN), list(IMAGENET_STD))
 # Of Detectron2's configurations
-DETECTRON2_PIXELS = PixelSettings("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
+DETECTRON2_PIXELS = PixelSettings("BGR", list(IMAGENET_MEAN[::-1]), [1.0, 1.0, 1.0])
 
 
 def _same(one: str | Sequence[float], other: str | Sequence[float]) -> bool:

@@ -13,8 +13,8 @@ import torch
 
 from lambda_det.errors import ConfigError, WeightsError, suggest
 from lambda_det.weights.formats import check_address, read_checkpoint
-from lambda_det.weights.import_names import IMAGENET_PIXELS, import_weights
-from lambda_det.weights.provenance import PixelSettings
+from lambda_det.weights.import_names import import_weights
+from lambda_det.weights.provenance import IMAGENET_PIXELS, PixelSettings
 
 # The networks of these libraries that are also here
 _TIMM = {

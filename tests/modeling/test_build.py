@@ -1,15 +1,23 @@
 """Backbones that Detectron2 builds from a configuration."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from detectron2.config import get_cfg
 from detectron2.modeling import build_backbone
 from detectron2.projects.deeplab import add_deeplab_config
+from torch import nn
 
 import lambda_det
 from lambda_det.config import leaves
 from lambda_det.errors import ConfigError
+from lambda_det.foundation import ShapeSpec
 from lambda_det.layers import LambdaLayer
+from lambda_det.modeling import build
+from lambda_det.modeling.complexity import measure_named
+from lambda_det.modeling.parts import StagedBackbone
+from lambda_det.modeling.specs import SPECS, STAGES, NetworkSpec
 
 PLAIN, FPN, DEEPLAB = (f"build_lambda_resnet_{kind}backbone" for kind in ("", "fpn_", "deeplab_"))
 MOBILENET = {"NAME": "mobilenet_v2_lambda", "SCOPE": 0}
@@ -130,3 +138,73 @@ def test_keys_that_cannot_work_are_refused(builder, lambda_resnet, resnets, word
 def test_the_builder_of_deeplab_names_the_keys_that_it_needs():
     with pytest.raises(ConfigError, match="add_deeplab_config"):
         build_backbone(_cfg(DEEPLAB))
+
+
+@dataclass(frozen=True)
+class _PlainSpec(NetworkSpec):
+    width: int = 4
+
+
+class _Plain(StagedBackbone):
+    """A kind of network of its own: a convolution and a norm in each stage."""
+
+    def __init__(self, spec, *, out_features=None, num_classes=None, freeze_at=0, dropout=0.0):
+        parts, shapes, channels = {}, {}, 3
+        for index, name in enumerate(("stem", *STAGES), start=1):
+            conv = nn.Conv2d(channels, spec.width, 3, stride=2, padding=1)
+            parts[name] = nn.Sequential(conv, nn.GroupNorm(1, spec.width))
+            shapes[name] = ShapeSpec(channels=spec.width, stride=2**index)
+            channels = spec.width
+        super().__init__(
+            parts,
+            shapes,
+            out_features=out_features,
+            num_classes=num_classes,
+            dropout=dropout,
+            freeze_at=freeze_at,
+        )
+
+    def forward(self, x):
+        features = {}
+        for name in ("stem", *self.stage_names):
+            x = features[name] = getattr(self, name)(x)
+        return self.outputs(features)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    monkeypatch.setitem(build.NETWORK_KINDS, _PlainSpec, build.NetworkKind(_Plain))
+    monkeypatch.setitem(SPECS, "plain", _PlainSpec())
+    cfg = _cfg()
+    cfg.MODEL.LAMBDA_RESNET.NAME, cfg.MODEL.LAMBDA_RESNET.SCOPE = "plain", 0
+    return cfg
+
+
+def test_a_kind_of_network_is_a_row_of_the_table(plain):
+    """It is built by its name and counted, and says itself which options it takes."""
+    backbone = build_backbone(plain)
+    assert [tuple(f.shape[1:]) for f in backbone(torch.ones(1, 3, 64, 96)).values()] == [
+        (4, 16, 24),
+        (4, 8, 12),
+        (4, 4, 6),
+        (4, 2, 3),
+    ]
+    classifier = lambda_det.create_classifier("plain", 1000)
+    assert measure_named("plain", 64).params == sum(p.numel() for p in classifier.parameters())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("LAMBDA_RESNET.NORM", "FrozenBN"),
+        ("LAMBDA_RESNET.STOCHASTIC_DEPTH", 0.1),
+        ("LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS", True),
+        ("LAMBDA_RESNET.MASK_PADDING", True),
+        ("LAMBDA_RESNET.SCOPE", 7),
+        ("RESNETS.RES5_DILATION", 2),
+    ],
+)
+def test_an_option_that_a_kind_of_network_does_not_take_is_refused(plain, key, value):
+    plain.merge_from_list([f"MODEL.{key}", value])
+    with pytest.raises(ConfigError, match=f"plain .*{key.partition('.')[2]}"):
+        build_backbone(plain)

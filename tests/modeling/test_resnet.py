@@ -84,7 +84,10 @@ def test_lambda_layers_and_squeeze_and_excitation_are_where_the_paper_has_them()
         ("lambda_resnet26_slim", {"dilation": {"res2": 2}}, "res2"),
         ("mobilenet_v2", {"dropout": 1.5}, "DROPOUT"),
         ("mobilenet_v2", {"scope": 7}, "scope"),
+        ("mobilenet_v2", {"mask_padding": True}, "mobilenet_v2.*mask_padding"),
+        ("mobilenet_v2_lambda", {"share_positions": "stage"}, "SHARE_POSITIONS"),
         ("resnet_rs101", {"scope": 7}, "scope"),
+        ("lambda_resnet26_slim", {"scop": 7}, "lambda_resnet26_slim.*scop"),
     ],
 )
 def test_options_that_cannot_work_are_refused(name, options, words):

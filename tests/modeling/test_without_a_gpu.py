@@ -8,7 +8,6 @@ layers and backbones of detectors meet one setting of dtype and layout in turn.
 import argparse
 import itertools
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,8 @@ from torch._subclasses.fake_tensor import (
 from lambda_det import LambdaLayer, create_backbone, list_models
 from lambda_det.detection import load_config
 from lambda_det.layers.local import OPERATORS, choose, fused
-from lambda_det.modeling.complexity import _without_repeats
-from lambda_det.modeling.resnet import LambdaResNet
-from lambda_det.modeling.specs import STAGES, MobileNetSpec, PaperFigures, ResNetSpec, get_spec
+from lambda_det.modeling.build import kind_of
+from lambda_det.modeling.specs import STAGES, get_spec
 from tests.layers import test_lambda_layer as layers
 from tests.modeling.pretended_gpu import Trace, is_available, pretend_gpu
 from tests.native import emulated
@@ -71,10 +69,9 @@ def _kind(spec):
 
     The options of its lambda layers are those of ``test_layers``.
     """
-    if not isinstance(spec, ResNetSpec):
-        return str(spec)
-    same = {"blocks": (), "layer": {}, "width": 64, "image_size": 224, "paper": PaperFigures()}
-    return str(replace(spec, lambda_blocks=bool(spec.lambda_blocks), **same))
+    same = ("blocks", "layer", "width", "image_size", "paper")
+    facts = {name: value for name, value in vars(spec).items() if name not in same}
+    return type(spec), str(facts | {"lambda_blocks": any(facts.get("lambda_blocks", ()))})
 
 
 # A network of each kind, the first that is listed
@@ -83,9 +80,8 @@ NETWORKS = list({_kind(get_spec(name)): name for name in reversed(list_models())
 
 def _network(name):
     spec = get_spec(name)
-    if isinstance(spec, MobileNetSpec):
-        return create_backbone(name)
-    return LambdaResNet(_without_repeats(spec)[0], out_features=STAGES)
+    kind = kind_of(spec)
+    return kind.network(kind.count(spec)[0] if kind.count else spec, out_features=STAGES)
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,7 @@ def test_module_versions_are_kept(tmp_path):
 
 
 PIXELS = PixelSettings("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
+IMAGENET = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
 
 
 @pytest.mark.parametrize(
@@ -345,6 +346,22 @@ def test_weights_for_other_images_are_refused(tmp_path, about, words):
         load(target, str(tmp_path / "w.pth"), pixels=PIXELS)
     assert all(word in str(caught.value) for word in [*words, "w.pth"])
     _assert_same(target.state_dict(), before)
+
+
+@pytest.mark.parametrize("pixels", [PIXELS, PixelSettings("RGB", *IMAGENET)])
+def test_weights_that_record_no_pixel_settings_get_a_warning(tmp_path, caplog, pixels):
+    """With the file, the keys and values in use, and ImageNet's where they are others."""
+    target = Detector()
+    torch.save({"model": Network().state_dict()}, tmp_path / "own.pth")
+    load(target, tmp_path / "own.pth", pixels=pixels)
+    (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
+    in_use = [str(tmp_path / "own.pth"), *(f"{k} {v}" for k, v in pixels.by_key().items())]
+    assert all(word in warning for word in in_use)
+    others = ["INPUT.FORMAT RGB (now BGR)", f"MODEL.PIXEL_STD {IMAGENET[1]} (now [1.0, 1.0, 1.0])"]
+    assert all((word in warning) is (pixels is PIXELS) for word in others)
+    caplog.clear()
+    load(target, tmp_path / "own.pth", complete=False)  # a backbone without a configuration
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("back", [False, True])
@@ -459,7 +476,6 @@ def _placed(url, network, tmp_path, monkeypatch):
     save_file(network.state_dict(), place)
 
 
-IMAGENET = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
 RGB = ("INPUT.FORMAT", "RGB", "MODEL.PIXEL_MEAN", "[123.675, 116.28, 103.53]")
 STD = ("MODEL.PIXEL_STD", "[58.395, 57.12, 57.375]")
 

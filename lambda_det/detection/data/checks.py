@@ -34,8 +34,7 @@ from lambda_det.errors import (
     printable,
     refused,
 )
-from lambda_det.weights.import_names import IMAGENET_PIXELS
-from lambda_det.weights.provenance import PixelSettings
+from lambda_det.weights.provenance import IMAGENET_PIXELS, PixelSettings
 
 logger = logging.getLogger(__name__)
 

@@ -29,6 +29,7 @@ from pycocotools.coco import COCO
 
 from lambda_det.detection.data.box_form import SIDES, Form, form_of_boxes, is_box
 from lambda_det.detection.data.coco_format import (
+    COCO_DETECTIONS,
     made_by_reader,
     read_keypoint_names,
     read_lists,
@@ -81,7 +82,6 @@ _MANY_CROWDS = 0.1
 # how far the area of a mask may exceed that of its box, which is rounded otherwise: a factor, and
 # square pixels
 _MOST_AREA, _ROUNDED_AREA = 1.5, 16
-MOST_IN_COCO = 100  # detections of an image that COCO's AP counts
 
 
 class GroundTruth(NamedTuple):
@@ -577,7 +577,7 @@ def _count(records: Sequence[dict[str, Any]], content: _Content) -> None:
         for annotation in record["annotations"]:
             area = annotation["area"]
             report.sizes[next(name for name, limit in SIZES.items() if area < limit)] += 1
-        if len(objects) > MOST_IN_COCO:
+        if len(objects) > COCO_DETECTIONS:
             report.add(DENSE, f"{_named(image)}: {len(objects)}")
         for annotation in _repeated(objects):
             where = annotation.get("source") or f"{_named(image)}: bbox {annotation['bbox']}"

@@ -10,6 +10,7 @@ from detectron2.utils.file_io import PathManager
 
 from lambda_det.errors import DataError, printable, reason
 
+COCO_DETECTIONS = 100  # the most detections of an image and a class that COCO's AP counts
 # The lists of a file, and the keys that every entry of each must have, with the type of their
 # values
 INSTANCES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ __all__ = ["WRITTEN", "place_labels", "polygons", "write_labels"]
 
 logger = logging.getLogger(__name__)
 
-WRITTEN = ("coco", "yolo", "labelme")
 _SPECK = 10  # the area in pixels below which a part of a mask is left out for hands
 
 
@@ -47,7 +46,7 @@ def write_labels(
 
     Args:
         content: of COCO's format, see :func:`lambda_det.own_data.labels.read_labels`.
-        label_format: one of ``WRITTEN``.
+        label_format: a key of ``WRITTEN``.
         target: the file, or the folder; existing files are replaced.
         images: the folder from which the names of the pictures start.
         sources: the files of pictures that are elsewhere, by their names.
@@ -56,7 +55,7 @@ def write_labels(
         DataError: as :func:`place_labels` does, or a file cannot be written.
     """
     with refused(DataError, f"{target} cannot be written", "", OSError, ValueError):  # bad names
-        if label_format == "coco":
+        if WRITTEN[label_format].write is None:
             kept = {key: value for key, value in content.items() if key != READER}
             for entry in (*kept["images"], *kept["annotations"]):
                 entry.pop("source", None)
@@ -69,13 +68,19 @@ def write_labels(
 def place_labels(names: Iterable[str], label_format: str, target: Path) -> dict[str, Path]:
     """The file of labels of each picture by its name.
 
+    Args:
+        names: of the pictures.
+        label_format: a key of ``WRITTEN``, of a format with a file for each picture.
+        target: the folder of these files.
+
     Raises:
-        DataError: two pictures have the same name apart from its ending; or the folder has other
-            YOLO labels, whose numbers would get the classes of a new data.yaml.
+        DataError: two pictures have the same name apart from its ending; or the folder has labels
+            of other pictures, whose numbers would get the classes of a new data.yaml.
     """
+    row = WRITTEN[label_format]
     picture_of: dict[Path, str] = {}
     for given in names:
-        name = Path(given).with_suffix(_WRITERS[label_format][0])
+        name = Path(given).with_suffix(row.ending)
         # A name may lead out of the folder of the pictures; the labels stay in theirs
         file = target.joinpath(*(part for part in name.parts if part not in ("..", name.anchor)))
         if file in picture_of:
@@ -84,11 +89,11 @@ def place_labels(names: Iterable[str], label_format: str, target: Path) -> dict[
                 "pictures other names."
             )
         picture_of[file] = given
-    left = sorted({*target.rglob("*.txt")} - {*picture_of}) if label_format == "yolo" else []
-    if left:
+    if row.classes_file and (left := sorted({*target.rglob(f"*{row.ending}")} - {*picture_of})):
         raise DataError(
             f"{target} has labels of other pictures, of an earlier call perhaps, to which the new "
-            f"data.yaml does not belong: {listed(left)}; remove them, or give another folder."
+            f"{row.classes_file} does not belong: {listed(left)}; remove them, or give another "
+            "folder."
         )
     return {name: file for file, name in picture_of.items()}
 
@@ -112,16 +117,15 @@ def _write_folder(
         box = (x, y, x + width, y + height)
         objects[one["image_id"]].append(_Object(index, name, box, outline, one.get("score")))
     files = place_labels((image["file_name"] for image in content["images"]), label_format, target)
-    _, write = _WRITERS[label_format]
+    row = WRITTEN[label_format]
     for image in content["images"]:
         name = image["file_name"]
         file = files[name]
         place = relative_path(sources.get(name, images / name), file.parent)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(write(image, objects[image["id"]], place), "utf-8")
-    if label_format == "yolo":
-        text = yaml.safe_dump({"names": dict(enumerate(names.values()))}, allow_unicode=True)
-        (target / "data.yaml").write_text(text, "utf-8")
+        file.write_text(row.write(image, objects[image["id"]], place), "utf-8")
+    if row.classes_file:
+        (target / row.classes_file).write_text(row.write_classes(names.values()), "utf-8")
 
 
 def _yolo(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
@@ -137,6 +141,10 @@ def _yolo(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
         numbers = " ".join(f"{value:.9g}" for value in points.ravel())
         lines.append(f"{one.index} {numbers}\n")
     return "".join(lines)
+
+
+def _yolo_classes(names: Iterable[str]) -> str:
+    return yaml.safe_dump({"names": dict(enumerate(names))}, allow_unicode=True)
 
 
 def _labelme(image: Mapping[str, Any], objects: list[_Object], place: str) -> str:
@@ -157,9 +165,41 @@ def _labelme(image: Mapping[str, Any], objects: list[_Object], place: str) -> st
     return json.dumps(content, ensure_ascii=False, indent=1)
 
 
-_WRITERS = {
-    "yolo": (".txt", _yolo),
-    "labelme": (".json", _labelme),
+class WrittenFormat(NamedTuple):
+    """A row of the table of formats that are written.
+
+    Attributes:
+        title: its name in sentences, under which ``FORMATS`` of ``own_data/labels/formats.py`` has
+            the reader.
+        note: what is written and what the format cannot hold, for the help of ``lambda-det
+            convert``.
+        ending: of the file of a picture; "" for a format with one file.
+        write: the text of the file of a picture, from its entry in COCO's format, its objects, and
+            its path as seen from the file. None for COCO's own format.
+        classes_file: the name of a file with the names of the classes; "" where the files of the
+            pictures have them.
+        write_classes: the text of that file, from the names in the order of their numbers.
+    """
+
+    title: str
+    note: str
+    ending: str = ""
+    write: Callable[[Mapping[str, Any], list[_Object], str], str] | None = None
+    classes_file: str = ""
+    write_classes: Callable[[Iterable[str]], str] | None = None
+
+
+WRITTEN = {
+    "coco": WrittenFormat("COCO", "one file"),
+    "yolo": WrittenFormat(
+        "YOLO",
+        "a folder with data.yaml; a mask is one outline, and crowds are left out",
+        ".txt",
+        _yolo,
+        "data.yaml",
+        _yolo_classes,
+    ),
+    "labelme": WrittenFormat("LabelMe", "a folder; crowds are left out", ".json", _labelme),
 }
 
 
