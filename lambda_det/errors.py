@@ -63,7 +63,14 @@ class Interrupted(KeyboardInterrupt):
 def command_parser(
     name: str, description: str | None, examples: str, **options: Any
 ) -> argparse.ArgumentParser:
-    """The parser of ``lambda-det NAME``, whose examples keep their lines."""
+    """The parser of a command, whose examples keep their lines.
+
+    Args:
+        name: of the command, as in ``lambda-det NAME``.
+        description: the first lines of its help.
+        examples: the last lines of its help.
+        options: of :class:`argparse.ArgumentParser`.
+    """
     options |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": examples}
     return argparse.ArgumentParser(f"lambda-det {name}", description=description, **options)
 
@@ -183,6 +190,9 @@ def refused(
         what: went wrong, with the name of the file, key or value.
         advice: what to do; "" for none.
         errors: the classes to turn.
+
+    Raises:
+        UserError: of this ``kind``, where one of ``errors`` was raised.
     """
     try:
         yield

@@ -52,7 +52,12 @@ def relative_path(path: str | Path, start: str | Path) -> str:
 
 
 def refuse_existing(path: str | Path, overwrite: bool, *, folder: bool = False) -> None:
-    """Refuse a path that must not be written to; with ``folder`` it may be a folder.
+    """Refuse a path that must not be written to.
+
+    Args:
+        path: to write.
+        overwrite: what is there may be replaced.
+        folder: the path may be a folder.
 
     Raises:
         ConfigError: it is a folder, or exists and must not be replaced.

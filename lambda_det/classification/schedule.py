@@ -152,6 +152,11 @@ class Plan:
 def plan_training(cfg: CfgNode, images: int, world_size: int) -> Plan:
     """Count the steps; epochs are exact over the training, and may end within a step.
 
+    Args:
+        cfg: the recipe.
+        images: of the training data.
+        world_size: number of processes.
+
     Raises:
         ConfigError: the batch cannot be divided.
     """

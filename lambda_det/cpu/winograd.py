@@ -1,12 +1,12 @@
 """3x3 convolutions on the CPU by Winograd's algorithm, with a fourth of the multiplications.
 
-In float32 the errors of the output and of both gradients are at most twice those of PyTorch's own
-convolutions in its less exact layout, if the numbers of a kernel are of one size
-(tests/cpu/test_winograd.py). With a single tap that is not zero they are up to six times as large.
-A value that is not finite reaches whole tiles of outputs. The kernel is native/winograd.cpp. If the
-gradient of a map is zero at most positions, as after the loss of an RPN, only the products of the
-others are computed. In bfloat16 all other convolutions are PyTorch's, except where the processor
-has it at twice the rate of float32.
+PyTorch's own convolutions have one error in each memory layout. If the weights of a kernel are of
+one size, the errors of the output and of both gradients in float32 are here at most twice the
+larger of these (tests/cpu/test_winograd.py). In a kernel with a single weight that is not zero they
+are up to six times as large. A value that is not finite reaches whole tiles of outputs. The kernel
+is native/winograd.cpp. If the gradient of a map is zero at most positions, as after the loss of an
+RPN, only the products of the others are computed. In bfloat16 all other convolutions are PyTorch's,
+except where the processor has it at twice the rate of float32.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _find_moved_files(cfg: CfgNode, folder: Path, opts: Sequence[str]) -> None:
     Args:
         cfg: its configuration, which names them by their places of then.
         folder: where the configuration is now.
-        opts: the keys that are typed are taken as they are.
+        opts: keys and values of the command line; files that they name are not looked for.
     """
     for name in ("TRAIN_JSON", "TEST_JSON"):
         recorded = cfg.DATASETS[name]
@@ -118,7 +118,7 @@ def _find_moved_files(cfg: CfgNode, folder: Path, opts: Sequence[str]) -> None:
 
 
 def typed_keys(opts: Sequence[str]) -> dict[str, str]:
-    """The words after the flags of a command line, by the keys of YAML or of a LazyConfig."""
+    """The overrides of a command line: values by the keys of YAML or of a LazyConfig."""
     pairs = (word.lstrip("+").partition("=")[::2] for word in opts if "=" in word)
     lazy = {key: value.strip("'\"") for key, value in pairs}
     return lazy | dict(zip(opts[::2], opts[1::2], strict=False))

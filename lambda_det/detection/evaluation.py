@@ -347,7 +347,7 @@ def build_evaluator(
     else:
         if "segm" in tasks and "instances" in measured and not has_masks(dataset_name):
             tasks = tuple(task for task in tasks if task != "segm")
-            logger.warning(f"No object of {dataset_name} has a mask, so AP is that of boxes alone.")
+            logger.warning(f"No object of {dataset_name} has a mask, so only boxes get an AP.")
         kept = cfg.TEST.DETECTIONS_PER_IMAGE
         instances = partial(_instances, kept=kept, tiling=tiling, tasks=tasks)
         makers = {

@@ -142,7 +142,11 @@ def for_inference(
 
 
 def check_precision(precision: str, key: str = "TEST.PRECISION") -> None:
-    """Raise ConfigError with the name of the key where inference cannot compute in a precision."""
+    """Refuse a precision that inference does not have.
+
+    Raises:
+        ConfigError: it is not one of float32 and bfloat16; the message has the ``key``.
+    """
     if precision not in ("float32", "bfloat16"):
         raise ConfigError(f"{key} is {precision!r}; it can be float32 or bfloat16.")
 

@@ -42,7 +42,10 @@ Evaluators = DatasetEvaluator | list[DatasetEvaluator]
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The parts of a detector's training, and functions that make the large ones when asked.
+    """What the training of a detector consists of.
+
+    Settings and facts are values. Models, loaders and evaluators are functions that make them,
+    because each command needs only some of them.
 
     :func:`of_yaml` makes them of a YAML configuration, and
     :func:`lambda_det.detection.lazy_parts.of_lazy` of a LazyConfig.

@@ -186,7 +186,18 @@ def open_run(
 def run_of_checkpoint(
     file: str, content: Mapping[str, Any], *, raw: bool = False, opts: Sequence[str] = ()
 ) -> SavedRun:
-    """The trained detector of a checkpoint that was read already, as :func:`open_run` has it."""
+    """The trained detector of a checkpoint that was read already, as :func:`open_run` has it.
+
+    Args:
+        file: the checkpoint, for messages.
+        content: of the checkpoint.
+        raw: take the raw weights where there are averaged ones.
+        opts: keys and values over those of the run.
+
+    Raises:
+        ConfigError: ``opts`` name other weights, the checkpoint is of a classifier, or a value
+            cannot be.
+    """
     if typed := next((key for key in _WEIGHTS if key in typed_keys(opts)), None):
         raise ConfigError(f"{typed} is that of the run; name the checkpoint in its place.")
     if "recipe" in content:

@@ -337,7 +337,7 @@ class DetectionTask(Task):
             has_losses=parts.make_loss_loader is not None,
             sets_of_weights=1 + (has_average and settings.evaluate_raw),
         )
-        # ``test_sets`` of a LazyConfig are names of its nodes, which may be none of a data set
+        # ``test_sets`` of a LazyConfig are names of its nodes, and need not be those of data sets
         samples = [parts.sample_of(name) for name in parts.test_names]
         if final and self.is_sampled:
             samples += parts.test_names

@@ -66,8 +66,8 @@ _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _AFTER_THE_CAUSE = 2.0
 # A process does not run a handler of Python's while it waits in a collective call. Where no process
 # of this machine has run its handler these seconds after a second signal, they wait for each other,
-# and are killed. One that has run it ends by itself, once the checkpoint that it writes is whole;
-# so then none is killed here, and the agent ends the others after it.
+# and are killed. A process that has run its handler ends by itself, once the checkpoint that it
+# writes is whole; so then none is killed here, and the agent ends the others after it.
 _TO_END_AT_ONCE = 5.0
 MAIN_GUARD = (
     'a script that starts a training needs the line `if __name__ == "__main__":` before it, '

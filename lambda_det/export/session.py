@@ -171,7 +171,7 @@ def _sizes(network: Network, sizes: Sequence[tuple[int, int]] | None) -> Sequenc
     if sizes is None:
         sizes = [fixed or (h + -h % stride, w + -w % stride) for h, w in SIZES]
     if fixed and set(sizes) != {fixed}:
-        raise ConfigError("--sizes has no other ones than that of --fixed.")
+        raise ConfigError("With --fixed, --sizes can name only the same size.")
     for height, width in sizes:
         if height % stride or width % stride:
             raise ConfigError(

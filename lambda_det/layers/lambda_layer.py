@@ -177,7 +177,17 @@ class LambdaLayer(nn.Module):
     def apply_lambdas(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """The output [b, H, W, h, v] of what :meth:`project` returns."""
+        """The output of the lambdas.
+
+        Args:
+            queries: [b, H, W, h, k], as :meth:`project` gives them.
+            keys: [b, H, W, k, u].
+            values: [b, H, W, v, u].
+            mask: as in :meth:`forward`.
+
+        Returns:
+            [b, H, W, h, v].
+        """
         if not self.multi_head:
             return self.output_of_group(queries, keys, values, mask)
         # each head has its own lambdas (Appendix C.3)

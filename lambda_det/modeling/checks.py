@@ -52,7 +52,11 @@ def check_options(
 
 
 def check_norm(norm: str | Callable[[int], nn.Module]) -> None:
-    """Raise ConfigError where Detectron2 knows no norm of that name."""
+    """Refuse a norm.
+
+    Raises:
+        ConfigError: Detectron2 knows none of that name.
+    """
     try:
         get_norm(norm, 32)
     except KeyError as error:
@@ -63,7 +67,11 @@ def check_norm(norm: str | Callable[[int], nn.Module]) -> None:
 
 
 def check_probability(name: str, value: float) -> None:
-    """Raise ConfigError where a part would never be trained."""
+    """Refuse a probability with which a part of the network would never be trained.
+
+    Raises:
+        ConfigError: it is below 0, or 1 or more; the message has the ``name`` of the key.
+    """
     if not 0 <= value < 1:
         raise ConfigError(
             f"{name} is {value}, but as the probability of leaving a part out it must be at least "
@@ -87,6 +95,11 @@ def check_dilation(
     spec: ResNetSpec, dilation: Mapping[str, int] | None, multi_grid: Sequence[int] | None
 ) -> dict[str, int]:
     """The dilation of each stage.
+
+    Args:
+        spec: the network.
+        dilation: by stage; 1 for a stage that is not named.
+        multi_grid: a factor of the dilation for each block of res5; None for 1.
 
     Raises:
         ConfigError: a stage that cannot be dilated, a dilation below that of the stage before, or

@@ -34,6 +34,10 @@ def lambda_multiply_adds(layer: LambdaLayer, height: int, width: int) -> tuple[i
 
     Sums over offsets that lead out of the map are counted, as they are for a convolution.
 
+    Args:
+        layer: on maps.
+        height, width: of the map, in positions.
+
     Returns:
         The count with the lambda built first, and with the query contracted first.
     """

@@ -221,7 +221,7 @@ class BackboneGraphs:
             least = _OF_LARGEST * max(norms) if what == "gradient" else 0.0
             for norm, error in zip(norms, errors, strict=True):
                 if not error <= _OF_TENSOR * norm + least:
-                    return f"a {what} of the graph is not that of the backbone"
+                    return f"a {what} of the graph differs from the backbone's"
         return ""
 
     def _results(

@@ -27,7 +27,17 @@ def conv_norm(
     dilation: int = 1,
     activation: Activation | None = F.relu_,
 ) -> Conv2d:
-    """A convolution without bias, then norm, then activation; initialised as Detectron2's."""
+    """A convolution without bias, then norm, then activation; initialised as Detectron2's.
+
+    Args:
+        in_channels: of the input [B, in_channels, H, W].
+        out_channels: of the output [B, out_channels, ceil(H / stride), ceil(W / stride)].
+        kernel_size: the odd side of the kernel; the padding keeps the size of the map.
+        norm: a name that Detectron2's ``get_norm`` knows, or a function from channels to a module.
+        stride: of the convolution.
+        dilation: of its kernel.
+        activation: is applied last; None for none.
+    """
     conv = Conv2d(
         in_channels,
         out_channels,

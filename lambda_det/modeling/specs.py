@@ -296,7 +296,7 @@ def _specs() -> dict[str, NetworkSpec]:
             0.563,
             73.3,
             "Table 17",
-            "|k|=32 is that of all heads together; 3.24 M with 32 for each",
+            "|k|=32 counts all heads together; 3.24 M with 32 for each",
         ),
     )
     return specs

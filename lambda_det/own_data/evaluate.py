@@ -397,7 +397,7 @@ def _is_evaluation(folder: Path) -> bool:
 
 
 def _begin(folder: Path) -> None:
-    """Mark a folder as that of an evaluation, from which nothing is known yet."""
+    """Mark a folder as one of an evaluation that has no results yet."""
     replace_text(folder / EVALUATION, json.dumps(_UNFINISHED, indent=1))
 
 

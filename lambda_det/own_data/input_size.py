@@ -3,8 +3,8 @@
 An anchor matches an object of its own size only from four strides of its map on (``recipe.py``):
 that map does not resolve smaller objects. Where they are more than a third of the objects of a
 class, on average over the classes, as AP is, the recipe gets a map of half the stride, and then a
-larger input until they are a tenth. A step takes at most twice the time. In the test pictures are
-up to a quarter larger than the largest in training, as far as that does not enlarge them.
+larger input until they are a tenth. A step takes at most twice the time. The images of a test are
+up to a quarter larger than the largest of the training, as far as that does not enlarge them.
 
 A recipe's sizes are for photographs. Its budget is their pixels, which are time and memory, and not
 the longer side: strips and panoramas get a larger limit of that, because objects need the shorter

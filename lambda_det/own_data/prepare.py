@@ -220,10 +220,9 @@ def _keys_of_flags(given: _Given, config: CfgNode) -> dict[str, Any]:
     if args.tile is not None and "INPUT.TILE.SIZE" in typed:
         raise ConfigError("--tile and INPUT.TILE.SIZE both say how images are cut; give one.")
     if args.size is not None:
-        if args.size < SMALLEST:
-            raise ConfigError(f"--size is {args.size}; give {SMALLEST} pixels or more.")
+        if args.size < STRIDE:
+            raise ConfigError(f"--size is {args.size}; give {STRIDE} pixels or more.")
         keys |= sizes_for(config, args.size)
-from lambda_det.modeling.specs import STRIDE
         if both := keys.keys() & typed.keys():
             raise ConfigError(f"--size and {min(both)} both say how large images are; give one.")
     if args.batch is not None:

@@ -63,9 +63,9 @@ class Checkpoints(HookBase):
 class LRScheduler(hooks.LRScheduler):
     """Logs "lr", and each rate that differs from it as "lr/" with the name of its module.
 
-    Detectron2's hook, under whose name checkpoints keep the state, logs the rate of most
-    parameters. Where a recipe trains the backbone at a tenth of the rate, that is the tenth. Here
-    "lr" is the rate that the optimiser was made with, if a group has it.
+    Detectron2's hook logs the rate of most parameters, which is the backbone's tenth in a recipe
+    that trains the backbone at a tenth of the rate. Here "lr" is the rate that the optimiser was
+    made with, if a group has it. Checkpoints keep the state under the name of Detectron2's hook.
     """
 
     def before_train(self) -> None:

@@ -70,7 +70,7 @@ class Trainer(TrainerBase):
         checkpointer: of the network, the average and the training state.
         saved_as: name of the checkpoint that was saved or loaded last, without its ending.
         evaluation: the hook that evaluates, with the results.
-        seed: of all random numbers of the run; that of its checkpoint, if it was resumed.
+        seed: of all random numbers; a resumed run has the seed of its checkpoint.
         start_iter, iter, max_iter: the first step of this process, the current one, counted from 0,
             and the number of all; an early stop lowers the last.
     """
@@ -142,7 +142,8 @@ class Trainer(TrainerBase):
     def build_hooks(self) -> list[HookBase]:
         """The hooks around each step, in this order; the task's hooks come last.
 
-        Override it, or ``build_hooks`` of the task, to do more.
+        Override it, or ``build_hooks`` of the task, to do more. What a hook may touch stands in the
+        loop of :meth:`train`.
         """
         return [
             hooks.IterationTimer(),
@@ -165,8 +166,7 @@ class Trainer(TrainerBase):
             self.iter = self.start_iter = self.iter + 1
             self.saved_as = Path(checkpoint.path).stem
             if self.start_iter < self.max_iter:
-                # if the schedule is new, the saved rate of the next step is that of the former
-                # schedule
+                # if the schedule is new, the rate that was saved is of the former schedule
                 for group, rate in zip(
                     self.optimizer.param_groups, self.scheduler.get_lr(), strict=True
                 ):
@@ -234,9 +234,8 @@ class Trainer(TrainerBase):
             if before != now:
                 logger.warning(
                     f"Batch norms normalise by the images that {whose} takes at once: {now} from "
-                    f"here on, and {before} before. So the steps are others than those of the run "
-                    f"that was started; keep processes and {self.settings.key('accumulate')} as "
-                    "they were."
+                    f"here on, and {before} before. So the steps differ from those before; keep "
+                    f"processes and {self.settings.key('accumulate')} as they were."
                 )
         super().load_state_dict(state)
         self.step.load_state_dict(state["step"])
@@ -279,6 +278,14 @@ class Trainer(TrainerBase):
                 self._loading = iter(self.loader)
                 self._batches = batches_ahead(self._loading, self.settings.device)
                 self.before_train()
+                # What a hook may touch. It may read everything. Its ``before_step`` sees the
+                # weights and gradients of the step before, its ``after_step`` those of this one. It
+                # may put numbers into ``storage`` and, in the same way on every process, save a
+                # checkpoint, lower ``max_iter``, set learning rates and change weights. It must
+                # leave the model in training mode, ``iter`` as it is, and the batches to the
+                # loader. Random numbers that it draws change no step, because each batch has its
+                # own seed. Its ``state_dict`` is saved and restored with the run. For another loss,
+                # wrap the model in ``Task.build_model``.
                 while self.iter < self.max_iter:
                     self.before_step()
                     limit_waiting(IN_STEPS if self.iter > self.start_iter else AT_LENGTH)

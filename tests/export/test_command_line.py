@@ -126,7 +126,7 @@ REFUSED = {
     "{run} d.onnx --batch 0": "neither a number from 1 nor 'any'",
     "{run} d.onnx --batch 2 --backbone-only": "whole detectors",
     "{run} d.onnx --fixed 64x70": "multiples of 32",
-    "{run} d.onnx --fixed 64x64 --sizes 64x96": "no other ones",
+    "{run} d.onnx --fixed 64x64 --sizes 64x96": "--sizes",
     "{run} d.pt2": ".onnx holds detectors",
     "{run} d.txt": "names no format",
 }

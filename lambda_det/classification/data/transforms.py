@@ -61,7 +61,17 @@ def random_box(
 def random_resized_crop(
     image: np.ndarray, size: int, min_area: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """The part of the image in :func:`random_box`, resized to [size, size, 3]."""
+    """A random part of an image, resized to a square.
+
+    Args:
+        image: uint8 [H, W, 3].
+        size: side of the result in pixels.
+        min_area: the smallest share of the image's area, as in :func:`random_box`.
+        rng: the source of the random numbers.
+
+    Returns:
+        uint8 [size, size, 3].
+    """
     top, left, height, width = random_box(*image.shape[:2], min_area, rng)
     return resize(image[top : top + height, left : left + width], size)
 

@@ -48,6 +48,10 @@ def check_datasets(cfg: CfgNode, *, train: bool, test: bool) -> None:
         cfg: the config of the run.
         train: check ``DATASETS.TRAIN``.
         test: check ``DATASETS.TEST``.
+
+    Raises:
+        ConfigError: the configuration does not fit the data.
+        DataError: the data cannot be used.
     """
     detector = Detector.from_config(cfg)
     check_pixels(PixelSettings.from_config(cfg))

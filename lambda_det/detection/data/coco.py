@@ -359,7 +359,7 @@ def _is_file(path: str) -> bool:
 
 # ------------------------------------------------------------------- what only the whole file shows
 def _turn_boxes(content: _Content) -> None:
-    """Turn the boxes of CVAT beside whose numbers stands an angle.
+    """Turn the boxes of CVAT that have an angle as an attribute.
 
     CVAT writes a turned box as it was before it was turned, and the angle as an attribute. An
     attribute of that name in a file of another program may mean anything.

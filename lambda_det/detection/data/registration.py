@@ -81,7 +81,7 @@ def has_masks(name: str) -> bool:
 def check_files(name: str) -> tuple[str, str] | None:
     """:func:`registered_files`; None for a data set that does not hold COCO instances.
 
-    From now on the data set gives records about which everything has been decided.
+    From now on the data set gives records that are checked and repaired.
 
     Raises:
         ConfigError: ``name`` is not registered.
@@ -100,7 +100,7 @@ def check_files(name: str) -> tuple[str, str] | None:
 
 
 def load_records(name: str) -> Any:
-    """The records of a registered data set, about which everything has been decided.
+    """The records of a registered data set, checked and repaired.
 
     Raises:
         ConfigError: ``name`` is not registered.
@@ -111,7 +111,7 @@ def load_records(name: str) -> Any:
 
 
 def _decide_when_loaded(name: str) -> None:
-    """Let a registered data set give records about which everything has been decided, once.
+    """Let a registered data set give records that are checked and repaired, once.
 
     :func:`read_coco` reads a file that Detectron2 would read. Records of a user's function may
     differ from those of a file, so each is checked.

@@ -40,7 +40,7 @@ class Kind(NamedTuple):
 
 ID = Kind(REFUSED, "id that is not listed, or is used twice")
 PICTURE = Kind(REFUSED, "picture that is missing, cannot be read or has another size")
-FORM = Kind(REFUSED, "box in another form than that of its format")
+FORM = Kind(REFUSED, "box in another form than its format has")
 BOX = Kind(UNUSABLE, "object without a usable box, which is left out")
 OUTSIDE = Kind(UNUSABLE, "box far over the border of its picture, where it is cut")
 MASK = Kind(UNUSABLE, "mask that cannot be used; its usable part, or the box, replaces it")

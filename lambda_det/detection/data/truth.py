@@ -36,7 +36,7 @@ Fault = tuple[Kind, str]
 
 
 class Decided(list):
-    """Annotations about which everything has been decided."""
+    """Annotations that :func:`decide` has checked and repaired."""
 
 
 def decide(
@@ -256,7 +256,15 @@ def turned_rectangle(box: Sequence[float], degrees: float) -> list[float]:
 def mask_of(
     annotation: Mapping[str, Any], height: int, width: int
 ) -> list[list[float]] | dict[str, Any]:
-    """The mask of an annotation after :func:`decide`; its box where it has no mask."""
+    """The mask of an annotation after :func:`decide`; its box where it has no mask.
+
+    Args:
+        annotation: in Detectron2's dataset format.
+        height, width: of the image, at whose border the box is cut.
+
+    Returns:
+        Polygons [x0, y0, x1, y1, ...] in pixels, or run lengths of COCO's format.
+    """
     mask = annotation.get("segmentation")
     if mask:
         return mask

@@ -196,7 +196,13 @@ class Prediction:
         overwrite: bool = False,
         **options: Any,
     ) -> None:
-        """Write the picture of :meth:`plot`, whose ``options`` are taken, to a file.
+        """Write the picture of :meth:`plot` to a file.
+
+        Args:
+            path: of the file; its ending is the format.
+            image: to draw on, as in :meth:`plot`.
+            overwrite: replace an existing file.
+            options: of :meth:`plot`.
 
         Raises:
             ConfigError: the file exists and ``overwrite`` is False, or cannot be written.

@@ -93,7 +93,7 @@ def build_report(
         run: its folder, with config.yaml.
         dataset: one of those in DATASETS.TEST; "" for the first.
         score: predictions of this score or more are in the confusion matrix and the pictures;
-            None: 0.5, or less where next to none has it.
+            None: 0.5, or lower where fewer than one in ten objects has such a prediction.
         pictures: number of images, the worst first.
 
     Raises:
