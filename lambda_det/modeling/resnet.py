@@ -242,7 +242,7 @@ def make_stage(
 def make_res5(
     spec: ResNetSpec, *, norm: Norm, stochastic_depth: float = 0.0, **lambda_options: Any
 ) -> tuple[nn.Sequential, int]:
-    """The last stage by itself, for heads that see the regions of a map of stride 16.
+    """The last stage by itself, for heads that see regions of the map of res4.
 
     Args:
         spec: the architecture.
