@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.slow  # trains
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+COMMANDS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 INTEGRATIONS = {
     "supervision": "supervision",
@@ -24,10 +26,10 @@ INTEGRATIONS = {
 }
 
 
-def _run(script: str, folder: Path) -> None:
+def _run(folder: Path, script: str, *words: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, script],
+        [sys.executable, script, *words],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -53,11 +55,29 @@ def test_a_neighbour_takes_the_predictions(module: str, request):
     ]
     folder = request.getfixturevalue("own_data")
     (folder / f"with_{module}.py").write_text(script, "utf-8")
-    _run(f"with_{module}.py", folder)
+    _run(folder, f"with_{module}.py")
     if module == "supervision":
         assert (folder / "supervision.png").is_file()
 
 
+def test_a_network_of_timm_is_trained(request):
+    """A smaller one, with random weights, for two steps."""
+    folder = request.getfixturevalue("own_data")
+    (script,) = [text for text in EXAMPLES if "import timm" in text]
+    assert '"convnext_tiny", pretrained=True' in script
+    (folder / "with_timm.py").write_text(
+        script.replace('"convnext_tiny", pretrained=True', '"convnext_atto", pretrained=False')
+    )
+    ((program, script, *words),) = [
+        shlex.split(command.replace("\\\n", "")) for command in COMMANDS
+    ]
+    assert program == "python"
+    sizes = ["INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TEST", "64", "SOLVER.MAX_ITER", "2"]
+    sizes += ["TEST.DETECTIONS_PER_IMAGE", "4", "MODEL.RPN.POST_NMS_TOPK_TRAIN", "50"]
+    _run(folder, script, *words, *sizes, "SOLVER.IMS_PER_BATCH", "2", "MODEL.DEVICE", "cpu")
+    assert (folder / "output" / "timm" / "model_final.pth").is_file()
+
+
 def test_each_neighbour_has_its_section():
-    assert re.findall(r"^## (.*)$", PAGE, re.MULTILINE) == list(INTEGRATIONS.values())
-    assert len(EXAMPLES) == len(INTEGRATIONS)
+    assert re.findall(r"^## (.*)$", PAGE, re.MULTILINE) == [*INTEGRATIONS.values(), "timm"]
+    assert len(EXAMPLES) == len(INTEGRATIONS) + 1
