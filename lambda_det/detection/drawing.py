@@ -24,7 +24,7 @@ from lambda_det.errors import printable
 # The caption above a picture: its height in pixels, and font and scale for OpenCV
 _CAPTION_HEIGHT = 26
 _CAPTION_FONT = (cv2.FONT_HERSHEY_SIMPLEX, 0.55)
-# The legend: pixels of a row, of a letter of usual width, and of what is beside a name
+# The legend, in pixels: height of a row, width of a usual letter, and width beside a name
 _LEGEND_ROW, _LETTER_WIDTH, _PATCH_WIDTH = 26, 10, 40
 # Halves of pairs are enlarged until their longer side has this many pixels, to make labels legible
 _PAIR_SIDE = 512

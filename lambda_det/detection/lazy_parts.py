@@ -152,7 +152,7 @@ def read_settings(config: DictConfig) -> DetectionSettings:
 
 
 def _of_type(kind: Any, key: str, value: Any) -> Any:
-    """A value of a setting, of the type that the setting has."""
+    """The value of a setting; it must have the setting's type."""
     if isinstance(value, ListConfig):
         value = tuple(value)
     allowed = get_args(kind) if isinstance(kind, UnionType) else (get_origin(kind) or kind,)

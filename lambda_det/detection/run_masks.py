@@ -34,7 +34,7 @@ class RunMasks:
 
     @classmethod
     def of(cls, masks: Tensor | RunMasks) -> RunMasks:
-        """The same masks, of a tensor [N, H, W] on the CPU."""
+        """The masks of a tensor [N, H, W] on the CPU."""
         if isinstance(masks, RunMasks):
             return masks
         return cls([runs(mask, 0, 0) for mask in masks.numpy()], tuple(masks.shape[1:]))
@@ -64,7 +64,7 @@ class RunMasks:
         return (len(self), *self.image_size)
 
     def __getitem__(self, index: Any) -> Tensor | RunMasks:
-        """The mask [H, W] of a number, bool; or the masks of a slice, of numbers or of booleans."""
+        """The mask [H, W] of an index, bool; or the masks of a slice, of indices or of booleans."""
         if not isinstance(index, (int, np.integer)):
             numbers = np.arange(len(self))
             chosen = numbers[index if isinstance(index, slice) else np.asarray(index)]

@@ -31,8 +31,8 @@ def leave_if_asked() -> None:
 class UntilAsked(Generic[Batch]):
     """Batches for work without collective calls, such as an evaluation's.
 
-    Each process may have another number of them. One that was asked to stop takes no more. Before
-    the first and after the last batch all processes meet, and leave if one was asked.
+    Each process may have another number of them. A process that was asked to stop takes no more.
+    Before the first and after the last batch all processes meet, and leave if one was asked.
     """
 
     def __init__(self, batches: Iterable[Batch]) -> None:

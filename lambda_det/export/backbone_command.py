@@ -58,7 +58,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--model",
         metavar="NAME",
-        help="the network, of a file that does not say it, such as one of timm or torchvision",
+        help="the network, where the file does not name it, as none of timm and torchvision does",
     )
     parser.add_argument(
         "--no-fold",

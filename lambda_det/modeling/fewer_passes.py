@@ -32,15 +32,15 @@ def can_join(x: Tensor, *modules: nn.Module) -> bool:
 def rescale(x: Tensor, reduce: nn.Conv2d, expand: nn.Conv2d) -> Tensor:
     """Squeeze-and-excitation of a map [B, C, H, W] by two 1x1 convolutions, ReLU between them.
 
-    Means, scales and the gradients of both are computed in float32 at least. The gradient of the
-    means and that of the product are one map, which is written once. Seen as passes over maps, the
-    forward pass is three and the backward pass six.
+    Means, scales and the gradients of both are computed in float32 at least. The gradients by the
+    means and by the product are added into one map, which is written once. Counted in passes over a
+    map, the forward pass takes three and the backward pass six.
     """
     return Rescale.apply(x, reduce.weight, reduce.bias, expand.weight, expand.bias)
 
 
 class Rescale(torch.autograd.Function):
-    """:func:`rescale`, of a map [B, C, H, W], kernels [R, C, 1, 1] and [C, R, 1, 1], and biases."""
+    """:func:`rescale` of tensors: map [B, C, H, W], kernels [R, C, 1, 1], [C, R, 1, 1], biases."""
 
     @staticmethod
     def forward(

@@ -49,7 +49,7 @@ class Function(NamedTuple):
     Attributes:
         name: without mangling.
         threads: of each of the programs that a launch starts.
-        shared_bytes: of shared memory, of each of them.
+        shared_bytes: shared memory of each of these programs.
         types: of the arguments, ``ctypes.c_void_p`` for a tensor and ``ctypes.c_int``.
     """
 

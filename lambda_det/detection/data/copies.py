@@ -3,7 +3,7 @@
 They are files of the same bytes; Roboflow's variants of a picture, which it calls
 NAME_jpg.rf.HASH.jpg; and files beside it with its name and another ending, or with a word for a
 change after or before its name, such as NAME_flip.jpg. Before a name that is only a number or very
-short, such a word is no sign of a copy: crop_3.jpg may be the third of any pictures.
+short, such a word is no sign of a copy: crop_3.jpg may be the third of pictures that are no copies.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class _Keys(Sampler):
 
 
 def training_records(cfg: CfgNode) -> list[Record] | Dataset:
-    """The records of ``DATASETS.TRAIN`` to train on, of tiles if ``INPUT.TILE`` cuts the images.
+    """The records of ``DATASETS.TRAIN`` to train on; of tiles where ``INPUT.TILE`` cuts images.
 
     Images without an object are left out if ``DATALOADER.FILTER_EMPTY_ANNOTATIONS``, and those
     without visible keypoints if the model learns keypoints.
@@ -283,7 +283,7 @@ def _warn(cfg: CfgNode, records: list[Record] | Dataset) -> None:
 
 
 def _identity(name: str) -> tuple[str, str]:
-    """A value that is the same for two names of one data set."""
+    """The files of a data set, which may be registered under two names."""
     metadata = MetadataCatalog.get(name)
     file, folder = metadata.get("json_file"), metadata.get("image_root")
     if not file or not folder:

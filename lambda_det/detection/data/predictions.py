@@ -92,7 +92,7 @@ def evaluated(detector: Detector, dataset_name: str) -> tuple[str, ...]:
     if not result:
         raise ConfigError(
             f"{detector.keys['architecture']} {detector.architecture} predicts "
-            f"{' and '.join(predicted)} segments, which cannot be evaluated on {dataset_name}, of "
-            f"evaluator_type {kind}; name another data set in {detector.keys['test']}."
+            f"{' and '.join(predicted)} segments, which cannot be evaluated on {dataset_name} with "
+            f"the evaluator_type {kind}; name another data set in {detector.keys['test']}."
         )
     return result

@@ -53,7 +53,7 @@ _pictures = _Pictures(KEPT)
 
 
 def whole_picture(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a picture without its objects, of that of a tile or of the picture itself."""
+    """The record of a picture without its objects, from its own record or from one of its tiles."""
     height, width = record.get("picture_size", (record.get("height"), record.get("width")))
     size = {} if height is None else {"height": height, "width": width}
     return {"file_name": record["file_name"], **size}

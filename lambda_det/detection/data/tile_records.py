@@ -21,8 +21,9 @@ from lambda_det.errors import ConfigError, DataError, counted, printable
 
 __all__ = ["LEAST_LEFT", "number_of_pictures", "part_of", "tile_records", "tiles_to_test"]
 
-# Share of an object's box, of what the tile that shows most of it shows. A box that overlaps an
-# object by an IoU of less than this counts as background in Detectron2 (MODEL.RPN.IOU_THRESHOLDS).
+# An object is learnt in each tile that shows at least this share of what the best tile shows of its
+# box. A box that overlaps an object by an IoU of less than this counts as background in Detectron2
+# (MODEL.RPN.IOU_THRESHOLDS).
 LEAST_LEFT = 0.3
 _MANY_CUT = 0.1  # share of objects that no tile shows whole, above which a tile seems too small
 

@@ -524,7 +524,7 @@ def _outlines(shape: shapely.Geometry) -> list[np.ndarray]:
 
 # ------------------------------------------------------------------------------------ the keypoints
 def are_keypoints(points: Any, number: int | None) -> bool:
-    """Whether points are [x, y, visibility, ...] of finite numbers, of that number of them."""
+    """Whether points are [x, y, visibility, ...]: finite, and as many as ``number`` says."""
     try:
         values = np.asarray(points)
     except (TypeError, ValueError, OverflowError):
