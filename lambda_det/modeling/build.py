@@ -14,7 +14,14 @@ from lambda_det.modeling.checks import check_options, taken_options
 from lambda_det.modeling.mobilenet import MobileNetV2
 from lambda_det.modeling.parts import StagedBackbone
 from lambda_det.modeling.resnet import LambdaResNet, make_res5
-from lambda_det.modeling.specs import STAGES, MobileNetSpec, NetworkSpec, ResNetSpec, get_spec
+from lambda_det.modeling.specs import (
+    SPECS,
+    STAGES,
+    MobileNetSpec,
+    NetworkSpec,
+    ResNetSpec,
+    get_spec,
+)
 from lambda_det.weights.loading import load
 from lambda_det.weights.provenance import DETECTRON2_PIXELS
 from lambda_det.weights.public import is_public
@@ -54,14 +61,11 @@ def norm_option(name: str, norm: str) -> dict[str, str]:
     """The norm of a configuration as an argument of :func:`create_backbone` or
     :func:`create_classifier`.
 
-    A network with norms of its own takes none. It gets none at the default, and any other is
-    refused with the network.
-
-    Raises:
-        ConfigError: there is no such model.
+    A network with norms of its own gets none at the default. Other norms of it, and unknown
+    networks, are refused when the network is made.
     """
-    spec = get_spec(name)
-    has_own_norms = "norm" not in taken_options(kind_of(spec).network, spec)
+    spec = SPECS.get(name)
+    has_own_norms = spec and "norm" not in taken_options(kind_of(spec).network, spec)
     return {} if has_own_norms and norm == "BN" else {"norm": norm}
 
 
