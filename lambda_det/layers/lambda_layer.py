@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -526,9 +527,12 @@ def both_normed(norms: Sequence[nn.Module], parts: Sequence[Tensor]) -> list[Ten
 
 
 def _counts_batches(norm: nn.Module) -> bool:
-    """Whether it is PyTorch's own norm in training, with a momentum, and no hook waits for it."""
+    """Whether it is PyTorch's own norm in training, with a momentum and with the statistics of this
+    process alone, and no hook waits for it.
+    """
+    is_alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
     return (
-        type(norm) is nn.BatchNorm2d
+        type(norm) in ((nn.BatchNorm2d, nn.SyncBatchNorm) if is_alone else (nn.BatchNorm2d,))
         and norm.training
         and norm.num_batches_tracked is not None
         and norm.momentum is not None

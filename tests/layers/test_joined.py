@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer, joined
@@ -176,6 +177,7 @@ def test_on_a_gpu_the_function_is_taken_where_it_can_compute(monkeypatch):
 
 LAUNCHES = {  # of a forward and of a backward pass, at most
     "training": ({}, True, (13, 17)),
+    "norms that one process need not synchronise": ({"norm": nn.SyncBatchNorm}, True, (13, 17)),
     "evaluation": ({}, False, (12, 0)),  # two of them copies that a GPU does without
     "without norms": ({"norm": ""}, True, (8, 13)),
 }
