@@ -347,10 +347,11 @@ def test_doctor_says_which_kernels_a_gpu_takes(noting, monkeypatch):
     assert check.probe() == "no GPU" or torch.cuda.is_available()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert check.probe() == "cuda:0 output ca, queries ba, values abc, embedding a"
+    forms = "output ca, queries ba, values abc, embedding a"
+    assert check.probe() == f"cuda:0 by 227 KiB of shared memory: {forms}"
     emulated.forget()
     noting.shared_bytes = 163 * 1024
-    assert check.probe() == "cuda:0 output ca, queries a, values b, embedding d"
+    assert check.probe().endswith(": output ca, queries a, values b, embedding d")
     emulated.forget()
     noting.capability = (7, 5)
     with pytest.raises(doctor.Fault, match=r"cuda:0.*7\.5"):
