@@ -22,6 +22,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "add_lambda_config",
+    "check",
     "convert_lambda_layers",
     "create_backbone",
     "create_classifier",
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from lambda_det.from_python import Run, train
+    from lambda_det.from_python import Run, check, train
 
 settle_threads()
 try:

@@ -254,6 +254,13 @@ def counted(count: float, noun: str) -> str:
     return f"{count:,.12g} {noun}"
 
 
+def duration(seconds: float) -> str:
+    """A time for a sentence: "80 seconds", "4 minutes", "1.5 hours"."""
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: similar known names, or the first few."""
     known = list(known)

@@ -1,11 +1,12 @@
-"""Train and use a run from Python: the functions of the commands, without a shell."""
+"""Check data, train and use a run from Python: the functions of the commands, without a shell."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lambda_det.cli import named_file, training_parser
 from lambda_det.detection.prediction import Predictor
@@ -14,7 +15,12 @@ from lambda_det.training.checkpoint_files import choose_checkpoint
 from lambda_det.training.command_line import quoted, run
 from lambda_det.training.logged import read_metrics
 
-__all__ = ["Run", "train"]
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from lambda_det.own_data.evaluate import ResultsOnData
+
+__all__ = ["Run", "check", "train"]
 
 
 class Run:
@@ -52,6 +58,21 @@ class Run:
         return read_metrics(self.folder)
 
     @property
+    def evaluations(self) -> list[dict[str, float]]:
+        """A row for each evaluation: "step", and results such as "box AP" and "mask AP50".
+
+        They are those of the averaged weights where a recipe has them, under the same names as
+        those of other recipes; ``metrics`` has both. With several data sets the name of one stands
+        before, such as "mine/box AP".
+
+        Raises:
+            DataError: metrics.json is damaged.
+        """
+        from lambda_det.own_data.report.reading import evaluations_of
+
+        return evaluations_of(self.metrics)
+
+    @property
     def best(self) -> str:
         """The file of the best checkpoint at the evaluations; the last checkpoint if there was
         none.
@@ -66,6 +87,77 @@ class Run:
     def predictor(self, **options: Any) -> Predictor:
         """The detector with the best weights; ``options`` are those of :class:`Predictor`."""
         return Predictor(self.folder, **options)
+
+    @property
+    def first_batch(self) -> Image.Image:
+        """The first images of the training with their objects, as the network got them.
+
+        Raises:
+            DataError: the run has no such picture: it has not begun, or learns no instances.
+        """
+        from PIL import Image
+
+        from lambda_det.detection.first_batch import FILE
+
+        path = self.folder / FILE
+        if not path.is_file():
+            raise DataError(
+                f"{self.folder} has no {FILE}, which a training draws at its first step."
+            )
+        return Image.open(path)
+
+    def plot_curves(self) -> Image.Image:
+        """Draw the total loss and AP over the steps.
+
+        Raises:
+            DataError: nothing was logged yet.
+        """
+        from lambda_det.own_data.report.plots import plot_curves
+
+        return plot_curves(self.folder)
+
+    def plot_worst(self, number: int = 4, **options: Any) -> Image.Image:
+        """Draw the worst images of the last evaluation, predictions beside the ground truth.
+
+        Args:
+            number: of images.
+            options: ``dataset`` and ``score``, see
+                :func:`lambda_det.own_data.report.plots.plot_worst`.
+
+        Raises:
+            UserError: the run was not evaluated, or its data were moved.
+        """
+        from lambda_det.own_data.report.plots import plot_worst
+
+        return plot_worst(self.folder, number, **options)
+
+    def evaluate(
+        self,
+        part: str | None = None,
+        *,
+        data: str | os.PathLike | None = None,
+        labels: str | os.PathLike | None = None,
+        images: str | os.PathLike | None = None,
+        **options: Any,
+    ) -> ResultsOnData:
+        """Evaluate the best checkpoint on a part of its data or on other data, as ``lambda-det
+        evaluate`` does; ``print`` shows the results beside those of the run.
+
+        Args:
+            part: "train", "val" or "test"; None for the test part, or the only existing one.
+            data: the folder of another data set.
+            labels, images: labels of any format in place of ``data``, and their images.
+            options: ``output``, ``checkpoint``, ``raw`` and ``opts``, see
+                :func:`lambda_det.own_data.evaluate.evaluate`.
+
+        Raises:
+            UserError: one sentence on what cannot work.
+        """
+        from lambda_det.own_data.evaluate import evaluate
+
+        places = {"data": data, "labels": labels, "images": images}
+        places = {name: None if p is None else os.fspath(p) for name, p in places.items()}
+        return evaluate(self.folder, part=part, **places, **options)
 
     def report(self, output: str | os.PathLike | None = None, **options: Any) -> Path:
         """Write the page of the run, as ``lambda-det report``, and return its file.
@@ -107,6 +199,7 @@ class Run:
         from lambda_det.export.session import export_network
         from lambda_det.export.sources import network_to_export, read_images
 
+        options = {"announce": partial(print, flush=True), **options}
         network = network_to_export(self.folder, proof=proof, **options)
         pictures = read_images(images)
         report = export_network(network, path, sizes=sizes, images=pictures, overwrite=overwrite)
@@ -114,6 +207,32 @@ class Run:
         if not report.passed:
             raise ConfigError(f"{path} would not compute what the model does; see above.")
         return report.path
+
+
+def check(
+    labels: str | os.PathLike,
+    images: str | os.PathLike | None = None,
+    *,
+    open_images: bool = True,
+) -> bool:
+    """Check a data set as ``lambda-det check`` does, and print what is found.
+
+    Args:
+        labels: the folder of a data set, of which all parts are checked, or a file of labels.
+        images: the folder of the images of a file.
+        open_images: look for damaged images and for copies.
+
+    Returns:
+        Whether nothing is wrong.
+
+    Raises:
+        DataError: the data cannot be read at all.
+    """
+    from lambda_det.own_data import command_line
+
+    words = [os.fspath(place) for place in (labels, images) if place is not None]
+    words = [*([] if open_images else ["--no-images"]), "--", *words]
+    return command_line.check(command_line.parse_arguments(words)) == 0
 
 
 def train(

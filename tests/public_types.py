@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from PIL.Image import Image
     from torch import nn
     from typing_extensions import assert_type
 
@@ -34,7 +35,11 @@ if TYPE_CHECKING:
         run = lambda_det.train(data, output="output/mine", epochs=3, batch=8)
         assert_type(run, lambda_det.Run)
         assert_type(run.metrics, list[dict[str, float]])
+        assert_type(run.evaluations, list[dict[str, float]])
         assert_type(run.report(), Path)
+        assert_type(run.plot_worst(2), Image)
+        assert_type(run.evaluate("val").to_dict(), dict[str, float])
+        assert_type(lambda_det.check(data), bool)
         lambda_det.train(data)  # type: ignore[call-arg]
 
     def configurations() -> None:

@@ -1,5 +1,6 @@
 """Training and runs from Python: what goes to the commands' functions, and what comes back."""
 
+import json
 import logging
 
 import pytest
@@ -9,6 +10,7 @@ from lambda_det import get_config
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.own_data.flags import Configured
 from lambda_det.training.log import BufferedLog
+from tests.shapes import make_shapes
 from tests.training.tiny_detector import save_run
 
 LAZY, KEY = "mask_rcnn_lambdaresnet50.py", "train.init_checkpoint"
@@ -80,6 +82,34 @@ def test_the_folder_of_a_run(tmp_path):
     with pytest.raises(WeightsError, match="no checkpoint"):
         print(run.best)
     assert "without" in repr(run)
+
+
+RAW, EMA = {"bbox/AP": 30.0, "bbox/AP50": 50.0}, {"bbox_EMA/AP": 40.0, "bbox_EMA/AP50": 60.0}
+
+
+@pytest.mark.parametrize(("logged", "ap"), [(RAW, 30.0), (EMA, 40.0), ({**RAW, **EMA}, 40.0)])
+def test_results_have_the_same_names_for_every_recipe(logged, ap, tmp_path):
+    """Averaged weights count where a recipe has them."""
+    (tmp_path / "config.yaml").touch()
+    others = {"sample/bbox/AP": 10.0, "validation/total_loss": 1.0, "bbox/AP-bolt": 20.0}
+    records = [{"iteration": 9, "total_loss": 2.0}, {"iteration": 19, **others, **logged}]
+    (tmp_path / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in records))
+    expected = {"step": 20, "box AP": ap, "box AP50": ap + 20}
+    assert lambda_det.Run(tmp_path).evaluations == [expected]
+
+
+def test_a_data_set_is_checked(tmp_path, capsys):
+    make_shapes(tmp_path, num_train=2, num_val=1, size=32)
+    assert lambda_det.check(tmp_path / "shapes") is True
+    assert "Nothing is wrong." in capsys.readouterr().out
+    next((tmp_path / "shapes" / "train").iterdir()).unlink()
+    assert lambda_det.check(tmp_path / "shapes") is False
+    assert "does not exist" in capsys.readouterr().out
+    labels = tmp_path / "shapes" / "annotations" / "instances_train.json"
+    images = tmp_path / "shapes" / "train"
+    assert lambda_det.check(labels, images, open_images=False) is True
+    with pytest.raises(DataError, match="nowhere"):
+        lambda_det.check(tmp_path / "nowhere")
 
 
 def test_each_run_of_a_process_has_its_log(tmp_path, capsys):

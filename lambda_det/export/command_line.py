@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from functools import partial
 
 from lambda_det.detection.saved_run import add_checkpoint_flags
 from lambda_det.errors import command_parser, exit_status, log_to_terminal
@@ -126,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
         opts=args.opts,
         proof=args.proof,
         apart=args.apart,
+        announce=partial(print, flush=True),
         **{name: value for name, value in options.items() if value is not None},
     )
     report = export_network(

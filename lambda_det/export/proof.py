@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,11 +26,13 @@ from lambda_det.detection.evaluation import TolerantCOCOEvaluator
 from lambda_det.detection.saved_run import SavedRun
 from lambda_det.detection.task import DetectionTask
 from lambda_det.detection.tiled import WholePictures
-from lambda_det.errors import UserError
+from lambda_det.errors import UserError, duration
 from lambda_det.export.detections import proposals_in_order
 from lambda_det.export.exported import ExportedDetector
 
 __all__ = ["MOST", "Proof", "prove"]
+
+logger = logging.getLogger(__name__)
 
 MOST = 0.1  # by which AP may differ
 BATCH = 4  # images at once, for a file that takes any number
@@ -121,6 +124,7 @@ def prove(
     limit: int,
     file: ExportedDetector,
     most: float = MOST,
+    announce: Callable[[str], object] = logger.info,
 ) -> Proof:
     """Evaluate a run's detector and its file on validation images.
 
@@ -131,6 +135,7 @@ def prove(
             those of the last image are all there.
         file: the same detector exported. It gets as many images at once as it takes.
         most: by which AP may differ.
+        announce: gets a sentence on how long it takes, after the first images.
     """
     try:
         task = DetectionTask(copy.deepcopy(run.config))
@@ -148,6 +153,7 @@ def prove(
     if not {"input_format", "min_size_test"} <= file.about.keys():
         return Proof("the evaluation of the run does more to images than to resize them")
     proof, ids, seconds = Proof("", most=most), [], np.zeros(2)
+    what = "tile" if task.parts.tiling else "image"
     tasks = ("bbox", "segm") if "masks" in file.about["outputs"] else ("bbox",)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         evaluators = [
@@ -170,12 +176,23 @@ def prove(
                     evaluator.process([entry], [{"instances": instances}])
                 proof.add(*both)
                 ids.append(entry["image_id"])
+            if len(ids) == len(batch) < (total := _number(loader, limit)):
+                rest = (total - len(ids)) * seconds.sum() / len(ids)
+                announce(
+                    f"AP of the run and of the file on {total} {what}s of {data}: about "
+                    f"{duration(rest)}; --proof N takes another number, 0 none"
+                )
         results = [evaluator.evaluate(img_ids=[*dict.fromkeys(ids)]) for evaluator in evaluators]
     proof.where = f"{len({*ids})} images of {data}"
     proof.rows = {f"{kind} AP": tuple(r[kind]["AP"] for r in results) for kind in tasks}
-    what = "a tile" if task.parts.tiling else "an image"
-    proof.rows[f"seconds {what}"] = tuple(seconds / max(len(ids), 1))
+    proof.rows[f"seconds a{'n' * (what == 'image')} {what}"] = tuple(seconds / max(len(ids), 1))
     return proof
+
+
+def _number(loader: Iterable[Any], limit: int) -> int:
+    """The number of images, or of tiles, up to a limit that a loader without a size has."""
+    dataset = getattr(loader, "dataset", None)
+    return min(limit, len(dataset)) if hasattr(dataset, "__len__") else limit
 
 
 def _first(entries: Iterable[dict[str, Any]], limit: int) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -76,6 +76,7 @@ def network_of_run(
     apart: float = MOST,
     batch: int = 1,
     fixed: tuple[int, int] | None = None,
+    announce: Callable[[str], object] | None = None,
 ) -> Network:
     """The detector of a run, or its backbone with FPN.
 
@@ -85,6 +86,8 @@ def network_of_run(
         apart: by which AP may differ on them.
         batch: of a detector, images that the file takes at once; 0 for any number.
         fixed: of a detector, height and width of its images; None for any.
+        announce: gets a sentence on how long the comparison on validation images takes; None for
+            the log.
 
     Raises:
         ConfigError: the device is not there, or the network cannot be exported.
@@ -98,7 +101,8 @@ def network_of_run(
             raise ConfigError("batch and fixed are for whole detectors; leave them out.")
         return backbone_network(model.backbone, about)
     network = detector_network(model, about, batch=batch, fixed=fixed)
-    return replace(network, prove=partial(prove, run, model, proof, most=apart))
+    options = {"most": apart, **({"announce": announce} if announce else {})}
+    return replace(network, prove=partial(prove, run, model, proof, **options))
 
 
 def read_images(files: Iterable[str]) -> list[Tensor]:

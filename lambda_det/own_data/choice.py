@@ -125,7 +125,7 @@ def choose(
     alone = "" if weights else f"all is learnt from {len(images)} images"
     rows = [
         ("images", str(len(images)), f"the median of their shorter sides is {short:g} pixels"),
-        ("recipe", file, "; ".join(reasons)),
+        ("recipe", f"configs/finetune/{name}.yaml", "; ".join(reasons)),
         ("start", weights or "random weights", alone),
         *tiles,
         *fitted.rows,

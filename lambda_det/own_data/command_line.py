@@ -181,7 +181,11 @@ def print_unnamed(reports: Sequence[Report]) -> None:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    log_to_terminal(logging.INFO)
+    """Print what is wrong with a data set, and return the exit status.
+
+    Raises:
+        DataError: the data cannot be read at all.
+    """
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
         return _check(arguments, Path(folder))
 
@@ -230,6 +234,7 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
+    log_to_terminal(logging.INFO)
     try:
         return exit_status(lambda: check(arguments))
     except Exception:

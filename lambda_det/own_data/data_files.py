@@ -61,7 +61,7 @@ def read_data(args: argparse.Namespace, draft: Path, rows: list[Row]) -> Data:
     group_by, stratify = args.group_by or "", bool(args.stratify)
     share = args.val_share
     if "train" in parts and "test" not in parts and share is None and asked:
-        share = smallest_share(*parts["train"], group_by, folder=draft)
+        share = smallest_share(*parts["train"], group_by)
         part = f"{share:g} of the images" if share else "none: too few images"
         why = "no part of the data is called val; --val-share changes it"
         if "rest" in parts:

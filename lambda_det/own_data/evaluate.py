@@ -52,6 +52,7 @@ from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import evaluate_run
 from lambda_det.own_data.report.reading import (
     EVALUATION,
+    SCORES,
     Result,
     label_of,
     results_of,
@@ -68,7 +69,6 @@ __all__ = ["ResultsOnData", "evaluate", "main"]
 logger = logging.getLogger(__name__)
 
 _PARTS = ("train", "val", "test")
-_ENDINGS = ("/AP", "/AP50", "/mIoU", "/PQ")  # endings of the names of results that are shown
 _RESULTS = ("inference", "inference_EMA", "inference_TTA")  # folders of an evaluation's results
 _UNFINISHED = {"sentences": ["The evaluation has not ended."], "results": {}, "own": {}}
 EXAMPLES = """
@@ -100,7 +100,7 @@ class _Data(NamedTuple):
     source: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ResultsOnData:
     """A trained detector on some data.
 
@@ -136,6 +136,13 @@ class ResultsOnData:
                 "of training images: the figures say little of new images."
             )
         return lines
+
+    def to_dict(self) -> dict[str, float]:
+        """The results by the names of :attr:`lambda_det.Run.evaluations`, such as "box AP"."""
+        return {label_of(n, with_weights=False): r.value for n, r in self.results.items()}
+
+    def __repr__(self) -> str:
+        return str(self)  # the last line of a notebook's cell shows it
 
     def __str__(self) -> str:
         rows = []
@@ -224,7 +231,7 @@ def evaluate(
         with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
             values = task.evaluate({EMA if averaged else RAW: model}, final=True)
     records = [{"iteration": 0, **flatten_results_dict(values)}]
-    own = results_of(read_metrics(home), averaged, saved.origin.step, _ENDINGS)
+    own = results_of(read_metrics(home), averaged, saved.origin.step, SCORES)
     files, trained_on = _pictures(task.parts.test_names), None
     if trained := _trained_pictures(saved.config):
         pairs, _ = shared_copies({"train": trained, "test": files})
@@ -237,7 +244,7 @@ def evaluate(
         folder,
         str(saved.origin),
         f"{counted(len(files), 'image')} of {printable(where)}",
-        results_of(records, averaged, endings=_ENDINGS),
+        results_of(records, averaged, endings=SCORES),
         own,
         trained_on,
         len(files),

@@ -60,16 +60,16 @@ def _digest(name: str) -> bytes:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
 
 
-def smallest_share(json_file: str, image_folder: str, group_by: str = "", *, folder: Path) -> float:
+def smallest_share(json_file: str, image_folder: str, group_by: str = "") -> float:
     """The smallest share that holds out an image and leaves images of each class; 0.0 for none.
 
     Args:
-        json_file, image_folder, folder: as of :func:`hold_out`.
+        json_file, image_folder: as of :func:`hold_out`.
         group_by: as of :class:`Split`.
     """
     for share in SHARES:
         with contextlib.suppress(DataError):
-            hold_out(json_file, image_folder, Split(share, group_by), folder=folder)
+            _halves(json_file, image_folder, Split(share, group_by))
             return share
     return 0.0
 
@@ -91,6 +91,26 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
         DataError: the file is not in COCO's format; or no image would be held out, or none would
             remain, in all or of a class.
     """
+    train, val, unseen = _halves(json_file, image_folder, split)
+    report, held_out = file_report(json_file, image_folder), len(val["images"])
+    labels, of = report.json_file, held_out + len(train["images"])
+    how = "stratified" if split.stratify else "by the hash of their names"
+    how += f", in groups by {split.group_by}" if split.group_by else ", copies on one side"
+    logger.info(f"Held out to evaluate on: {held_out} of {of} images of {labels}, {how}")
+    if unseen:
+        logger.warning(
+            f"{split} of {labels} holds out no image of "
+            f"{_named(unseen, report.categories)}, whose AP remains unknown; give a larger share, "
+            "or a file with --test-json"
+        )
+    stem = stem_with_part(Path(json_file))
+    return write_draft(train, folder, f"{stem}_kept"), write_draft(val, folder, f"{stem}_held_out")
+
+
+def _halves(
+    json_file: str, image_folder: str, split: Split
+) -> tuple[dict[str, Any], dict[str, Any], set[Any]]:
+    """What :func:`hold_out` writes, and the ids of classes without a held-out image."""
     split.check()
     report = file_report(json_file, image_folder)
     names, labels, content = report.categories, report.json_file, read_lists(json_file)
@@ -110,18 +130,7 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
             f"{option} would leave no image of {_named(gone, names)} to train on; give a smaller "
             "share, or a file with --test-json."
         )
-    how = "stratified" if split.stratify else "by the hash of their names"
-    how += f", in groups by {split.group_by}" if split.group_by else ", copies on one side"
-    logger.info(
-        f"Held out to evaluate on: {len(held_out)} of {len(images)} images of {labels}, {how}"
-    )
-    if unseen := _classes(content) - _classes(val):
-        logger.warning(
-            f"{option} holds out no image of {_named(unseen, names)}, whose AP remains unknown; "
-            "give a larger share, or a file with --test-json"
-        )
-    stem = stem_with_part(Path(json_file))
-    return write_draft(train, folder, f"{stem}_kept"), write_draft(val, folder, f"{stem}_held_out")
+    return train, val, _classes(content) - _classes(val)
 
 
 def _held_out(content: Mapping[str, Any], files: Mapping[str, Path], split: Split) -> set[Any]:

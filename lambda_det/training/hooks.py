@@ -23,7 +23,7 @@ from detectron2.utils.events import (
 )
 from tqdm.auto import tqdm
 
-from lambda_det.errors import counted
+from lambda_det.errors import counted, duration
 from lambda_det.training.logged import is_of_machine
 from lambda_det.training.run_folder import cut_metrics
 from lambda_det.training.writers import make_writers
@@ -158,20 +158,14 @@ class Forecast(HookBase):
         total = (trainer.max_iter - step) * each + evaluations
         steps = trainer.max_iter - step
         sentence = (
-            f"About {_duration(total)} to the end: {_duration(steps * each)} for "
+            f"About {duration(total)} to the end: {duration(steps * each)} for "
             f"{counted(steps, 'step')}"
         )
         count = counted(before + 1, "evaluation")
         if not evaluations:
             return f"{sentence}, and a time that is not known yet for {count}"
         guessed = "" if measured else ", by their number of images"
-        return f"{sentence} and {_duration(evaluations)} for {count}{guessed}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+        return f"{sentence} and {duration(evaluations)} for {count}{guessed}"
 
 
 class Progress(HookBase):

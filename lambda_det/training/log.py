@@ -15,6 +15,7 @@ from typing import Any
 from detectron2.utils import comm
 from detectron2.utils.logger import setup_logger
 from tabulate import tabulate
+from tqdm import tqdm
 
 from lambda_det.errors import escape_record
 from lambda_det.files import replace_text
@@ -94,6 +95,7 @@ class BufferedLog(logging.handlers.MemoryHandler):
             inspect.unwrap(setup_logger)(distributed_rank=rank, name=name)
             for screen in (h for h in logger.handlers if h not in before):
                 screen.addFilter(self._is_shown)
+                _write_above_bars(screen)
             logger.addHandler(file)
             opened = [h for h in logger.handlers if h not in before]
             for handler in opened:
@@ -161,6 +163,20 @@ def log_kept(messages: Iterable[dict[str, Any]]) -> None:
         logging.getLogger(record["name"]).handle(logging.makeLogRecord(record))
 
 
+def _write_above_bars(screen: logging.StreamHandler) -> None:
+    """Have a handler clear the bars of a progress before each line, and draw them again below it.
+
+    Without a lock, which a loader process that is killed would keep: at worst a bar is drawn twice.
+    """
+    emit = screen.emit
+
+    def emit_above(record: logging.LogRecord) -> None:
+        with tqdm.external_write_mode(file=screen.stream, nolock=True):
+            emit(record)
+
+    screen.emit = emit_above
+
+
 def show(text: str) -> None:
     """Log a text that a bar of the progress leaves visible on the screen."""
     logger.info(text)
@@ -193,7 +209,10 @@ def log_table(title: str, rows: Iterable[tuple[Any, ...]]) -> None:
 
     Args:
         title: of the table.
-        rows: key, value that is given, value of the rule or "", and the reason.
+        rows: key, value that is given, value of the rule or "", and the reason. A value of the rule
+            that is given already is not said twice.
     """
     head = ("key", "given", "rule", "why")
-    logger.info(f"{title}:\n{tabulate(list(rows), head, disable_numparse=True)}")
+    texts = [(key, str(given), str(rule), why) for key, given, rule, why in rows]
+    said = [(key, given, "" if rule == given else rule, why) for key, given, rule, why in texts]
+    logger.info(f"{title}:\n{tabulate(said, head, disable_numparse=True)}")

@@ -43,7 +43,10 @@ def boxes_of_the_data(cfg, shift: float):
 def test_ap_beside_ap(run, shift, passes):
     known = {"thing_classes": ["circle", "rectangle", "triangle"]}
     model, file = boxes_of_the_data(run.cfg, shift)
-    proof = prove(SimpleNamespace(config=run.cfg, classes=known), model, 3, file)
+    opened, said = SimpleNamespace(config=run.cfg, classes=known), []
+    proof = prove(opened, model, 3, file, announce=said.append)
+    (sentence,) = said
+    assert "3 images" in sentence and "seconds" in sentence and "--proof" in sentence
     assert proof.passed == passes and str(proof).startswith("3 images of ")
     assert bool(proof.alone) != passes  # small boxes that are shifted hardly overlap
     assert proof.differences == pytest.approx({"boxes": shift, "scores": 0.0}, abs=1e-5)

@@ -1,5 +1,6 @@
 import json
 import logging
+import sys
 import zipfile
 
 import pytest
@@ -20,11 +21,15 @@ def run(*arguments):
     return command_line.main([str(argument) for argument in arguments])
 
 
-def test_a_clean_data_set(shapes, capsys):
+def test_a_clean_data_set(shapes, capsys, monkeypatch):
     assert run(*shapes) == 0
     output = capsys.readouterr()
     assert "3 images" in output.out and "circle" in output.out and "Nothing is wrong" in output.out
-    assert "refuse" not in output.out and "images opened" in output.err and "3/3" in output.err
+    assert "refuse" not in output.out and not output.err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert run(*shapes) == 0
+    bar = capsys.readouterr().err
+    assert "images opened" in bar and bar.endswith("\r") and "\n" not in bar  # it goes at the end
     assert run("--data", shapes[1].parent) == 0 and capsys.readouterr().out.count("images in") == 2
 
 

@@ -117,7 +117,9 @@ def test_the_recipe_follows_from_machine_and_connection(
     monkeypatch.setattr(choice, "_is_connected", lambda: connected)
     args = prepared("--data", data, "--output", data.parent / "run")
     rows = table(args)
-    assert Path(args.file).stem == recipe and rows["recipe"][0] == args.file
+    assert Path(args.file).stem == recipe
+    assert Path(args.file).as_posix().endswith(rows["recipe"][0])
+    assert len([r for r in args.records if r["msg"].startswith("Held out")]) == 1
     assert rows["MODEL.DEVICE"][0] == keys(args).MODEL.DEVICE
     assert ("cpu" if memory is None else "cuda") == keys(args).MODEL.DEVICE
     assert rows["labels"][0] == "Pascal VOC" and rows["images"][0] == "20"

@@ -36,7 +36,7 @@ def check_coco(
         files: "all" opens every picture and compares its size; "sample" looks at the heads of the
             first, the last and some pictures between them; "few" is "all" for up to 1,000 pictures
             and "sample" for more; "none" looks at no picture.
-        progress: show how many pictures have been opened.
+        progress: show on a terminal how many pictures have been opened.
 
     Returns:
         The report of :func:`lambda_det.detection.data.read_coco`, with what the pictures show.
@@ -65,9 +65,10 @@ def _look_at(
     """Add the faults of pictures; Pillow decodes without Python's lock, so threads help."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         faults = pool.map(look, files)
-        for file, fault in zip(
-            files, tqdm(faults, "images opened", len(files), disable=not progress), strict=True
-        ):
+        # None: on a terminal alone
+        shown = {"disable": None if progress else True, "leave": False}
+        faults = tqdm(faults, "images opened", len(files), **shown)
+        for file, fault in zip(files, faults, strict=True):
             if fault:
                 report.add(PICTURE, fault)
             elif file.pop("turned", False):

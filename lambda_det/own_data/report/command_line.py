@@ -7,8 +7,6 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from lambda_det.errors import (
     ConfigError,
     DataError,
@@ -18,7 +16,7 @@ from lambda_det.errors import (
     refused,
 )
 from lambda_det.files import writing_to
-from lambda_det.own_data.report.figures import draw_panel
+from lambda_det.own_data.report.figures import draw_totals
 from lambda_det.own_data.report.run_page import write_report
 from lambda_det.training.logged import read_metrics
 
@@ -75,7 +73,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def draw_curves(runs: Sequence[str], picture: str) -> None:
-    """Draw the total loss at the left, AP or accuracy at the right, over the steps.
+    """Write the figure of :func:`draw_totals` on runs.
 
     Args:
         runs: their folders.
@@ -90,12 +88,9 @@ def draw_curves(runs: Sequence[str], picture: str) -> None:
             raise DataError(f"There is no {run / 'metrics.json'}; name the folder of a run.")
         label = f"{run.resolve().name}: " if len(runs) > 1 else ""
         records[label] = read_metrics(run)
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    draw_panel(left, "total loss", records)
-    draw_panel(right, "AP or accuracy, percent", records)
+    figure = draw_totals(records)
     with writing_to(picture), refused(ConfigError, f"{picture} cannot be drawn", "", ValueError):
-        figure.savefig(picture, dpi=100)
+        figure.savefig(picture)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -7,25 +7,36 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
 
 from lambda_det.own_data.report.class_results import Detections
-from lambda_det.own_data.report.page import new_axes, to_svg
-from lambda_det.own_data.report.reading import label_of
+from lambda_det.own_data.report.page import ACCENT, INK, ON_ACCENT, PAPER, new_axes, to_svg
+from lambda_det.own_data.report.reading import SCORES, label_of
 from lambda_det.training.logged import is_loss
 from lambda_det.training.task import SAMPLE
 
-__all__ = ["CLASSES_CONFUSED", "PANELS", "draw_confusion", "draw_curves", "draw_panel"]
+__all__ = [
+    "CLASSES_CONFUSED",
+    "PANELS",
+    "draw_confusion",
+    "draw_curves",
+    "draw_panel",
+    "draw_totals",
+]
 
 _POINTS = 600  # points of a curve; more would only make the page larger
 CLASSES_CONFUSED = 20  # classes in the confusion matrix
-_SCORES = ("/AP", "/AP50", "_top1", "/mIoU", "/PQ")  # endings of the names of the drawn results
 _TOTAL = ("total_loss", "validation/total_loss")
+
+# From nothing to the accent, so that the page is seen through it, light or dark
+_SHARE = LinearSegmentedColormap.from_list("share", [(ACCENT, 0.0), (ACCENT, 1.0)])
 
 # the metrics that are drawn together, by the title
 PANELS: dict[str, Callable[[str], bool]] = {
     "total loss": lambda name: name in _TOTAL,
     "AP or accuracy, percent": lambda name: (
-        name.endswith(_SCORES) and not name.startswith(f"{SAMPLE}/")
+        name.endswith(SCORES) and not name.startswith(f"{SAMPLE}/")
     ),
     "losses": lambda name: is_loss(name) and name not in _TOTAL,
     "learning rate": lambda name: name.partition("/")[0] == "lr",
@@ -58,7 +69,8 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, 
     if any(line.get_linestyle() == "--" for line in axes.lines):
         title = f"{title} (dashed: of the test set)"
     if is_drawn:
-        axes.legend(fontsize=7, framealpha=0.8, edgecolor="none")  # curves lie below it
+        # curves lie below it
+        axes.legend(fontsize=8, framealpha=0.8, facecolor=PAPER, edgecolor="none")
     axes.set(title=title, xlabel="step", ylim=(0, 100 if percent else None))
     return is_drawn
 
@@ -73,6 +85,18 @@ def draw_curves(records: Sequence[Mapping[str, float]]) -> list[str]:
     return figures
 
 
+def draw_totals(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
+    """Draw the total loss at the left, AP or accuracy at the right, over the steps.
+
+    Args:
+        runs: as for :func:`draw_panel`.
+    """
+    figure = Figure(figsize=(10, 3.6), layout="constrained", dpi=100)
+    for axes, title in zip(figure.subplots(1, 2), PANELS, strict=False):
+        draw_panel(axes, title, runs)
+    return figure
+
+
 def draw_confusion(detections: Detections) -> str:
     """The confusion of classes, as SVG; with many classes, those with the most mistakes."""
     matrix, names = detections.confusion, [c.name for c in detections.classes]
@@ -84,14 +108,14 @@ def draw_confusion(detections: Detections) -> str:
     figure, axes = new_axes(side + 0.8, side)
     axes.grid(False)
     share = part / np.maximum(matrix[index].sum(1, keepdims=True), 1)
-    axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    axes.imshow(share, cmap=_SHARE, vmin=0, vmax=1)
     for (row, column), count in np.ndenumerate(part):
         if count:
-            color = "white" if share[row, column] > 0.6 else "black"
-            axes.text(column, row, count, ha="center", va="center", fontsize=7, color=color)
+            color = ON_ACCENT if share[row, column] > 0.6 else INK
+            axes.text(column, row, count, ha="center", va="center", fontsize=8, color=color)
     labels = [names[i] for i in kept]
     ticks = range(len(index))
-    axes.set_xticks(ticks, [*labels, "missed"], rotation=90, fontsize=7)
-    axes.set_yticks(ticks, [*labels, "nothing there"], fontsize=7)
+    axes.set_xticks(ticks, [*labels, "missed"], rotation=90, fontsize=8)
+    axes.set_yticks(ticks, [*labels, "nothing there"], fontsize=8)
     axes.set(xlabel="predicted", ylabel="true")
     return to_svg(figure, "confusion of classes")

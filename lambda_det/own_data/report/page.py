@@ -17,7 +17,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-__all__ = ["Page", "new_axes", "to_svg"]
+__all__ = ["ACCENT", "INK", "ON_ACCENT", "PAPER", "Page", "new_axes", "to_svg"]
+
+# Colours of figures. In a page black and white, in which Matplotlib draws, become those of a screen
+# that is light or dark; ON_ACCENT stays.
+INK, PAPER, ON_ACCENT, ACCENT = "#000000", "#ffffff", "#fefefe", "#1f5fae"
+_OF_PAGE = {INK: "var(--ink)", PAPER: "var(--paper)"}
 
 
 def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
@@ -38,6 +43,8 @@ def to_svg(figure: Figure, label: str) -> str:
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     picture = text.getvalue()
     picture = picture[picture.index("<svg") :]
+    for color, variable in _OF_PAGE.items():
+        picture = picture.replace(color, variable)
     return f'<div class="figure" role="img" aria-label="{html.escape(label)}">{picture}</div>'
 
 
@@ -48,10 +55,14 @@ _PAGE = Template("""<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title</title>
 <style>
-:root { color-scheme: light; --line: #d9dde3; --soft: #5b6470; --accent: #1f5fae; }
+:root { color-scheme: light dark; --ink: #1c2128; --paper: #fff; --line: #d9dde3; --soft: #5b6470;
+        --accent: #1f5fae; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e3e7ec; --paper: #15181d; --line: #353b44; --soft: #a3acb8; --accent: #79b0f2; }
+}
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1080px; padding: 24px 20px 60px; color: #1c2128;
-       font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; background: #fff; }
+body { margin: 0 auto; max-width: 1080px; padding: 24px 20px 60px; color: var(--ink);
+       font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; background: var(--paper); }
 h1 { font-size: 24px; margin: 0 0 4px; overflow-wrap: anywhere; }
 h2 { font-size: 18px; margin: 36px 0 8px; padding-top: 12px; border-top: 1px solid var(--line); }
 p { margin: 4px 0 12px; color: var(--soft); max-width: 75ch; }
@@ -63,17 +74,27 @@ p { margin: 4px 0 12px; color: var(--soft); max-width: 75ch; }
 .figures { display: grid; gap: 12px;
            grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); }
 .figure svg { width: 100%; height: auto; display: block; }
-.single svg { width: auto; max-width: 100%; height: auto; }
-.scroll { overflow-x: auto; }
+.figure text { fill: var(--ink); }
+.single svg { width: auto; height: auto; }
+.scroll, .single, figure { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line);
          white-space: nowrap; }
 th { font-weight: 600; font-size: 13px; color: var(--soft); }
 th:first-child, td:first-child, .text th { text-align: left; }
 .text td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+.text td:first-child { white-space: nowrap; }
 figure { margin: 12px 0; }
-figure img { width: 100%; height: auto; border: 1px solid var(--line); border-radius: 6px; }
+figure img { width: 100%; min-width: 720px; height: auto;
+             border: 1px solid var(--line); border-radius: 6px; }
 figcaption { color: var(--soft); font-size: 13px; }
+@media (max-width: 600px) {  /* a row of words becomes a paragraph */
+  .text, .text tbody, .text tr, .text td { display: block; }
+  .text tr { padding: 8px 0; border-bottom: 1px solid var(--line); }
+  .text tr:first-child { display: none; }
+  .text td { padding: 2px 0; border: 0; }
+  .text td::before { content: attr(data-name) ": "; color: var(--soft); }
+}
 </style>
 </head>
 <body>
@@ -110,18 +131,18 @@ class Page:
         self._parts.append(f'<div class="figures">{"".join(figures)}</div>')
 
     def single_figure(self, figure: str) -> None:
-        """An SVG figure in its own size, smaller in a narrow window."""
+        """An SVG figure in its own size, which scrolls in a narrow window."""
         self._parts.append(f'<div class="single">{figure}</div>')
 
     def table(self, head: Sequence[str], rows: Iterable[Sequence[Any]], text: bool = False) -> None:
         """Numbers, or with ``text`` words, that wrap."""
         kind = ' class="text"' if text else ""
-        cells = [[_cell(value) for value in row] for row in rows]
+        names = [f' data-name="{html.escape(name)}"' if text else "" for name in head]
         lines = ["<tr>" + "".join(f"<th>{html.escape(name)}</th>" for name in head) + "</tr>"]
-        lines += [
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in cells
-        ]
+        for row in rows:
+            cells = zip(names, map(_cell, row), strict=True)
+            line = "".join(f"<td{name}>{html.escape(cell)}</td>" for name, cell in cells)
+            lines.append(f"<tr>{line}</tr>")
         self._parts.append(f'<div class="scroll"><table{kind}>{"".join(lines)}</table></div>')
 
     def picture(self, picture: np.ndarray, caption: str) -> None:

@@ -22,8 +22,10 @@ from lambda_det.weights.provenance import Origin
 
 __all__ = [
     "EVALUATION",
+    "SCORES",
     "Result",
     "RunState",
+    "evaluations_of",
     "label_of",
     "read_evaluation",
     "read_saved",
@@ -33,6 +35,7 @@ __all__ = [
 
 EVALUATION = "evaluation.json"  # in a folder of lambda-det evaluate
 _FINAL = "model_final.pth"
+SCORES = ("/AP", "/AP50", "_top1", "/mIoU", "/PQ")  # endings of the names of results to show
 # endings of the results by which a checkpoint is chosen
 _RESULTS = ("/AP", "_top1", "/mIoU", "/PQ")
 _LABEL = re.compile(r"(.*/)?(bbox|segm)(_EMA|_TTA)?/(\w+)")
@@ -181,6 +184,23 @@ def results_of(
         if averaged == (averaged_too if "_TTA/" in name else is_of_averaged_weights(name))
     }
     return own or results
+
+
+def evaluations_of(records: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """A row for each evaluation: "step", and its results by names that do not depend on the recipe.
+
+    They are those of averaged weights where these were evaluated, such as "box AP", "box AP50" and
+    "mask AP"; with several data sets the name of one stands before, such as "mine/box AP".
+
+    Args:
+        records: of :func:`read_metrics`.
+    """
+    rows = []
+    for record in records:
+        if results := results_of([record], averaged=True, endings=SCORES):
+            named = {label_of(n, with_weights=False): r.value for n, r in results.items()}
+            rows.append({"step": int(record["iteration"]) + 1, **named})
+    return rows
 
 
 def read_state(run: Path, config: Mapping[str, Any]) -> RunState:

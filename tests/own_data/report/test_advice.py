@@ -5,6 +5,7 @@ import io
 from collections import Counter
 
 import numpy as np
+import pycocotools.mask as mask_util
 import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
@@ -191,6 +192,9 @@ def test_objects_that_are_all_tiny_want_tiles_though_none_is_larger(seen, scale,
         assert "12 pixels" in change.evidence and "50%" in change.evidence
     of_tiles = changes(objects, of_them(objects, 5), scale=TINY_INPUT, is_tiled=True)
     assert any("smaller tiles" in change.change for change in of_tiles)
+    tiny = in_rows(10, 12)  # in tiles that keep their pixels smaller ones show nothing new
+    of_tiles = changes(tiny, of_them(tiny, 5), scale=1.0, is_tiled=True)
+    assert any("--size" in change.change for change in of_tiles)
 
 
 def test_a_detector_that_is_not_usable_tells_nothing_about_annotations():
@@ -395,3 +399,101 @@ def test_a_cascade_is_not_advised_to_be_one():
 def test_a_run_that_was_evaluated_only_late_tells_nothing():
     records = [{"iteration": 90 + i, "bbox/AP50": 10 * i} for i in range(5)]
     assert changes(OBJECTS, PERFECT, records) == []
+
+
+TWENTY = [f"part {i}" for i in range(20)]
+
+
+def of_twenty(confused=0, missed=()):
+    """Ground truth of 20 classes with 5 objects each, and predictions: of each of the first
+    ``confused`` classes one has the name of the next class, and of ``missed`` ones none is found.
+    """
+    objects = [(0, 1 + c, 50 * n, 50 * c, 40, 40) for c in range(20) for n in range(5)]
+    truth = made_of(objects, sizes=((300, 1100),))
+    truth.dataset["categories"] = [{"id": 1 + c, "name": name} for c, name in enumerate(TWENTY)]
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth.createIndex()
+    entries = []
+    for place, (_, category, *box) in enumerate(objects):
+        is_wrong = category <= confused and place % 5 == 0
+        if category not in missed:
+            entries.append(predicted(category + 1 if is_wrong else category, box))
+    return truth, entries
+
+
+def test_of_twenty_classes_those_that_are_missed_are_named_together():
+    """Each counts a twentieth of AP, so alone none would stand out."""
+    truth, entries = of_twenty(missed=range(1, 9))
+    trained = {name: 20 if i < 8 else 400 for i, name in enumerate(TWENTY)}
+    (change,) = advise(truth, entries, "bbox", [], trained)
+    assert change.error == "missed" and change.gain == pytest.approx(40)
+    assert "part 4 and 3 more" in change.change and "part 0 20" in change.evidence
+
+
+def test_of_twenty_classes_that_are_confused_all_count():
+    truth, entries = of_twenty(confused=12)
+    first, *_ = advise(truth, entries, "bbox", [], dict.fromkeys(TWENTY, 400))
+    assert first.error == "class" and "12, in 12 pairs" in first.evidence
+    whole = 100 - ap50(sort_errors(truth, entries, "bbox")[0], by_category(truth))
+    assert first.gain == pytest.approx(whole)
+
+
+def test_masks_that_lie_badly_in_boxes_that_lie_well_are_a_matter_of_their_outlines():
+    truth = make_ground_truth(6, 1)
+    loose, well = [], []
+    for entry in truth.anns.values():
+        outline = truth.annToMask(entry)
+        rows = np.flatnonzero(outline.any(1))
+        outline[rows[len(rows) // 2 - 1] :] = 0  # the upper half, less than half of the pixels
+        encoded = mask_util.encode(np.asfortranarray(outline))
+        one = predicted(entry["category_id"], entry["bbox"], image=entry["image_id"])
+        loose.append({**one, "segmentation": encoded})
+        well.append({**one, "segmentation": truth.annToRLE(entry)})
+    entries = loose[:8] + well[8:]
+    found = {change.error: change for change in advise(truth, entries, "segm", [], {})}
+    assert "outlines" in found["localisation"].change
+    assert "Cascade" not in found["localisation"].change
+    badly = [{**e, "bbox": [e["bbox"][0] + 0.5 * e["bbox"][2], *e["bbox"][1:]]} for e in entries]
+    found = {change.error: change for change in advise(truth, badly, "segm", [], {})}
+    assert "outlines" not in found["localisation"].change
+
+
+def trained_to(trained, tested, values):
+    """The records of a run with its losses at the end."""
+    records = rising(*values)
+    for record in records:
+        record |= {"total_loss": trained, "validation/total_loss": tested}
+    return records
+
+
+@pytest.mark.parametrize(
+    ("losses", "seen", "first"),
+    [
+        ((0.4, 1.6), 4, "like those of the test set"),  # it knows the training's light only
+        ((0.4, 1.6), 1, "like those of the test set"),  # and finds next to nothing here
+        ((0.4, 0.6), 4, None),
+    ],
+)
+def test_a_detector_that_knows_only_its_own_images_wants_others(losses, seen, first):
+    """As where the two parts were taken in other light."""
+    bolts, nuts = in_rows(10, 40), in_rows(10, 40, category=2, top=100)
+    entries = of_them(bolts, seen) + of_them(nuts, seen)
+    values = (seen * 10 - 1, seen * 10, seen * 10)
+    counts = {"bolt": 400, "nut": 400}
+    found = changes(bolts + nuts, entries, trained_to(*losses, values), counts)
+    texts = [change.change for change in found]
+    if first is None:
+        assert not any("test set" in text for text in texts)
+    else:
+        assert first in texts[0] and "0.4" in found[0].evidence and "1.6" in found[0].evidence
+
+
+def test_a_run_that_forgets_is_not_to_go_on_before_all_else():
+    records = trained_to(0.4, 1.0, (60, 70, 72, 68, 66, 65))
+    for record, loss in zip(records, (1.0, 0.8, 0.7, 0.8, 0.9, 1.0), strict=True):
+        record["validation/total_loss"] = loss
+    lacking = [predicted(1, (10, 150, 30, 30), 0.95)]
+    first, *others = changes(OBJECTS, PERFECT + lacking, records)
+    assert "not train longer" in first.change and first.gain == pytest.approx(7)
+    assert "step 301" in first.evidence and others
+    assert not any("Train longer" in change.change for change in others)

@@ -10,6 +10,7 @@ import torch
 from matplotlib.axes import Axes
 from pycocotools.cocoeval import COCOeval
 
+import lambda_det
 from lambda_det.classification.config import get_classification_config
 from lambda_det.detection import lazy_parser, load_lazy_config
 from lambda_det.detection.task import DetectionTask
@@ -258,6 +259,33 @@ def _page(run) -> str:
     return text
 
 
+def test_the_pictures_of_a_notebook(run):
+    mine = lambda_det.Run(run)
+    one, two = mine.plot_worst(1), mine.plot_worst(2)
+    assert two.width == one.width and two.height > 1.9 * one.height
+    curves = np.asarray(mine.plot_curves()).astype(int)
+    assert (curves.max(2) - curves.min(2) > 100).sum() > 10  # lines are coloured
+    with pytest.raises(ConfigError, match="0"):
+        mine.plot_worst(0)
+    with pytest.raises(DataError, match="first_batch"):
+        print(mine.first_batch)
+    (run / "metrics.json").unlink()
+    with pytest.raises(DataError, match="no step"):
+        mine.plot_curves()
+
+
+def test_a_page_is_as_dark_as_the_screen(run, ground_truth):
+    """Black and white of a figure are the page's."""
+    detections = evaluate_detections(ground_truth, noisy_results(ground_truth), "bbox", 0.5)
+    records = [{"iteration": i, "total_loss": 1.0, "bbox/AP50": 5.0 * i} for i in (1, 2, 3)]
+    drawn = [figures.draw_confusion(detections), *figures.draw_curves(records)]
+    page = _page(run)
+    assert "prefers-color-scheme: dark" in page
+    assert set(re.findall(r"var\((--\w+)\)", "".join(drawn))) == {"--ink", "--paper"}
+    for text in (*drawn, page):
+        assert not re.search(r"(?:#000000|#ffffff|black|white)\b(?!-)", text)
+
+
 @pytest.mark.slow
 def test_report_of_a_run(run):
     text = _page(run)
@@ -372,7 +400,7 @@ def test_what_the_log_warned_of_is_on_the_page(run):
     (run / "log.txt").write_text("".join(lines))
     text = _page(run)
     assert text.index(title) < text.index("<h2>Curves")
-    rows = re.findall(r"<td>(\d+)</td><td>([^<]*)</td>", text)
+    rows = re.findall(r"<td[^>]*>(\d+)</td><td[^>]*>([^<]*)</td>", text)
     assert ("1", "14 of 40 pictures of &lt;val&gt; are also trained on") in rows
     assert ("2", "Step 7 is skipped") in rows
     assert "12 of 40 steps" not in text

@@ -1,0 +1,60 @@
+"""What the page of a run shows, as pictures for a notebook."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from lambda_det.errors import ConfigError, DataError
+from lambda_det.own_data.report.evaluated import evaluate_run
+from lambda_det.own_data.report.figures import draw_totals
+from lambda_det.own_data.report.worst_images import draw_worst
+from lambda_det.training.logged import read_metrics
+
+__all__ = ["plot_curves", "plot_worst"]
+
+_GAP = 8  # pixels between two images
+
+
+def plot_curves(run: str | Path) -> Image.Image:
+    """Draw the total loss and AP of a run over the steps.
+
+    Raises:
+        DataError: the run has logged no step yet.
+    """
+    if not (records := read_metrics(run)):
+        raise DataError(f"{run} has logged no step yet.")
+    content = io.BytesIO()
+    draw_totals({"": records}).savefig(content, format="png")
+    return Image.open(content).convert("RGB")
+
+
+def plot_worst(
+    run: str | Path, number: int = 4, *, dataset: str = "", score: float | None = None
+) -> Image.Image:
+    """Draw the images with the worst results at the last evaluation below each other: predictions
+    at the left, the ground truth at the right.
+
+    Args:
+        run: its folder.
+        number: of images.
+        dataset, score: as for :func:`lambda_det.own_data.report.run_page.build_report`.
+
+    Raises:
+        UserError: the run was not evaluated, or its data were moved.
+    """
+    if number < 1:
+        raise ConfigError(f"The number of images is {number}; give at least 1.")
+    found = evaluate_run(Path(run), dataset, score)
+    worst = draw_worst(found.entries, found.dataset, score=found.score, limit=number)
+    pairs = [Image.fromarray(np.ascontiguousarray(pair)) for _, pair in worst]
+    width = max(pair.width for pair in pairs)
+    height = sum(pair.height + _GAP for pair in pairs) - _GAP
+    result, top = Image.new("RGB", (width, height), "white"), 0
+    for pair in pairs:
+        result.paste(pair, (0, top))
+        top += pair.height + _GAP
+    return result
