@@ -130,8 +130,7 @@ def add_lambda_config(cfg: CN) -> None:
     # rounding. Files of weights do not differ.
     _C.MODEL.CHANNELS_LAST = True
 
-    # ---- Pictures of a training. After resizing, crop and flip come mosaic, copy-paste and
-    # colours, in this order.
+    # ---- Images of a training
 
     _C.INPUT.LSJ = CN()
     # Large-scale jitter: resize by a random factor, then crop or pad to a square. It replaces
@@ -146,11 +145,8 @@ def add_lambda_config(cfg: CN) -> None:
     # Give training images the pixels of Detectron2's own mapper, which takes longer; otherwise some
     # differ by a level of 255
     _C.INPUT.EXACT_PIXELS = False
-    # Probability of a mosaic of four images
-    _C.INPUT.MOSAIC = 0.0
-    # Probability that objects of another image are put on the image; it needs masks
-    _C.INPUT.COPY_PASTE = 0.0
-    # Brightness, contrast and saturation change by up to this part, hue by a fourth of it
+    # Brightness, contrast and saturation change by up to this part, hue by a fourth of it; after
+    # resizing, crop and flip
     _C.INPUT.COLOR = 0.0
 
     _C.INPUT.TILE = CN()

@@ -28,7 +28,6 @@ class Purpose(IntEnum):
     SAMPLERS = 5
     GROUPS = 6
     VALIDATION = 8
-    MIXING = 9
     SOURCES = 10
 
 

@@ -49,10 +49,6 @@ class Sources:
         """Whether all files can be kept together, so that any order reads each of them once."""
         return int(self.sizes.sum()) <= self.kept
 
-    def beside(self, record: int) -> np.ndarray:
-        """The records of the file of a record."""
-        return np.flatnonzero(self.of_record == self.of_record[record])
-
     def together(self, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Reorder records so that each file is read once.
 

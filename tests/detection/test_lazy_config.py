@@ -194,11 +194,6 @@ def test_a_path_in_a_message_is_the_path(task, tmp_path):
         DetectionTask(task.config).check_data(train=True)
 
 
-def test_the_training_images_are_mixed_by_an_argument_of_the_loader(task):
-    OmegaConf.update(task.config, "dataloader.train.mixing", {"mosaic": 1.0})
-    assert len(next(iter(task.build_train_loader()))[0]["image"]) == 3
-
-
 def test_the_files_of_averaged_weights_have_a_folder_of_their_own(task, tmp_path):
     loader = task.config.dataloader
     task.config.train.output_dir = str(tmp_path)

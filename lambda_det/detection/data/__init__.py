@@ -17,7 +17,6 @@ from lambda_det.detection.data.loader import (
     tolerant_train_loader,
 )
 from lambda_det.detection.data.mapper import TolerantMapper
-from lambda_det.detection.data.mixing import Mixing
 from lambda_det.detection.data.registration import register_coco_files, register_json_datasets
 from lambda_det.detection.data.report import Finding, Kind, Report
 from lambda_det.detection.data.shapes import register_shapes
@@ -26,7 +25,6 @@ __all__ = [
     "Finding",
     "GroundTruth",
     "Kind",
-    "Mixing",
     "Report",
     "TolerantMapper",
     "TrainLoader",

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import numpy as np
+import torch
 from detectron2.config import CfgNode
 from detectron2.data import transforms as T
 from fvcore.transforms.transform import Transform
+from torchvision.transforms import v2
 
 from lambda_det.errors import ConfigError
 
@@ -153,6 +155,38 @@ def build_augmentation(cfg: CfgNode, is_train: bool) -> list[T.Augmentation]:
             ResizeShortestEdgeAtLeastOnePixel(inputs.MIN_SIZE_TEST, inputs.MAX_SIZE_TEST, "choice")
         ]
     return [one for make in AUGMENTATIONS.values() for one in make(cfg)]
+
+
+class ColorJitter:
+    """torchvision's ``v2.ColorJitter`` of an image as the model takes it.
+
+    Args:
+        strength: brightness, contrast and saturation change by up to this part, and hue by up to a
+            fourth of it, in random order; SimCLR has 0.8 with these proportions.
+        image_format: of the images, "BGR" or "RGB".
+
+    Raises:
+        ConfigError: the strength is not from 0 to 1, or the format is another one.
+    """
+
+    def __init__(self, strength: float, image_format: str) -> None:
+        if not 0 <= strength <= 1:
+            raise ConfigError(f"INPUT.COLOR is {strength}; it must be from 0 to 1.")
+        if image_format not in ("BGR", "RGB"):
+            raise ConfigError(
+                f"INPUT.COLOR {strength} needs images in BGR or RGB; INPUT.FORMAT is "
+                f"{image_format}."
+            )
+        self._is_bgr = image_format == "BGR"
+        self._jitter = v2.ColorJitter(strength, strength, strength, strength / 4)
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        """Another image, uint8 [3, H, W], by draws from torch's global random numbers."""
+        return self._turned(self._jitter(self._turned(image))).contiguous()
+
+    def _turned(self, image: torch.Tensor) -> torch.Tensor:
+        """Change an image [3, H, W] from the model's order of channels to RGB, or back."""
+        return image.flip(0) if self._is_bgr else image
 
 
 def changes_outlines(augmentations: Iterable[T.Augmentation]) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 from detectron2.config import CfgNode
 from detectron2.data import (
     DatasetFromList,
@@ -25,7 +24,6 @@ from detectron2.utils.logger import log_first_n
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 
 from lambda_det.detection.data.mapper import TolerantMapper
-from lambda_det.detection.data.mixing import Mixing
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.tile_pixels import sources_of
 from lambda_det.detection.data.tile_records import tile_records, tiles_to_test
@@ -77,7 +75,6 @@ class TrainImages(EvalImages):
         max_unreadable: how many different images may be unreadable, over all loader workers of one
             training process. N processes may meet more in all.
         key: how messages name ``max_unreadable``.
-        mixing: changes a mapped image, given a function that maps another random image.
         sources: the pictures of tiles; one that cannot be read counts once.
     """
 
@@ -87,14 +84,11 @@ class TrainImages(EvalImages):
         mapper: Mapper,
         max_unreadable: int,
         key: str = "max_unreadable",
-        mixing: Mixing | None = None,
         sources: Sources | None = None,
     ) -> None:
         super().__init__(records, mapper)
-        self._sources = sources
         files = None if sources is None else sources.of_record
         self._unreadable = UnreadableImages(len(records), max_unreadable, key, files)
-        self._mixing = mixing
 
     def __getitem__(self, key: Key) -> Record:
         """The mapped image of a key's index, or the next one that can be read.
@@ -113,20 +107,7 @@ class TrainImages(EvalImages):
             with seeded(Purpose.SAMPLE, seed, *place):
                 return read(candidate)
 
-        sample = self._unreadable.next_readable(index, read_first)
-        if self._mixing is None:
-            return sample
-        with seeded(Purpose.MIXING, seed, *place):
-            return self._mixing(
-                sample,
-                lambda: self._unreadable.next_readable(self._another(index), read),
-            )
-
-    def _another(self, index: int) -> int:
-        """A random image; a tile of the same picture where others would have to be decoded."""
-        if self._sources is None or self._sources.fit:
-            return np.random.randint(len(self))
-        return np.random.choice(self._sources.beside(index))
+        return self._unreadable.next_readable(index, read_first)
 
 
 class TrainLoader(ImageLoader):
@@ -306,11 +287,11 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
 
     Raises:
         ConfigError: the batch cannot be divided by the processes, there is no such sampler, or a
-            value of the jitter is invalid.
+            value of the augmentation is invalid.
         DataError: no image has an annotation to train on.
     """
     _check_proposals(cfg, "TRAIN")
-    mapper, mixing = TolerantMapper(cfg, is_train=True), Mixing.from_config(cfg)
+    mapper = TolerantMapper(cfg, is_train=True)
     records = training_records(cfg)
     what = f"DATALOADER.SAMPLER_TRAIN {cfg.DATALOADER.SAMPLER_TRAIN} cannot be made"
     advice = "take TrainingSampler or RepeatFactorTrainingSampler. A LazyConfig can use any"
@@ -326,7 +307,6 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
         own_seeds=False,
         max_unreadable=cfg.DATALOADER.MAX_UNREADABLE_IMAGES,
         unreadable_key="DATALOADER.MAX_UNREADABLE_IMAGES",
-        mixing=mixing,
         timeout=cfg.DATALOADER.TIMEOUT,
     )
 
@@ -341,7 +321,6 @@ def tolerant_train_loader(
     aspect_ratio_grouping: bool = True,
     max_unreadable: int = 20,
     unreadable_key: str = "max_unreadable",
-    mixing: Mixing | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> TrainLoader:
     """:func:`build_train_loader` without a config, for a LazyConfig or a script.
@@ -356,7 +335,6 @@ def tolerant_train_loader(
         aspect_ratio_grouping: whether the images of a batch are all upright or all wide.
         max_unreadable: how many different images may be unreadable.
         unreadable_key: how messages name ``max_unreadable``.
-        mixing: colour, copy-paste and mosaic, or the arguments of ``Mixing``.
         options: ``num_workers`` (0), ``collate_fn``, ``timeout`` (600 seconds to wait for a batch),
             and those of torch's DataLoader.
 
@@ -374,11 +352,9 @@ def tolerant_train_loader(
         wide = (
             orientations(dataset).__getitem__ if is_list else cache(lambda i: is_wide(dataset[i]))
         )
-    if isinstance(mixing, Mapping):
-        mixing = Mixing(**{"image_format": getattr(mapper, "image_format", "BGR"), **mixing})
     sources = sources_of(dataset) if isinstance(dataset, list) else None
     return TrainLoader(
-        TrainImages(records, mapper, max_unreadable, unreadable_key, mixing, sources),
+        TrainImages(records, mapper, max_unreadable, unreadable_key, sources),
         Stream(sampler, total_batch_size, is_wide=wide, own_seeds=own_seeds, sources=sources),
         **options,
     )
@@ -433,7 +409,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = Fal
         options = TolerantMapper.from_config(cfg, is_train=True)
         # the pixels are those of the evaluation
         options |= {"augmentations": mapper.augmentations.augs, "exact_pixels": True}
-        mapper = TolerantMapper(**options | {"recompute_boxes": False})
+        mapper = TolerantMapper(**options | {"recompute_boxes": False, "color": 0.0})
     arguments = build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper)
     records = arguments["dataset"]
     if with_truth:

@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
+import torch
 from detectron2.data import DatasetMapper, detection_utils
 from detectron2.data import transforms as T
 
-from lambda_det.detection.data import build_augmentation, large_scale_jitter
+from lambda_det.detection.data import TolerantMapper, build_augmentation, large_scale_jitter
+from lambda_det.detection.data.jitter import ColorJitter
 from lambda_det.errors import ConfigError
 
 
@@ -129,3 +131,32 @@ def test_without_jitter_the_augmentations_are_detectron2s(cfg, crop, flip, is_tr
     theirs = DatasetMapper(cfg, is_train).augmentations.augs
     ours = build_augmentation(cfg, is_train)
     assert [repr(a).replace("AtLeastOnePixel", "") for a in ours] == list(map(repr, theirs))
+
+
+def test_colour_is_that_of_the_image_whatever_the_order_of_its_channels():
+    pixels = torch.randint(0, 256, (3, 20, 30), dtype=torch.uint8)
+    torch.manual_seed(4)
+    rgb = ColorJitter(0.4, "RGB")(pixels)
+    torch.manual_seed(4)
+    bgr = ColorJitter(0.4, "BGR")(pixels.flip(0))
+    assert bgr.flip(0).equal(rgb) and rgb.dtype == torch.uint8
+    assert 2 < (rgb.float() - pixels).abs().mean() < 100
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (["INPUT.COLOR", 1.5], r"INPUT\.COLOR is 1\.5"),
+        (["INPUT.COLOR", -0.5], r"INPUT\.COLOR is -0\.5"),
+        (["INPUT.COLOR", 0.5, "INPUT.FORMAT", "L"], r"INPUT\.FORMAT is L"),
+    ],
+)
+def test_colour_is_refused_by_key(cfg, changes, named):
+    cfg.merge_from_list(changes)
+    with pytest.raises(ConfigError, match=named):
+        TolerantMapper(cfg, is_train=True)
+    assert TolerantMapper(cfg, is_train=False).color is None
+
+
+def test_colour_is_off_unless_its_key_is_typed(cfg):
+    assert TolerantMapper(cfg, is_train=True).color is None

@@ -116,6 +116,7 @@ def test_what_the_data_cannot_teach_is_logged(cfg, content, write, caplog):
 def test_workers_and_the_place_change_nothing(eleven, workers, jitter):
     """Nothing changes: with jitter, or with other augmentations and grouped by orientation."""
     eleven.INPUT.LSJ.ENABLED = jitter
+    eleven.INPUT.COLOR = 0.4 if jitter else 0.0
     expected = batches(build_train_loader(eleven, 2), 16)
     eleven.DATALOADER.NUM_WORKERS = workers
     loader = build_train_loader(eleven, 2)
@@ -275,20 +276,6 @@ def test_losses_and_costs_of_an_evaluation_are_of_tiles(tiles):
     cuts = [len(tiling.tiles(height, 36)) for height in [30] * 7 + [48] * 4]
     assert number_of_images(["stream_test"], tiling) == sum(cuts)
     assert number_of_images(["stream_test"]) == 11
-
-
-def test_mosaics_are_of_pictures_that_are_decoded(tiles, monkeypatch):
-    """A mosaic of tiles of any pictures would decode each of these pictures again."""
-    reads = []
-    read = tile_pixels.read_pixels
-    monkeypatch.setattr(
-        tile_pixels, "read_pixels", lambda *args: (reads.append(args), read(*args))[1]
-    )
-    monkeypatch.setattr(tile_pixels, "_pictures", tile_pixels._Pictures(tile_pixels.KEPT))
-    tiles.INPUT.MOSAIC = 1.0
-    records = training_records(tiles)
-    batches(build_train_loader(tiles, 1), len(records))
-    assert len(reads) == len({one["file_name"] for one in records if "tile" in one}) > 5
 
 
 def test_classes_are_balanced_by_tiles(tiles):
