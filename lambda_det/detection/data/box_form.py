@@ -62,22 +62,6 @@ def _from_hundredths_of_centres(boxes: np.ndarray, sizes: np.ndarray) -> np.ndar
     return _from_shares_of_centres(boxes / 100, sizes)
 
 
-def _with_height_first(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    return boxes[:, [0, 1, 3, 2]]
-
-
-def _with_y_first(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    return boxes[:, [1, 0, 3, 2]]
-
-
-def _from_corners_with_y_first(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    return _with_y_first(_from_corners(boxes, sizes), sizes)
-
-
-def _from_intervals(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    return _from_corners(boxes[:, [0, 2, 1, 3]], sizes)
-
-
 def _to_corners(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
 
@@ -91,26 +75,16 @@ def _to_shares_of_centres(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 SIDES = Form("[x, y, width, height]", _as_they_are)  # COCO's own
-_CORNERS = Form("corners [x0, y0, x1, y1]", _from_corners)
-_CENTRES = Form("centre and size [x, y, width, height]", _from_centres)
-_OTHERS = (_CORNERS, _CENTRES)
+_OTHERS = (
+    Form("corners [x0, y0, x1, y1]", _from_corners),
+    Form("centre and size [x, y, width, height]", _from_centres),
+)
 _SHARES = (
     Form("shares of 1 of [x, y, width, height]", _from_shares),
     Form("shares of 1 of corners [x0, y0, x1, y1]", _from_shares_of_corners),
     Form("shares of 1 of centre and size", _from_shares_of_centres),
 )
 _PERCENT = Form("hundredths of centre and size", _from_hundredths_of_centres)
-# forms with y first, and the same with x first: polygons with y first would also speak for them
-_EXCHANGED = {
-    Form("[y, x, height, width]", _with_y_first): SIDES,
-    Form("corners [y0, x0, y1, x1]", _from_corners_with_y_first): _CORNERS,
-}
-# forms that only polygons can prove, because they fit into many pictures
-_RARE = (
-    Form("[x, y, height, width]", _with_height_first),
-    Form("[x0, x1, y0, y1]", _from_intervals),
-    *_EXCHANGED,
-)
 
 
 class Written(NamedTuple):
@@ -153,7 +127,7 @@ def form_of_boxes(
     Returns:
         COCO's own form, or another one where polygons or areas prove it; and, if the form is
         another one, kind, words and first case of a finding. The kind is refused where only the
-        borders of the pictures speak for the other form, or only the polygons for exchanged axes.
+        borders of the pictures speak for the other form.
     """
     sampled = annotations[:: -(-len(annotations) // _SAMPLED) or 1]
     some = [
@@ -173,20 +147,15 @@ def form_of_boxes(
     if written:
         return SIDES, _other_than_written(BOX_FORMS[written], some, boxes, sizes)
     others = _SHARES if _are_shares(boxes, sizes) else _OTHERS
-    sides = {form: form.sides(boxes, sizes) for form in (SIDES, *others, *_RARE)}
+    sides = {form: form.sides(boxes, sizes) for form in (SIDES, *others)}
     for witness, judge in (("polygons", _agree_with_polygons), ("areas", _agree_with_areas)):
-        asked = sides if witness == "polygons" else (SIDES, *others)
-        shares = {form: judge(some, sides[form]) for form in asked}
+        shares = {form: judge(some, moved) for form, moved in sides.items()}
         fitting = [form for form, share in shares.items() if share is not None and share >= _MOST]
         # areas, and polygons of tiny objects, do not tell sides from centres
-        is_proven = SIDES in fitting and not set(others).intersection(fitting)
-        if is_proven and others is not _SHARES:  # polygons may also be shares
+        if fitting == [SIDES] and others is not _SHARES:  # polygons may also be shares
             return SIDES, None
         if len(fitting) == 1 and fitting[0] is not SIDES and shares[SIDES] < 0.5:
             (form,) = fitting
-            if form in _EXCHANGED and not _borders_exchange(form, boxes, sizes):
-                words = "boxes and polygons have exchanged axes, so that one of them is wrong"
-                return SIDES, (FORM, f"{words}; write x before y in both", some[0])
             words = f"all boxes are {form.text}, as their {witness} show"
             return form, (MEANT, words, some[0])
     if others is _SHARES:
@@ -198,12 +167,6 @@ def _are_shares(numbers: np.ndarray, sizes: np.ndarray) -> bool:
     """Whether most of the boxes, as the numbers [N, 4] that are written, are shares of 1."""
     are_shares = (numbers >= 0).all(1) & (numbers <= 1).all(1) & (numbers[:, 2:] > 0).all(1)
     return (are_shares & (sizes.max(1) > 2)).mean() >= _MOST
-
-
-def _borders_exchange(form: Form, boxes: np.ndarray, sizes: np.ndarray) -> bool:
-    """Whether boxes lie in their pictures if they have y first, and otherwise do not."""
-    are_outside = ~_inside(_EXCHANGED[form].sides(boxes, sizes), sizes)
-    return _inside(form.sides(boxes, sizes), sizes).mean() >= _MOST and are_outside.mean() >= _FEW
 
 
 def _other_at_borders(
