@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections import Counter
-from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from detectron2.layers import Conv2d
@@ -39,35 +37,29 @@ def fold_norms(model: Model) -> Model:
     of Detectron2, in the projections of lambda layers, and where both follow each other in an
     ``nn.Sequential``. The model itself is left as it is.
 
-    A norm stays as it is where the result could differ: its convolution is used in several places,
-    or has a kernel that is computed (weight norm, spectral norm, pruning); there is a hook between
-    the two; they differ in dtype or number of channels; or a module or a hook of another package
-    than PyTorch, torchvision, Detectron2 and this one is around them, because its code could use
-    one without the other.
+    All below a module with a hook, or of another package than PyTorch, torchvision, Detectron2 and
+    this one, stays as it is, because its code could use a convolution without the norm. So does a
+    convolution that is used in several places, or that differs from its norm in dtype or number of
+    channels.
     """
-    model = _copied(model).eval()
-    network = _Network(model)
-    for module in [*model.modules()]:
+    model = copy.deepcopy(model).eval()
+    modules = [*model.modules()]
+    places = Counter(child for module in modules for child in module._modules.values())
+    left = {inner for module in modules if not _is_read(module) for inner in module.modules()}
+    free = {module for module in modules if module not in left and places[module] <= 1}
+    for module in modules:
+        if module not in free:
+            continue
         if type(module) in _CONVOLUTIONS_WITH_NORM:
-            _fold_own_norm(module, network)
-        elif type(module) is LambdaLayer:
-            _fold_projection(module, network)
+            _fold_own_norm(module)
+        elif type(module) is LambdaLayer and module.qkv in free:
+            _fold_projection(module)
         elif isinstance(module, nn.Sequential) and type(module).forward in _IN_ORDER:
-            _fold_sequence(module, network)
-    for module in model.modules():
-        if type(module) is Bottleneck and _squeezes_early(module, network):
+            _fold_sequence(module, free)
+    for module in free:
+        if type(module) is Bottleneck and _squeezes_early(module, free):
             module.__class__ = _FoldedBottleneck
     return model
-
-
-def _copied(model: Model) -> Model:
-    """A copy of a network, also after weight norm or pruning computed a kernel.
-
-    Such a kernel is part of autograd's graph, which cannot be copied.
-    """
-    attributes = (x for module in model.modules() for x in vars(module).values())
-    computed = [x for x in attributes if isinstance(x, Tensor) and not x.is_leaf]
-    return copy.deepcopy(model, {id(x): x.detach().clone() for x in computed})
 
 
 class _FoldedBottleneck(Bottleneck):
@@ -79,44 +71,9 @@ class _FoldedBottleneck(Bottleneck):
         return self.se(self.conv3(x), means)
 
 
-class _Network:
-    """What must be known about a whole network before one of its convolutions is changed."""
-
-    def __init__(self, model: nn.Module) -> None:
-        modules = [*model.modules()]
-        self._places = Counter(child for m in modules for child in m._modules.values())
-        self._seen_by_others = {inner for m in modules if not _is_read(m) for inner in m.modules()}
-
-    def is_seen_by_others(self, module: nn.Module) -> bool:
-        """Whether code that was not read may use a module."""
-        return module in self._seen_by_others
-
-    def is_changeable(self, conv: nn.Conv2d) -> bool:
-        """Whether a convolution may compute something else from now on.
-
-        A second convolution that shares the kernel does not prevent it, because that one keeps the
-        kernel.
-        """
-        is_plain = all(type(x) is nn.Parameter for x in (conv.weight, conv.bias) if x is not None)
-        return is_plain and self._places[conv] <= 1 and not self.is_seen_by_others(conv)
-
-
 def _is_read(module: nn.Module) -> bool:
     """Whether all code that runs when a module is called belongs to packages that were read."""
-    codes = (
-        type(module),
-        inspect.getattr_static(module, "forward"),  # that of the object, if it has one
-        *module._forward_hooks.values(),
-        *module._forward_pre_hooks.values(),
-    )
-    return all(map(_is_of_read_package, codes))
-
-
-def _is_of_read_package(code: Any) -> bool:
-    """Whether a class or a function is defined in such a package."""
-    while isinstance(code, partial):
-        code = code.func
-    return str(getattr(code, "__module__", "")).partition(".")[0] in _READ_PACKAGES
+    return type(module).__module__.partition(".")[0] in _READ_PACKAGES and not is_hooked(module)
 
 
 @torch.no_grad()
@@ -133,17 +90,16 @@ def _fold(conv: nn.Conv2d, norm: nn.Module, rows: slice = slice(None)) -> bool:
     return True
 
 
-def _fold_own_norm(conv: Conv2d, network: _Network) -> None:
+def _fold_own_norm(conv: Conv2d) -> None:
     """Fold the norm that a convolution of Detectron2 calls itself."""
-    # Hooks on the convolution see only the map behind the norm
-    if network.is_changeable(conv) and is_foldable(conv.norm, conv.weight):
-        conv.norm = None if _fold(conv, conv.norm) else conv.norm
+    if is_foldable(conv.norm, conv.weight) and _fold(conv, conv.norm):
+        conv.norm = None
 
 
-def _fold_projection(layer: LambdaLayer, network: _Network) -> None:
+def _fold_projection(layer: LambdaLayer) -> None:
     """Fold the norms of queries and values into their rows of the projection."""
     conv, (queries, keys, _) = layer.qkv, layer.rows
-    if type(conv) not in _PLAIN_CONVOLUTIONS or is_hooked(conv) or not network.is_changeable(conv):
+    if type(conv) not in _PLAIN_CONVOLUTIONS:
         return
     for name, rows in (("query_norm", slice(queries)), ("value_norm", slice(queries + keys, None))):
         norm = getattr(layer, name)
@@ -151,28 +107,25 @@ def _fold_projection(layer: LambdaLayer, network: _Network) -> None:
             setattr(layer, name, nn.Identity())
 
 
-def _fold_sequence(sequence: nn.Sequential, network: _Network) -> None:
-    """Fold each norm that follows a convolution."""
+def _fold_sequence(sequence: nn.Sequential, free: set[nn.Module]) -> None:
+    """Fold each norm that follows a convolution that is used only here."""
     for (_, conv), (name, norm) in pairwise([*sequence._modules.items()]):
-        if not _ends_with_convolution(conv) or is_hooked(conv) or not network.is_changeable(conv):
-            continue
-        if is_foldable(norm, conv.weight) and _fold(conv, norm):
-            setattr(sequence, name, nn.Identity())
+        if conv in free and _ends_with_convolution(conv) and is_foldable(norm, conv.weight):
+            setattr(sequence, name, nn.Identity() if _fold(conv, norm) else norm)
 
 
-def _ends_with_convolution(module: nn.Module | None) -> bool:
+def _ends_with_convolution(module: nn.Module) -> bool:
     """Whether nothing follows the convolution within the module."""
     if type(module) in _CONVOLUTIONS_WITH_NORM:
         return module.norm is None and module.activation is None
     return type(module) in _PLAIN_CONVOLUTIONS
 
 
-def _squeezes_early(block: Bottleneck, network: _Network) -> bool:
+def _squeezes_early(block: Bottleneck, free: set[nn.Module]) -> bool:
     """Whether the mean over a block's last map equals its last convolution of the mean of the
     input.
     """
     conv, se = block.conv3, block.se
     if type(se) is not SqueezeExcitation or type(conv) not in _CONVOLUTIONS_WITH_NORM:
         return False
-    unseen = not (is_hooked(conv) or is_hooked(se) or network.is_seen_by_others(se.squeeze))
-    return unseen and _ends_with_convolution(conv)
+    return free.issuperset((conv, se, se.squeeze)) and _ends_with_convolution(conv)
