@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from omegaconf import DictConfig
 
@@ -31,7 +30,6 @@ from lambda_det.errors import (
 )
 from lambda_det.training.checkpoint_files import PUSHED
 from lambda_det.training.config_file import ConfigFile
-from lambda_det.version import __version__
 from lambda_det.weights.formats import WRITERS
 from lambda_det.weights.provenance import RUN, Origin, initial_weights
 from lambda_det.weights.public import fetch, is_public
@@ -44,22 +42,10 @@ _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _TEXT = """\
 # {name}
 
-A detector with the backbone {network}. It finds {kinds} of {count} classes: {classes}.
+`lambda_det.Predictor("{url}")` finds {classes}.
 
-It needs lambda_det and Detectron2; the README of lambda_det says how they are installed.
-
-```python
-found = lambda_det.Predictor("{url}")("photo.jpg")
-found.boxes, found.scores, found.names, found.masks
-```
-
-`lambda-det predict {url} --input photos/ --output pictures` draws the results.
-`MODEL.WEIGHTS {url}` starts a training from these weights.{onnx}
-No file here runs a program when it is opened.
-
-These are the {average} weights after {step:,} steps: {results}.
-`config.yaml` has the configuration of the training, which started from {start}.
-Sent by lambda_det {version} with PyTorch {torch}.
+- weights: {average}, step {step}; {results}
+- trained from: {start}
 """
 _EXAMPLES = """
 Write a model card, weights and configuration to look at; nothing is sent:
@@ -155,7 +141,6 @@ def write_folder(
         opened.classes.get("thing_classes", []),
         {label_of(name, with_weights=False): result.value for name, result in results.items()},
         license,
-        has_onnx=onnx is not None,
     )
     folder.mkdir(parents=True, exist_ok=True)
     for name in _OURS:
@@ -205,10 +190,8 @@ def _card(
     classes: Sequence[str],
     results: Mapping[str, float],
     license: str,
-    *,
-    has_onnx: bool,
 ) -> str:
-    """The model card: the metadata for the Hub, and a text.
+    """The model card: the metadata for the Hub, and the facts that the run recorded.
 
     Args:
         repository: OWNER/NAME.
@@ -217,54 +200,26 @@ def _card(
         classes: their names.
         results: values of those weights by their labels.
         license: an identifier of the Hub.
-        has_onnx: whether an exported detector is also sent.
     """
-    from huggingface_hub import EvalResult, ModelCardData
-
-    url, name, model = f"hf://{repository}", repository.partition("/")[2], config["MODEL"]
-    task = "image-segmentation" if model["MASK_ON"] else "object-detection"
-    dataset = Path(config["DATASETS"]["TEST_JSON"]).name or ", ".join(config["DATASETS"]["TEST"])
-    values = [
-        EvalResult(
-            task_type=task,
-            dataset_type="custom",
-            dataset_name=dataset or "validation",
-            metric_type="mAP",
-            metric_name=label,
-            metric_value=round(value, 2),
-        )
-        for label, value in results.items()
-    ]
-    front = ModelCardData(
-        license=license,
-        library_name="lambda_det",
-        pipeline_tag=task,
-        tags=["lambda_det", "detectron2"],
-        model_name=name,
-        eval_results=values or None,
-    )
-    network = model["BACKBONE"]["NAME"]
-    if "lambda_resnet" in network:
-        network = model["LAMBDA_RESNET"]["NAME"]
+    model = config["MODEL"]
+    front = {
+        "license": license,
+        "library_name": "lambda_det",
+        "pipeline_tag": "image-segmentation" if model["MASK_ON"] else "object-detection",
+    }
     start = model["WEIGHTS"]
     start = fetch(start).describe() if is_public(start) else Path(start).name
     text = _TEXT.format(
-        name=name,
-        network=network,
-        kinds="boxes and masks" if model["MASK_ON"] else "boxes",
-        count=len(classes),
-        classes=", ".join(map(markdown, classes)),
-        url=url,
-        onnx=f" `{url}/{_ONNX}` is the detector for ONNX Runtime." if has_onnx else "",
-        average="averaged" if origin.averaged else "trained",
+        name=repository.partition("/")[2],
+        url=f"hf://{repository}",
+        classes=", ".join(map(markdown, classes)) or "objects",
+        average="averaged" if origin.averaged else "raw",
         step=origin.step or 0,
         results=", ".join(f"{label} {value:.1f}" for label, value in results.items())
-        or "they were not evaluated",
+        or "not evaluated",
         start=markdown(start or "random weights"),
-        version=__version__,
-        torch=torch.__version__,
     )
-    return f"---\n{front.to_yaml()}\n---\n{text}"
+    return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n{text}"
 
 
 def markdown(text: str) -> str:

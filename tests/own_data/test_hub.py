@@ -102,13 +102,10 @@ def test_the_folder_has_a_card_and_nothing_of_this_machine(run, tmp_path):
     }
     card = huggingface_hub.ModelCard.load(folder / "README.md")
     assert card.data.license == "cc-by-4.0" and card.data.pipeline_tag == "image-segmentation"
-    (result,) = card.data.eval_results  # of the weights that are sent
-    assert (result.metric_name, result.metric_value) == ("box AP", 45.6)
-    assert result.dataset_name == "cells.json"
     for part in (
         "red cell, white cell, platelet",
         'Predictor("hf://me/cells")',
-        "averaged weights after 100 steps: box AP 45.6",
+        "averaged, step 100; box AP 45.6",  # of the weights that are sent
     ):
         assert part in card.text, part
     assert not any(str(tmp_path) in file.read_text("latin1") for file in folder.iterdir())
@@ -144,7 +141,6 @@ def test_an_exported_detector_goes_with_its_checkpoint_only(run, tmp_path, capsy
     assert push(run, "me/cells", "--folder", folder) == 0
     assert (folder / "detector.onnx").read_bytes() == b"graph"
     assert json.loads((folder / "detector.onnx.json").read_text())["config"] == "run"
-    assert "hf://me/cells/detector.onnx" in (folder / "README.md").read_text("utf-8")
     (run / "mine.onnx.json").write_text(json.dumps({**about, "sha256": "of another"}))
     assert push(run, "me/cells", "--folder", folder) == 0
     assert not (folder / "detector.onnx").exists() and "mine.onnx" in capsys.readouterr().out
