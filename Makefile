@@ -6,15 +6,15 @@
 # make matrix  the quick tests under other versions of Python and PyTorch; writes docs/versions.md
 # make lint    set-up, then ruff (rules and formatting)
 #
-# make setup PYTHON=/path/to/python3 takes a certain Python, 3.10 or newer.
+# make setup PYTHON=/path/to/python3 takes a certain Python, 3.11 or newer.
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEPENDENCIES := .venv/dependencies-are-complete
 PROJECT := .venv/project-is-installed
 
-PYTHON ?= python3.13 python3.12 python3.11 python3.10 python3
-SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))
+PYTHON ?= python3.13 python3.12 python3.11 python3
+SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
 .PHONY: setup demo test test-all test-rest matrix lint
 .DEFAULT_GOAL := setup
@@ -63,7 +63,7 @@ $(DEPENDENCIES): requirements.txt tools/install_detectron2.py
 			if "$$python" -c '$(SUITABLE)' >/dev/null 2>&1; then break; fi; \
 		done; \
 		if [ -z "$$python" ]; then \
-			echo "error: none of these is a Python 3.10 or newer that can make environments:" \
+			echo "error: none of these is a Python 3.11 or newer that can make environments:" \
 				"$(PYTHON); install one (on Debian and Ubuntu python3-venv belongs to it) or name" \
 				"it: make setup PYTHON=/path/to/python3" >&2; \
 			exit 1; \

@@ -97,7 +97,7 @@ setup(
     long_description=(ROOT / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     # configs/ lies at the top, where users of Detectron2 look for it, and is lambda_det/configs in
     # the wheel.
     packages=[*find_packages(include=["lambda_det", "lambda_det.*"]), "lambda_det.configs"],
@@ -162,7 +162,7 @@ setup(
     classifiers=[
         "Development Status :: 4 - Beta",
         "Programming Language :: Python :: 3",
-        *(f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13, 14)),
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13, 14)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],

@@ -39,10 +39,9 @@ class Pair:
 
 # Each version of Python at least once, the oldest versions together, the first PyTorch whose
 # `weights_only` is safe (2.10), and one between 2.4 and that. PyTorch 2.4 has no wheels for Python
-# 3.13, and 2.15 none for 3.10.
+# 3.13.
 PAIRS = [
-    Pair("3.10", "2.4.1", "0.19.1", "1.26.4"),
-    Pair("3.10", "2.14.1", "0.29.2", "2.2.6"),
+    Pair("3.11", "2.4.1", "0.19.1", "1.26.4"),
     Pair("3.11", "2.15.0", "0.29.2", "2.4.6"),
     Pair("3.12", "2.4.1", "0.19.1", "1.26.4"),
     Pair("3.12", "2.7.1", "0.22.1", "2.2.6"),
@@ -54,7 +53,7 @@ HEAD = """\
 # Versions
 
 `make matrix` runs the quick tests (those of `make test`) under each pair of Python and PyTorch, in
-an environment of its own, and writes this table. `.ci/matrix.py --only 3.10:2.4.1` runs one pair.
+an environment of its own, and writes this table. `.ci/matrix.py --only 3.11:2.4.1` runs one pair.
 On a push, `.github/workflows/test.yml` does the same.
 
 | Python | PyTorch | NumPy | Detectron2 | system | quick tests |
@@ -63,7 +62,7 @@ On a push, `.github/workflows/test.yml` does the same.
 
 
 def find_python(version: str) -> str | None:
-    """A Python of a version such as "3.10" that can make environments."""
+    """A Python of a version such as "3.11" that can make environments."""
     root = os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv"
     pyenv = sorted(Path(root, "versions").glob(f"{version}.*/bin/python"))
     for python in (sys.executable, f"python{version}", *map(str, pyenv)):

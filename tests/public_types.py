@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from typing import assert_type
+
     import torch
     from PIL.Image import Image
     from torch import nn
-    from typing_extensions import assert_type
 
     import lambda_det
 

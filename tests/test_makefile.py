@@ -81,7 +81,7 @@ def test_no_suitable_python_ends_in_one_sentence(project):
     result, _ = setup(project, fail_at="version_info")
     assert result.returncode != 0
     sentence = result.stderr.splitlines()[0]
-    assert sentence.startswith("error: none of these is a Python 3.10 or newer")
+    assert sentence.startswith("error: none of these is a Python 3.11 or newer")
     assert str(project / "python") in sentence and "make setup PYTHON=" in sentence
     assert not (project / ".venv").exists()
 

@@ -68,7 +68,7 @@ class TrainImages(EvalImages):
     """Mapped images by :data:`Key`. The next image takes the place of one that cannot be read.
 
     Detectron2's ``MapDataset`` is meant to do so for a mapper that returns None. Its copy of early
-    2023 fails at that on Python 3.11 and newer, and it counts nothing.
+    2023 fails at that, and it counts nothing.
 
     Args:
         records, mapper: as of ``EvalImages``.

@@ -86,7 +86,7 @@ class Service:
         self.accepted += 1
         try:
             return await asyncio.wait_for(self._answer(request), self.limits.timeout)
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             text = (
                 f"There was no answer in {self.limits.timeout:g} s; send fewer or smaller images."
             )

@@ -54,7 +54,7 @@ class Batches:
                     try:  # waiting images are taken even after the time is over
                         rest = max(end - loop.time(), 0) if self._queue.empty() else None
                         entries.append(await asyncio.wait_for(self._queue.get(), rest))
-                    except asyncio.TimeoutError:
+                    except TimeoutError:
                         break
                 is_open = entries[-1] is not None
                 entries = [entry for entry in entries if entry and not entry[1].done()]
