@@ -188,20 +188,6 @@ def test_one_process_is_this_one():
 
 
 @pytest.mark.parametrize(
-    ("argv", "flag"),
-    [
-        (["--num-machines", "2"], "--dist-url"),
-        (["--num-machines", "2", "--machine-rank", "2"], "--machine-rank 2"),
-        (["--num-machines", "0"], "--num-machines 0"),
-        (["--num-gpus", "-1"], "--num-gpus is -1"),
-    ],
-)
-def test_contradictory_flags(argv, flag):
-    with pytest.raises(ConfigError, match=flag):
-        launch(_note, _args(*argv), device="cpu")
-
-
-@pytest.mark.parametrize(
     ("device", "num_gpus", "existing", "named"),
     [
         ("cuda", 1, 0, "sees 0: add MODEL.DEVICE cpu"),

@@ -7,10 +7,9 @@ import os
 import numpy as np
 import pycocotools.mask as mask_util
 import pytest
-from detectron2.data import DatasetCatalog, MetadataCatalog
 from PIL import Image
 
-from lambda_det.detection.data import check_coco, register_shapes
+from lambda_det.detection.data import check_coco
 from tests.shapes import make_panoptic_shapes, make_shapes
 from tests.tool import load_tool
 
@@ -169,29 +168,3 @@ def test_semantic_and_panoptic_masks_agree(root):
             seen.add(category)
             assert (stuff[mask] == (0 if is_thing[category] else category - 3)).all()
     assert seen == {1, 2, 3, 4, 5, 6}
-
-
-def test_the_registered_sets(root, tmp_path):
-    """Registration can be repeated and moved."""
-    try:
-        for folder in (tmp_path, root, root):
-            register_shapes(folder)
-        shapes, keypoints, panoptic, stuff = (
-            DatasetCatalog.get(f"shapes{kind}_val")
-            for kind in ("", "_keypoints", "_panoptic", "_stuff")
-        )
-        assert len(shapes) == len(keypoints) == len(panoptic) == len(stuff) == 6
-        assert shapes[0]["file_name"].startswith(str(root))
-        for records in (shapes, keypoints, panoptic):
-            assert {a["category_id"] for r in records for a in r["annotations"]} == {0, 1, 2}
-        assert all(os.path.isfile(r["sem_seg_file_name"]) for r in panoptic + stuff)
-        categories = _load(root, "shapes_panoptic/annotations/panoptic_val.json")["categories"]
-        metadata = MetadataCatalog.get("shapes_panoptic_val")
-        assert metadata.thing_classes + metadata.stuff_classes[1:] == [
-            c["name"] for c in categories
-        ]
-        assert (
-            MetadataCatalog.get("shapes_keypoints_val").keypoint_names == categories[0]["keypoints"]
-        )
-    finally:
-        register_shapes("datasets")

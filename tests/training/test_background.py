@@ -1,6 +1,5 @@
 """Saving beside the training: what is written, in which order, and what a crash leaves."""
 
-import builtins
 import errno
 import io
 import os
@@ -12,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from lambda_det import files
 from lambda_det.errors import ConfigError, DiskError
 from lambda_det.training import checkpointer as checkpointer_module
-from lambda_det.training.checkpoint_files import check_checkpoint, last_checkpoint, read_newest
+from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer, host_copy
 from lambda_det.weights.formats import write_torch
 from tests.pairs import pairs
@@ -97,17 +95,6 @@ def test_a_folder_that_another_run_gets_meanwhile_is_left_alone(tmp_path, slow, 
     assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
-def test_a_draft_that_another_run_writes_during_the_check_stays(tmp_path):
-    def check(draft):
-        Path(draft).unlink()
-        Path(draft).write_text("the same step of the other run")
-        raise ConfigError("another's")
-
-    with pytest.raises(ConfigError, match="another's"):
-        files.replace_file(tmp_path / "model.pth", lambda file: file.write(b"mine"), check)
-    assert [file.name for file in tmp_path.iterdir()] == ["model.pth.tmp"]
-
-
 def test_one_is_written_at_a_time(tmp_path, slow):
     checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path))
     checkpointer.save("model_0000001")
@@ -162,87 +149,6 @@ def test_the_order_of_a_save(tmp_path, monkeypatch):
         "sync folder",
         "remove model_0000002.pth",
     ]
-
-
-def _die_at(operation):
-    """End this process before one operation of saving, counted from 0."""
-    count = [0]
-
-    def tick():
-        if count[0] == operation:
-            os._exit(9)
-        count[0] += 1
-
-    def before(call):
-        def called(*arguments, **options):
-            tick()
-            return call(*arguments, **options)
-
-        return called
-
-    def write_in_parts(content, file):
-        whole = io.BytesIO()
-        write_torch(content, whole)
-        data = whole.getvalue()
-        for start in range(0, len(data), len(data) // 3):
-            file.write(data[start : start + len(data) // 3])
-            file.flush()
-            tick()
-
-    checkpointer_module.write_torch = write_in_parts
-    checkpointer_module.check_checkpoint = before(checkpointer_module.check_checkpoint)
-    for name in ("fsync", "replace", "link"):
-        setattr(os, name, before(getattr(os, name)))
-    Path.unlink = before(Path.unlink)
-    files.open = before(builtins.open)
-
-
-def _save_and_die(folder, operation):
-    """Save the state 3.0 in a process of its own; returns its status."""
-    child = os.fork()
-    if child == 0:
-        try:
-            checkpointer = SafeCheckpointer(_model(3.0), str(folder), keep=2)
-            _die_at(operation)
-            checkpointer.save("model_0000003", iteration=3)
-            checkpointer.link("model_0000003", "model_best")
-            checkpointer.wait()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-@pytest.mark.posix
-@pytest.mark.slow
-def test_a_process_that_is_killed_anywhere_in_a_save_leaves_a_whole_checkpoint(tmp_path):
-    taken = []
-    for operation in range(99):
-        folder = tmp_path / str(operation)
-        folder.mkdir()
-        checkpointer = SafeCheckpointer(_model(0.0), str(folder))
-        for step in (0, 1, 2):
-            nn.init.constant_(checkpointer.model.weight, step)
-            checkpointer.save(f"model_{step:07d}")
-        checkpointer.link("model_0000002", "model_best")
-        checkpointer.wait()
-        status = _save_and_die(folder, operation)
-        assert status in (0, 9)
-        taken.append(_value(read_newest(str(folder)).path))
-        check_checkpoint(last_checkpoint(str(folder)))  # what it names is whole by itself
-        good = {_value(path) for path in folder.glob("model_0*.pth")}
-        # Nothing goes before the pointer has moved, and then only what is too old
-        assert good >= ({1.0, 2.0} if taken[-1] == 2.0 else {2.0, 3.0})
-        assert _value(folder / "model_best.pth") in (2.0, 3.0)
-        if status == 0:
-            break
-        checkpointer = SafeCheckpointer(_model(4.0), str(folder), keep=2)
-        checkpointer.save("model_0000004", iteration=4)
-        checkpointer.wait()
-        assert _value(read_newest(str(folder)).path) == 4.0
-        assert not list(folder.glob("*.pth.tmp")) and not list(folder.glob("last*.tmp"))
-    assert taken == sorted(taken) and taken.count(2.0) >= 10 and taken.count(3.0) >= 5
-    assert not list(folder.glob("*.tmp"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpoint_files import last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.trainer import Trainer
-from lambda_det.weights.loading import load
 from tests.training.tiny_detector import tiny_config
 
 
@@ -57,24 +56,6 @@ def _saved(path, model, **changes):
     state = {k: v for k, v in {**model.state_dict(), **changes}.items() if v is not None}
     torch.save({"model": state}, path)
     return str(path)
-
-
-@pytest.mark.parametrize("damage", ["cut", "empty", "text", "absent", "list"])
-def test_a_file_that_is_no_checkpoint(tmp_path, damage):
-    path = tmp_path / "w.pth"
-    _saved(path, _Detector())
-    content = path.read_bytes()
-    if damage == "absent":
-        path.unlink()
-    elif damage == "list":
-        torch.save([1, 2], path)
-    else:
-        path.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "text": b"hi"}[damage])
-    checkpointer = SafeCheckpointer(_Detector())
-    with pytest.raises(WeightsError, match=str(path)):
-        checkpointer.load(str(path), [])
-    # Detectron2's checkpointer cannot load anything any more after an error
-    checkpointer.load(_saved(tmp_path / "good.pth", _Detector()), [])
 
 
 @pytest.mark.parametrize(
@@ -118,19 +99,6 @@ def test_a_run_is_not_resumed_without_all_of_its_state(tmp_path, held):
     with pytest.raises(WeightsError, match=r"a\.pth lacks ema"):
         checkpointer.load(str(tmp_path / "a.pth"))
     assert not torch.equal(model.stem, source.stem)
-
-
-def test_training_starts_from_other_classes_and_says_so(tmp_path, caplog):
-    source, model = _Detector(classes=5), _Detector()
-    before = model.get_parameter(CLASSES).clone()
-    path = _saved(tmp_path / "a.pth", source, extra=torch.ones(1))
-    with caplog.at_level("INFO"):
-        load(model, path)
-    assert torch.equal(model.stem, source.stem)
-    assert torch.equal(model.get_parameter(CLASSES), before)
-    line = next(r.getMessage() for r in caplog.records if r.getMessage().startswith("Loaded"))
-    assert "Loaded 6 of the model's 8 tensors from the weights of" in line
-    assert f"start afresh: {CLASSES}, " in line and line.endswith(", extra")
 
 
 @pytest.mark.slow

@@ -70,21 +70,6 @@ def _rows(folder):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("knows", [True, False])
-def test_the_last_line_says_how_sure_the_best_is(tmp_path, caplog, knows):
-    """Also of a run that was resumed after its best evaluation."""
-    caplog.set_level("INFO", "lambda_det")
-    results = _box(5, 3, 4)
-    if knows:
-        for entry in results:
-            entry["bbox"] |= {"AP_low": entry["bbox"]["AP"] - 2, "AP_high": 9.25}
-    first = _Trainer(tmp_path, results[:2], steps=2).run()
-    state = first.saved["model_final"] | {"pending": False}
-    _Trainer(tmp_path, results[2:], steps=3, start=2).run(state)
-    last = caplog.messages[-1]
-    assert "bbox/AP 5" in last and ("3.0 to 9.2" in last) == knows
-
-
 def test_the_last_evaluation_is_compared_on_the_sample_of_the_others(tmp_path, caplog):
     caplog.set_level("INFO", "lambda_det")
     last = {**_box(9)[0], "sample": _box(4)[0]}
@@ -94,16 +79,6 @@ def test_the_last_evaluation_is_compared_on_the_sample_of_the_others(tmp_path, c
     assert (trainer.evaluation.best_step, trainer.evaluation.best) == (2, 5)
     assert "on a sample" in caplog.messages[-1]
     assert [row["bbox_AP"] for row in _rows(tmp_path)] == ["3.0", "5.0", "9.0"]
-
-
-def test_the_last_line_has_the_result_on_all_images_where_there_is_one(tmp_path, caplog):
-    caplog.set_level("INFO", "lambda_det")
-    last = {**_box(9)[0], "sample": _box(6)[0]}
-    trainer = _Trainer(tmp_path, [*_box(3, 5), last], steps=3)
-    trainer.task.is_sampled = True
-    trainer.run()
-    assert (trainer.evaluation.best_step, trainer.evaluation.best) == (3, 6)
-    assert "bbox/AP 9" in caplog.messages[-1] and "on all images" in caplog.messages[-1]
 
 
 def test_a_run_that_stops_early_is_evaluated_on_all(tmp_path):

@@ -4,8 +4,6 @@ import copy
 import hashlib
 import json
 import os
-import pickle
-from collections import OrderedDict
 from dataclasses import replace
 
 import numpy as np
@@ -24,11 +22,9 @@ from lambda_det.weights.backbone_file import (
     read_backbone,
     save_backbone,
 )
-from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.loading import load
 from lambda_det.weights.provenance import PixelSettings, checksum
 from tests.export.toy import Detector, classifier_checkpoint, scramble
-from tests.malicious import Program
 
 OPTIONS = {"scope": 3}
 
@@ -206,38 +202,6 @@ def test_a_file_that_was_not_written_to_the_end(written, backbone, tmp_path, for
         with pytest.raises(WeightsError) as caught:
             read(path)
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("form", [".pth", ".pkl"])
-@pytest.mark.parametrize("place", ["__author__", "model", "meta"])
-def test_a_program_in_a_file_is_not_run(checkpoint, backbone, tmp_path, form, place):
-    mark, path = str(tmp_path / "it-ran"), tmp_path / f"b{form}"
-    content = extract_backbone(checkpoint)
-    if place == "__author__":
-        content = {**content, "__author__": Program(mark)}
-    else:
-        content[place]["stem.x"] = Program(mark)
-    with open(path, "wb") as file:
-        torch.save(content, file) if form == ".pth" else pickle.dump(content, file)
-    for read in (read_backbone, lambda p: load(backbone, p), lambda p: load(Detector(), p)):
-        with pytest.raises(WeightsError, match=str(path)):
-            read(path)
-    assert not os.path.exists(mark)
-    with open(path, "rb") as file:  # an unsafe reader runs it
-        torch.load(file, weights_only=False) if form == ".pth" else pickle.load(file)
-    assert os.path.exists(mark)
-
-
-@pytest.mark.skipif(torch.__version__ < (2, 6), reason="such files are refused there")
-def test_arrays_and_numbers_of_numpy_in_a_checkpoint_of_others(tmp_path):
-    source = scramble(lambda_det.create_backbone("lambda_resnet26_slim", **OPTIONS)).state_dict()
-    metrics = {"bbox/AP": np.float64(3.5), "seen": np.int64(7), "lrs": np.ones(3, np.float32)}
-    torch.save({"model": OrderedDict(source), "scheduler": metrics}, tmp_path / "m.pth")
-    read = read_checkpoint(tmp_path / "m.pth")
-    assert read["scheduler"]["bbox/AP"] == 3.5 and read["scheduler"]["lrs"].sum() == 3
-    torch.save({"model": source, "f": np.array([Program("x")], object)}, tmp_path / "o.pth")
-    with pytest.raises(WeightsError, match=r"o\.pth"):
-        read_checkpoint(tmp_path / "o.pth")
 
 
 def test_files_that_cannot_be_opened(tmp_path, form):

@@ -86,12 +86,6 @@ def test_blends_are_pillows(name, magnitude):
     assert off <= (3 + values * 1e-4 if name == "Color" else 0)
 
 
-def test_contrast_blends_with_the_mean_of_the_pixels():
-    """Not of the histogram's counts, which is the area over 256, as in the reference."""
-    image = np.full((64, 64, 3), 200, np.uint8)  # 4096 / 256 = 16
-    np.testing.assert_array_equal(apply("Contrast", image, 0.1), image)
-
-
 def sampled(image: np.ndarray, inverse: list[float]) -> tuple[np.ndarray, np.ndarray]:
     """The nearest pixels by Pillow, and where the source is within 1/64 of two pixels' border.
 

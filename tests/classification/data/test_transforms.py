@@ -145,20 +145,6 @@ def test_training_is_crop_flip_and_randaugment_in_this_order(augmented, crop):
     assert len(samples) > 10
 
 
-@pytest.mark.parametrize("crop", ["resized", "padded"])
-@pytest.mark.parametrize("shape", [(1, 1), (1, 50), (16, 16), (300, 200)])
-def test_training_samples_are_squares_of_their_own(augmented, crop, shape):
-    augmented.INPUT.CROP = crop
-    augmented.INPUT.PADDING = 0
-    transform = transforms.TrainTransform(augmented)
-    image = noise(*shape)
-    for seed in range(40):
-        result = transform(image, np.random.default_rng(seed))
-        assert result.shape == (16, 16, 3) and result.dtype == np.uint8
-        assert result.flags.c_contiguous and not np.shares_memory(result, image)
-    np.testing.assert_array_equal(image, noise(*shape))
-
-
 @pytest.mark.parametrize(
     ("size", "test_size", "share", "expected"),
     [(224, 0, 0.875, (224, 256)), (160, 0, 0.875, (160, 183)), (16, 20, 1.0, (20, 20))],
