@@ -2,7 +2,6 @@
 resume, evaluate, and be refused."""
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,13 +11,11 @@ import torch
 from detectron2.config import LazyConfig
 
 from lambda_det import cli
-from tests import forked
 from tests.detection.tiny import NARROW, TINY, write_lazy_config
 from tests.shapes import data_words
 
 pytestmark = pytest.mark.slow  # trains
 
-ROOT = Path(__file__).parents[2]
 # By what the tests call it: the key of YAML files, and that of LazyConfigs
 KEYS = {
     "accumulate": ("SOLVER.ACCUMULATE_GRADIENTS", "train.accumulate_gradients"),
@@ -171,28 +168,6 @@ def test_resume_goes_on_where_it_stopped(kind, trained):
     assert (trained / "config.yaml").read_text() == config
 
 
-def test_a_killed_run_is_resumed_and_evaluated(kind, tmp_path):
-    """By SIGKILL once a checkpoint is there; from the file in tools/ as from the command."""
-    folder = tmp_path / "run"
-    tool = ROOT / "tools" / ("lazyconfig_train_net.py" if kind.index else "train_net.py")
-    words = kind.words(output=folder, period=1, steps=100000)
-    process = forked.start([tool, *words], tmp_path / "printed")
-    try:
-        until = time.monotonic() + 300
-        while not (folder / "last_checkpoint").exists() and time.monotonic() < until:
-            assert process.is_alive(), (tmp_path / "printed").read_text()
-            time.sleep(0.1)
-    finally:
-        process.kill()
-        process.join()
-    last = torch.load(folder / (folder / "last_checkpoint").read_text(), weights_only=True)
-    steps = last["iteration"] + 3
-    assert kind.train("--resume", output=folder, steps=steps) == 0
-    state = torch.load(folder / "model_final.pth", weights_only=True)
-    assert state["iteration"] == steps - 1
-    assert kind.train("--resume", "--eval-only", output=folder) == 0
-
-
 def test_resume_from_weights_alone_leaves_the_folder_as_it_was(kind, trained, tmp_path):
     model = torch.load(trained / "model_final.pth", weights_only=True)["model"]
     torch.save({"model": model}, tmp_path / "bare.pth")
@@ -277,15 +252,6 @@ def test_cuda_asked_for_and_not_there(kind, tmp_path, last_error):
     assert not (tmp_path / "run").exists()
 
 
-def test_bfloat16_accumulation_and_precise_batch_norm(kind, tmp_path):
-    halves = {"amp": True, "dtype": "bfloat16", "images": 4, "accumulate": 2}
-    words = kind.words(output=tmp_path / "run", steps=2, **halves)
-    yaml = ["TEST.PRECISE_BN.ENABLED", "True", "TEST.PRECISE_BN.NUM_ITER", "2"]
-    assert (
-        cli.main(["train", *words, *(["train.precise_bn_batches=2"] if kind.index else yaml)]) == 0
-    )
-
-
 def test_divergence_names_the_last_checkpoint(kind, tmp_path, last_error):
     folder = tmp_path / "run"
     more = ["SOLVER.WARMUP_ITERS", "0"] if not kind.index else ["lr_multiplier.warmup_length=0.0"]
@@ -297,15 +263,6 @@ def test_divergence_names_the_last_checkpoint(kind, tmp_path, last_error):
     assert str(named) in last
     weights = torch.load(named, weights_only=True)["model"].values()
     assert all(w.isfinite().all() for w in weights)
-
-
-def test_processes_make_one_run(kind, tmp_path):
-    folder = tmp_path / "run"
-    words = ["-m", "lambda_det", "train", *kind.words(output=folder, steps=1)]
-    for done in forked.run_as_torchrun(words, tmp_path):
-        assert done.returncode == 0, done.stdout[-3000:]
-    assert "Process 0 of 2" in (folder / "log.txt").read_text()
-    assert [record["iteration"] for record in _records(folder)].count(0) == 1
 
 
 # Nothing of lambda_det in it but where the data are; an own head, and keys that nobody here knows

@@ -193,27 +193,6 @@ def test_what_does_not_load_is_an_error_and_changes_nothing(tmp_path, row, norm)
     _assert_same(target.state_dict(), before)
 
 
-@pytest.mark.parametrize("row", [row for row, (_, name) in LOADS.items() if name == "w.pth"])
-def test_every_tensor_of_a_backbone_is_loaded(tmp_path, row):
-    source, target = Network(), Network()
-    torch.save(LOADS[row][0](source), tmp_path / "w.pth")
-    load(target, tmp_path / "w.pth")
-    _assert_same(target.state_dict(), source.state_dict(), row == "float16")
-
-
-@pytest.mark.parametrize(
-    ("row", "norm"), _with_norms(row for row, (_, name, _) in FAILS.items() if name == "w.pth")
-)
-def test_a_backbone_is_not_loaded_in_part(tmp_path, row, norm):
-    make, _, words = FAILS[row]
-    target = Network(norm)
-    before = _copy(target.state_dict())
-    torch.save(make(Network()), tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=words):
-        load(target, tmp_path / "w.pth")
-    _assert_same(target.state_dict(), before)
-
-
 @pytest.mark.parametrize("heuristics", [True, False])
 def test_two_backbones_in_the_model(tmp_path, heuristics):
     target = nn.ModuleDict({"student": Detector(), "teacher": Detector()})

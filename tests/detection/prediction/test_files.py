@@ -193,11 +193,6 @@ def test_a_folder_gives_the_pictures_of_every_format_and_counts_the_rest(tmp_pat
         plan_files([tmp_path / "film"], tmp_path / "out", overwrite=False)
 
 
-def test_patterns_are_inputs(images, tmp_path):
-    found = plan_files([f"{images}/**/*.[pb]*"], tmp_path / "out", overwrite=False)
-    assert [picture.name for picture in found] == ["a.png", "below/c.bmp"]
-
-
 @pytest.mark.parametrize(
     ("inputs", "output", "error", "words"),
     [
@@ -396,19 +391,6 @@ def test_files_that_find_no_space(predictor, tmp_path, name):
     assert not list((tmp_path / "out").iterdir())
 
 
-@pytest.mark.posix
-def test_a_video_whose_name_is_no_unicode_is_skipped(predictor, images, tmp_path, caplog):
-    """OpenCV would end the process."""
-    write_video(tmp_path / "film.mp4")
-    try:
-        (tmp_path / "film.mp4").rename(images / "gr\udcf6n.mp4")
-    except OSError:
-        pytest.skip("the file system takes no such name")
-    planned = plan_files([images, images / "gr\udcf6n.mp4"], tmp_path / "out", False)
-    assert [path.suffix for path in predict(predictor, planned).unreadable] == [".mp4"]
-    assert r"gr\udcf6n.mp4" in caplog.text
-
-
 # ---- annotations and tables
 
 
@@ -479,10 +461,6 @@ def test_polygons_are_their_mask(name):
     points = np.concatenate(found).reshape(-1, 2)
     assert points.min(0).tolist() == [columns.min(), rows.min()]
     assert points.max(0).tolist() == [columns.max() + 1, rows.max() + 1]
-
-
-def test_no_mask_has_no_polygon():
-    assert polygons(np.zeros((5, 5), bool)) == []
 
 
 @pytest.mark.parametrize("name", MASKS)
