@@ -135,13 +135,6 @@ def test_gpus(monkeypatch):
     assert "cuda:0" in look("GPUs")[1]
 
 
-def test_memory_and_threads(monkeypatch, broken):
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert "cores" in look("threads")[0] and "OMP_NUM_THREADS=3" in look("threads")[0]
-    broken("torch", OSError("broken"))
-    assert "OSError: broken" in look("memory")[0]
-
-
 def test_shared_memory(monkeypatch, tmp_path):
     usage = namedtuple("usage", "total used free")
     for folder, size, said in (

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from lambda_det.classification import run
-from lambda_det.classification.data import build, loader
+from lambda_det.classification.data import build
 from lambda_det.classification.data.sources import SyntheticSource
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError
-from lambda_det.training import trainer
 from tests.classification.tiny import NETWORK, train
 from tests.reliability.ends import Killed, kill_before
 from tests.reliability.runs import content, differences
@@ -67,13 +66,6 @@ def test_what_a_run_leaves(finished):
     assert _load(finished / "model_best.pth")["iteration"] + 1 == int(best["step"])
 
 
-def test_the_log_says_which_learning_rate_was_used_and_how_far_it_is(finished):
-    log = (finished / "log.txt").read_text()
-    assert "8 images a step = 1 process(es) x 1 accumulated batch(es) x 8" in log
-    assert "learning rate 0.05 = SOLVER.BASE_LR 0.05 x 8 / 8" in log
-    assert "eta: 0:" in log and "total_loss: " in log
-
-
 def test_evaluation_of_a_file_gives_what_training_gave(finished, arguments, folder, caplog):
     caplog.set_level("INFO")
     best = finished / "model_final.pth"
@@ -92,20 +84,6 @@ def test_a_finished_run_is_not_trained_further(finished, arguments, caplog):
     run(arguments("--resume", *options))
     assert "all of its 4 steps already" in caplog.text
     assert (finished / "model_final.pth").read_bytes() == before
-
-
-@pytest.mark.slow
-def test_patience_ends_a_run_early_and_for_good(arguments, folder, caplog):
-    caplog.set_level("INFO")
-    words = ("SOLVER.EPOCHS", 9, "TEST.PATIENCE", 1, "SOLVER.BASE_LR", 0, "SOLVER.EMA_DECAY", 0)
-    words += ("TEST.PRECISE_BN_BATCHES", 0, "MODEL.DROPOUT", 0, "MODEL.STOCHASTIC_DEPTH", 0)
-    # Nothing changes but running statistics, so that the first evaluations can be told apart little
-    run(arguments(*words))
-    steps = _load(folder / "model_final.pth")["iteration"] + 1
-    assert steps < 27 and "Stopping early" in caplog.text
-    run(arguments("--resume", *words))
-    assert _load(folder / "model_final.pth")["iteration"] + 1 == steps
-    assert "has stopped early already" in caplog.text
 
 
 @pytest.fixture
@@ -222,12 +200,6 @@ def test_a_run_can_be_made_longer(copied, arguments, caplog):
     assert "SOLVER.EPOCHS 2.0 -> 3.0" in caplog.text
 
 
-def test_the_last_checkpoint_is_evaluated(copied, arguments, caplog):
-    caplog.set_level("INFO")
-    run(arguments("--eval-only", "--resume", *copied[1]))
-    assert "model_final.pth: held_out raw" in caplog.text
-
-
 def test_other_held_out_images_are_refused(copied, arguments):
     copy, words = copied
     names = (copy / "held_out.txt").read_text().splitlines()
@@ -247,26 +219,6 @@ def test_other_images_are_refused(arguments, pictures, tmp_path, monkeypatch):
     (train / "red/0.jpg").unlink()
     with pytest.raises(DataError, match=r"24 .*DATA\.TRAIN"):
         run(arguments("--resume", "DATA.TRAIN", train))
-
-
-@pytest.mark.slow
-def test_seeds_and_the_length_of_the_estimate(arguments, monkeypatch):
-    loaders, counts = [], []
-    begin, estimate = loader.LabelledTrainLoader.begin, trainer.estimate_statistics
-    monkeypatch.setattr(
-        loader.LabelledTrainLoader,
-        "begin",
-        lambda *words: loaders.append(words[1:]) or begin(*words),
-    )
-    monkeypatch.setattr(
-        trainer,
-        "estimate_statistics",
-        lambda models, batches, count, precision: (
-            counts.append(count) or estimate(models, batches, count, precision)
-        ),
-    )
-    run(arguments("SEED", 7, "SOLVER.EPOCHS", 1, "TEST.PRECISE_BN_BATCHES", 99))
-    assert loaders == [(7, 0), (7 + trainer.STATISTICS_SEED, 3)] and counts == [3]
 
 
 @pytest.mark.slow

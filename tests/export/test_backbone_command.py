@@ -88,8 +88,7 @@ def test_what_cannot_be_done_is_one_sentence(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["pth", "pkl", "safetensors"])
-def test_each_form_of_a_detector_s_run(checkpoint, tmp_path, capsys, form):
+def test_a_detector_s_run(checkpoint, tmp_path, capsys):
     """A run's folder is enough: its checkpoint says what it is of."""
     run = tmp_path / "run"
     run.mkdir()
@@ -104,7 +103,7 @@ def test_each_form_of_a_detector_s_run(checkpoint, tmp_path, capsys, form):
     content = {"model": in_fpn(model), "trainer": {}, "iteration": 3, "run": record}
     torch.save(content, run / "model_3.pth")
     (run / "last_checkpoint").write_text("model_3.pth")
-    path = str(tmp_path / f"b.{form}")
+    path = str(tmp_path / "b.pkl")
     assert tool.main([str(run), path]) == 0
     out = capsys.readouterr().out
     for words in (

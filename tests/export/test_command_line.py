@@ -94,23 +94,6 @@ def test_an_ap_that_differs_says_what_would_take_it(error, passed, words):
     assert [end for end in ends if end in said] == [words]
 
 
-@pytest.mark.slow
-def test_published_weights_by_their_url(tmp_path, capsys, monkeypatch):
-    record_nothing(monkeypatch)
-    url = "lambda://lambda_resnet26_slim"
-    assert tool.main([url, str(tmp_path / "b.pt2"), "--sizes", "64x64"]) == 0
-    assert url in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_file_that_computes_something_else(weights, tmp_path, capsys, monkeypatch):
-    record_nothing(monkeypatch)
-    monkeypatch.setattr("lambda_det.export.differences.TOLERANCE", -1.0)
-    assert tool.main([weights, str(tmp_path / "b.pt2"), "--sizes", "64x64"]) == 1
-    assert "FAILED" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
-
-
 REFUSED = {
     "{w} b.onnx --images no.jpg": "no.jpg",
     "{w} b.onnx --backbone-only": "backbone_only",

@@ -138,15 +138,6 @@ def test_a_process_that_dies_while_it_hands_over_a_batch_is_named():
         next(iter(train(mapper)))
 
 
-def test_the_end_of_the_thread_that_pins_memory_names_the_keys():
-    """Only with a GPU: it ends where a process dies that hands over a batch to it."""
-    with (
-        pytest.raises(DataError, match=r"LOADER\.WORKERS.*LOADER\.TIMEOUT"),
-        explained(settings(keys=KEYS)),
-    ):
-        raise RuntimeError("Pin memory thread exited unexpectedly")
-
-
 @pytest.mark.slow
 def test_a_script_without_a_main_guard_is_told_so(monkeypatch, capsys):
     """A spawned process imports the script, and would start a training of its own."""
