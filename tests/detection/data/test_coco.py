@@ -559,7 +559,7 @@ def test_boxes_that_contradict_their_polygons_are_refused(write, form):
         else:
             entry["segmentation"] = [np.reshape(outline, (-1, 2))[:, ::-1].ravel().tolist()]
     report = read_coco(*write(content)).report
-    assert report.refusal() and kinds.MEANT not in report.findings
+    assert report.refusal() and kinds.BOX in report.findings
 
 
 def test_polygons_prove_the_boxes_of_square_objects(write):
