@@ -23,6 +23,7 @@ CLASSIFICATION = ROOT / "lambda_det" / "classification" / "config.py"
 SETTINGS = ROOT / "configs" / "common" / "train.py"
 _KEY = re.compile(r"    _C\.([A-Z0-9_.]+) = (?!CN\(\))")
 _LAYER_KEY = re.compile(r'    "([A-Z_]+)": LayerKey\(')
+_SOLVER_KEY = re.compile(r'    "([A-Z_]+)": (?!LayerKey\()')
 _SETTING = re.compile(r'    "([a-z0-9_]+)": ')
 _COMMENT = re.compile(r"    # (.*)")
 
@@ -50,7 +51,8 @@ _CLASSIFIERS = """
 ## Classifiers
 
 All keys of the recipes in `configs/imagenet` and `configs/cifar10`. `MODEL.LAMBDA_RESNET` has the
-keys of the lambda layers, as in detectors: from `QUERY_DEPTH` to `IMPLEMENTATION`.
+keys of the lambda layers, as in detectors: from `QUERY_DEPTH` to `IMPLEMENTATION`. `SOLVER` has
+those of optimisers and schedules: from `OPTIMIZER` to `POLY_LR_CONSTANT_ENDING`.
 """
 
 
@@ -64,6 +66,8 @@ def sentences(source: str) -> dict[str, str]:
             continue
         if layer_key := _LAYER_KEY.match(line):
             comments[f"MODEL.LAMBDA_RESNET.{layer_key[1]}"] = " ".join(lines)
+        elif solver_key := _SOLVER_KEY.match(line):
+            comments[f"SOLVER.{solver_key[1]}"] = " ".join(lines)
         elif key := _KEY.match(line):
             comments[key[1]] = " ".join(lines)
         elif setting := _SETTING.match(line):

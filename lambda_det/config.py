@@ -18,8 +18,10 @@ __all__ = [
     "IMAGENET_STD",
     "LAMBDA_LAYER_KEYS",
     "PYTHON_TAG",
+    "SOLVER_KEYS",
     "add_lambda_config",
     "add_lambda_layer_keys",
+    "add_solver_keys",
     "find_config_file",
     "leaves",
     "option",
@@ -90,6 +92,31 @@ def add_lambda_layer_keys(section: CN) -> None:
     """Add the keys of the lambda layers to the section ``MODEL.LAMBDA_RESNET``."""
     for key, option in LAMBDA_LAYER_KEYS.items():
         section[key] = copy.copy(option.default)
+
+
+# Under SOLVER in detection and in classification, for the tables of training/schedules.py
+SOLVER_KEYS: dict[str, Any] = {
+    # The optimiser: "sgd", "adam", "adamw" (whose weight decay does not pass through its averages)
+    # or "rmsprop" (TensorFlow's, with epsilon inside the root; it needs timm); "AdamW" is "adamw".
+    # Each has learning rates of its own: set SOLVER.BASE_LR as well, unless a recipe for own data
+    # sets it.
+    "OPTIMIZER": "sgd",
+    # Decay of the averages that Adam and AdamW keep of gradients and of their squares
+    "BETAS": [0.9, 0.999],
+    # Cosines of the schedule "cosine", one after the other: each begins at the full learning rate
+    # (warm restarts, Loshchilov and Hutter, 2017)
+    "COSINE_CYCLES": 1,
+    # Exponent of the schedule "poly", as in DeepLab
+    "POLY_LR_POWER": 0.9,
+    # The least learning rate of the schedule "poly", as a multiple of SOLVER.BASE_LR
+    "POLY_LR_CONSTANT_ENDING": 0.0,
+}
+
+
+def add_solver_keys(section: CN) -> None:
+    """Add the keys of optimisers and schedules to the section ``SOLVER``."""
+    for key, default in SOLVER_KEYS.items():
+        section[key] = copy.copy(default)
 
 
 def add_lambda_config(cfg: CN) -> None:
@@ -180,6 +207,7 @@ def add_lambda_config(cfg: CN) -> None:
 
     # ---- Solver. SOLVER.AMP.ENABLED is Detectron2's own.
 
+    add_solver_keys(_C.SOLVER)
     # The dtype of mixed precision: "bfloat16", "float16" (with loss scaling, CUDA only), or "auto",
     # which is bfloat16 where the device has instructions for it and otherwise float32
     _C.SOLVER.AMP.DTYPE = "auto"

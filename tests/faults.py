@@ -403,10 +403,17 @@ FAULTS = [
     ),
     _fault(
         "Every key of Detectron2 is read",
-        "lambda_det/detection/schedule.py",
-        "        bias_lr_factor=solver.BIAS_LR_FACTOR,\n",
+        "lambda_det/training/schedules.py",
+        '        bias_lr_factor=solver.get("BIAS_LR_FACTOR", 1.0),\n',
         "",
         "detection/test_every_key.py::test_every_key_is_read",
+    ),
+    _fault(
+        "Every key of Detectron2 is read",
+        "lambda_det/training/start.py",
+        "        with explained(settings, task.values):\n",
+        "        with explained(settings):\n",
+        "detection/test_refused_values.py::test_a_command_ends_with_the_sentence_and_2",
     ),
     _fault(
         "Ten heads of Detectron2",

@@ -9,9 +9,15 @@ from typing import Any
 
 from detectron2.config import CfgNode as CN
 
-from lambda_det.config import IMAGENET_MEAN, IMAGENET_STD, add_lambda_layer_keys
+from lambda_det.config import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    add_lambda_layer_keys,
+    add_solver_keys,
+)
 from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import ConfigFile, read_config
+from lambda_det.training.schedules import check_solver
 
 __all__ = ["check_ranges", "get_classification_config", "load_recipe"]
 
@@ -106,12 +112,9 @@ def get_classification_config() -> CN:
     # ---- Solver
 
     _C.SOLVER = CN()
-    # "sgd", "adam" or "rmsprop" (TensorFlow's, with epsilon inside the root)
-    _C.SOLVER.OPTIMIZER = "sgd"
+    add_solver_keys(_C.SOLVER)  # the same as in detection
     # Momentum of SGD and of RMSprop
     _C.SOLVER.MOMENTUM = 0.9
-    # Decay of Adam's averages of gradients and of their squares
-    _C.SOLVER.BETAS = [0.9, 0.999]
     # Whether SGD has Nesterov's momentum
     _C.SOLVER.NESTEROV = False
     # Weight decay of all parameters except those of norms
@@ -130,8 +133,15 @@ def get_classification_config() -> CN:
     _C.SOLVER.LR_BATCH = 256
     # Epochs in which the learning rate rises linearly from 0
     _C.SOLVER.WARMUP_EPOCHS = 0.0
-    # Learning rate after the warm-up: "cosine" to 0, or "exponential"
+    # Learning rate after the warm-up: "cosine" to SOLVER.BASE_LR_END, "exponential", "steps" or
+    # "poly"
     _C.SOLVER.SCHEDULE = "cosine"
+    # Learning rate at the end of the schedule "cosine", for SOLVER.LR_BATCH images a step
+    _C.SOLVER.BASE_LR_END = 0.0
+    # Epochs after which the schedule "steps" multiplies the learning rate by SOLVER.GAMMA
+    _C.SOLVER.STEPS = []
+    # Factor of the learning rate at each of SOLVER.STEPS
+    _C.SOLVER.GAMMA = 0.1
     # Factor of the learning rate in every SOLVER.DECAY_EPOCHS of the schedule "exponential"
     _C.SOLVER.DECAY = 0.97
     # Epochs between two decays of the schedule "exponential"
@@ -217,29 +227,28 @@ def load_recipe(
     return cfg
 
 
-# The allowed numbers of the keys that ``Settings`` does not check: in words, and as a test
+# The allowed numbers of keys that neither ``Settings`` nor ``check_solver`` checks: in words, and
+# as a test
 # fmt: off
 _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     ("a number", lambda x: True, ("MODEL.PIXEL_MEAN",)),
     ("above 0", lambda x: x > 0, (
-        "INPUT.SIZE", "MODEL.PIXEL_STD", "SOLVER.DECAY", "SOLVER.DECAY_EPOCHS", "SOLVER.EPOCHS",
-        "SOLVER.LR_BATCH", "TEST.EVAL_PERIOD",
+        "INPUT.SIZE", "MODEL.PIXEL_STD", "SOLVER.EPOCHS", "SOLVER.LR_BATCH", "TEST.EVAL_PERIOD",
         # Settings checks these two, but their quotient is computed before
         "SOLVER.ACCUMULATE_GRADIENTS", "SOLVER.IMS_PER_BATCH",
     )),
     ("0 or more", lambda x: x >= 0, (
         "DATA.MAX_UNREADABLE_IMAGES", "INPUT.PADDING", "INPUT.TEST_SIZE", "SEED",
-        "SOLVER.BASE_LR", "SOLVER.MOMENTUM", "SOLVER.WARMUP_EPOCHS", "SOLVER.WEIGHT_DECAY",
-        "SOLVER.WEIGHT_DECAY_NORM", "TEST.IMS_PER_BATCH", "TEST.PRECISE_BN_BATCHES",
+        "SOLVER.WARMUP_EPOCHS", "TEST.IMS_PER_BATCH", "TEST.PRECISE_BN_BATCHES",
     )),
-    ("at least 0 and below 1", lambda x: 0 <= x < 1, ("SOLVER.BETAS", "SOLVER.LABEL_SMOOTHING")),
+    ("at least 0 and below 1", lambda x: 0 <= x < 1, ("SOLVER.LABEL_SMOOTHING",)),
     ("above 0 and at most 1", lambda x: 0 < x <= 1, (
         "DATA.FRACTION", "INPUT.MIN_AREA", "INPUT.TEST_CROP",
     )),
     ("from 0 to 0.5", lambda x: 0 <= x <= 0.5, ("DATA.HELD_OUT",)),
 )
 # fmt: on
-_COUNTS = {"MODEL.PIXEL_MEAN": 3, "MODEL.PIXEL_STD": 3, "SOLVER.BETAS": 2}  # of a list's numbers
+_COUNTS = {"MODEL.PIXEL_MEAN": 3, "MODEL.PIXEL_STD": 3}  # of a list's numbers
 
 
 def check_ranges(cfg: CN) -> None:
@@ -248,6 +257,7 @@ def check_ranges(cfg: CN) -> None:
     Raises:
         ConfigError: it names the key and its range.
     """
+    check_solver(cfg.SOLVER)
     for words, is_within, keys in _RANGES:
         for key in keys:
             value: Any = cfg

@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from detectron2.config import CfgNode
 from detectron2.engine import HookBase
-from detectron2.solver import LRMultiplier
 from detectron2.utils import comm
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.classification.config import check_ranges, load_recipe
 from lambda_det.classification.data import (
@@ -47,6 +45,7 @@ from lambda_det.distributed.connection import on_main_process
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.precision import Precision
+from lambda_det.training.schedules import check_rate
 from lambda_det.training.settings import COMMON_KEYS, FixedKeys, Settings, common_settings
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.version import __version__
@@ -131,6 +130,7 @@ class ClassificationTask(Task):
         if train:
             TrainTransform(cfg)
             EpochSchedule(cfg)
+            check_rate(cfg.SOLVER, is_typed=True)  # no key says whether it is
         self.plan_for(sources, world_size=comm.get_world_size() if train else 1)
         if train:
             self._check_statistics()
@@ -204,8 +204,8 @@ class ClassificationTask(Task):
     def build_optimizer(self, model: nn.Module) -> Optimizer:
         return build_optimizer(self.cfg, model)
 
-    def build_scheduler(self, optimizer: Optimizer) -> LRScheduler:
-        return LRMultiplier(optimizer, EpochSchedule(self.cfg), self.plan.steps)
+    def build_schedule(self) -> EpochSchedule:
+        return EpochSchedule(self.cfg)
 
     def build_train_loader(self, *, for_statistics: bool = False) -> LabelledTrainLoader:
         return LabelledTrainLoader(self.cfg, self.sources.train, batch_size=self.plan.forward)

@@ -16,11 +16,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from detectron2.config import instantiate
 from detectron2.data.transforms import AugmentationList
-from detectron2.solver import LRMultiplier
+from fvcore.common.param_scheduler import ParamScheduler
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.detection import data
 from lambda_det.detection.data.predictions import Detector
@@ -82,7 +81,7 @@ def of_lazy(config: DictConfig) -> Parts:
         make_model=lambda: _made(config.model, "model"),
         make_backbone=lambda: _made(config.model.backbone, "model.backbone"),
         make_optimizer=partial(_optimizer, config),
-        make_scheduler=partial(_scheduler, config),
+        make_schedule=partial(_schedule, config),
         make_train_loader=partial(_train_loader, config),
         make_test_loader=lambda name: _made(config.dataloader.test, "dataloader.test"),
         make_evaluator=lambda name, ending: _evaluator(config, ending),
@@ -180,11 +179,19 @@ def _optimizer(config: DictConfig, settings: DetectionSettings, model: nn.Module
     return _made(node, "optimizer")
 
 
-def _scheduler(
-    config: DictConfig, settings: DetectionSettings, optimizer: Optimizer
-) -> LRScheduler:
-    """The scheduler of ``lr_multiplier``, a function of the share of the training that is done."""
-    return LRMultiplier(optimizer, _made(config.lr_multiplier, "lr_multiplier"), settings.max_iter)
+def _schedule(config: DictConfig, settings: DetectionSettings) -> ParamScheduler:
+    """What ``lr_multiplier`` makes, a function of the share of the training that is done.
+
+    Raises:
+        ConfigError: it makes something else.
+    """
+    made = _made(config.lr_multiplier, "lr_multiplier")
+    if not isinstance(made, ParamScheduler):
+        raise ConfigError(
+            f"lr_multiplier makes a {type(made).__name__}; it must be a ParamScheduler of fvcore, "
+            "such as detectron2.solver.WarmupParamScheduler."
+        )
+    return made
 
 
 def _train_loader(config: DictConfig, settings: DetectionSettings) -> Iterable:

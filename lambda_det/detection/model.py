@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -29,6 +28,7 @@ from lambda_det.errors import ConfigError
 from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.native import missing
+from lambda_det.training.library_errors import naming_keys
 
 T = TypeVar("T")
 
@@ -39,14 +39,8 @@ def make_model(cfg: CfgNode) -> nn.Module:
     Raises:
         ConfigError: the configuration describes no model.
     """
-    _check_point_head(cfg)
-    try:
+    with naming_keys(lambda: leaves(cfg)):
         return modeling.META_ARCH_REGISTRY.get(cfg.MODEL.META_ARCHITECTURE)(cfg)
-    except KeyError as error:
-        unknown = _unknown_name(cfg, error)
-        if unknown is None:
-            raise
-        raise unknown from error
 
 
 def build_model(cfg: CfgNode) -> nn.Module:
@@ -214,34 +208,3 @@ def _train_points(
         return sample(coarse_mask, instances)
     points = head.mask_point_train_num_points
     return coarse_mask.new_zeros(0, points, 2), coarse_mask.new_zeros(0, points)
-
-
-def _check_point_head(cfg: CfgNode) -> None:
-    """Check what PointRend asserts without a message."""
-    head, classes = cfg.MODEL.get("POINT_HEAD"), cfg.MODEL.ROI_HEADS.NUM_CLASSES
-    if cfg.MODEL.ROI_MASK_HEAD.get("POINT_HEAD_ON") and classes != head.NUM_CLASSES:
-        raise ConfigError(
-            f"MODEL.POINT_HEAD.NUM_CLASSES is {head.NUM_CLASSES} and MODEL.ROI_HEADS.NUM_CLASSES "
-            f"{classes}; set both to the same."
-        )
-
-
-def _unknown_name(cfg: CfgNode, error: KeyError) -> ConfigError | None:
-    """The error for a name that Detectron2 did not find; None if ``cfg`` does not hold it."""
-    text = str(error.args[0])
-    registry = re.match(r"No object named '(.*?)' found", text)
-    name = registry[1] if registry else text
-    keys = [
-        key
-        for key, value in leaves(cfg)
-        if (value == name or (isinstance(value, (list, tuple)) and name in value))
-        and (not registry or key.endswith(("NAME", "META_ARCHITECTURE")))
-    ]
-    if not keys:
-        return None
-    why = "Detectron2 does not have; if it is of your project, import the module that registers it"
-    if all(key.endswith("FEATURES") for key in keys):
-        why = f"{cfg.MODEL.BACKBONE.NAME} does not make; name maps of this backbone"
-    return ConfigError(
-        f"{' and '.join(keys)} names {name!r}, which {why} (docs/use_in_your_project.md)."
-    )

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from operator import attrgetter
 
 from detectron2.config import CfgNode
 from detectron2.data.transforms import AugmentationList
 from detectron2.evaluation import DatasetEvaluator, verify_results
 from detectron2.modeling import build_backbone
+from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.detection import data
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
@@ -26,13 +24,13 @@ from lambda_det.detection.evaluation import augmented_test, build_evaluator, che
 from lambda_det.detection.model import make_model
 from lambda_det.detection.schedule import (
     DetectionSettings,
-    build_lr_scheduler,
     build_optimizer,
+    build_schedule,
     read_settings,
 )
 from lambda_det.detection.tiles import Tiling
-from lambda_det.errors import ConfigError
 from lambda_det.modeling.specs import STRIDE
+from lambda_det.training.schedules import check_rate
 from lambda_det.training.settings import FixedKeys
 from lambda_det.training.task import Results
 from lambda_det.weights.provenance import PixelSettings
@@ -85,7 +83,7 @@ class Parts:
     make_model: Callable[[], nn.Module]
     make_backbone: Callable[[], nn.Module]
     make_optimizer: Callable[[DetectionSettings, nn.Module], Optimizer]
-    make_scheduler: Callable[[DetectionSettings, Optimizer], LRScheduler]
+    make_schedule: Callable[[DetectionSettings], ParamScheduler]
     make_train_loader: Callable[[DetectionSettings], Iterable]
     make_test_loader: Callable[[str], Iterable]
     make_evaluator: Callable[[str, str], Evaluators]
@@ -134,11 +132,13 @@ _FIXED = FixedKeys(
         "SEED",
         "SOLVER.BACKBONE_MULTIPLIER",
         "SOLVER.BASE_LR",
+        "SOLVER.BETAS",
         "SOLVER.BIAS_LR_FACTOR",
         "SOLVER.EMA_DECAY",
         "SOLVER.IMS_PER_BATCH",
         "SOLVER.MOMENTUM",
         "SOLVER.NESTEROV",
+        "SOLVER.OPTIMIZER",
         "SOLVER.WEIGHT_DECAY",
         "SOLVER.WEIGHT_DECAY_BIAS",
         "SOLVER.WEIGHT_DECAY_NORM",
@@ -172,33 +172,20 @@ _ADVICE = (
 )
 
 
-# The least number of keys that neither Settings nor, in every group of parameters, PyTorch checks
-_LEAST = {
-    "SOLVER.BACKBONE_MULTIPLIER": 0,
-    "SOLVER.BASE_LR": 0,
-    "SOLVER.BIAS_LR_FACTOR": 0,
-    "SOLVER.MOMENTUM": 0,
-    "SOLVER.WEIGHT_DECAY": 0,
-    "SOLVER.WEIGHT_DECAY_BIAS": 0,
-    "SOLVER.WEIGHT_DECAY_NORM": 0,
-    "TEST.IMS_PER_BATCH": 1,
-}
-
-
 def of_yaml(cfg: CfgNode) -> Parts:
     """The parts that a YAML configuration describes.
 
     Raises:
         ConfigError: a value cannot be.
     """
-    for key, least in _LEAST.items():
-        value = attrgetter(key)(cfg)
-        if value is not None and not least <= value < math.inf:
-            raise ConfigError(f"{key} is {value}; it must be a finite number, {least} or more.")
 
     def check_data(train: bool) -> None:
         data.check_datasets(cfg, train=train, test=not train or len(cfg.DATASETS.TEST) > 0)
         check_evaluators(cfg)
+
+    def make_schedule(settings: DetectionSettings) -> ParamScheduler:
+        check_rate(cfg.SOLVER, is_typed=settings.key("base_lr") in settings.unscaled)
+        return build_schedule(_for_run(cfg, settings))
 
     def make_train_loader(settings: DetectionSettings) -> Iterable:
         return data.build_train_loader(_for_run(cfg, settings), settings.images_per_batch)
@@ -208,9 +195,7 @@ def of_yaml(cfg: CfgNode) -> Parts:
         make_model=partial(make_model, cfg),
         make_backbone=partial(build_backbone, cfg),
         make_optimizer=lambda settings, model: build_optimizer(_for_run(cfg, settings), model),
-        make_scheduler=lambda settings, optimizer: build_lr_scheduler(
-            _for_run(cfg, settings), optimizer
-        ),
+        make_schedule=make_schedule,
         make_train_loader=make_train_loader,
         make_test_loader=partial(data.build_test_loader, cfg),
         make_evaluator=lambda name, ending: build_evaluator(cfg, name, f"inference{ending}"),

@@ -106,14 +106,12 @@ HEADS = {
             "DeepLabV3",
             "build_lambda_resnet_deeplab",
             "build_resnet_deeplab",
-            "WarmupPolyLR",
         ),
         module="detectron2.projects.deeplab",
         add_config="add_deeplab_config",
         sections=(
             "MODEL.RESNETS.RES4_DILATION",
             "MODEL.RESNETS.RES5_MULTI_GRID",
-            "SOLVER.POLY_LR",
         ),
     ),
     "PointRend": Head(

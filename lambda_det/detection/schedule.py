@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
-import torch
 from detectron2.config import CfgNode
-from detectron2.solver import build_lr_scheduler as build_detectron2_scheduler
-from detectron2.solver import get_default_optimizer_params
+from detectron2.solver.lr_scheduler import WarmupParamScheduler
+from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.detection.model import check_precision
 from lambda_det.errors import ConfigError
+from lambda_det.training import schedules
 from lambda_det.training.log import log_table, show
 from lambda_det.training.settings import (
     COMMON_KEYS,
+    POSITIVE,
     Settings,
+    check,
     check_division,
     common_settings,
 )
@@ -100,6 +104,8 @@ def read_settings(cfg: CfgNode) -> DetectionSettings:
     Raises:
         ConfigError: a value cannot be.
     """
+    schedules.check_solver(cfg.SOLVER)
+    check("TEST.IMS_PER_BATCH", cfg.TEST.IMS_PER_BATCH, POSITIVE)
     own = {name: attrgetter(key)(cfg) for name, key in KEYS.items() if name not in COMMON_KEYS}
     own |= {name: tuple(own[name]) for name in ("lr_steps", "unscaled")}
     return DetectionSettings(
@@ -174,54 +180,43 @@ def _scaled(settings: DetectionSettings, shares: int) -> DetectionSettings:
 
 
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
-    """Detectron2's SGD; the backbone learns at SOLVER.BACKBONE_MULTIPLIER of the rate."""
-    solver = cfg.SOLVER
+    """The optimiser of ``cfg``; the backbone learns at SOLVER.BACKBONE_MULTIPLIER of the rate."""
     has_neck = hasattr(getattr(model, "backbone", None), "bottom_up")
     backbone = "backbone.bottom_up." if has_neck else "backbone."
-    parameters = get_default_optimizer_params(
-        model,
-        base_lr=solver.BASE_LR,
-        weight_decay_norm=solver.WEIGHT_DECAY_NORM,
-        bias_lr_factor=solver.BIAS_LR_FACTOR,
-        weight_decay_bias=solver.WEIGHT_DECAY_BIAS,
-        lr_factor_func=lambda n: solver.BACKBONE_MULTIPLIER if n.startswith(backbone) else 1.0,
-    )
-    return torch.optim.SGD(
-        parameters,
-        lr=solver.BASE_LR,
-        momentum=solver.MOMENTUM,
-        nesterov=solver.NESTEROV,
-        weight_decay=solver.WEIGHT_DECAY,
-        foreach=True,
-    )
+
+    def factor_of(name: str) -> float:
+        return cfg.SOLVER.BACKBONE_MULTIPLIER if name.startswith(backbone) else 1.0
+
+    return schedules.build_optimizer(cfg.SOLVER, model, cfg.SOLVER.BASE_LR, factor_of)
 
 
-def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRScheduler:
-    """The schedule of ``SOLVER.LR_SCHEDULER_NAME``; WarmupPolyLR is that of DeepLab.
+def build_schedule(cfg: CfgNode) -> ParamScheduler:
+    """The warm-up, and then the schedule of ``SOLVER.LR_SCHEDULER_NAME``.
 
     SOLVER.STEPS may lie beyond SOLVER.MAX_ITER, as in a run that is made shorter.
+
+    Raises:
+        ConfigError: there is no such schedule, or a value of it cannot be.
+        ValueError: of Detectron2, where SOLVER.WARMUP_METHOD cannot be.
     """
-    if any(step >= cfg.SOLVER.MAX_ITER for step in cfg.SOLVER.STEPS):
-        # Detectron2 drops steps above it, and fvcore raises an error for a step that equals it
-        cfg = cfg.clone()
-        cfg.defrost()
-        cfg.SOLVER.STEPS = tuple(s for s in cfg.SOLVER.STEPS if s < cfg.SOLVER.MAX_ITER)
-    if cfg.SOLVER.LR_SCHEDULER_NAME != "WarmupPolyLR":
-        return build_detectron2_scheduler(cfg, optimizer)
-    # its keys exist only where the project is installed
-    from detectron2.projects import deeplab
+    solver = cfg.SOLVER
+    row = schedules.schedule_of(solver, "LR_SCHEDULER_NAME")
+    rate = row.make(solver, schedules.Span(0, solver.MAX_ITER))
+    warmup = partial(
+        WarmupParamScheduler,
+        warmup_factor=solver.WARMUP_FACTOR,
+        warmup_length=min(solver.WARMUP_ITERS / solver.MAX_ITER, 1.0),
+        warmup_method=solver.WARMUP_METHOD,
+        rescale_interval=solver.RESCALE_INTERVAL,
+    )
+    return _Product(warmup(lambda share: 1.0), rate) if row.is_multiplied else warmup(rate)
 
-    scheduler = deeplab.build_lr_scheduler(cfg, optimizer)
 
-    class _WarmupPolyLR(type(scheduler)):
-        """Saves only its position, as Detectron2's other schedules do.
+class _Product(ParamScheduler):
+    """A schedule that is multiplied by its warm-up."""
 
-        The project's own schedule also saves its number of steps, and a run that is resumed and
-        made longer ends with the root of a negative number.
-        """
+    def __init__(self, *factors: Callable[[float], float]) -> None:
+        self._factors = factors
 
-        def state_dict(self) -> dict[str, Any]:
-            return {"base_lrs": self.base_lrs, "last_epoch": self.last_epoch}
-
-    scheduler.__class__ = _WarmupPolyLR
-    return scheduler
+    def __call__(self, where: float) -> float:
+        return math.prod(factor(where) for factor in self._factors)

@@ -18,11 +18,11 @@ from detectron2.engine import HookBase
 from detectron2.evaluation import inference_on_dataset, print_csv_format
 from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.utils import comm
+from fvcore.common.param_scheduler import ParamScheduler
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.detection.config import load_config, with_projects
 from lambda_det.detection.data import classes, register_json_datasets
@@ -269,8 +269,8 @@ class DetectionTask(Task):
     def build_optimizer(self, model: nn.Module) -> Optimizer:
         return self.parts.make_optimizer(self.settings, model)
 
-    def build_scheduler(self, optimizer: Optimizer) -> LRScheduler:
-        return self.parts.make_scheduler(self.settings, optimizer)
+    def build_schedule(self) -> ParamScheduler:
+        return self.parts.make_schedule(self.settings)
 
     def build_train_loader(self, *, for_statistics: bool = False) -> Iterable:
         settings = self.settings

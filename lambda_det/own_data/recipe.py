@@ -32,6 +32,7 @@ from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError, UserError, counted
 from lambda_det.own_data.machine import Machine
 from lambda_det.training.log import log_table
+from lambda_det.training.schedules import optimizer_of, schedule_of
 
 logger = logging.getLogger(__name__)
 
@@ -368,7 +369,6 @@ def _schedule(
     cfg: CfgNode, images: int, pictures: int, batch: int, *, has_masks: bool = True
 ) -> list[Derived]:
     recipe = cfg.RECIPE
-    rate = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].base_lr
     epochs = recipe.EPOCHS or epochs_for(images, pictures)
     wanted = math.ceil(epochs * images / batch)
     # typed epochs are used literally
@@ -388,7 +388,7 @@ def _schedule(
     evaluations = evaluations_for(steps, batch, images_in_test, recipe.EVALUATIONS, cost)
     saved_every = evaluations.period or math.ceil(steps / recipe.EVALUATIONS)
     rows = [Derived("SOLVER.MAX_ITER", steps, reason)]
-    if "Step" in cfg.SOLVER.LR_SCHEDULER_NAME:  # a cosine schedule has no steps
+    if "STEPS" in schedule_of(cfg.SOLVER, "LR_SCHEDULER_NAME").keys:
         rows.append(
             Derived(
                 "SOLVER.STEPS",
@@ -401,13 +401,7 @@ def _schedule(
         Derived(
             "SOLVER.WARMUP_ITERS", min(1000, steps // 10), "a tenth of the steps, 1000 at most"
         ),
-        Derived(
-            "SOLVER.BASE_LR",
-            # With clipped gradients Detectron2's rate is right for 4 images as well
-            # (projects/benchmarks/detectors.md).
-            rate * math.sqrt(min(1, batch / _BATCH_ON_CPU) * max(1, batch / _BATCH)),
-            f"{rate} for {_BATCH_ON_CPU} to {_BATCH} images, else by their square root",
-        ),
+        *_learning_rate(cfg, batch),
         Derived("TEST.EVAL_PERIOD", evaluations.period, evaluations.reason),
         Derived("TEST.SAMPLE", evaluations.sample, "0: evaluations are on all images"),
         Derived(
@@ -418,6 +412,33 @@ def _schedule(
             else counted(math.ceil(steps / saved_every), "checkpoint"),
         ),
         Derived("SOLVER.REFERENCE_WORLD_SIZE", 0, "the schedule is not scaled to the processes"),
+    ]
+
+
+def _learning_rate(cfg: CfgNode, batch: int) -> list[Derived]:
+    """
+    Raises:
+        ConfigError: there is no rule for the optimiser, and no rate is typed.
+    """
+    rate = optimizer_of(cfg.SOLVER).base_lr
+    if rate is None:
+        rate = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].base_lr
+    if not rate:
+        if "SOLVER.BASE_LR" in cfg.RECIPE.KEEP:
+            return []
+        raise ConfigError(
+            f"The recipe has no learning rate for SOLVER.OPTIMIZER {cfg.SOLVER.OPTIMIZER}; add "
+            "SOLVER.BASE_LR with one."
+        )
+    return [
+        Derived(
+            "SOLVER.BASE_LR",
+            # With clipped gradients Detectron2's rate is right for 4 images as well
+            # (projects/benchmarks/detectors.md).
+            rate * math.sqrt(min(1, batch / _BATCH_ON_CPU) * max(1, batch / _BATCH)),
+            f"{rate} for {_BATCH_ON_CPU} to {_BATCH} images by {cfg.SOLVER.OPTIMIZER}, else by "
+            "their square root",
+        )
     ]
 
 

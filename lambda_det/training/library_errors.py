@@ -3,38 +3,69 @@
 from __future__ import annotations
 
 import errno
+import logging
 import multiprocessing
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from lambda_det.distributed.launch import MAIN_GUARD
 from lambda_det.errors import DataError, DiskError, UserError, WeightsError, disk_fault, reason
 from lambda_det.training.checkpoint_files import last_checkpoint
 from lambda_det.training.handing_over import full_shared_memory
+from lambda_det.training.log import ONLY_IN_FILE
+from lambda_det.training.refused_values import REFUSALS, refused_value
 from lambda_det.training.settings import Settings
 
-__all__ = ["explained", "writing"]
+__all__ = ["explained", "naming_keys", "writing"]
+
+logger = logging.getLogger(__name__)
+Values = Callable[[], Iterable[tuple[str, Any]]]  # of a configuration: its keys with their values
 
 # A process that dies while PyTorch's thread for pinned memory takes a batch ends that thread first
 _OF_A_LOADER = re.compile(r"DataLoader (worker|timed out)|Pin memory thread exited")
 
 
 @contextmanager
-def explained(settings: Settings) -> Iterator[None]:
+def naming_keys(values: Values) -> Iterator[None]:
+    """Name the key whose value a library refuses.
+
+    Args:
+        values: is called where a library refused one.
+
+    Raises:
+        ConfigError: the key, its value, and what is allowed.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except REFUSALS as error:
+        if (refusal := refused_value(error, values())) is None:
+            raise
+        logger.info("What the library says:", exc_info=error, extra=ONLY_IN_FILE)
+        raise refusal from error
+
+
+@contextmanager
+def explained(settings: Settings, values: Values = tuple) -> Iterator[None]:
     """The one place where errors of libraries get the keys and the folder of a run, and a cure.
 
     Args:
         settings: of the run.
+        values: see :func:`naming_keys`.
 
     Raises:
+        ConfigError: a library refused the value of a key.
         DataError: a process that loads images has ended or does not answer.
         DiskError: a file cannot be read or written, or shared memory is full.
     """
     try:
-        yield
+        with naming_keys(values):
+            yield
     except UserError:
         raise
     except Exception as error:

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMON_KEYS",
+    "POSITIVE",
     "Clipping",
     "FixedKeys",
+    "Rule",
     "Settings",
+    "check",
     "check_division",
     "common_settings",
 ]
@@ -48,18 +51,19 @@ COMMON_KEYS = {
 }
 # fmt: on
 
-_POSITIVE = (lambda number: number >= 1), "1 or more"
-_NOT_NEGATIVE = (lambda number: number >= 0), "0 or more"
+# What a value must be: a check, and the words for it
+Rule = tuple[Callable[[Any], bool], str]
+POSITIVE: Rule = (lambda number: number >= 1), "1 or more"
+_NOT_NEGATIVE: Rule = (lambda number: number >= 0), "0 or more"
 _FLOAT32 = ("", "highest", "high", "medium")
 _AMP = ("auto", "bfloat16", "float16", None)
 _CLIPPING = ("value", "norm", "full_model")
-# What a value must be: a check, and the words for it
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "accumulate": _POSITIVE,
+_RULES: dict[str, Rule] = {
+    "accumulate": POSITIVE,
     "images_per_step": (lambda number: number is None or number >= 1, "1 or more"),
-    "checkpoint_period": _POSITIVE,
-    "checkpoints_kept": _POSITIVE,
-    "log_period": _POSITIVE,
+    "checkpoint_period": POSITIVE,
+    "checkpoints_kept": POSITIVE,
+    "log_period": POSITIVE,
     "num_workers": _NOT_NEGATIVE,
     "timeout": _NOT_NEGATIVE,
     "patience": _NOT_NEGATIVE,
@@ -70,6 +74,16 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "clipping.limit": (lambda limit: 0 < limit < math.inf, "above 0, such as 1.0"),
     "clipping.norm_type": (lambda norm: norm > 0, "above 0, such as 2.0"),
 }
+
+
+def check(key: str, value: Any, rule: Rule) -> None:
+    """
+    Raises:
+        ConfigError: the value of the key cannot be.
+    """
+    is_allowed, words = rule
+    if not is_allowed(value):
+        raise ConfigError(f"{key} is {value!r}; it must be {words}.")
 
 
 @dataclass(frozen=True)
@@ -152,12 +166,9 @@ class Settings:
     keys: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, (is_allowed, words) in _RULES.items():
-            if name.startswith("clipping.") and self.clipping is None:
-                continue
-            value = attrgetter(name)(self)
-            if not is_allowed(value):
-                raise ConfigError(f"{self.key(name)} is {value!r}; it must be {words}.")
+        for name, rule in _RULES.items():
+            if not name.startswith("clipping.") or self.clipping is not None:
+                check(self.key(name), attrgetter(name)(self), rule)
 
     def of_a_step(self) -> dict[str, Any]:
         """The settings that decide which images a step takes, by name; a resumed run keeps them."""

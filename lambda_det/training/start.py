@@ -116,7 +116,7 @@ def _work(
         if settings.float32_precision:
             torch.set_float32_matmul_precision(settings.float32_precision)
             torch.backends.cudnn.allow_tf32 = settings.float32_precision != "highest"
-        with explained(settings):
+        with explained(settings, task.values):
             if args.eval_only:
                 evaluate(task, log, resume=args.resume, config_file=config_file)
             else:

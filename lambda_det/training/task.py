@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from detectron2.engine import HookBase
+from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
+from lambda_det.config import leaves, read_plain
 from lambda_det.distributed.connection import distribute
 from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.settings import FixedKeys, Settings
@@ -88,6 +89,10 @@ class Task(ABC):
     def dump(self) -> str:
         """The configuration as YAML, which is saved as the run's config.yaml."""
 
+    def values(self) -> Iterable[tuple[str, Any]]:
+        """The keys of the configuration with their values."""
+        return leaves(read_plain(self.dump()))
+
     # --------------------------------------------------------------------------------------- parts
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -118,7 +123,14 @@ class Task(ABC):
     def build_optimizer(self, model: nn.Module) -> Optimizer: ...
 
     @abstractmethod
-    def build_scheduler(self, optimizer: Optimizer) -> LRScheduler: ...
+    def build_schedule(self) -> ParamScheduler:
+        """The learning rate as a multiple of the optimiser's, by the share of the steps, 0 to 1.
+
+        It is made before the model, which takes longer.
+
+        Raises:
+            ConfigError: the configuration describes no schedule.
+        """
 
     @abstractmethod
     def build_train_loader(self, *, for_statistics: bool = False) -> Iterable:

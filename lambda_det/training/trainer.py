@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from detectron2.engine import HookBase, TrainerBase, hooks
+from detectron2.solver import LRMultiplier
 from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 from torch import nn
@@ -95,8 +96,10 @@ class Trainer(TrainerBase):
         self.settings = settings = task.settings
         self.max_iter = settings.max_iter
         self.seed = settings.seed if settings.seed >= 0 else comm.shared_random_seed()
-        # The model comes before the data: a mistake in its configuration is then refused in
-        # seconds, while the annotations of a large data set take a minute to read.
+        # The schedule comes before the model, and the model before the data: a mistake in its
+        # configuration is then refused in seconds, while the annotations of a large data set take a
+        # minute to read.
+        schedule = task.build_schedule()
         self.model = task.build_model()
         # from here on all processes have the weights of the first one
         distributed = task.distribute(self.model)
@@ -107,7 +110,7 @@ class Trainer(TrainerBase):
                 task.network(self.model), task.network(self.averaged), settings.ema_decay
             )
         self.optimizer = task.build_optimizer(self.model)
-        self.scheduler = task.build_scheduler(self.optimizer)
+        self.scheduler = LRMultiplier(self.optimizer, schedule, self.max_iter)
         self.step = TrainStep(
             distributed,
             self.optimizer,

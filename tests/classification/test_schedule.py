@@ -181,7 +181,7 @@ def test_adam():
     [
         (("SOLVER.OPTIMIZER", "sdg"), "SOLVER.OPTIMIZER"),
         (("SOLVER.NESTEROV", True, "SOLVER.MOMENTUM", 0.0), "SOLVER.NESTEROV"),
-        (("SOLVER.SCHEDULE", "poly"), "SOLVER.SCHEDULE"),
+        (("SOLVER.SCHEDULE", "poli"), "SOLVER.SCHEDULE"),
         (("SOLVER.EPOCHS", 3.0, "SOLVER.WARMUP_EPOCHS", 3.0), "SOLVER.WARMUP_EPOCHS"),
         (("SOLVER.IMS_PER_BATCH", 100), "96 or 104"),
         (("SOLVER.IMS_PER_BATCH", 4), ": 8 images"),

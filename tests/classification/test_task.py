@@ -104,7 +104,7 @@ def renamed(pictures, tmp_path):
 @pytest.mark.posix
 def test_starting_from_weights_of_other_classes(finished, arguments, folder, renamed):
     # No step is taken at a rate of 0
-    words = ("MODEL.WEIGHTS", finished / "model_best.pth", "SOLVER.BASE_LR", 0)
+    words = ("MODEL.WEIGHTS", finished / "model_best.pth", "SOLVER.BASE_LR", 1e-12)
     run(arguments(*renamed(blue="blue", red="red"), *words))
     before, made = _load(finished / "model_best.pth"), _load(folder / "model_final.pth")
     assert made["model"]["backbone.linear.weight"].shape == (2, 512)

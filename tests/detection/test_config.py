@@ -100,8 +100,6 @@ def test_a_bad_pair_is_named(opts, words):
     [
         ("MODEL: {POINT_HEAD: {NUM_CLASSES: 3}}", "MODEL.POINT_HEAD.NUM_CLASSES", 3),
         ("MODEL: {ROI_HEADS: {NAME: PointRendROIHeads}}", "MODEL.ROI_MASK_HEAD.NUM_FC", 2),
-        ("SOLVER: {POLY_LR_POWER: 1.0}", "SOLVER.POLY_LR_POWER", 1.0),
-        ("SOLVER: {LR_SCHEDULER_NAME: WarmupPolyLR}", "SOLVER.POLY_LR_POWER", 0.9),
         (
             "MODEL: {BACKBONE: {NAME: build_lambda_resnet_deeplab_backbone}}",
             "MODEL.RESNETS.RES4_DILATION",
@@ -117,7 +115,7 @@ def test_the_keys_of_a_project_come_with_what_needs_them(tmp_path, text, key, va
         for name in key.split("."):
             node = node[name]
         assert node == value
-    assert "POINT_HEAD" not in _load().MODEL and "POLY_LR_POWER" not in _load().SOLVER
+    assert "POINT_HEAD" not in _load().MODEL
 
 
 def test_a_project_that_is_not_installed_is_named(tmp_path, monkeypatch):

@@ -39,8 +39,9 @@ SEED: 1
 VARIANTS = {
     "plain": "",
     "workers": "DATALOADER.NUM_WORKERS 2",
-    "accumulated, precise statistics": "SOLVER.ACCUMULATE_GRADIENTS 2 "
-    "TEST.PRECISE_BN.ENABLED True TEST.PRECISE_BN.NUM_ITER 2",
+    "accumulated, precise statistics, by AdamW": "SOLVER.ACCUMULATE_GRADIENTS 2 "
+    "TEST.PRECISE_BN.ENABLED True TEST.PRECISE_BN.NUM_ITER 2 SOLVER.OPTIMIZER AdamW "
+    "SOLVER.BASE_LR 0.002 SOLVER.BACKBONE_MULTIPLIER 0.1 SOLVER.CLIP_GRADIENTS.ENABLED True",
     "drawn seed": "SEED -1",
 }
 

@@ -1,4 +1,4 @@
-"""The schedule on any number of workers; DeepLab's polynomial, through a resume."""
+"""The schedule on any number of workers, and through a resume; optimisers of a configuration."""
 
 import logging
 import re
@@ -7,60 +7,91 @@ from operator import attrgetter
 
 import pytest
 import torch
-from detectron2.config import get_cfg
-from detectron2.projects.deeplab import add_deeplab_config
+from detectron2.config import CfgNode, get_cfg
+from detectron2.projects import deeplab
+from detectron2.solver import LRMultiplier
+from detectron2.solver import build_lr_scheduler as build_detectron2_scheduler
 from torch import nn
 
 from lambda_det.config import add_lambda_config, leaves
 from lambda_det.detection.parts import of_yaml, read_settings
-from lambda_det.detection.schedule import build_lr_scheduler, build_optimizer, scale_settings
+from lambda_det.detection.schedule import build_optimizer, build_schedule, scale_settings
 from lambda_det.errors import ConfigError
 
 
-def _build(steps: int, name: str = "WarmupPolyLR"):
+def _config(*pairs: object) -> CfgNode:
     cfg = get_cfg()
-    add_deeplab_config(cfg)
-    cfg.SOLVER.LR_SCHEDULER_NAME = name
-    cfg.SOLVER.MAX_ITER, cfg.SOLVER.STEPS = steps, ()
-    cfg.SOLVER.WARMUP_ITERS, cfg.SOLVER.WARMUP_FACTOR = 4, 0.0
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
-    return build_lr_scheduler(cfg, optimizer), optimizer
+    add_lambda_config(cfg)
+    cfg.merge_from_list(list(pairs))
+    return cfg
 
 
-def test_it_is_linear_and_then_a_power():
-    scheduler, optimizer = _build(10)
-    for step in range(10):
-        expected = 2.0 * min(step / 4, 1) * (1 - step / 10) ** 0.9
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(expected)
-        optimizer.step()
+def _sgd() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
+
+
+def _rates(scheduler: LRMultiplier, steps: int) -> list[float]:
+    rates = []
+    for _ in range(steps):
+        rates.append(scheduler.optimizer.param_groups[0]["lr"])
+        scheduler.optimizer.step()
         scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("method", ["linear", "constant"])
+@pytest.mark.parametrize(
+    ("name", "pairs"),
+    [
+        ("WarmupMultiStepLR", ()),
+        ("WarmupMultiStepLR", ("SOLVER.RESCALE_INTERVAL", True)),
+        ("WarmupCosineLR", ("SOLVER.BASE_LR_END", 0.25)),
+        ("WarmupStepWithFixedGammaLR", ("SOLVER.NUM_DECAYS", 6, "SOLVER.GAMMA", 0.7)),
+    ],
+)
+def test_the_schedules_of_detectron2_have_its_bits(name, pairs, method):
+    """DeepLab's multiplies three numbers in another order, which rounds another way."""
+    cfg = _config(
+        *("SOLVER.LR_SCHEDULER_NAME", name, "SOLVER.MAX_ITER", 97, "SOLVER.STEPS", (31, 67)),
+        *("SOLVER.WARMUP_ITERS", 9, "SOLVER.WARMUP_FACTOR", 0.1, "SOLVER.BASE_LR", 2.0),
+        *("SOLVER.WARMUP_METHOD", method, *pairs),
+    )
+    ours = _rates(LRMultiplier(_sgd(), build_schedule(cfg), 97), 97)
+    assert ours == _rates(build_detectron2_scheduler(cfg, _sgd()), 97)
+    assert len(set(ours)) > 2
+
+
+@pytest.mark.parametrize("ending", [0.0, 0.3])
+@pytest.mark.parametrize("method", ["linear", "constant"])
+def test_poly_is_that_of_deeplab(method, ending):
+    cfg = _config(
+        *("SOLVER.LR_SCHEDULER_NAME", "WarmupPolyLR", "SOLVER.MAX_ITER", 97),
+        *("SOLVER.WARMUP_ITERS", 9, "SOLVER.WARMUP_METHOD", method),
+        *("SOLVER.POLY_LR_POWER", 0.8, "SOLVER.POLY_LR_CONSTANT_ENDING", ending),
+    )
+    ours = _rates(LRMultiplier(_sgd(), build_schedule(cfg), 97), 97)
+    theirs = _rates(deeplab.build_lr_scheduler(cfg, _sgd()), 97)
+    assert ours == pytest.approx(theirs, rel=1e-12) and min(ours[1:]) > 0
 
 
 def test_a_resumed_run_may_be_longer():
-    scheduler, optimizer = _build(6)
-    for _ in range(6):
-        optimizer.step()
-        scheduler.step()
+    def make(steps: int) -> LRMultiplier:
+        cfg = _config("SOLVER.LR_SCHEDULER_NAME", "WarmupPolyLR", "SOLVER.MAX_ITER", steps)
+        cfg.SOLVER.WARMUP_ITERS = 4
+        return LRMultiplier(_sgd(), build_schedule(cfg), steps)
+
+    scheduler, longer = make(6), make(12)
+    _rates(scheduler, 6)
     assert scheduler.state_dict() == {"base_lrs": [2.0], "last_epoch": 6}
-    longer, optimizer = _build(12)
     longer.load_state_dict(scheduler.state_dict())
-    optimizer.step()
-    longer.step()
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(2.0 * (1 - 7 / 12) ** 0.9)
+    _, rate = _rates(longer, 2)
+    assert rate == pytest.approx(2.0 * (1 - 7 / 12) ** 0.9)
 
 
 def test_milestones_may_lie_at_the_end_and_beyond():
-    cfg = get_cfg()
-    cfg.SOLVER.MAX_ITER, cfg.SOLVER.STEPS, cfg.SOLVER.WARMUP_ITERS = 4, (2, 4, 6), 0
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    scheduler = build_lr_scheduler(cfg, optimizer)
-    rates = []
-    for _ in range(4):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert rates == pytest.approx([1, 1, 0.1, 0.1])
-    assert cfg.SOLVER.STEPS == (2, 4, 6)
+    cfg = _config("SOLVER.MAX_ITER", 4, "SOLVER.STEPS", (2, 4, 6), "SOLVER.WARMUP_ITERS", 0)
+    rates = _rates(LRMultiplier(_sgd(), build_schedule(cfg), 4), 4)
+    assert rates == pytest.approx([2, 2, 0.2, 0.2])
 
 
 def _paper(accumulate: int = 1):
@@ -151,35 +182,131 @@ def test_what_is_typed_is_taken_literally(caplog):
     assert rows["SOLVER.IMS_PER_BATCH"] == ["5", "it is typed"]
 
 
-def test_a_resumed_run_keeps_what_the_optimiser_saves():
-    """Its saved groups replace those of the configuration, so a changed key would do nothing."""
-    cfg = get_cfg()
-    add_lambda_config(cfg)
+def _model() -> nn.ModuleDict:
     model = nn.ModuleDict({"backbone": nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1))})
     model["head"] = nn.Linear(1, 1)
+    return model
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_resumed_run_keeps_what_the_optimiser_saves(name):
+    """Its saved groups replace those of the configuration, so a changed key would do nothing."""
+    cfg, model = _config("SOLVER.OPTIMIZER", name), _model()
 
     def groups(cfg) -> list[dict]:
         saved = build_optimizer(cfg, model).state_dict()["param_groups"]
         return [{key: value for key, value in group.items() if key != "params"} for group in saved]
 
-    saved = []
+    saved, others = (
+        [],
+        {"SOLVER.BETAS": [0.8, 0.9], "SOLVER.OPTIMIZER": {"sgd": "adamw", "adamw": "sgd"}[name]},
+    )
     for key, value in leaves(cfg):
-        if key.startswith("SOLVER.") and isinstance(value, bool | int | float | None):
+        is_number = isinstance(value, bool | int | float | None)
+        if key.startswith("SOLVER.") and (is_number or key in others):
             changed = cfg.clone()
-            section, _, name = key.rpartition(".")
-            attrgetter(section)(changed)[name] = not value if isinstance(value, bool) else 0.5
+            section, _, last = key.rpartition(".")
+            other = others.get(key, not value if isinstance(value, bool) else 0.5)
+            attrgetter(section)(changed)[last] = other
             saved += [key] if groups(changed) != groups(cfg) else []
-    assert {"SOLVER.BACKBONE_MULTIPLIER", "SOLVER.WEIGHT_DECAY_BIAS"} <= {*saved}
+    assert {"SOLVER.BACKBONE_MULTIPLIER", "SOLVER.WEIGHT_DECAY_BIAS", "SOLVER.OPTIMIZER"} <= {
+        *saved
+    }
+    assert ("SOLVER.BETAS" in saved) == (name == "adamw")
     assert [key for key in saved if key not in of_yaml(cfg).fixed_keys] == []
 
 
+def test_adamw_is_its_definition_in_each_group():
+    """Three steps in double precision, with the rates and weight decays of all groups.
+
+    m <- b1 m + (1 - b1) g; v <- b2 v + (1 - b2) g^2; w <- w - lr d w - lr m' / (sqrt(v') + 1e-8),
+    where m' and v' are m and v divided by 1 - b^t (Loshchilov and Hutter, 2019).
+    """
+    pairs = "BETAS [0.8,0.95] BASE_LR 0.004 WEIGHT_DECAY 0.3 WEIGHT_DECAY_NORM 0.1 "
+    pairs += "WEIGHT_DECAY_BIAS 0.0 BIAS_LR_FACTOR 2.0 BACKBONE_MULTIPLIER 0.25 OPTIMIZER AdamW"
+    words = pairs.split()
+    keys = [f"SOLVER.{key}" for key in words[::2]]
+    cfg = _config(*(word for pair in zip(keys, words[1::2], strict=True) for word in pair))
+    torch.manual_seed(0)
+    model = _model().double()
+    # name: (rate, decay)
+    expected = {
+        "backbone.0.weight": (0.001, 0.3),
+        "backbone.0.bias": (0.008, 0.0),  # as in Detectron2, the bias's rate replaces the other
+        "backbone.1.weight": (0.001, 0.1),
+        "backbone.1.bias": (0.008, 0.0),
+        "head.weight": (0.004, 0.3),
+        "head.bias": (0.008, 0.0),
+    }
+    weights = {name: p.item() for name, p in model.named_parameters()}
+    state = dict.fromkeys(weights, (0.0, 0.0))
+    optimizer = build_optimizer(cfg, model)
+    for step in range(1, 4):
+        for place, (name, parameter) in enumerate(model.named_parameters()):
+            gradient = 0.3 * (-1) ** step + 0.1 * place
+            parameter.grad = torch.full_like(parameter, gradient)
+            rate, decay = expected[name]
+            mean, square = state[name]
+            mean, square = 0.8 * mean + 0.2 * gradient, 0.95 * square + 0.05 * gradient**2
+            state[name] = mean, square
+            change = (mean / (1 - 0.8**step)) / ((square / (1 - 0.95**step)) ** 0.5 + 1e-8)
+            weights[name] -= rate * decay * weights[name] + rate * change
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert parameter.item() == pytest.approx(weights[name], rel=1e-12), name
+
+
+def test_a_rate_for_sgd_is_refused_for_another_optimiser(caplog):
+    """Unless the rate is typed as well: then it is a warning."""
+    cfg = _config("SOLVER.OPTIMIZER", "adamw", "SOLVER.BASE_LR", 0.02)
+    parts = of_yaml(cfg)
+    with pytest.raises(
+        ConfigError, match=r"SOLVER\.BASE_LR is 0\.02.*adamw.*SOLVER\.BASE_LR 0\.0001"
+    ):
+        parts.make_schedule(parts.settings)
+    cfg.SOLVER.UNSCALED = ["SOLVER.BASE_LR"]
+    parts = of_yaml(cfg)
+    logging.getLogger("lambda_det").propagate = True
+    parts.make_schedule(parts.settings)
+    assert "SOLVER.BASE_LR is 0.02" in caplog.text
+    cfg.SOLVER.OPTIMIZER, cfg.SOLVER.UNSCALED = "sgd", []
+    of_yaml(cfg).make_schedule(parts.settings)
+
+
 @pytest.mark.parametrize(
-    "key", ["SOLVER.BASE_LR", "SOLVER.BACKBONE_MULTIPLIER", "SOLVER.WEIGHT_DECAY_NORM"]
+    ("key", "value"),
+    [
+        *(
+            (f"SOLVER.{key}", value)
+            for key in ("BASE_LR", "BACKBONE_MULTIPLIER", "WEIGHT_DECAY_NORM")
+            for value in (-0.1, float("nan"), float("inf"))
+        ),
+        ("SOLVER.BASE_LR", 0.0),
+        ("SOLVER.MOMENTUM", 1.0),
+        ("SOLVER.BETAS", [0.9]),
+        ("SOLVER.BETAS", ["a", 0.9]),
+        ("SOLVER.COSINE_CYCLES", 0),
+        ("SOLVER.STEPS", (300, 200)),
+        ("SOLVER.NUM_DECAYS", 0),
+        ("SOLVER.OPTIMIZER", "lion"),
+        ("TEST.IMS_PER_BATCH", 0),
+    ],
 )
-@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
-def test_rates_that_no_training_can_have(key, value):
-    cfg = get_cfg()
-    add_lambda_config(cfg)
-    cfg.merge_from_list([key, value])
-    with pytest.raises(ConfigError, match=rf"{key} is {value}; .* finite .*\b0\b"):
-        of_yaml(cfg)
+def test_values_that_no_training_can_have(key, value):
+    with pytest.raises(
+        ConfigError, match=rf"^{key} is {re.escape(repr(value))}; it (must|can) be "
+    ):
+        of_yaml(_config(key, value))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("LR_SCHEDULER_NAME", "CosineWithRestarts", "'CosineWithRestarts'.*WarmupCosineLR"),
+        ("BASE_LR_END", 0.5, r"0\.5.*from 0 to SOLVER\.BASE_LR, which is 0\.001"),
+    ],
+)
+def test_a_schedule_that_cannot_be(key, value, words):
+    cfg = _config("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", f"SOLVER.{key}", value)
+    with pytest.raises(ConfigError, match=rf"^SOLVER\.{key} is {words}"):
+        build_schedule(cfg)

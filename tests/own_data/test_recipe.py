@@ -121,8 +121,19 @@ def test_schedule_follows_the_epochs(cfg):
     assert found["SOLVER.WARMUP_ITERS"] == 50
     assert found["SOLVER.BASE_LR"] == 0.02
     assert found["TEST.EVAL_PERIOD"] == found["SOLVER.CHECKPOINT_PERIOD"] == 101
-    cfg.SOLVER.LR_SCHEDULER_NAME = "WarmupCosineLR"  # which has no steps
-    assert "SOLVER.STEPS" not in derived(cfg, make_records(101))
+    for name in ("WarmupCosineLR", "WarmupStepWithFixedGammaLR"):  # which have no steps
+        cfg.SOLVER.LR_SCHEDULER_NAME = name
+        assert "SOLVER.STEPS" not in derived(cfg, make_records(101))
+
+
+def test_each_optimiser_has_a_learning_rate_of_its_own(cfg):
+    cfg.SOLVER.OPTIMIZER = "AdamW"
+    assert derived(cfg, make_records(60))["SOLVER.BASE_LR"] == 1e-4
+    cfg.SOLVER.OPTIMIZER = "rmsprop"  # for which there is no rule
+    with pytest.raises(ConfigError, match=r"OPTIMIZER rmsprop; add SOLVER\.BASE_LR"):
+        derived(cfg, make_records(60))
+    cfg.RECIPE.KEEP = ["SOLVER.BASE_LR"]
+    assert "SOLVER.BASE_LR" not in derived(cfg, make_records(60))
 
 
 @pytest.mark.parametrize(

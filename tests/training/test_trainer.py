@@ -14,8 +14,8 @@ import pytest
 import torch
 from detectron2.engine import HookBase
 from detectron2.utils.events import EventStorage
+from fvcore.common.param_scheduler import ExponentialParamScheduler
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from lambda_det.distributed.connection import AT_LENGTH, IN_STEPS
 from lambda_det.errors import ConfigError, DiskError, Preempted, WeightsError
@@ -107,8 +107,8 @@ class ToyTask(Task):
     def build_optimizer(self, model):
         return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-    def build_scheduler(self, optimizer):
-        return LambdaLR(optimizer, lambda step: 0.9**step)
+    def build_schedule(self):
+        return ExponentialParamScheduler(1.0, 0.9**self.settings.max_iter)
 
     def build_train_loader(self, *, for_statistics=False):
         return _Loader()

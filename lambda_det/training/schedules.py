@@ -1,0 +1,308 @@
+"""The optimisers and the learning-rate schedules of every task: one table of each.
+
+A row names the keys of the section SOLVER that it reads, and what their values must be. A task
+whose SOLVER has all keys of a row can choose it. :data:`lambda_det.config.SOLVER_KEYS` has the keys
+that all tasks have.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from detectron2.config import CfgNode
+from detectron2.solver.build import get_default_optimizer_params
+from torch import nn
+
+from lambda_det.errors import ConfigError, refused
+from lambda_det.training.settings import POSITIVE, Rule, check
+
+__all__ = [
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "Optimizer",
+    "Schedule",
+    "Span",
+    "build_optimizer",
+    "check_rate",
+    "check_solver",
+    "optimizer_of",
+    "schedule_of",
+]
+
+logger = logging.getLogger(__name__)
+
+
+def _is_finite(number: Any) -> bool:
+    return isinstance(number, (int, float)) and math.isfinite(number)
+
+
+def _is_below_1(number: Any) -> bool:
+    return _is_finite(number) and 0 <= number < 1
+
+
+_NOT_NEGATIVE: Rule = (lambda x: _is_finite(x) and x >= 0), "a finite number, 0 or more"
+_ABOVE_0: Rule = (lambda x: _is_finite(x) and x > 0), "a finite number above 0"
+_NOT_NEGATIVE_OR_NONE: Rule = (lambda x: x is None or _NOT_NEGATIVE[0](x)), _NOT_NEGATIVE[1]
+_BELOW_1: Rule = _is_below_1, "at least 0 and below 1"
+_TWO_BELOW_1: Rule = (
+    (lambda betas: len(betas) == 2 and all(map(_is_below_1, betas))),
+    "two numbers, each at least 0 and below 1",
+)
+_RISING: Rule = (
+    (lambda steps: all(_ABOVE_0[0](x) for x in steps) and list(steps) == sorted(steps)),
+    "numbers above 0 that rise",
+)
+# What all optimisers read
+_OF_ALL: Mapping[str, Rule] = {
+    "BASE_LR": _ABOVE_0,
+    "WEIGHT_DECAY": _NOT_NEGATIVE,
+    "WEIGHT_DECAY_BIAS": _NOT_NEGATIVE_OR_NONE,
+    "WEIGHT_DECAY_NORM": _NOT_NEGATIVE_OR_NONE,
+    "BIAS_LR_FACTOR": _NOT_NEGATIVE,
+    "BACKBONE_MULTIPLIER": _NOT_NEGATIVE,
+}
+
+
+# -------------------------------------------------------------------------------------- optimisers
+@dataclass(frozen=True)
+class Optimizer:
+    """A row of :data:`OPTIMIZERS`.
+
+    Attributes:
+        make: the optimiser of groups of parameters, each with its learning rate and weight decay.
+        keys: of SOLVER that it reads besides those of all, with their rules.
+        base_lr: the usual learning rate of detectors for 16 images a step, from which recipes for
+            own data start; None: that of the architecture; 0: unknown.
+        limit: a learning rate from which on it is meant for SGD.
+    """
+
+    make: Callable[[list[dict], CfgNode], torch.optim.Optimizer]
+    keys: Mapping[str, Rule]
+    base_lr: float | None = 0.0
+    limit: float = math.inf
+
+
+def _sgd(groups: list[dict], solver: CfgNode) -> torch.optim.Optimizer:
+    if solver.NESTEROV and solver.MOMENTUM == 0:
+        raise ConfigError("SOLVER.NESTEROV needs a SOLVER.MOMENTUM above 0.")
+    return torch.optim.SGD(groups, momentum=solver.MOMENTUM, nesterov=solver.NESTEROV, foreach=True)
+
+
+def _adam(groups: list[dict], solver: CfgNode) -> torch.optim.Optimizer:
+    return torch.optim.Adam(groups, betas=tuple(solver.BETAS))
+
+
+def _adamw(groups: list[dict], solver: CfgNode) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, betas=tuple(solver.BETAS))
+
+
+def _rmsprop(groups: list[dict], solver: CfgNode) -> torch.optim.Optimizer:
+    # timm's follows TensorFlow, which the paper's MobileNet was trained with: epsilon inside the
+    # root, squares that start at 1, the learning rate within the momentum. PyTorch's differs in all
+    # three. Decay and epsilon are those of TensorFlow's mobile networks.
+    what, advice = "SOLVER.OPTIMIZER rmsprop is timm's", "install it (`pip install timm`)"
+    with refused(ConfigError, what, advice, ImportError):
+        from timm.optim import RMSpropTF
+
+    return RMSpropTF(groups, lr=1.0, alpha=0.9, eps=1e-3, momentum=solver.MOMENTUM)
+
+
+# Swin Transformer (Liu et al., 2021) trains its Mask R-CNN by AdamW from 1e-4 for 16 images
+_ADAMS_LR, _ADAMS_LIMIT = 1e-4, 0.01
+OPTIMIZERS = {
+    "sgd": Optimizer(_sgd, {"MOMENTUM": _BELOW_1}, base_lr=None),
+    "adam": Optimizer(_adam, {"BETAS": _TWO_BELOW_1}, _ADAMS_LR, _ADAMS_LIMIT),
+    "adamw": Optimizer(_adamw, {"BETAS": _TWO_BELOW_1}, _ADAMS_LR, _ADAMS_LIMIT),
+    "rmsprop": Optimizer(_rmsprop, {"MOMENTUM": _BELOW_1}),
+}
+
+
+def optimizer_of(solver: CfgNode) -> Optimizer:
+    """The row of SOLVER.OPTIMIZER.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = OPTIMIZERS.get(solver.OPTIMIZER.lower())
+    if found is None:
+        raise ConfigError(
+            f"SOLVER.OPTIMIZER is {solver.OPTIMIZER!r}; it can be one of {list(OPTIMIZERS)}."
+        )
+    return found
+
+
+def build_optimizer(
+    solver: CfgNode,
+    model: nn.Module,
+    rate: float,
+    factor_of: Callable[[str], float] | None = None,
+) -> torch.optim.Optimizer:
+    """The optimiser of ``solver`` over all parameters of ``model`` that are trained.
+
+    Args:
+        solver: the section SOLVER of a configuration.
+        model: norms and biases have weight decays of their own where the section has them.
+        rate: the learning rate after warm-up.
+        factor_of: the factor of the learning rate of a parameter, by its name.
+
+    Raises:
+        ConfigError: SOLVER.OPTIMIZER is unknown, or SOLVER.NESTEROV has no momentum.
+    """
+    groups = get_default_optimizer_params(
+        model,
+        base_lr=rate,
+        weight_decay=solver.WEIGHT_DECAY,
+        weight_decay_norm=solver.WEIGHT_DECAY_NORM,
+        bias_lr_factor=solver.get("BIAS_LR_FACTOR", 1.0),
+        weight_decay_bias=solver.get("WEIGHT_DECAY_BIAS"),
+        lr_factor_func=factor_of,
+    )
+    return optimizer_of(solver).make(groups, solver)
+
+
+def check_rate(solver: CfgNode, *, is_typed: bool) -> None:
+    """Hold SOLVER.BASE_LR against the optimiser: a rate for SGD ruins a training by another.
+
+    Args:
+        solver: the section SOLVER, as written.
+        is_typed: whether the user gave the rate and not only the optimiser: then it is a warning.
+
+    Raises:
+        ConfigError: it is a rate for SGD, from a file.
+    """
+    row = optimizer_of(solver)
+    if row.limit > solver.BASE_LR:
+        return
+    text = (
+        f"SOLVER.BASE_LR is {solver.BASE_LR:g}, a learning rate for SGD, and SOLVER.OPTIMIZER "
+        f"{solver.OPTIMIZER} takes steps of that length however small the gradient is: add a lower "
+        f"one, such as SOLVER.BASE_LR {row.base_lr:g}"
+    )
+    if not is_typed:
+        raise ConfigError(f"{text}.")
+    logger.warning(text)
+
+
+# --------------------------------------------------------------------------------------- schedules
+class Span(NamedTuple):
+    """Where in a training a schedule runs, in the unit of the task's keys: steps or epochs.
+
+    Attributes:
+        start: where it is at its share 0.
+        end: of the training, where it is at its share 1.
+    """
+
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A row of :data:`SCHEDULES`.
+
+    Attributes:
+        make: makes of SOLVER and a span the learning rate, as a multiple of that after warm-up, at
+            a share of the span from 0 to 1.
+        keys: of SOLVER that it reads, with their rules.
+        in_detectron2: its name there.
+        is_multiplied: by the warm-up in detection, as DeepLab's; otherwise the warm-up is a line
+            that ends at its value.
+    """
+
+    make: Callable[[CfgNode, Span], Callable[[float], float]]
+    keys: Mapping[str, Rule]
+    in_detectron2: str = ""
+    is_multiplied: bool = False
+
+
+_EPSILON = 1e-6  # fvcore's: a share that is rounded down is still that of its step
+
+
+def _steps(solver: CfgNode, span: Span) -> Callable[[float], float]:
+    gamma, steps = solver.GAMMA, list(solver.STEPS)
+    length = span.end - span.start
+    return lambda share: gamma ** bisect_right(steps, span.start + (share + _EPSILON) * length)
+
+
+def _cosine(solver: CfgNode, span: Span) -> Callable[[float], float]:
+    cycles, last = solver.COSINE_CYCLES, solver.BASE_LR_END / solver.BASE_LR
+    if not 0 <= last <= 1:
+        raise ConfigError(
+            f"SOLVER.BASE_LR_END is {solver.BASE_LR_END:g}; it must be from 0 to SOLVER.BASE_LR, "
+            f"which is {solver.BASE_LR:g}."
+        )
+
+    def rate(share: float) -> float:
+        turns = share * cycles
+        turns -= min(math.floor(turns + 1e-9), cycles - 1)  # a share is rounded
+        return last + 0.5 * (1 - last) * (1 + math.cos(math.pi * turns))
+
+    return rate
+
+
+def _exponential(solver: CfgNode, span: Span) -> Callable[[float], float]:
+    decay, decays = solver.DECAY, (span.end - span.start) / solver.DECAY_EPOCHS
+    return lambda share: decay ** math.floor(share * decays + 1e-9)
+
+
+def _equal_decays(solver: CfgNode, span: Span) -> Callable[[float], float]:
+    count = solver.NUM_DECAYS
+    rates = list(itertools.accumulate([1.0, *[solver.GAMMA] * count], lambda a, b: a * b))
+    return lambda share: rates[min(int((share + _EPSILON) * (count + 1)), count)]
+
+
+def _poly(solver: CfgNode, span: Span) -> Callable[[float], float]:
+    power, least = solver.POLY_LR_POWER, solver.POLY_LR_CONSTANT_ENDING
+    return lambda share: max((1 - share) ** power, least)
+
+
+SCHEDULES = {
+    "steps": Schedule(_steps, {"STEPS": _RISING, "GAMMA": _ABOVE_0}, "WarmupMultiStepLR"),
+    "cosine": Schedule(
+        _cosine, {"BASE_LR_END": _NOT_NEGATIVE, "COSINE_CYCLES": POSITIVE}, "WarmupCosineLR"
+    ),
+    "exponential": Schedule(_exponential, {"DECAY": _ABOVE_0, "DECAY_EPOCHS": _ABOVE_0}),
+    "equal_decays": Schedule(
+        _equal_decays, {"GAMMA": _ABOVE_0, "NUM_DECAYS": POSITIVE}, "WarmupStepWithFixedGammaLR"
+    ),
+    "poly": Schedule(
+        _poly,
+        {"POLY_LR_POWER": _ABOVE_0, "POLY_LR_CONSTANT_ENDING": _BELOW_1},
+        "WarmupPolyLR",
+        is_multiplied=True,
+    ),
+}
+
+
+def schedule_of(solver: CfgNode, key: str) -> Schedule:
+    """The row that a key of SOLVER names, by its own name or by Detectron2's.
+
+    Raises:
+        ConfigError: there is none for this task.
+    """
+    usable = {name: row for name, row in SCHEDULES.items() if row.keys.keys() <= solver.keys()}
+    usable |= {row.in_detectron2: row for row in usable.values() if row.in_detectron2}
+    if solver[key] not in usable:
+        raise ConfigError(f"SOLVER.{key} is {solver[key]!r}; it can be one of {list(usable)}.")
+    return usable[solver[key]]
+
+
+def check_solver(solver: CfgNode) -> None:
+    """Refuse values of SOLVER that no optimiser or schedule can have.
+
+    Raises:
+        ConfigError: it names the key, its value and what is allowed.
+    """
+    rows = (*OPTIMIZERS.values(), *SCHEDULES.values())
+    for rules in (_OF_ALL, *(row.keys for row in rows)):
+        for key, rule in rules.items():
+            if key in solver:
+                check(f"SOLVER.{key}", solver[key], rule)
+    optimizer_of(solver)
