@@ -21,12 +21,14 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import nn
 from torch.optim import Optimizer
 
+from lambda_det.config import leaves
 from lambda_det.detection import data
 from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.lazy import KEYS, dump_lazy, lazy_code
 from lambda_det.detection.parts import Evaluators, Parts
 from lambda_det.detection.schedule import DetectionSettings
 from lambda_det.errors import ConfigError
+from lambda_det.training.library_errors import naming_keys
 from lambda_det.training.settings import Clipping, FixedKeys
 from lambda_det.weights.provenance import PixelSettings
 
@@ -167,7 +169,12 @@ def _of_type(kind: Any, key: str, value: Any) -> Any:
 # ------------------------------------------------------------------------------------- from nodes
 def _made(node: DictConfig | ListConfig, key: str) -> Any:
     """The object that a node makes; an error names the node's key."""
-    with lazy_code(f"The configuration's {key} cannot be made"):
+
+    def values() -> Iterable[tuple[str, Any]]:
+        plain = OmegaConf.to_container(node)
+        return leaves(plain, f"{key}.") if isinstance(plain, dict) else ()
+
+    with lazy_code(f"The configuration's {key} cannot be made"), naming_keys(values):
         return instantiate(node)
 
 

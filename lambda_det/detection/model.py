@@ -43,6 +43,16 @@ def make_model(cfg: CfgNode) -> nn.Module:
         return modeling.META_ARCH_REGISTRY.get(cfg.MODEL.META_ARCHITECTURE)(cfg)
 
 
+def make_backbone(cfg: CfgNode) -> nn.Module:
+    """The backbone of ``cfg``, with an FPN if it has one.
+
+    Raises:
+        ConfigError: the configuration describes no backbone.
+    """
+    with naming_keys(lambda: leaves(cfg)):
+        return modeling.build_backbone(cfg)
+
+
 def build_model(cfg: CfgNode) -> nn.Module:
     """The model of ``cfg`` on its device, with norms and pooling that are right there.
 

@@ -10,7 +10,6 @@ from functools import cache, partial
 from detectron2.config import CfgNode
 from detectron2.data.transforms import AugmentationList
 from detectron2.evaluation import DatasetEvaluator, verify_results
-from detectron2.modeling import build_backbone
 from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 from torch.optim import Optimizer
@@ -21,7 +20,7 @@ from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.data.sample import sample_of
 from lambda_det.detection.data.transforming import Outline, draws_by_size
 from lambda_det.detection.evaluation import augmented_test, build_evaluator, check_evaluators
-from lambda_det.detection.model import make_model
+from lambda_det.detection.model import make_backbone, make_model
 from lambda_det.detection.schedule import (
     DetectionSettings,
     build_optimizer,
@@ -193,7 +192,7 @@ def of_yaml(cfg: CfgNode) -> Parts:
     return Parts(
         settings=read_settings(cfg),
         make_model=partial(make_model, cfg),
-        make_backbone=partial(build_backbone, cfg),
+        make_backbone=partial(make_backbone, cfg),
         make_optimizer=lambda settings, model: build_optimizer(_for_run(cfg, settings), model),
         make_schedule=make_schedule,
         make_train_loader=make_train_loader,

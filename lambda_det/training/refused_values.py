@@ -16,14 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-import lambda_det
 from lambda_det.errors import ConfigError, reason, suggest
 
 __all__ = ["REFUSALS", "refused_value"]
 
 # By which libraries refuse a value
 REFUSALS = (ValueError, LookupError, AssertionError, NotImplementedError)
-_OURS = str(Path(lambda_det.__file__).parent)
+_OURS = str(Path(__file__).parents[1])
 _MOST_KEYS = 4  # a value that more keys have says nothing about one of them
 _MOST_CHOICES = 8  # that a sentence lists
 _KEY = re.compile(r"[A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)+")  # in the words of an error
@@ -86,8 +85,10 @@ def refused_value(error: BaseException, values: Iterable[tuple[str, Any]]) -> Co
         for suspect in _suspects(error, statement, is_innermost=depth == 0):
             if keys := _keys_of(suspect, values):
                 value = suspect.value if isinstance(suspect.value, str) else values[keys[0]]
-                verb = "is" if all(values[key] == value for key in keys) else "names"
-                what = f"{' and '.join(keys)} {verb} {value!r}"
+                verbs = (
+                    ("is", "are") if all(values[k] == value for k in keys) else ("names", "name")
+                )
+                what = f"{' and '.join(keys)} {verbs[len(keys) > 1]} {value!r}"
                 return _sentence(error, statement, what, suspect)
     return None
 
@@ -140,10 +141,15 @@ def _suspects(
         is_asserted = isinstance(node, ast.Assert)
         is_compared = isinstance(node, ast.Raise) and bool(_compared(statement, suspect.name))
         is_unpacked = isinstance(suspect.value, (list, tuple)) and text.startswith(_UNPACKING)
-        if is_innermost and (is_asserted or is_compared or is_unpacked):
+        is_decisive = is_innermost and (is_asserted or is_compared or is_unpacked)
+        if is_decisive or _is_quoted(suspect.value, text):
             yield suspect
-        elif isinstance(suspect.value, str) and suspect.value and suspect.value in text:
-            yield suspect
+
+
+def _is_quoted(value: Any, text: str) -> bool:
+    """Whether the words of an error have a value that is a word."""
+    is_word = isinstance(value, str) and value != ""
+    return is_word and bool(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text))
 
 
 def _value(node: ast.AST, frame: FrameType) -> _Suspect | None:
@@ -228,7 +234,10 @@ def _sentence(
     if suspect and (choices := _choices(error, statement, suspect)):
         if len(choices) > _MOST_CHOICES and isinstance(suspect.value, str):
             return ConfigError(f"{what}{suggest(suspect.value, map(str, choices))}")
-        return ConfigError(f"{what}; it can be {' or '.join(map(repr, choices))}.")
+        *others, last = map(repr, choices)
+        return ConfigError(
+            f"{what}; it can be {', '.join(others)}{' or ' if others else ''}{last}."
+        )
     module = statement.frame.f_globals.get("__name__", "").partition(".")[0]
     library, node = _LIBRARIES.get(module, module), statement.node
     if isinstance(node, ast.Assert) and node.msg is None:

@@ -31,11 +31,12 @@ def _sgd() -> torch.optim.Optimizer:
 
 
 def _rates(scheduler: LRMultiplier, steps: int) -> list[float]:
-    rates = []
-    for _ in range(steps):
-        rates.append(scheduler.optimizer.param_groups[0]["lr"])
+    """The learning rates of a number of steps."""
+    rates = [scheduler.optimizer.param_groups[0]["lr"]]
+    while len(rates) < steps:
         scheduler.optimizer.step()
         scheduler.step()
+        rates.append(scheduler.optimizer.param_groups[0]["lr"])
     return rates
 
 
@@ -81,7 +82,7 @@ def test_a_resumed_run_may_be_longer():
         return LRMultiplier(_sgd(), build_schedule(cfg), steps)
 
     scheduler, longer = make(6), make(12)
-    _rates(scheduler, 6)
+    _rates(scheduler, 7)
     assert scheduler.state_dict() == {"base_lrs": [2.0], "last_epoch": 6}
     longer.load_state_dict(scheduler.state_dict())
     _, rate = _rates(longer, 2)
