@@ -38,11 +38,13 @@ class _Statement(NamedTuple):
         node: of the syntax tree.
         decisive: the expressions that decided: an assertion's condition, or what is raised and the
             conditions around it.
+        conditions: all conditions around it.
     """
 
     frame: FrameType
     node: ast.stmt
     decisive: tuple[ast.AST, ...]
+    conditions: tuple[ast.AST, ...] = ()
 
     @property
     def registered(self) -> Mapping[str, Any]:
@@ -106,10 +108,10 @@ def _statement(frame: FrameType, line: int) -> _Statement | None:
         path.append(node)
         node = next((s for s in _blocks(node) if s.lineno <= line <= s.end_lineno), None)
     innermost = path[-1]
+    conditions = tuple(parent.test for parent in path if isinstance(parent, ast.If))
     if isinstance(innermost, ast.Assert):
-        return _Statement(frame, innermost, (innermost.test,))
+        return _Statement(frame, innermost, (innermost.test,), conditions)
     if isinstance(innermost, ast.Raise):
-        conditions = (parent.test for parent in path if isinstance(parent, ast.If))
         return _Statement(frame, innermost, (innermost, *conditions))
     return _Statement(frame, innermost, (innermost,)) if isinstance(innermost, ast.stmt) else None
 
@@ -240,7 +242,8 @@ def _sentence(
         )
     module = statement.frame.f_globals.get("__name__", "").partition(".")[0]
     library, node = _LIBRARIES.get(module, module), statement.node
-    if isinstance(node, ast.Assert) and node.msg is None:
+    has_words = re.search("[a-z]{2}", reason(error).removeprefix(type(error).__name__))
+    if isinstance(node, ast.Assert) and not has_words:
         return ConfigError(f"{what}; {library} asks for `{ast.unparse(node.test)}`.")
     return ConfigError(f"{what}; {library} says: {reason(error)}")
 
@@ -265,7 +268,9 @@ def _entries(node: ast.AST, frame: FrameType) -> list[Any]:
 def _compared(statement: _Statement, name: str) -> list[Any]:
     """The constants that conditions compare a variable with: ``x == "a"``, ``x in ("a", "b")``."""
     found: list[ast.AST] = []
-    for node in statement.nodes():
+    for node in (
+        n for part in (*statement.decisive, *statement.conditions) for n in ast.walk(part)
+    ):
         if not isinstance(node, ast.Compare) or len(node.ops) != 1:
             continue
         if ast.unparse(node.left).removeprefix("self.") == name:

@@ -5,31 +5,110 @@ from pathlib import Path
 
 import pytest
 from detectron2.config import CfgNode
+from detectron2.structures import BoxMode
 
-from lambda_det.detection import load_config
+import lambda_det
+from lambda_det.config import leaves
+from lambda_det.detection import lazy_parser, load_config, parser
 from lambda_det.errors import ConfigError
+from lambda_det.training.command_line import main
+from lambda_det.training.library_errors import naming_keys
 from tests.detection.heads.tiny import HEADS
-from tests.detection.tiny import on_meta
+from tests.detection.tiny import NARROW, TINY, on_meta, write_lazy_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+RCNN, RETINANET, KEYPOINTS = "cascade_mask_rcnn", "retinanet", "keypoint_rcnn"
+RESNET = "build_resnet_fpn_backbone"  # Detectron2's
+_HEADS = "MODEL.ROI_{}_HEAD.{}"
+# (head, key, value, a word of what is allowed)
+OF_MODELS = [
+    *(
+        (RCNN, _HEADS.format(name, "POOLER_TYPE"), "RoIAlign", "ROIAlignV2")
+        for name in ("BOX", "MASK")
+    ),
+    (KEYPOINTS, "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE", "RoIAlign", "ROIAlignV2"),
+    *((RCNN, _HEADS.format(name, "NORM"), "SynBN", "SyncBN") for name in ("BOX", "MASK")),
+    *((RCNN, _HEADS.format(name, "NAME"), "My", "register") for name in ("BOX", "MASK")),
+    (RCNN, "MODEL.META_ARCHITECTURE", "GeneralisedRCNN", "GeneralizedRCNN"),
+    (RCNN, "MODEL.BACKBONE.NAME", "build_resnet_fpn_backbon", RESNET),
+    (RCNN, "MODEL.PROPOSAL_GENERATOR.NAME", "RPNN", "RPN or RRPN"),
+    (RCNN, "MODEL.ROI_HEADS.NAME", "CascadeHeads", "CascadeROIHeads"),
+    (RCNN, "MODEL.RPN.HEAD_NAME", "RPNHead", "StandardRPNHead"),
+    (RCNN, "MODEL.ANCHOR_GENERATOR.NAME", "Anchors", "DefaultAnchorGenerator"),
+    (RCNN, "MODEL.ANCHOR_GENERATOR.SIZES", [[32], [64]], "features is 5"),
+    (RCNN, "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", [[1.0], [2.0]], "features is 5"),
+    (RCNN, "MODEL.ANCHOR_GENERATOR.OFFSET", 1.5, "0.0 <= self.offset < 1.0"),
+    (RCNN, "MODEL.FPN.FUSE_TYPE", "max", "'avg' or 'sum'"),
+    (RCNN, "MODEL.FPN.NORM", "SynBN", "SyncBN"),
+    (RCNN, "MODEL.FPN.IN_FEATURES", ["res2", "res9"], "'res9'; it can be 'res2'"),
+    (RCNN, "MODEL.RPN.IN_FEATURES", ["p2", "p9"], "'p9'; it can be 'p2'"),
+    (RCNN, "MODEL.ROI_HEADS.IN_FEATURES", ["p2", "p9"], "'p9'; it can be 'p2'"),
+    (RCNN, "MODEL.RPN.IOU_LABELS", [0, 5, 1], "[-1, 0, 1]"),
+    (RETINANET, "MODEL.RETINANET.NORM", "SynBN", "SyncBN"),
+    (RETINANET, "MODEL.RETINANET.IN_FEATURES", ["p3", "p9"], "'p9'; it can be 'p3'"),
+    (RETINANET, "MODEL.RETINANET.IOU_LABELS", [0, 5, 1], "[-1, 0, 1]"),
+    ("panoptic_fpn", "MODEL.SEM_SEG_HEAD.NAME", "SemSeg", "SemSegFPNHead"),
+    ("point_rend", "MODEL.POINT_HEAD.NUM_CLASSES", 7, "MODEL.ROI_HEADS.NUM_CLASSES"),
+]
+# Refused when a batch is made, in the first step, or before the model is made
+OF_RUNS = [
+    (RCNN, "SOLVER.WARMUP_METHOD", "cosine", "'constant' or 'linear'"),
+    (RCNN, "INPUT.MASK_FORMAT", "poly", "'bitmask' or 'polygon'"),
+    (RCNN, "MODEL.RPN.BBOX_REG_LOSS_TYPE", "iou", "'giou'"),
+    (RCNN, "MODEL.RPN.BBOX_REG_WEIGHTS", (1.0, 1.0), "expected 4"),
+    (RETINANET, "MODEL.RETINANET.BBOX_REG_LOSS_TYPE", "iou", "'giou'"),
+]
+
+
+def _words(head: str, *pairs: object) -> list[str]:
+    file = str(CONFIGS / f"{HEADS[head].config}.yaml")
+    return ["--config-file", file, *HEADS[head].opts(), "MODEL.DEVICE", "cpu", *map(str, pairs)]
 
 
 def _load(head: str, *pairs: object) -> CfgNode:
-    file = str(CONFIGS / f"{HEADS[head].config}.yaml")
-    opts = [*HEADS[head].opts(), "MODEL.DEVICE", "cpu", *map(str, pairs)]
+    _, file, *opts = _words(head, *pairs)
     return load_config(argparse.Namespace(config_file=file, opts=opts))
 
 
-# Refused while the model is made: (head, key, value, a word of what is allowed)
-OF_MODELS = [
-    ("cascade_mask_rcnn", "MODEL.META_ARCHITECTURE", "GeneralisedRCNN", "GeneralizedRCNN"),
-    ("cascade_mask_rcnn", "MODEL.ROI_HEADS.NAME", "CascadeHeads", "CascadeROIHeads"),
-]
+def _check(text: str, key: str, value: object, allowed: str) -> None:
+    shown = [str(value)]
+    if isinstance(value, list | tuple):  # as a list, or the one name that is wrong
+        shown += [str(list(value)), repr(value[-1])]
+    assert key in text and any(each in text for each in shown) and allowed in text, text
+    assert "\n" not in text.strip(), text
 
 
 @pytest.mark.parametrize(("head", "key", "value", "allowed"), OF_MODELS)
 def test_a_model_that_cannot_be_made_names_the_key(head, key, value, allowed):
     with pytest.raises(ConfigError) as caught:
         on_meta(_load(head, key, value))
-    text = str(caught.value)
-    assert text.startswith(f"{key} ") and str(value) in text and allowed in text, text
+    _check(str(caught.value), key, value, allowed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("head", "key", "value", "allowed"), OF_RUNS)
+def test_a_command_ends_with_the_sentence_and_2(
+    shapes, tmp_path, capsys, head, key, value, allowed
+):
+    assert main(parser(), _words(head, key, value, "OUTPUT_DIR", tmp_path / "run")) == 2
+    _check(capsys.readouterr().err, key, value, allowed)
+
+
+@pytest.mark.slow
+def test_a_lazy_config_names_its_key_as_well(shapes, tmp_path, capsys):
+    key = "model.roi_heads.box_pooler.pooler_type"
+    words = f"{TINY[1]} {NARROW[1]} train.output_dir={tmp_path / 'run'} {key}=RoIAlign"
+    file = str(write_lazy_config(shapes))
+    assert main(lazy_parser(), ["--config-file", file, *words.split()]) == 2
+    _check(capsys.readouterr().err, key, "RoIAlign", "ROIAlignV2")
+
+
+def test_a_fault_of_the_package_and_an_error_about_no_key_keep_their_stack():
+    values = list(leaves(_load(RCNN)))
+    ours = str(Path(lambda_det.__file__).with_name("a_module.py"))
+    fault = compile("raise ValueError('polygon')", ours, "exec")
+    with pytest.raises(ValueError, match="polygon") as caught, naming_keys(lambda: values):
+        exec(fault)
+    assert not isinstance(caught.value, ConfigError)
+    with pytest.raises(AssertionError), naming_keys(lambda: values):
+        BoxMode.convert([1, 2, 3], BoxMode.XYWH_ABS, BoxMode.XYXY_ABS)
