@@ -53,7 +53,7 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, 
             labels.
     """
     belongs, percent = PANELS[title], "percent" in title
-    style: dict[str, Any] = {"marker": "o", "ms": 3} if percent else {}
+    style: dict[str, Any] = {"ms": 3}
     colors: dict[str, str] = {}
     for label, records in runs.items():
         for name in sorted({name for record in records for name in record if belongs(name)}):
@@ -63,6 +63,8 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, 
             trained = label + name.removeprefix("validation/")
             style["color"] = colors.setdefault(trained, f"C{len(colors)}")
             style["ls"] = "-" if trained == label + name else "--"
+            # of an evaluation, which may be the only one
+            style["marker"] = "o" if percent or style["ls"] == "--" else ""
             shown = label + label_of(name) if style["ls"] == "-" else None
             axes.plot(*zip(*points, strict=True), label=shown, lw=1.2, **style)
     is_drawn = bool(axes.lines)
@@ -71,7 +73,7 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, 
     if is_drawn:
         # curves lie below it
         axes.legend(fontsize=8, framealpha=0.8, facecolor=PAPER, edgecolor="none")
-    axes.set(title=title, xlabel="step", ylim=(0, 100 if percent else None))
+    axes.set(title=title, xlabel="step", xlim=(0, None), ylim=(0, 100 if percent else None))
     return is_drawn
 
 

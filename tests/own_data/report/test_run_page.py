@@ -216,6 +216,7 @@ def test_a_loss_of_the_test_set_has_the_colour_of_the_training_s():
         trained, tested = sorted(axes.lines, key=lambda line: line.get_linestyle())
         assert (trained.get_linestyle(), tested.get_linestyle()) == ("-", "--")
         assert trained.get_color() == tested.get_color()
+        assert tested.get_marker() == "o"  # one evaluation alone is seen
         assert [text.get_text() for text in axes.get_legend().texts] == [name]
         assert title in axes.get_title() and "dashed" in axes.get_title()
 
