@@ -258,8 +258,18 @@ class _Evidence:
 
     @property
     def is_apart(self) -> bool:
-        """Whether the detector does much better on what it was trained on."""
-        return self.losses is not None and self.losses[1] >= _APART * self.losses[0]
+        """Whether the detector does much better on what it was trained on.
+
+        At first the loss rises, while more and more boxes find an object, so a short run that is
+        not usable yet tells nothing.
+        """
+        is_begun = self.is_usable or not self.is_short
+        return is_begun and self.losses is not None and self.losses[1] >= _APART * self.losses[0]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the training had much fewer epochs than its rule."""
+        return self.epochs is not None and self.epochs.trained < _SHORT * self.epochs.rule
 
     @property
     def is_usable(self) -> bool:
@@ -499,7 +509,6 @@ def _longer(run: _Evidence) -> Iterator[Change]:
     In young runs it does: the more boxes find an object, the more of them count in the loss. So it
     counts from the first third of the steps on, and where AP50 is usable.
     """
-    is_short = run.epochs is not None and run.epochs.trained < _SHORT * run.epochs.rule
     points = run.points
     said = f" The run had {run.epochs}." if run.epochs and run.epochs.are_fewer else ""
     until = f"--epochs {run.epochs.rule:.0f}" if said else "twice as many --epochs"
@@ -513,9 +522,9 @@ def _longer(run: _Evidence) -> Iterator[Change]:
             min(rise, 100 - value),
             f"AP50 was best at the end; in the last third of the steps it rose from {before:.1f} "
             f"to {value:.1f}.{said}",
-            comes_first=is_young or is_short,
+            comes_first=is_young or run.is_short,
         )
-    elif is_short and (len(points) < 3 or not run.is_usable):
+    elif run.is_short and (len(points) < 3 or not run.is_usable):
         yield Change("training", change, math.nan, f"The run had {run.epochs}.", comes_first=True)
     # without records it is the page of an evaluation
     elif run.records and not run.is_usable and not run.is_apart:

@@ -486,6 +486,10 @@ def test_a_detector_that_knows_only_its_own_images_wants_others(losses, seen, fi
         assert not any("test set" in text for text in texts)
     else:
         assert first in texts[0] and "0.4" in found[0].evidence and "1.6" in found[0].evidence
+    if seen == 1:  # it has hardly begun
+        records = trained_to(*losses, values)
+        found = changes(bolts + nuts, entries, records, counts, epochs=Epochs(3, 30))
+        assert [change.change for change in found] == ["Train longer, with --epochs 30."]
 
 
 def test_a_run_that_forgets_is_not_to_go_on_before_all_else():
