@@ -97,7 +97,7 @@ def write_data(args: argparse.Namespace, folder: Path, data: Data) -> dict[str, 
 def _refuse_folder_of_data(args: argparse.Namespace, folder: Path) -> None:
     """
     Raises:
-        ConfigError: the folder of the run has pictures of the data, which would be no data later.
+        ConfigError: the folder of the run has images of the data, which would be no data later.
     """
     named = (args.data, args.train_json, args.train_images, args.test_json, args.test_images)
     places = [os.path.realpath(place) for place in named if place and os.path.isdir(place)]
@@ -106,13 +106,13 @@ def _refuse_folder_of_data(args: argparse.Namespace, folder: Path) -> None:
         path.suffix.lower() in PICTURES for path in walk(folder)
     ):
         raise ConfigError(
-            f"OUTPUT_DIR {folder} has pictures of the data; give the run a folder of its own, such "
+            f"OUTPUT_DIR {folder} has images of the data; give the run a folder of its own, such "
             f"as --output {folder / 'output'}."
         )
 
 
 def refusal_of(file: str, images: str) -> str:
-    """Why a file in COCO's format is refused with a folder of pictures; "" if it is not."""
+    """Why a file in COCO's format is refused with a folder of images; "" if it is not."""
     try:
         return file_report(file, images).refusal()
     except DataError as error:

@@ -724,7 +724,7 @@ def test_a_run_inside_its_data_is_no_data(data, monkeypatch):
 
 def test_a_run_does_not_go_into_the_folder_of_its_pictures(data):
     """Later it would be left out of the data, with the pictures."""
-    with pytest.raises(ConfigError, match=f"{data} has pictures of the data"):
+    with pytest.raises(ConfigError, match=f"{data} has images of the data"):
         prepared("--data", data, "--output", data)
     assert sorted(path.suffix for path in data.iterdir()) == 20 * [".png"] + 20 * [".xml"]
 
