@@ -34,8 +34,9 @@ from torch import nn
 from torch.backends import cudnn
 
 from lambda_det.detection.confidence import ap_interval, best_score, matches_of
-from lambda_det.detection.data.coco import coco_api, read_coco
+from lambda_det.detection.data.coco import coco_api
 from lambda_det.detection.data.coco_format import COCO_DETECTIONS
+from lambda_det.detection.data.ground_truth import ground_truth
 from lambda_det.detection.data.identity import write_identity
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import label_fault, read_pixels
@@ -209,7 +210,7 @@ def ground_truth_of(dataset_name: str) -> COCO:
     keypoints = metadata.get("keypoint_names")
     if is_coco(dataset_name):
         number = None if keypoints is None else len(keypoints)
-        truth = read_coco(metadata.json_file, metadata.image_root, keypoints=number)
+        truth = ground_truth(metadata.json_file, metadata.image_root, keypoints=number)
         categories = truth.report.categories
         if metadata.get("thing_dataset_id_to_contiguous_id") is None:
             # it is set when a data set is loaded, and predictions are counted by it

@@ -17,6 +17,7 @@ from lambda_det.detection.data.checks import unlearnt_classes
 from lambda_det.detection.data.classes import refuse_others
 from lambda_det.detection.data.coco import coco_content
 from lambda_det.detection.data.copies import shared_copies
+from lambda_det.detection.data.ground_truth import ground_truth
 from lambda_det.detection.data.label_files import WRITTEN, write_labels
 from lambda_det.detection.data.outputs import mark_output
 from lambda_det.detection.data.picture_folder import PICTURES, normal
@@ -141,7 +142,7 @@ def print_unlearnt(report: Report, train: Report) -> bool:
 
 def print_small_objects(json_file: str, images: str) -> None:
     """Print whether most objects are too small in the input that a training would choose."""
-    content = coco_content(read_coco(json_file, images))
+    content = coco_content(ground_truth(json_file, images))
     if rows := default_tiles(content["images"], content["annotations"]):
         (_, tiles, why), *_ = rows
         print(f"{why}: lambda-det train cuts them into tiles ({tiles}); --tile N makes others.\n")

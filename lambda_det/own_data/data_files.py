@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lambda_det.detection.data.coco import coco_content, read_coco
+from lambda_det.detection.data.coco import coco_content
+from lambda_det.detection.data.ground_truth import ground_truth
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.flags import PARTS
 from lambda_det.own_data.held_out import Split, hold_out, smallest_share
@@ -38,7 +39,7 @@ class Data(NamedTuple):
         Raises:
             DataError: the labels are refused.
         """
-        truth = read_coco(*self.wholes["train"])
+        truth = ground_truth(*self.wholes["train"])
         if refusal := truth.report.refusal():
             raise DataError(refusal)
         return coco_content(truth)

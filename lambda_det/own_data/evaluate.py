@@ -21,9 +21,9 @@ from detectron2.evaluation.testing import flatten_results_dict
 from omegaconf import DictConfig
 from tabulate import tabulate
 
-from lambda_det.detection.data.coco import read_coco
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.copies import shared_copies
+from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.outputs import mark_output
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.saved_run import SavedRun, add_checkpoint_flags, open_run
@@ -368,7 +368,7 @@ def _pictures(names: Iterable[str]) -> list[str]:
     files: list[str] = []
     for name in names:
         if is_coco(name):
-            files += (record["file_name"] for record in read_coco(*registered_files(name)).records)
+            files += (file["file_name"] for file in file_report(*registered_files(name)).files)
     return files
 
 
@@ -377,8 +377,8 @@ def _trained_pictures(config: CfgNode | DictConfig) -> list[str]:
     if isinstance(config, DictConfig) or not config.DATASETS.TRAIN_JSON:
         return []
     with contextlib.suppress(UserError):
-        truth = read_coco(config.DATASETS.TRAIN_JSON, config.DATASETS.TRAIN_IMAGES)
-        return [record["file_name"] for record in truth.records]
+        report = file_report(config.DATASETS.TRAIN_JSON, config.DATASETS.TRAIN_IMAGES)
+        return [file["file_name"] for file in report.files]
     return []
 
 

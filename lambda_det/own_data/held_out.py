@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lambda_det.detection.data.coco import file_report
 from lambda_det.detection.data.coco_format import read_lists
 from lambda_det.detection.data.copies import copies
+from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.own_data.drafts import stem_with_part, write_draft
 

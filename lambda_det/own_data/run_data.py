@@ -17,8 +17,8 @@ from typing import Any
 from detectron2.config import CfgNode
 
 from lambda_det.detection.config import load_config
-from lambda_det.detection.data.coco import file_report
 from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.outputs import mark_output
 from lambda_det.detection.data.picture_folder import PICTURES, walk
 from lambda_det.errors import ConfigError, DataError, refused

@@ -12,7 +12,7 @@ from detectron2.utils.file_io import PathManager
 from PIL import Image
 from tqdm import tqdm
 
-from lambda_det.detection.data.coco import file_report
+from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.records import decoding_fault, orientation, size_fault, upright_size
 from lambda_det.detection.data.report import PICTURE, TURNED, Report
 from lambda_det.errors import DataError, printable

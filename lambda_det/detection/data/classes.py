@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
-from lambda_det.detection.data.coco import file_report
+from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.predictions import Detector, predictions
 from lambda_det.detection.data.registration import is_coco
 from lambda_det.errors import DataError, UserError, listed

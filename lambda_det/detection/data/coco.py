@@ -1,23 +1,22 @@
 """Ground truth in COCO's format. Everything about it is decided once, by :func:`read_coco`.
 
-The loader, the evaluators, ``lambda-det check``, the recipe and the page of a run use the records
-and the report of :func:`read_coco`; label readers of other formats make its input. What is decided
-about one annotation stands in :mod:`.truth`. This file has the decisions for which the whole file
-is needed: ids, boxes in another form, objects that are marked as crowds, pictures that are listed
-twice, names of pictures.
+The loader, the evaluators, ``lambda-det check``, the recipe and the page of a run use its records
+and its report; :mod:`.ground_truth` keeps both for them, and label readers of other formats make
+its input. What is decided about one annotation stands in :mod:`.truth`. This file has the decisions
+for which the whole file is needed: ids, boxes in another form, objects that are marked as crowds,
+pictures that are listed twice, names of pictures.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
+import itertools
 import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from detectron2.utils.file_io import PathManager
 from PIL import Image
 from pycocotools.coco import COCO
 
+from lambda_det.detection.data import report as kinds
 from lambda_det.detection.data.box_form import SIDES, Form, form_of_boxes, is_box
 from lambda_det.detection.data.coco_format import (
     COCO_DETECTIONS,
@@ -37,29 +37,7 @@ from lambda_det.detection.data.coco_format import (
 )
 from lambda_det.detection.data.picture_folder import PictureFolder, normal
 from lambda_det.detection.data.records import upright_size
-from lambda_det.detection.data.report import (
-    BORDER,
-    BOX,
-    CLASS,
-    CROWD,
-    DENSE,
-    EMPTY,
-    FORM,
-    ID,
-    MEANT,
-    NO_MASK,
-    OUTSIDE,
-    PICTURE,
-    ROOT,
-    SIZES,
-    TINY,
-    TWICE,
-    UNSEEN,
-    VALUE,
-    Finding,
-    Kind,
-    Report,
-)
+from lambda_det.detection.data.report import SIZES, Finding, Kind, Report
 from lambda_det.detection.data.truth import (
     FAR,
     MAX_PIXELS,
@@ -75,7 +53,7 @@ from lambda_det.detection.data.truth import (
 )
 from lambda_det.errors import DataError, listed
 
-__all__ = ["GroundTruth", "coco_api", "coco_content", "file_report", "read_coco"]
+__all__ = ["GroundTruth", "coco_api", "coco_content", "read_coco"]
 
 _MOST_CROWDS = 0.2  # share of all annotations; COCO has one in a hundred
 _MANY_CROWDS = 0.1
@@ -113,157 +91,63 @@ def read_coco(
     Raises:
         DataError: the file is missing, is not JSON or not in COCO's format.
     """
-    json_file, image_root = os.fspath(json_file), os.fspath(image_root)
-    content = _Content.of(json_file, image_root)
-    report = content.report
-    content.keypoints = content.keypoints if keypoints is None else keypoints
-    form, fault = form_of_boxes(content.annotations, content.images, content.written)
-    if fault is None:
-        _turn_boxes(content)
-    else:
-        kind, words, case = fault
-        report.add(kind, f"{content.where(case)}: {words}", len(content.annotations))
-    _merge_pictures(content)
-    _crowds_as_objects(content)
-    _check_names(content)
-    annotations: dict[Any, list[dict[str, Any]]] = {i: [] for i in content.images}
-    for annotation in content.annotations:
-        image = content.images.get(annotation["image_id"])
-        if image is not None and annotation["category_id"] in report.categories:
-            annotations[image["id"]].append(annotation)
-    places = {number: place for place, number in enumerate(report.categories)}
-    records, ids = [], iter(range(1, len(content.annotations) + 1))
-    for number in sorted(content.images):
-        image = content.images[number]
-        record = {"file_name": image["path"], "image_id": number}
-        record |= {"height": image["height"], "width": image["width"]}
-        record["annotations"] = Decided(
-            _decided(annotations[number], image, content, form, places, ids)
-        )
-        records.append(record)
-    _count(records, content)
-    return GroundTruth(records, report)
+    file = _File(os.fspath(json_file), os.fspath(image_root), keypoints)
+    # what its lists say
+    _take_categories(file)
+    _take_images(file)
+    _check_ids(file)
+    # What only all of them together show. The form of boxes follows from the numbers as they are
+    # written, so it comes first. The share of crowds would count merged annotations twice
+    _take_boxes(file)
+    _merge_pictures(file)
+    _crowds_as_objects(file)
+    _check_names(file)
+    # one annotation after the other, as that says how to read it
+    _make_records(file)
+    _count(file)
+    return GroundTruth(file.records, file.report)
 
 
-@functools.lru_cache(maxsize=4)
-def _kept_report(json_file: str, image_root: str, version: object) -> Report:
-    return read_coco(json_file, image_root).report
-
-
-def file_report(json_file: str | os.PathLike, image_root: str | os.PathLike = "") -> Report:
-    """The report of :func:`read_coco`, which is kept in memory until file or folder change."""
-    json_file, image_root = os.fspath(json_file), os.fspath(image_root)
-    if not PathManager.isfile(json_file):
-        raise DataError(f"The annotation file {json_file} does not exist; correct the path.")
-    status = os.stat(PathManager.get_local_path(json_file))
-    version: tuple = (status.st_mtime_ns, status.st_size)
-    if os.path.isdir(image_root):
-        version += (os.stat(image_root).st_mtime_ns,)
-    return deepcopy(_kept_report(json_file, image_root, version))
-
-
-# ------------------------------------------------------------------------------ the lists of a file
-class _Content:
-    """The lists of a file, from which records are made.
+class _File:
+    """An annotation file, of which :func:`read_coco` makes records step by step.
 
     Attributes:
-        report: on the file.
-        images: the entries by id, each with its "path".
-        annotations: the entries.
-        keypoints: how many an object has; None where no category names any.
+        name: its path.
+        lists: of the file.
+        report: on the file; every step adds what it finds.
+        annotations: the entries; those that are left, and as they are meant, after some steps.
         written: how the labels from which the file was made write boxes, of ``BOX_FORMS``;
             None for a file of COCO's own.
+        keypoints: how many an object has; None where no category names any.
+        images: the entries by id, each with its "path" and its size.
+        form: of all boxes.
+        records: Detectron2's dataset dicts.
     """
 
-    def __init__(self, report: Report, written: str | None = None) -> None:
-        self.report = report
-        self.written = written
-        self.images: dict[int, dict[str, Any]] = {}
-        self.annotations: list[dict[str, Any]] = []
-        self.keypoints: int | None = None
-
-    @classmethod
-    def of(cls, json_file: str, image_root: str) -> _Content:
-        lists = read_lists(json_file)
+    def __init__(self, json_file: str, image_root: str, keypoints: int | None) -> None:
+        self.name = json_file
+        self.lists = lists = read_lists(json_file)
         for name in ("images", "categories"):
             if not lists[name]:
                 raise DataError(f"{json_file}: the list {name!r} is empty; add at least one entry.")
+        self.annotations: list[dict[str, Any]] = lists["annotations"]
         made = made_by_reader(lists)
-        name = made["labels"] if made else json_file
-        report = Report(name, image_root, annotations=len(lists["annotations"]))
+        self.written: str | None = made["boxes"] if made else None
+        source = made["labels"] if made else json_file
+        self.report = Report(source, image_root, annotations=len(self.annotations))
         if made:
-            report.findings |= _of_the_reader(made["findings"])
+            self.report.findings |= _of_the_reader(made["findings"])
         else:
-            for annotation in lists["annotations"]:
+            for annotation in self.annotations:
                 annotation.pop("source", None)  # which means something else there
-        content = cls(report, made["boxes"] if made else None)
-        content.annotations = lists["annotations"]
-        content._take_categories(json_file, lists["categories"])
-        content._take_images(lists["images"])
-        content._check_ids()
-        return content
+        self.keypoints = keypoints
+        self.images: dict[int, dict[str, Any]] = {}
+        self.form = SIDES
+        self.records: list[dict[str, Any]] = []
 
-    def _take_categories(self, json_file: str, entries: list[dict[str, Any]]) -> None:
-        for entry in sorted(entries, key=lambda entry: entry["id"]):
-            number, name = entry["id"], entry["name"]
-            if any("\ud800" <= letter <= "\udfff" for letter in name):
-                raise DataError(
-                    f"{json_file}: the name {name!r:.80} of a category has half of a character, "
-                    "which no other file can hold; correct it."
-                )
-            names = read_keypoint_names(json_file, entry)
-            if names and self.keypoints is None:
-                self.keypoints = len(names)
-            first = self.report.categories.setdefault(number, name)
-            if first != name:
-                self.report.add(ID, f"category id {number} is of {first!r} and of {name!r}")
-        counts = Counter(annotation["category_id"] for annotation in self.annotations)
-        root = _unused_root(entries, counts)
-        if root is not None and len(self.report.categories) > 1:
-            name = self.report.categories.pop(root)
-            self.report.add(ROOT, f"{name} (category {root})")
-        self.report.counts = {number: counts[number] for number in self.report.categories}
-
-    def _take_images(self, entries: list[dict[str, Any]]) -> None:
-        paths = _paths_of([entry["file_name"] for entry in entries], self.report)
-        for entry in entries:
-            number, name = entry["id"], entry["file_name"]
-            image = {**entry, "path": paths[name]}
-            earlier = self.images.get(number)
-            if earlier is not None and earlier["path"] != image["path"]:
-                text = f"picture id {number} is of {earlier['file_name']!r} and of {name!r}"
-                self.report.add(ID, text)
-            elif earlier is None:
-                self.images[number] = image
-                self._check_size(image)
-
-    def _check_size(self, image: dict[str, Any]) -> None:
-        """Take the size of the picture itself where the file has none."""
-        width, height = (whole(image.get(key)) for key in ("width", "height"))
-        if not (width and height and min(width, height) > 0):
-            name = image["file_name"]
-            try:
-                with PathManager.open(image["path"], "rb") as file:
-                    width, height = upright_size(Image.open(file))
-            except Exception:  # Pillow may raise anything; or there is no file
-                said = f"{image.get('width')}x{image.get('height')}"
-                self.report.add(PICTURE, f"{name}, {said}: no size, and no picture that has one")
-                width, height = 1, 1
-            else:
-                self.report.add(MEANT, f"{name} has no size in the file: its own is taken")
-                image["own_size"] = True
-        image.update(width=width, height=height)
-        if width * height > MAX_PIXELS:
-            self.report.add(PICTURE, f"{_named(image)}: more pixels than can be read")
-
-    def _check_ids(self) -> None:
-        for annotation in self.annotations:
-            for key, entries in (
-                ("image_id", self.images),
-                ("category_id", self.report.categories),
-            ):
-                if annotation[key] not in entries:
-                    self.report.add(ID, f"{self.where(annotation)}: {key} {annotation[key]}")
+    def add(self, kind: Kind, annotation: Mapping[str, Any], words: str, count: int = 1) -> None:
+        """Report on an annotation, or on several of which this one is the first."""
+        self.report.add(kind, f"{self.where(annotation)}: {words}", count)
 
     def where(self, annotation: Mapping[str, Any]) -> str:
         """The place of an annotation in words; for converted labels the place in those."""
@@ -287,6 +171,32 @@ def _named(image: Mapping[str, Any]) -> str:
     return f"{image['file_name']}, {image['width']}x{image['height']}"
 
 
+# ------------------------------------------------------------------------------ the lists of a file
+def _take_categories(file: _File) -> None:
+    """Take the names of categories and keypoints, and count the annotations of each category."""
+    report, entries = file.report, file.lists["categories"]
+    for entry in sorted(entries, key=lambda entry: entry["id"]):
+        number, name = entry["id"], entry["name"]
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise DataError(
+                f"{file.name}: the name {name!r:.80} of a category has half of a character, which "
+                "no other file can hold; correct it."
+            )
+        names = read_keypoint_names(file.name, entry)
+        report.keypoints = report.keypoints or list(names)
+        first = report.categories.setdefault(number, name)
+        if first != name:
+            report.add(kinds.ID, f"category id {number} is of {first!r} and of {name!r}")
+    if file.keypoints is None:
+        file.keypoints = len(report.keypoints) or None
+    counts = Counter(annotation["category_id"] for annotation in file.annotations)
+    root = _unused_root(entries, counts)
+    if root is not None and len(report.categories) > 1:
+        name = report.categories.pop(root)
+        report.add(kinds.ROOT, f"{name} (category {root})")
+    report.counts = {number: counts[number] for number in report.categories}
+
+
 def _unused_root(entries: Sequence[Mapping[str, Any]], counts: Counter) -> int | None:
     """The id of a category without objects that all others name as their parent.
 
@@ -303,6 +213,49 @@ def _unused_root(entries: Sequence[Mapping[str, Any]], counts: Counter) -> int |
         ):
             return entry["id"]
     return None
+
+
+def _take_images(file: _File) -> None:
+    """Find the pictures, and take the size of a picture itself where the file has none."""
+    report, entries = file.report, file.lists["images"]
+    paths = _paths_of([entry["file_name"] for entry in entries], report)
+    for entry in entries:
+        number, name = entry["id"], entry["file_name"]
+        image = {**entry, "path": paths[name]}
+        earlier = file.images.get(number)
+        if earlier is None:
+            file.images[number] = image
+            _take_size(image, report)
+        elif earlier["path"] != image["path"]:
+            words = f"picture id {number} is of {earlier['file_name']!r} and of {name!r}"
+            report.add(kinds.ID, words)
+
+
+def _take_size(image: dict[str, Any], report: Report) -> None:
+    width, height = (whole(image.get(key)) for key in ("width", "height"))
+    if not (width and height and min(width, height) > 0):
+        name = image["file_name"]
+        try:
+            with PathManager.open(image["path"], "rb") as file:
+                width, height = upright_size(Image.open(file))
+        except Exception:  # Pillow may raise anything; or there is no file
+            said = f"{image.get('width')}x{image.get('height')}"
+            report.add(kinds.PICTURE, f"{name}, {said}: no size, and no picture that has one")
+            width, height = 1, 1
+        else:
+            report.add(kinds.MEANT, f"{name} has no size in the file: its own is taken")
+            image["own_size"] = True
+    image.update(width=width, height=height)
+    if width * height > MAX_PIXELS:
+        report.add(kinds.PICTURE, f"{_named(image)}: more pixels than can be read")
+
+
+def _check_ids(file: _File) -> None:
+    """Report annotations of pictures or categories that are not listed."""
+    for annotation in file.annotations:
+        for key, ids in (("image_id", file.images), ("category_id", file.report.categories)):
+            if annotation[key] not in ids:
+                file.add(kinds.ID, annotation, f"{key} {annotation[key]}")
 
 
 def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
@@ -332,14 +285,14 @@ def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
         end, pictures = matches[name]
         if len(pictures) > 1:
             places = listed(sorted(map(str, pictures)))
-            report.add(PICTURE, f"{name}: {end} is in several folders, {places}")
+            report.add(kinds.PICTURE, f"{name}: {end} is in several folders, {places}")
         elif pictures:
             path = str(pictures.pop())
             other = claims.setdefault(os.path.normpath(path), name)
             if normal(other) == normal(name) or _is_in_folder(name, path):
                 paths[name] = path
             else:
-                report.add(PICTURE, f"{name} is not there, and {path} is {other}")
+                report.add(kinds.PICTURE, f"{name} is not there, and {path} is {other}")
     return paths
 
 
@@ -358,26 +311,31 @@ def _is_file(path: str) -> bool:
 
 
 # ------------------------------------------------------------------- what only the whole file shows
-def _turn_boxes(content: _Content) -> None:
-    """Turn the boxes of CVAT that have an angle as an attribute.
+def _take_boxes(file: _File) -> None:
+    """Find the form of all boxes, and turn those of CVAT that have an angle.
 
-    CVAT writes a turned box as it was before it was turned, and the angle as an attribute. An
+    CVAT writes a turned box as it was before it was turned, and its angle as an attribute. An
     attribute of that name in a file of another program may mean anything.
     """
-    for place, annotation in enumerate(content.annotations):
+    file.form, fault = form_of_boxes(file.annotations, file.images, file.written)
+    if fault is not None:
+        kind, words, case = fault
+        file.add(kind, case, words, len(file.annotations))
+        return
+    for place, annotation in enumerate(file.annotations):
         box, degrees = annotation.get("bbox"), _degrees(annotation)
         if not degrees or annotation.get("segmentation") or not is_box(box):
             continue
         x, y, width, height = box
         outline = turned_rectangle((x, y, x + width, y + height), degrees)
         x0, y0, x1, y1 = around([outline])
-        content.annotations[place] = {
+        file.annotations[place] = {
             **annotation,
             "bbox": [x0, y0, x1 - x0, y1 - y0],
             "segmentation": [outline],
         }
         words = f"bbox {box} is turned by its rotation of {degrees:g} degrees"
-        content.report.add(MEANT, f"{content.where(annotation)}: {words}")
+        file.add(kinds.MEANT, annotation, words)
 
 
 def _degrees(annotation: Mapping[str, Any]) -> float:
@@ -387,26 +345,27 @@ def _degrees(annotation: Mapping[str, Any]) -> float:
     return degrees if is_number and abs(degrees) < FAR else 0
 
 
-def _merge_pictures(content: _Content) -> None:
+def _merge_pictures(file: _File) -> None:
     """Merge one picture under several ids, because each copy lacks the objects of the others."""
+    report = file.report
     first: dict[str, int] = {}
     other: dict[int, int] = {}
-    for number, image in content.images.items():
+    for number, image in file.images.items():
         path = normal(os.path.normpath(image["path"]))
         if first.setdefault(path, number) != number:
             other[number] = first[path]
-            kept = content.images[first[path]]
+            kept = file.images[first[path]]
             words = f"{image['file_name']} has the ids {first[path]} and {number}: they are merged"
-            content.report.add(MEANT, words)
+            report.add(kinds.MEANT, words)
             if (kept["width"], kept["height"]) != (image["width"], image["height"]):
                 words = f"{_named(kept)}, and {image['width']}x{image['height']} as id {number}"
-                content.report.add(PICTURE, words)
+                report.add(kinds.PICTURE, words)
     if not other:
         return
     merged = set(other.values())
     seen: set[str] = set()
     annotations = []
-    for annotation in content.annotations:
+    for annotation in file.annotations:
         number = annotation["image_id"]
         annotation = {**annotation, "image_id": other.get(number, number)}
         if annotation["image_id"] in merged:
@@ -417,24 +376,24 @@ def _merge_pictures(content: _Content) -> None:
             seen.add(what)
         annotations.append(annotation)
     for number in other:
-        del content.images[number]
-    content.annotations = annotations
+        del file.images[number]
+    file.annotations = annotations
     counts = Counter(annotation["category_id"] for annotation in annotations)
-    content.report.annotations = len(annotations)
-    content.report.counts = {number: counts[number] for number in content.report.categories}
+    report.annotations = len(annotations)
+    report.counts = {number: counts[number] for number in report.categories}
 
 
-def _crowds_as_objects(content: _Content) -> None:
+def _crowds_as_objects(file: _File) -> None:
     """Turn crowds into objects where a tool marks every run-length mask as a crowd.
 
     CVAT does so, and also writes "attributes"; other tools are recognised by the number of crowds.
     """
-    crowds = [a for a in content.annotations if a.get("iscrowd") == 1]
+    crowds = [a for a in file.annotations if a.get("iscrowd") == 1]
     if not crowds:
         return
-    runs = [a for a in content.annotations if isinstance(a.get("segmentation"), dict)]
+    runs = [a for a in file.annotations if isinstance(a.get("segmentation"), dict)]
     all_are = len(runs) == len(crowds) and all(a.get("iscrowd") == 1 for a in runs)
-    many = len(crowds) > _MOST_CROWDS * len(content.annotations)
+    many = len(crowds) > _MOST_CROWDS * len(file.annotations)
     objects = [
         a
         for a in crowds
@@ -444,13 +403,12 @@ def _crowds_as_objects(content: _Content) -> None:
     ]
     for annotation in objects:
         annotation["iscrowd"] = 0
-        words = "a run-length mask with iscrowd 1 is an object"
-        content.report.add(MEANT, f"{content.where(annotation)}: {words}")
+        file.add(kinds.MEANT, annotation, "a run-length mask with iscrowd 1 is an object")
     left = len(crowds) - len(objects)
-    if left > max(2, _MANY_CROWDS * len(content.annotations)):
+    if left > max(2, _MANY_CROWDS * len(file.annotations)):
         case = next(a for a in crowds if a.get("iscrowd") == 1)
-        words = f"{left} of {len(content.annotations)}, the first: {content.where(case)}"
-        content.report.add(CROWD, words, left)
+        words = f"{left} of {len(file.annotations)}, the first: {file.where(case)}"
+        file.report.add(kinds.CROWD, words, left)
 
 
 def _by_cvat(annotation: Mapping[str, Any]) -> bool:
@@ -463,15 +421,16 @@ def _said_to_be_crowd(annotation: Mapping[str, Any]) -> bool:
     return isinstance(attributes, dict) and bool(attributes.get("is_crowd"))
 
 
-def _check_names(content: _Content) -> None:
+def _check_names(file: _File) -> None:
     """Report classes that are the same, or that differ only in spelling."""
+    categories = file.report.categories
     groups: dict[str, list[int]] = defaultdict(list)
-    for number, name in content.report.categories.items():
+    for number, name in categories.items():
         groups[_without_spelling(name)].append(number)
     for numbers in groups.values():
         if len(numbers) > 1:
-            names = [f"{number}: {content.report.categories[number]!r}" for number in numbers]
-            content.report.add(CLASS, f"categories {listed(names, 5)}")
+            names = [f"{number}: {categories[number]!r}" for number in numbers]
+            file.report.add(kinds.CLASS, f"categories {listed(names, 5)}")
 
 
 def _without_spelling(name: str) -> str:
@@ -483,54 +442,91 @@ def _without_spelling(name: str) -> str:
 
 
 # ------------------------------------------------------------------------------ the objects of each
+def _make_records(file: _File) -> None:
+    """Make the records, with the annotations as they are used, in the order of the picture ids."""
+    categories = file.report.categories
+    of_image: dict[int, list[dict[str, Any]]] = {number: [] for number in file.images}
+    for annotation in file.annotations:
+        if annotation["image_id"] in of_image and annotation["category_id"] in categories:
+            of_image[annotation["image_id"]].append(annotation)
+    places = {number: place for place, number in enumerate(categories)}
+    ids = itertools.count(1)  # also of annotations that are left out
+    for number in sorted(file.images):
+        image = file.images[number]
+        decided = (_decided(entry, next(ids), image, places, file) for entry in of_image[number])
+        record = {"file_name": image["path"], "image_id": number}
+        record |= {"height": image["height"], "width": image["width"]}
+        record["annotations"] = Decided(one for one in decided if one is not None)
+        file.records.append(record)
+
+
 def _decided(
-    annotations: Sequence[dict[str, Any]],
+    entry: dict[str, Any],
+    number: int,
     image: Mapping[str, Any],
-    content: _Content,
-    form: Form,
     places: Mapping[int, int],
-    ids: Iterator[int],
-) -> Iterator[dict[str, Any]]:
-    """Yield the annotations of one picture in Detectron2's format, as they are used."""
-    report, size = content.report, (image["height"], image["width"])
-    for entry in annotations:
-        number = next(ids)
-        given = _in_detectron2s_format(entry, places, image, form)
-        if entry.get("ignore", 0) != 0:
-            # like a crowd, an ignored object is neither learnt nor counted
-            is_flag = entry["ignore"] in (1, True)
-            given["iscrowd"] = 1 if is_flag else given.get("iscrowd", 0)
-            words = f"ignore {entry['ignore']!r:.80}"
-            report.add(MEANT if is_flag else VALUE, f"{content.where(entry)}: {words}")
-        annotation, faults = decide(given, *size, content.keypoints)
-        for kind, words in faults:
-            # where all boxes have another form, their other faults follow from that
-            if not (FORM in report.findings and kind in (BORDER, BOX, OUTSIDE)):
-                report.add(kind, f"{content.where(entry)}: {words}")
-        if annotation is None:
-            continue
-        x0, y0, x1, y1 = corners(annotation)
-        if min(x1 - x0, y1 - y0) < 1:
-            report.add(TINY, f"{content.where(entry)}: {x1 - x0:.3g} x {y1 - y0:.3g} pixels")
-        area, box_area = entry.get("area"), (x1 - x0) * (y1 - y0)
-        if not is_area(area) or form is not SIDES:
-            area = box_area
-        elif not 0 < area <= _MOST_AREA * _area_of_box(given, box_area) + _ROUNDED_AREA:
-            # a size in COCO's results would be that of another object
-            words = f"area {area:g} of a box of {box_area:g} square pixels, whose area is taken"
-            report.add(MEANT, f"{content.where(entry)}: {words}")
-            area = box_area
-        elif runs := without_holes(annotation.get("segmentation"), area, *size):
-            annotation = {**annotation, "segmentation": runs}
-            words = f"area {area:g} is without the polygons that lie in others, which are holes"
-            report.add(MEANT, f"{content.where(entry)}: {words}")
-        source = {"source": entry["source"]} if "source" in entry else {}
-        yield {**annotation, "id": number, "area": area, **source}
+    file: _File,
+) -> dict[str, Any] | None:
+    """An annotation in Detectron2's format, as it is used; None where it is left out.
+
+    Args:
+        entry: of the file.
+        number: the id that it gets.
+        image: the entry of its picture.
+        places: the numbers of the classes, from 0, by the ids of the categories.
+        file: whose report gets what is found.
+    """
+    given = _in_detectron2s_format(entry, places, image, file.form)
+    if entry.get("ignore", 0) != 0:
+        # like a crowd, an ignored object is neither learnt nor counted
+        is_flag = entry["ignore"] in (1, True)
+        given["iscrowd"] = 1 if is_flag else given.get("iscrowd", 0)
+        file.add(kinds.MEANT if is_flag else kinds.VALUE, entry, f"ignore {entry['ignore']!r:.80}")
+    annotation, faults = decide(given, image["height"], image["width"], file.keypoints)
+    for kind, words in faults:
+        # where all boxes have another form, their other faults follow from that
+        follows = kind in (kinds.BORDER, kinds.BOX, kinds.OUTSIDE)
+        if not (follows and kinds.FORM in file.report.findings):
+            file.add(kind, entry, words)
+    if annotation is None:
+        return None
+    annotation = {**annotation, "id": number, **_measured(annotation, entry, given, image, file)}
+    return {**annotation, "source": entry["source"]} if "source" in entry else annotation
 
 
-def _area_of_box(given: Mapping[str, Any], otherwise: float) -> float:
-    """The area of a box as it was written, before it was cut at the border."""
-    return given["bbox"][2] * given["bbox"][3] if is_box(given["bbox"]) else otherwise
+def _measured(
+    annotation: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    given: Mapping[str, Any],
+    image: Mapping[str, Any],
+    file: _File,
+) -> dict[str, Any]:
+    """The "area" of an annotation; and its "segmentation", where the area shows that it has holes.
+
+    Args:
+        annotation: after :func:`decide`.
+        entry, given: before it, as in the file and in Detectron2's format.
+        image, file: its own.
+    """
+    x0, y0, x1, y1 = corners(annotation)
+    if min(x1 - x0, y1 - y0) < 1:
+        file.add(kinds.TINY, entry, f"{x1 - x0:.3g} x {y1 - y0:.3g} pixels")
+    area, box_area = entry.get("area"), (x1 - x0) * (y1 - y0)
+    if not is_area(area) or file.form is not SIDES:
+        return {"area": box_area}
+    # the box as it was written, before it was cut at the border
+    written = given["bbox"][2] * given["bbox"][3] if is_box(given["bbox"]) else box_area
+    if not 0 < area <= _MOST_AREA * written + _ROUNDED_AREA:
+        # a size in COCO's results would be that of another object
+        words = f"area {area:g} of a box of {box_area:g} square pixels, whose area is taken"
+        file.add(kinds.MEANT, entry, words)
+        return {"area": box_area}
+    mask = annotation.get("segmentation")
+    if runs := without_holes(mask, area, image["height"], image["width"]):
+        words = f"area {area:g} is without the polygons that lie in others, which are holes"
+        file.add(kinds.MEANT, entry, words)
+        return {"area": area, "segmentation": runs}
+    return {"area": area}
 
 
 def _in_detectron2s_format(
@@ -552,13 +548,13 @@ def _in_detectron2s_format(
     return result
 
 
-def _count(records: Sequence[dict[str, Any]], content: _Content) -> None:
-    """Fill in the counts of the records."""
-    report = content.report
+def _count(file: _File) -> None:
+    """Report what is left, by numbers."""
+    report, records = file.report, file.records
     report.images = len(records)
     seen: Counter[int] = Counter()
     for record in records:
-        image = content.images[record["image_id"]]
+        image = file.images[record["image_id"]]
         report.files.append(
             {
                 "file_name": image["path"],
@@ -578,22 +574,22 @@ def _count(records: Sequence[dict[str, Any]], content: _Content) -> None:
             area = annotation["area"]
             report.sizes[next(name for name, limit in SIZES.items() if area < limit)] += 1
         if len(objects) > COCO_DETECTIONS:
-            report.add(DENSE, f"{_named(image)}: {len(objects)}")
+            report.add(kinds.DENSE, f"{_named(image)}: {len(objects)}")
         for annotation in _repeated(objects):
             where = annotation.get("source") or f"{_named(image)}: bbox {annotation['bbox']}"
-            report.add(TWICE, str(where))
+            report.add(kinds.TWICE, str(where))
         if not objects:
             report.empty += 1
-            report.add(EMPTY, _named(image))
+            report.add(kinds.EMPTY, _named(image))
     for place, (number, name) in enumerate(report.categories.items()):
         if not seen[place]:
-            report.add(UNSEEN, f"{name} (category {number})")
+            report.add(kinds.UNSEEN, f"{name} (category {number})")
     if report.masks:
         for record in records:
-            image = content.images[record["image_id"]]
+            image = file.images[record["image_id"]]
             lacking = [a for a in record["annotations"] if "segmentation" not in a]
             if lacking:
-                report.add(NO_MASK, f"{_named(image)}: {len(lacking)}", len(lacking))
+                report.add(kinds.NO_MASK, f"{_named(image)}: {len(lacking)}", len(lacking))
 
 
 def _repeated(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

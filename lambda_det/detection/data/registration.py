@@ -17,8 +17,7 @@ from detectron2.utils.file_io import PathManager
 from torch.utils.data import Dataset
 
 from lambda_det.config import leaves
-from lambda_det.detection.data.coco import file_report, read_coco
-from lambda_det.detection.data.coco_format import read_json, read_keypoint_names
+from lambda_det.detection.data.ground_truth import file_report, ground_truth
 from lambda_det.detection.data.shapes import register_shapes_among
 from lambda_det.detection.data.truth import all_decided
 from lambda_det.detection.registry import class_keys
@@ -113,7 +112,7 @@ def load_records(name: str) -> Any:
 def _decide_when_loaded(name: str) -> None:
     """Let a registered data set give records that are checked and repaired, once.
 
-    :func:`read_coco` reads a file that Detectron2 would read. Records of a user's function may
+    :func:`ground_truth` reads a file that Detectron2 would read. Records of a user's function may
     differ from those of a file, so each is checked.
     """
     load = DatasetCatalog[name]
@@ -127,7 +126,7 @@ def _decide_when_loaded(name: str) -> None:
         names = metadata.get("keypoint_names")
         keypoints = None if names is None else len(names)
         if of_file:
-            truth = read_coco(metadata.json_file, metadata.image_root, keypoints=keypoints)
+            truth = ground_truth(metadata.json_file, metadata.image_root, keypoints=keypoints)
             categories = truth.report.categories
             metadata.thing_classes = list(categories.values())
             ids = {number: place for place, number in enumerate(categories)}
@@ -245,17 +244,11 @@ def register_coco_files(
         classes = {"thing_classes": list(report.categories.values())}
         register_coco_instances(name, classes, json_file, images)
         _decide_when_loaded(name)
-    if keypoints and not MetadataCatalog.get(name).get("keypoint_names"):
-        MetadataCatalog.get(name).set(**_keypoint_names(json_file))
+    metadata, names = MetadataCatalog.get(name), report.keypoints
+    if keypoints and names and not metadata.get("keypoint_names"):
+        # a flip exchanges left and right
+        metadata.set(keypoint_names=names, keypoint_flip_map=_pairs(names))
     return name
-
-
-def _keypoint_names(json_file: str) -> dict[str, list]:
-    """The keypoints of the first category that names some; a flip exchanges left and right."""
-    for category in read_json(json_file)["categories"]:
-        if names := read_keypoint_names(json_file, category):
-            return {"keypoint_names": list(names), "keypoint_flip_map": _pairs(names)}
-    return {}
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:

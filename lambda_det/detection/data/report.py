@@ -81,6 +81,7 @@ class Report:
         masks: annotations with a mask.
         most: number of objects of the picture with the most objects.
         categories: names by id, in the order of the ids.
+        keypoints: names of an object's keypoints, of the first category that has any.
         counts: annotations by category id, crowds included.
         sizes: annotations by COCO's sizes: small, medium, large.
         findings: that occur, by kind.
@@ -98,6 +99,7 @@ class Report:
     masks: int = 0
     most: int = 0
     categories: dict[int, str] = field(default_factory=dict)
+    keypoints: list[str] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIZES, 0))
     findings: dict[Kind, Finding] = field(default_factory=dict)

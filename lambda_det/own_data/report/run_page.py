@@ -13,7 +13,7 @@ from typing import Any
 
 from detectron2.config import CfgNode
 
-from lambda_det.detection.data.coco import file_report
+from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.tile_records import number_of_pictures

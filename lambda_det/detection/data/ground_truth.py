@@ -1,0 +1,131 @@
+"""The ground truth of annotation files, which is read once and then kept in memory.
+
+Each evaluation needs that of its test set up to three times: for the images, for their losses, and
+to measure by. A training needs that of its own data for the recipe and then for the loader.
+
+What is kept is pickled, in memory only. It then takes a fraction of the memory of the records,
+forked loader processes share it, and whoever asks gets records of its own, which it may change.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from detectron2.utils.file_io import PathManager
+
+from lambda_det.detection.data.coco import GroundTruth, read_coco
+from lambda_det.detection.data.report import Report
+from lambda_det.errors import DataError
+
+__all__ = ["file_report", "forget_records", "ground_truth"]
+
+_MOST = 8  # ground truths, for programs that go on to other data
+
+
+class _Kept(NamedTuple):
+    """A ground truth that was read.
+
+    Attributes:
+        version: of file and folder when it was read.
+        keypoints: how many an object has, as the file itself says; None where it does not.
+        report: pickled.
+        records: pickled; None once they are forgotten.
+    """
+
+    version: tuple[int, ...]
+    keypoints: int | None
+    report: bytes
+    records: bytes | None
+
+
+# By file, folder and the number of keypoints that was asked for, where the file says another one.
+# That asked for last is at the end.
+_kept: dict[tuple[str, str, int | None], _Kept] = {}
+
+
+def ground_truth(
+    json_file: str | os.PathLike,
+    image_root: str | os.PathLike = "",
+    *,
+    keypoints: int | None = None,
+) -> GroundTruth:
+    """:func:`read_coco`, which reads again only if file or folder have changed.
+
+    Args:
+        json_file, image_root, keypoints: as for that.
+
+    Returns:
+        A copy, which may be changed.
+
+    Raises:
+        DataError: as that.
+    """
+    json_file, image_root = os.fspath(json_file), os.fspath(image_root)
+    version = _version_of(json_file, image_root)  # before it is read, during which it may change
+    kept = _find(json_file, image_root, keypoints, version)
+    if kept is not None and kept.records is not None:
+        return GroundTruth(pickle.loads(kept.records), pickle.loads(kept.report))
+    truth = read_coco(json_file, image_root, keypoints=keypoints)
+    own = len(truth.report.keypoints) or None
+    key = (json_file, image_root, None if keypoints in (None, own) else keypoints)
+    _kept.pop(key, None)
+    _kept[key] = _Kept(version, own, _pickled(truth.report), _pickled(truth.records))
+    for oldest in list(_kept)[:-_MOST]:
+        del _kept[oldest]
+    return truth
+
+
+def file_report(json_file: str | os.PathLike, image_root: str | os.PathLike = "") -> Report:
+    """The report of :func:`ground_truth`, of which only that is copied.
+
+    Raises:
+        DataError: as that.
+    """
+    json_file, image_root = os.fspath(json_file), os.fspath(image_root)
+    kept = _find(json_file, image_root, None, _version_of(json_file, image_root))
+    return pickle.loads(kept.report) if kept else ground_truth(json_file, image_root).report
+
+
+def forget_records(*, but: Iterable[tuple[str, str]]) -> None:
+    """Forget all records that are kept, but not the reports.
+
+    Args:
+        but: annotation files with their folders, whose records will be asked for again.
+    """
+    needed = set(but)
+    for key, kept in _kept.items():
+        if key[:2] not in needed:
+            _kept[key] = kept._replace(records=None)
+
+
+def _find(
+    json_file: str, image_root: str, keypoints: int | None, version: tuple[int, ...]
+) -> _Kept | None:
+    """What is kept of a version of a file and its folder; it is then the last to be forgotten."""
+    for key in dict.fromkeys([(json_file, image_root, None), (json_file, image_root, keypoints)]):
+        kept = _kept.get(key)
+        fits = kept is not None and keypoints in (key[2], kept.keypoints)
+        if fits and kept.version == version:
+            _kept[key] = _kept.pop(key)
+            return kept
+    return None
+
+
+def _version_of(json_file: str, image_root: str) -> tuple[int, ...]:
+    """What changes if the file is written, or pictures come into the folder or leave it.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    if not PathManager.isfile(json_file):
+        raise DataError(f"The annotation file {json_file} does not exist; correct the path.")
+    file = os.stat(PathManager.get_local_path(json_file))
+    folder = os.stat(image_root).st_mtime_ns if os.path.isdir(image_root) else 0
+    return file.st_mtime_ns, file.st_size, file.st_ino, folder
+
+
+def _pickled(value: object) -> bytes:
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
