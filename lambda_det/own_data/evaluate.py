@@ -7,21 +7,18 @@ import contextlib
 import copy
 import io
 import json
-import logging
 import math
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from detectron2.config import CfgNode
 from detectron2.evaluation.testing import flatten_results_dict
 from omegaconf import DictConfig
 from tabulate import tabulate
 
-from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.outputs import mark_output
@@ -30,24 +27,14 @@ from lambda_det.detection.saved_run import SavedRun, add_checkpoint_flags, open_
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import (
     ConfigError,
-    DataError,
     UserError,
     command_parser,
     counted,
     exit_status,
-    listed,
     printable,
 )
 from lambda_det.files import disk_of, replace_text
-from lambda_det.own_data.drafts import identifying_stem
-from lambda_det.own_data.labels import (
-    COCO,
-    as_coco,
-    as_single_class,
-    give_all_classes,
-    refuse_address,
-)
-from lambda_det.own_data.layouts import find_images, find_parts
+from lambda_det.own_data.data_to_evaluate import DataToEvaluate, choose_data
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import evaluate_run
 from lambda_det.own_data.report.reading import (
@@ -57,16 +44,13 @@ from lambda_det.own_data.report.reading import (
     label_of,
     results_of,
 )
-from lambda_det.own_data.run_data import FOLDER, read_sources, refusal_of
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.logged import read_metrics
 from lambda_det.training.run_folder import refuse_other_run, save_config
-from lambda_det.training.task import EMA, RAW
+from lambda_det.training.task import EMA, RAW, Results
 from lambda_det.weights.loading import load
 
 __all__ = ["ResultsOnData", "evaluate", "main"]
-
-logger = logging.getLogger(__name__)
 
 _PARTS = ("train", "val", "test")
 _RESULTS = ("inference", "inference_EMA", "inference_TTA")  # folders of an evaluation's results
@@ -82,22 +66,6 @@ On a file of labels, and the page of that:
 The last checkpoint, with larger images:
   %(prog)s output/mine --checkpoint last --part val INPUT.MIN_SIZE_TEST 512 INPUT.MAX_SIZE_TEST 800
 """
-
-
-class _Data(NamedTuple):
-    """What is evaluated on.
-
-    Attributes:
-        name: of its results' folder.
-        labels: a file in COCO's format.
-        images: the folder of its pictures.
-        source: the user's own labels.
-    """
-
-    name: str
-    labels: Path
-    images: Path
-    source: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -196,190 +164,40 @@ def evaluate(
     """
     saved = open_run(run, checkpoint, raw=raw, opts=opts)
     home = Path(saved.origin.file).parent
-    with contextlib.ExitStack() as stack:
-        draft = stack.enter_context(tempfile.TemporaryDirectory(prefix="lambda_det_"))
-        log = stack.enter_context(BufferedLog(quiet=True))
-        chosen = _data(saved, home, data, part, labels, images, Path(draft))
+    with tempfile.TemporaryDirectory(prefix="lambda_det_") as draft, BufferedLog(quiet=True) as log:
+        chosen = choose_data(saved, home, data, part, labels, images, Path(draft))
         folder = Path(output) if output else home / "evaluations" / (chosen.name if chosen else "")
-        stack.enter_context(disk_of(folder))
-        refuse_other_run(folder, "--output", resumes=False)
-        if output:
-            _refuse_other_files(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if not _is_evaluation(folder):
-            mark_output(folder)
-            _begin(folder)
-        if chosen:
-            copied = folder / f"{chosen.name}.json"
-            if copied.absolute() != chosen.labels.absolute():
-                copied.write_bytes(chosen.labels.read_bytes())
-            chosen = chosen._replace(labels=copied)
-        config = _configuration(saved, folder, chosen)
-        task = DetectionTask(config).prepare(train=False)
-        task.check_weights(saved.content, saved.origin.file)
-        task.check_data(train=False)
-        for name in _RESULTS:  # those of an earlier evaluation may be of other weights
-            if (folder / name).exists():
-                shutil.rmtree(folder / name)
-        _begin(folder)
-        (folder / "log.txt").unlink(missing_ok=True)  # its warnings were of other data
-        log.open(str(folder))
-        save_config(task)
-        model = task.build_model()
-        averaged = saved.origin.averaged
-        load(model, saved.origin.file, saved.content, complete=True, averaged=averaged)
-        with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
-            values = task.evaluate({EMA if averaged else RAW: model}, final=True)
-    records = [{"iteration": 0, **flatten_results_dict(values)}]
-    own = results_of(read_metrics(home), averaged, saved.origin.step, SCORES)
-    files, trained_on = _pictures(task.parts.test_names), None
-    if trained := _trained_pictures(saved.config):
-        pairs, _ = shared_copies({"train": trained, "test": files})
-        trained_on = len({file for file, _ in pairs})
-    where = chosen.source if chosen else ", ".join(task.parts.test_names)
-    classes: Sequence[Detections] = ()
-    with contextlib.suppress(UserError):  # the model predicts semantic masks, or nothing
-        classes = evaluate_run(folder).results
-    evaluated = ResultsOnData(
-        folder,
-        str(saved.origin),
-        f"{counted(len(files), 'image')} of {printable(where)}",
-        results_of(records, averaged, endings=SCORES),
-        own,
-        trained_on,
-        len(files),
-        classes,
-    )
+        with disk_of(folder):
+            _take_folder(folder, is_named=bool(output))
+            chosen = chosen and chosen.copied_to(folder)
+            task = DetectionTask(_configuration(saved, folder, chosen)).prepare(train=False)
+            task.check_weights(saved.content, saved.origin.file)
+            task.check_data(train=False)
+            # from here on what an earlier evaluation wrote there is gone
+            _empty(folder)
+            log.open(str(folder))
+            save_config(task)
+            values = _evaluated(task, saved)
+    results = _results(saved, folder, task, values, chosen.source if chosen else "")
     with disk_of(folder):
-        _keep(evaluated)
-    return evaluated
+        _keep(results)
+    return results
 
 
-def _data(
-    saved: SavedRun,
-    home: Path,
-    data: str | None,
-    part: str | None,
-    labels: str | None,
-    images: str | None,
-    draft: Path,
-) -> _Data | None:
-    """The data that the flags name; None for the data on which the run is evaluated.
+# --------------------------------------------------------------------------- the folder of results
+def _take_folder(folder: Path, *, is_named: bool) -> None:
+    """Make the folder of an evaluation, or take that of an earlier one, which stays as it is.
 
     Raises:
-        ConfigError: flags do not go together.
-        DataError: there is no such part, or it has objects of classes that the run does not have.
+        ConfigError: the folder holds a run, or was named and has other files.
     """
-    if bool(data) + bool(labels) > 1 or (images and not labels) or (labels and part):
-        raise ConfigError("Give --data with or without --part, or --json with or without --images.")
-    if isinstance(saved.config, DictConfig):
-        if data or labels or part:
-            raise ConfigError(
-                "The run of a LazyConfig is evaluated on the data that its nodes say: change "
-                "dataloader.test, and evaluate with --eval-only and train.init_checkpoint."
-            )
-        return None
-    for place in (data, labels, images):
-        refuse_address(place or "")
-    # Most formats list no classes: those of their objects would be sorted, and some may be missing
-    classes = saved.classes.get("thing_classes", ())
-    is_single = read_sources(home).get("single_class", False)
-    if labels:
-        if not Path(labels).exists():
-            raise DataError(f"The labels {labels} of --json do not exist.")
-        pictures = images or str(find_images(labels))
-        if is_single:
-            (file,) = as_coco((labels, pictures), folder=draft)
-            file = as_single_class(file, draft)
-        else:
-            (file,) = as_coco((labels, pictures), folder=draft, classes=classes)
-        return _named(file, pictures, labels)
-    if data:
-        form, places = find_parts(data, folder=draft)
-        parts = {p.name: (str(p.labels), str(p.images), p.source) for p in places}
-        where = data
-    else:
-        parts, where = _parts_of_run(saved.config, home), str(home)
-    if not parts and part is None:
-        return None
-    if part is None:
-        part = next(name for name in ("test", "val", "train") if name in parts)
-    if part not in parts:
-        raise DataError(
-            f"{where} has no part {part}, only {listed(parts)}; name other data with --data or "
-            "--json."
-        )
-    if data:
-        file, pictures, source = parts[part]
-        if is_single:
-            file = as_single_class(file, draft)
-        elif form != COCO:
-            # only this part: another one may have objects of classes that the run does not have
-            content = read_json(file)
-            give_all_classes([content], classes)
-            Path(file).write_text(json.dumps(content), "utf-8")
-        return _named(file, pictures, source)
-    advice = (
-        f"{where} keeps the labels of its part {part} as they were when it began; correct your "
-        f"own, and evaluate with --data DIR --part {part}."
-    )
-    return _named(*parts[part], advice)
-
-
-def _parts_of_run(cfg: CfgNode, home: Path) -> dict[str, tuple[str, str, str]]:
-    """The parts of the data that were prepared for a run."""
-    files = {"train": ("TRAIN_JSON", "TRAIN_IMAGES"), "val": ("TEST_JSON", "TEST_IMAGES")}
-    parts = {name: tuple(cfg.DATASETS[key] for key in keys) for name, keys in files.items()}
-    if rest := read_sources(home).get("rest"):
-        parts["test"] = (str(home / FOLDER / rest[0]), rest[1])
-    return {name: (file, images, file) for name, (file, images) in parts.items() if file}
-
-
-def _named(labels: str, images: str, source: str, advice: str = "") -> _Data:
-    """Add a name that identifies the content of the labels.
-
-    Raises:
-        DataError: the labels are refused. Here the message names them, and not their copy in the
-            folder of the evaluation; it ends with the advice.
-    """
-    path = Path(labels)
-    if refusal := refusal_of(labels, images):
-        raise DataError(f"{refusal} {advice}".rstrip())
-    return _Data(identifying_stem(path), path, Path(images), source)
-
-
-def _configuration(saved: SavedRun, folder: Path, data: _Data | None) -> CfgNode | DictConfig:
-    """The configuration of the run with other data and another folder."""
-    config = copy.deepcopy(saved.config)
-    if isinstance(config, DictConfig):
-        config.train.output_dir = str(folder)
-        return config
-    config.OUTPUT_DIR, config.MODEL.WEIGHTS = str(folder), saved.origin.file
-    # may have been moved since, and is not needed
-    if not Path(config.DATASETS.TRAIN_IMAGES).is_dir():
-        config.DATASETS.TRAIN_JSON = config.DATASETS.TRAIN_IMAGES = ""
-    if data:
-        config.DATASETS.TEST_JSON = str(data.labels.absolute())
-        config.DATASETS.TEST_IMAGES = str(data.images.absolute())
-    return config
-
-
-def _pictures(names: Iterable[str]) -> list[str]:
-    files: list[str] = []
-    for name in names:
-        if is_coco(name):
-            files += (file["file_name"] for file in file_report(*registered_files(name)).files)
-    return files
-
-
-def _trained_pictures(config: CfgNode | DictConfig) -> list[str]:
-    """The files on which a run was trained; [] where that is unknown."""
-    if isinstance(config, DictConfig) or not config.DATASETS.TRAIN_JSON:
-        return []
-    with contextlib.suppress(UserError):
-        report = file_report(config.DATASETS.TRAIN_JSON, config.DATASETS.TRAIN_IMAGES)
-        return [file["file_name"] for file in report.files]
-    return []
+    refuse_other_run(folder, "--output", resumes=False)
+    if is_named:
+        _refuse_other_files(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not _is_evaluation(folder):
+        mark_output(folder)
+        _begin(folder)
 
 
 def _refuse_other_files(folder: Path) -> None:
@@ -408,16 +226,103 @@ def _begin(folder: Path) -> None:
     replace_text(folder / EVALUATION, json.dumps(_UNFINISHED, indent=1))
 
 
-def _keep(evaluated: ResultsOnData) -> None:
+def _empty(folder: Path) -> None:
+    """Remove the results of an earlier evaluation, which may be of other weights and data."""
+    for name in _RESULTS:
+        if (folder / name).exists():
+            shutil.rmtree(folder / name)
+    _begin(folder)
+    (folder / "log.txt").unlink(missing_ok=True)
+
+
+def _keep(results: ResultsOnData) -> None:
     """Write the facts for the page of an evaluation."""
     content = {
-        "sentences": evaluated.sentences(),
-        "results": {name: result._asdict() for name, result in evaluated.results.items()},
-        "own": {name: result._asdict() for name, result in evaluated.own.items()},
+        "sentences": results.sentences(),
+        "results": {name: result._asdict() for name, result in results.results.items()},
+        "own": {name: result._asdict() for name, result in results.own.items()},
     }
-    replace_text(evaluated.folder / EVALUATION, json.dumps(content, indent=1))
+    replace_text(results.folder / EVALUATION, json.dumps(content, indent=1))
 
 
+# ----------------------------------------------------------------------------------- the evaluation
+def _configuration(
+    saved: SavedRun, folder: Path, data: DataToEvaluate | None
+) -> CfgNode | DictConfig:
+    """The configuration of the run with other data and another folder."""
+    config = copy.deepcopy(saved.config)
+    if isinstance(config, DictConfig):
+        config.train.output_dir = str(folder)
+        return config
+    config.OUTPUT_DIR, config.MODEL.WEIGHTS = str(folder), saved.origin.file
+    # may have been moved since, and is not needed
+    if not Path(config.DATASETS.TRAIN_IMAGES).is_dir():
+        config.DATASETS.TRAIN_JSON = config.DATASETS.TRAIN_IMAGES = ""
+    if data:
+        config.DATASETS.TEST_JSON = str(data.labels.absolute())
+        config.DATASETS.TEST_IMAGES = str(data.images.absolute())
+    return config
+
+
+def _evaluated(task: DetectionTask, saved: SavedRun) -> Results:
+    """Evaluate the weights of a run on the data of a task."""
+    model, averaged = task.build_model(), saved.origin.averaged
+    load(model, saved.origin.file, saved.content, complete=True, averaged=averaged)
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
+        return task.evaluate({EMA if averaged else RAW: model}, final=True)
+
+
+def _results(
+    saved: SavedRun, folder: Path, task: DetectionTask, values: Results, source: str
+) -> ResultsOnData:
+    """Put the figures of an evaluation beside those of the run.
+
+    Args:
+        saved: the run.
+        folder: of the evaluation.
+        task: of the evaluation.
+        values: that it has given.
+        source: the user's own labels; "" for the data on which the run is evaluated.
+    """
+    home, averaged = Path(saved.origin.file).parent, saved.origin.averaged
+    files, trained_on = _pictures(task.parts.test_names), None
+    if trained := _trained_pictures(saved.config):
+        pairs, _ = shared_copies({"train": trained, "test": files})
+        trained_on = len({file for file, _ in pairs})
+    classes: Sequence[Detections] = ()
+    with contextlib.suppress(UserError):  # the model predicts semantic masks, or nothing
+        classes = evaluate_run(folder).results
+    where = printable(source or ", ".join(task.parts.test_names))
+    records = [{"iteration": 0, **flatten_results_dict(values)}]
+    return ResultsOnData(
+        folder=folder,
+        weights=str(saved.origin),
+        data=f"{counted(len(files), 'image')} of {where}",
+        results=results_of(records, averaged, endings=SCORES),
+        own=results_of(read_metrics(home), averaged, saved.origin.step, SCORES),
+        trained_on=trained_on,
+        images=len(files),
+        classes=classes,
+    )
+
+
+def _pictures(names: Iterable[str]) -> list[str]:
+    """The files of registered data sets in COCO's format."""
+    reports = [file_report(*registered_files(name)) for name in names if is_coco(name)]
+    return [file["file_name"] for report in reports for file in report.files]
+
+
+def _trained_pictures(config: CfgNode | DictConfig) -> list[str]:
+    """The files on which a run was trained; [] where that is unknown."""
+    if isinstance(config, DictConfig) or not config.DATASETS.TRAIN_JSON:
+        return []
+    with contextlib.suppress(UserError):
+        report = file_report(config.DATASETS.TRAIN_JSON, config.DATASETS.TRAIN_IMAGES)
+        return [file["file_name"] for file in report.files]
+    return []
+
+
+# ------------------------------------------------------------------------------------- the command
 def main(argv: list[str] | None = None) -> int:
     """Do what the words after ``lambda-det evaluate`` say, and return the exit status."""
     parser = command_parser(
