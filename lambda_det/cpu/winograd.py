@@ -3,10 +3,17 @@
 PyTorch's own convolutions have one error in each memory layout. If the weights of a kernel are of
 one size, the errors of the output and of both gradients in float32 are here at most twice the
 larger of these (tests/cpu/test_winograd.py). In a kernel with a single weight that is not zero they
-are up to six times as large. A value that is not finite reaches whole tiles of outputs. The kernel
-is native/winograd.cpp. If the gradient of a map is zero at most positions, as after the loss of an
-RPN, only the products of the others are computed. In bfloat16 all other convolutions are PyTorch's,
-except where the processor has it at twice the rate of float32.
+are up to six times as large. A value that is not finite reaches whole tiles of outputs.
+
+The kernel is native/winograd.cpp. If the gradient of a map is zero at most positions, as after the
+loss of an RPN, only the products of the others are computed. In bfloat16 all other convolutions are
+PyTorch's, except where the processor has it at twice the rate of float32.
+
+:func:`use_winograd` exchanges the class of convolutions that exist, and does not replace them: the
+model, its optimiser, its hooks and its averaged copy hold these very objects. Which way a
+convolution takes is decided at each call, because layout, dtype, threads and gradients may be
+others at the next one: first :func:`_pays`, and else the ways of PyTorch, in
+:meth:`_Conv2d._by_pytorch`.
 """
 
 from __future__ import annotations
@@ -88,18 +95,23 @@ class _Conv2d(_Replacement, Conv2d):
             bias = bias if bias is None else bias.to(dtype)
             x = winograd_conv2d(x.to(dtype), weight.to(dtype), bias, relu)
         else:
-            if self.kernel_size == (1, 1) and dtype == torch.float32 and _left_to_mkl():
-                # A dilation, which moves no tap, keeps PyTorch from it
-                x = F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
-            elif self._is_depthwise_with_stride() and _learns_in_bfloat16(x, weight, bias):
-                # In bfloat16 oneDNN's gradients take 5 to 20 times the time of those in float32
-                with torch.autocast("cpu", enabled=False):
-                    bias = bias if bias is None else bias.float()
-                    x = self._conv_forward(x.float(), weight.float(), bias).bfloat16()
-            else:
-                x = self._conv_forward(x, weight, bias)
+            x = self._by_pytorch(x, weight, bias, dtype)
             x = x.relu_() if relu else x
         return x if relu or activation is None else activation(x)
+
+    def _by_pytorch(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """PyTorch's convolution, kept from the two cases in which it takes long."""
+        if self.kernel_size == (1, 1) and dtype == torch.float32 and _left_to_mkl():
+            # A dilation, which moves no tap, keeps PyTorch from MKL
+            return F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
+        if self._is_depthwise_with_stride() and _learns_in_bfloat16(x, weight, bias):
+            # In bfloat16 oneDNN's gradients take 5 to 20 times the time of those in float32
+            with torch.autocast("cpu", enabled=False):
+                bias = bias if bias is None else bias.float()
+                return self._conv_forward(x.float(), weight.float(), bias).bfloat16()
+        return self._conv_forward(x, weight, bias)
 
     def _is_3x3(self) -> bool:
         sides = self.kernel_size, self.stride, self.padding, self.dilation

@@ -5,6 +5,10 @@ Two things in it are ours, because the agent would break two promises: it ends i
 seconds after a signal, though one may be saving by then, and in PyTorch 2.4 it dies of SIGUSR1. So
 the agent here passes signals on and goes on waiting (:class:`_Agent`). And its processes return
 what a signal made of the run: the agent would end the others at an exit status such as 75.
+
+PyTorch has no public place for either, so :class:`_Agent` overrides two private methods and reads
+one private field of PyTorch's. Where another version changes them,
+``tests/distributed/test_launch.py`` fails.
 """
 
 from __future__ import annotations
@@ -134,35 +138,62 @@ def launch(main: Main, args: argparse.Namespace, *, device: str, key: str = "MOD
 # --------------------------------------------------------------------------------- by --num-gpus
 
 
+class _Requests:
+    """The signals that ask the processes of this machine to end.
+
+    Attributes:
+        signals: those that came.
+        second: the one that asked for the second time; 0 for none.
+    """
+
+    def __init__(self, unheard: Path) -> None:
+        """
+        Args:
+            unheard: a file that exists from a second request on until a process handles it.
+        """
+        self.signals: frozenset[int] = frozenset()
+        self.second = 0
+        self._unheard = unheard
+        self._first_time = self._second_time = 0.0
+
+    def take(self, number: int) -> None:
+        now = time.monotonic()
+        if not self.signals:
+            self._first_time = now
+        elif not self.second and is_another_request(number, now - self._first_time):
+            self.second, self._second_time = number, now
+            with suppress(OSError):  # then it does not exist, and none is killed
+                self._unheard.touch()
+        self.signals |= {number}
+
+    def are_unheard(self) -> bool:
+        """Whether no process has handled the second request in time; this is said once."""
+        if not self.second or time.monotonic() <= self._second_time + _TO_END_AT_ONCE:
+            return False
+        try:
+            self._unheard.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
 class _Agent(LocalElasticAgent):
     """Starts the processes of this machine, and waits for their end, also after a signal.
 
     Attributes:
-        signals: that were passed on to the processes.
+        requests: the signals, each of which is passed on to the processes.
         killed_for: the signal that asked a second time, and for which they were killed; 0 if they
             ended by themselves.
-        unheard: a file that exists from a second signal on until a process handles it.
     """
 
-    unheard: Path
-    signals: frozenset[int] = frozenset()
+    requests: _Requests
     killed_for = 0
-    _first_time = 0.0  # of the first signal
-    _second_time = 0.0
-    _second = 0  # the second signal
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
         pids = super()._start_workers(worker_group)
 
         def pass_on(number: int, _: object) -> None:
-            now = time.monotonic()
-            if not self.signals:
-                self._first_time = now
-            elif not self._second and is_another_request(number, now - self._first_time):
-                self._second, self._second_time = number, now
-                with suppress(OSError):  # then it does not exist, and none is killed
-                    self.unheard.touch()
-            self.signals |= {number}
+            self.requests.take(number)
             for process in self._living():
                 with suppress(ProcessLookupError):  # it has ended since
                     os.kill(process.pid, number)
@@ -173,20 +204,11 @@ class _Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Kill the processes if none has heard a second signal; then do what the agent does."""
-        late = time.monotonic() > self._second_time + _TO_END_AT_ONCE
-        if self._second and late and self._is_unheard():
+        if self.requests.are_unheard():
             for process in self._living():
-                self.killed_for = self._second
+                self.killed_for = self.requests.second
                 process.kill()
         return super()._monitor_workers(worker_group)
-
-    def _is_unheard(self) -> bool:
-        """Whether no process has removed the file; it is asked once."""
-        try:
-            self.unheard.unlink()
-        except FileNotFoundError:
-            return False
-        return True
 
     def _living(self) -> list[BaseProcess]:
         """The processes that have not ended: other ones may get the numbers of those that have."""
@@ -209,13 +231,13 @@ def _run_agent(main: Main, args: argparse.Namespace, device_type: str) -> None:
             max_restarts=0,
         )
         agent = _Agent(spec, DefaultLogsSpecs(log_dir=folder), _START_METHOD)
-        agent.unheard = unheard
+        agent.requests = _Requests(unheard)
         try:
             result = agent.run()
             stopped_by = agent.killed_for
         except SignalException as stop:  # the processes were only starting
             stopped_by = stop.sigval
-        passed_on = agent.signals
+        passed_on = agent.requests.signals
         del agent, spec  # which removes their semaphores; a signal would leave them to the system
     if stopped_by:
         _end_by(stopped_by)

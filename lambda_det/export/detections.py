@@ -7,6 +7,12 @@ and TopK can hold it. The size of an image is a row of a tensor [B, 2], of heigh
 
 The results are those of Detectron2, unless more than ``CANDIDATES`` boxes of an image score above
 the threshold, or boxes cover each other in a chain of more than ``ROUNDS``.
+
+Detectron2 calls these functions by the names of its modules, and gives no other place to put
+others. So :func:`exportable_detections` replaces ten of them, by ``unittest.mock``, which puts them
+back at the end and fails where a name no longer exists. It encloses a recording or a comparison,
+and nothing that trains or evaluates. ``tests/export/test_detector.py`` compares the results with
+those of Detectron2's own functions.
 """
 
 from __future__ import annotations
@@ -60,7 +66,7 @@ def exportable_detections() -> Iterator[None]:
 def proposals_in_order() -> Iterator[None]:
     """Let Detectron2 choose proposals of equal logits in the order of their places, as ONNX does.
 
-    An RPN whose hidden channels are all 0 gives equal logits at many places of an object, and the
+    Where all hidden channels of an RPN are 0, many places of an object have equal logits. The
     ``topk`` of PyTorch gives equal values in any order, so what NMS keeps of them is chance. This
     sorts all logits, in 0.04 s for 268,569 of them on one thread.
     """

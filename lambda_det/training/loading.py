@@ -1,4 +1,15 @@
-"""Load images: in processes, past images that cannot be read, and ahead of the GPU."""
+"""Load images: in processes, past images that cannot be read, and ahead of the GPU.
+
+Two things about the processes are ours. They leave a scheduler's signals to the process that
+trains, which decides what these mean: PyTorch's own handlers would end them in the middle of a
+step. And one that dies is noticed at once and named, also where PyTorch waits for minutes or ends
+with an error of a connection. PyTorch has no public place for either. So the signals are held back
+around the start of a process (:func:`_signals_held_back`, :class:`_ProcessStart`), and
+:class:`_BatchesOfProcesses` is a subclass of PyTorch's private iterator, of which it uses
+``_try_get_data``, ``_workers`` and ``_workers_status``. Where another version changes them, those
+of ``tests/training/test_loading.py`` fail in which processes die. They are quick, so ``make
+matrix`` runs them under each version of docs/versions.md.
+"""
 
 from __future__ import annotations
 
