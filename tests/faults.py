@@ -525,6 +525,14 @@ FAULTS = [
         "detection/data/test_truth.py::test_keypoints_of_another_number_are_taken_away",
     ),
     _fault(
+        "Ground truth is decided once",
+        "lambda_det/detection/data/ground_truth.py",
+        "fits and kept.version == version",
+        "fits",
+        "detection/data/test_ground_truth.py"
+        "::test_a_file_or_a_folder_that_changed_is_read_again",
+    ),
+    _fault(
         "Labels are written as COCO, YOLO and LabelMe",
         "lambda_det/detection/data/label_files.py",
         'f"{value:.9g}"',

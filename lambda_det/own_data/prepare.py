@@ -22,6 +22,7 @@ from tabulate import tabulate
 from lambda_det.detection.config import changed_config
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data import register_json_datasets
+from lambda_det.detection.data.ground_truth import forget_records
 from lambda_det.detection.saved_run import SavedRun, open_run
 from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, WeightsError
@@ -121,6 +122,8 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Configured:
     if is_derived:
         cfg.DATASETS.update({key.partition(".")[2]: path for key, path in files.items()})
         keys |= _derived(given, start, keys, cfg, begun)
+    if args.num_gpus * args.num_machines > 1:  # its processes read for themselves
+        forget_records(but=())
     keys |= {"RECIPE.ENABLED": False, "RECIPE.KEEP": kept}
     return Configured(_with(start, keys, args), file)
 

@@ -794,3 +794,17 @@ def test_flags_of_other_programs_are_translated(capsys, word, hint):
         with pytest.raises(SystemExit):
             lazy_parser().parse_args([word])
         assert hint not in capsys.readouterr().err
+
+
+def test_labels_are_read_once(data, tmp_path, readings):
+    """The user's own, and the two files that a training makes of them."""
+    args = prepared("--data", data, "--output", tmp_path / "run")
+    task = DetectionTask(keys(args)).prepare(train=True)
+    task.check_data(train=True)
+    task.build_train_loader()
+    for _ in range(4):
+        for name in task.parts.test_sets:
+            task.parts.make_evaluator(name, "")
+            task.parts.make_test_loader(name)
+            task.parts.make_loss_loader(name)
+    assert len(readings) == 3

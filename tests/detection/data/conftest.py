@@ -11,7 +11,7 @@ from detectron2.config import CfgNode, get_cfg
 from PIL import Image
 
 from lambda_det.config import add_lambda_config
-from lambda_det.detection.data import truth
+from lambda_det.detection.data import ground_truth, read_coco, truth
 from tests.coco import annotation, coco_content
 
 
@@ -44,6 +44,20 @@ def write(tmp_path: Path) -> Callable[..., tuple[str, str]]:
         return str(path), str(folder)
 
     return write_dataset
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the annotation files that are read, in order; at first nothing is kept."""
+    read: list[str] = []
+
+    def counted(json_file: str, *places: str, **options: Any) -> Any:
+        read.append(Path(json_file).name)
+        return read_coco(json_file, *places, **options)
+
+    monkeypatch.setattr(ground_truth, "_kept", {})
+    monkeypatch.setattr(ground_truth, "read_coco", counted)
+    return read
 
 
 @pytest.fixture

@@ -1,9 +1,21 @@
-"""The check that data sets have the keypoints and masks that a model learns and is measured by."""
+"""Ground truth is read once, and is what a model learns and is measured by."""
+
+import json
+from pathlib import Path
 
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
-from lambda_det.detection.data import check_datasets, register_json_datasets, register_shapes
+from lambda_det.detection import DetectionTask
+from lambda_det.detection.data import (
+    check_datasets,
+    read_coco,
+    register_coco_files,
+    register_json_datasets,
+    register_shapes,
+)
+from lambda_det.detection.data.ground_truth import file_report, forget_records, ground_truth
+from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.errors import ConfigError, DataError
 
@@ -164,3 +176,92 @@ def test_keypoints_of_a_file_are_named_by_its_categories(cfg, shapes):
     metadata = MetadataCatalog.get(cfg.DATASETS.TRAIN[0])
     assert metadata.keypoint_names == ["left", "top", "right", "bottom"]
     assert metadata.keypoint_flip_map == [("left", "right")]
+
+
+# ------------------------------------------------------------------------------ what is read, once
+def test_a_file_is_read_once_and_each_gets_its_own_copy(content, write, readings):
+    content["categories"][1]["keypoints"] = ["left eye", "right eye"]
+    place = write(content)
+    expected = read_coco(*place)
+    for _ in range(2):
+        truth = ground_truth(*place)
+        assert truth == expected
+        assert {type(r["annotations"]) for r in truth.records} == {
+            type(expected[0][0]["annotations"])
+        }
+        truth.records[0]["annotations"].clear()
+        truth.report.files.clear()
+    assert file_report(*place) == expected.report
+    assert ground_truth(*place, keypoints=2) == expected  # as many as the file says
+    assert readings == ["set.json"]
+
+
+def test_another_number_of_keypoints_is_another_truth(content, write, readings):
+    content["categories"][0]["keypoints"] = ["eye"]
+    for entry in content["annotations"]:
+        entry["keypoints"] = [5, 5, 2]
+    place = write(content)
+    counts = {}
+    for number in (None, 1, 2, None, 2):
+        annotations = [
+            a for r in ground_truth(*place, keypoints=number).records for a in r["annotations"]
+        ]
+        counts.setdefault(number, set()).add(sum("keypoints" in a for a in annotations))
+    assert counts == {None: {8}, 1: {8}, 2: {0}}
+    assert len(readings) == 2
+
+
+def test_a_file_or_a_folder_that_changed_is_read_again(content, write, readings, tmp_path):
+    """Between two evaluations, with the same name for the same data set."""
+    json_file, images = write(content)
+    name = register_coco_files(json_file, images, "test")
+    number = len(DatasetCatalog.get(name))
+    other = dict(content, annotations=content["annotations"][:-1])
+    (tmp_path / "new.json").write_text(json.dumps(other))
+    (tmp_path / "new.json").replace(json_file)
+    assert sum(len(r["annotations"]) for r in DatasetCatalog.get(name)) == 7
+    assert file_report(json_file, images).annotations == 7
+    Path(images, "40.png").rename(Path(images, "moved.png"))
+    assert len(DatasetCatalog.get(name)) == number
+    assert len(readings) == 3
+    Path(json_file).unlink()
+    with pytest.raises(DataError, match=r"set\.json"):
+        ground_truth(json_file, images)
+
+
+def test_what_is_forgotten_is_read_again_and_reports_stay(content, write, readings):
+    places = [write(content, name) for name in ("a", "b")]
+    for place in places:
+        ground_truth(*place)
+    forget_records(but=places[:1])
+    for place in places:
+        file_report(*place)
+    assert readings == ["a.json", "b.json"]
+    for place in places:
+        ground_truth(*place)
+    assert readings == ["a.json", "b.json", "b.json"]
+
+
+@pytest.mark.parametrize("keys", [[], ["INPUT.TILE.SIZE", 40], ["TEST.SAMPLE", 2]])
+def test_a_training_reads_each_file_once(cfg, content, write, readings, keys):
+    """Checks, recipe, loaders, and four evaluations with their losses; then only the test set is
+    kept, which has the same images in each of them."""
+    for split, name in (("TRAIN", "a"), ("TEST", "b")):
+        cfg.DATASETS[f"{split}_JSON"], cfg.DATASETS[f"{split}_IMAGES"] = write(content, name)
+    cfg.merge_from_list(
+        ["MODEL.DEVICE", "cpu", "TEST.LOSS", True, "INPUT.LSJ.ENABLED", False, *keys]
+    )
+    task = DetectionTask(cfg).prepare(train=True)
+    task.check_data(train=True)
+    training_records(cfg)
+    task.build_train_loader()
+    (name,), parts, seen = task.parts.test_sets, task.parts, []
+    for _ in range(4):
+        name = parts.sample_of(name)
+        parts.make_evaluator(name, "")
+        seen.append([[len(batch) for batch in parts.make_loss_loader(name)]])
+        seen[-1] += [[i["file_name"] for i in batch] for batch in parts.make_test_loader(name)]
+    assert seen[0] == seen[1] == seen[2] == seen[3]
+    assert readings == ["a.json", "b.json"]
+    DatasetCatalog.get(cfg.DATASETS.TRAIN[0])
+    assert readings == ["a.json", "b.json", "a.json"]
