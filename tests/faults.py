@@ -529,8 +529,7 @@ FAULTS = [
         "lambda_det/detection/data/ground_truth.py",
         "fits and kept.version == version",
         "fits",
-        "detection/data/test_ground_truth.py"
-        "::test_a_file_or_a_folder_that_changed_is_read_again",
+        "detection/data/test_ground_truth.py::test_a_file_or_a_folder_that_changed_is_read_again",
     ),
     _fault(
         "Labels are written as COCO, YOLO and LabelMe",
