@@ -97,6 +97,24 @@ def test_equals_float64_on_a_gpu(name, dtype):
     assert max(errors.values()) < 2 * torch.finfo(dtype).eps, errors
 
 
+@pytest.mark.slow
+@emulated.needs_emulator
+def test_equals_float64_by_the_kernels(monkeypatch, tmp_path):
+    """In the emulator, with an embedding in float32, as a parameter is."""
+    queries, keys, values, embedding = _inputs(1, 9, 10, heads=4, k=16, v=64, scope=17)
+    inputs = [x.bfloat16() for x in (queries, keys * 5, values)]
+    want = _results(_as_two_modules, [x.double() for x in (*inputs, embedding / 16)], torch.float64)
+    inputs = [x.requires_grad_() for x in (*inputs, embedding / 16)]
+    with emulated.pretend(monkeypatch, tmp_path):
+        monkeypatch.setattr(fused, "_wrong", lambda *about: None)
+        y = joined.joined_output(*inputs, "fused")
+        grad = torch.linspace(-1, 1, y.numel()).view(y.shape).to(y)
+        found = dict(zip(PARTS, (y, *torch.autograd.grad(y, inputs, grad)), strict=True))
+    assert found["embedding"].dtype == torch.float32
+    errors = _errors(found, want)
+    assert max(errors.values()) < 2 * torch.finfo(torch.bfloat16).eps, errors
+
+
 def test_extreme_keys():
     inputs = _inputs()
     inputs[1][:, 0, :2] = 300  # at two positions, so that gradients aren't all 0
