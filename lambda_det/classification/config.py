@@ -239,7 +239,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     )),
     ("0 or more", lambda x: x >= 0, (
         "DATA.MAX_UNREADABLE_IMAGES", "INPUT.PADDING", "INPUT.TEST_SIZE", "SEED",
-        "SOLVER.WARMUP_EPOCHS", "TEST.IMS_PER_BATCH", "TEST.PRECISE_BN_BATCHES",
+        "TEST.IMS_PER_BATCH", "TEST.PRECISE_BN_BATCHES",
     )),
     ("at least 0 and below 1", lambda x: 0 <= x < 1, ("SOLVER.LABEL_SMOOTHING",)),
     ("above 0 and at most 1", lambda x: 0 < x <= 1, (

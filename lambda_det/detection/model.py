@@ -29,6 +29,7 @@ from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.native import missing
 from lambda_det.training.library_errors import naming_keys
+from lambda_det.training.settings import check
 
 T = TypeVar("T")
 
@@ -40,7 +41,16 @@ def make_model(cfg: CfgNode) -> nn.Module:
         ConfigError: the configuration describes no model.
     """
     with naming_keys(lambda: leaves(cfg)):
-        return modeling.META_ARCH_REGISTRY.get(cfg.MODEL.META_ARCHITECTURE)(cfg)
+        model = modeling.META_ARCH_REGISTRY.get(cfg.MODEL.META_ARCHITECTURE)(cfg)
+    if hasattr(model, "sem_seg_head"):
+        # Detectron2 leaves out maps that the backbone does not make
+        made = model.backbone.output_shape()
+        for name in ("IN_FEATURES", "PROJECT_FEATURES"):
+            for feature in cfg.MODEL.SEM_SEG_HEAD.get(name, ()):
+                check(
+                    f"MODEL.SEM_SEG_HEAD.{name}", feature, (made.__contains__, f"one of {[*made]}")
+                )
+    return model
 
 
 def make_backbone(cfg: CfgNode) -> nn.Module:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from operator import attrgetter
 
 from detectron2.config import CfgNode
 from detectron2.data.transforms import AugmentationList
@@ -28,9 +29,10 @@ from lambda_det.detection.schedule import (
     read_settings,
 )
 from lambda_det.detection.tiles import Tiling
+from lambda_det.errors import ConfigError
 from lambda_det.modeling.specs import STRIDE
 from lambda_det.training.schedules import check_rate
-from lambda_det.training.settings import FixedKeys
+from lambda_det.training.settings import NOT_NEGATIVE, POSITIVE, SHARE, FixedKeys, Rule, check
 from lambda_det.training.task import Results
 from lambda_det.weights.provenance import PixelSettings
 
@@ -171,12 +173,115 @@ _ADVICE = (
 )
 
 
+_ALL_ABOVE_0: Rule = (lambda each: len(each) > 0 and min(each) > 0), "numbers above 0"
+_SIZES: Rule = (
+    (lambda each: len(each) > 0 and min(each) >= 0),
+    "one size or more, such as (640, 800)",
+)
+_WIDTHS: Rule = (lambda each: all(x == -1 or x > 0 for x in each)), "numbers above 0, or -1"
+_BOX_WEIGHTS: Rule = (lambda each: len(each) in (4, 5)), "4 numbers, or 5 of rotated boxes"
+_EXPECTED: Rule = (
+    (lambda rows: all(len(row) == 4 for row in rows)),
+    "lists of task, metric, value and tolerance, such as [['bbox', 'AP', 38.5, 0.2]]",
+)
+_POWER_OF_2: Rule = (lambda stride: stride > 0 and stride & (stride - 1) == 0), "a power of 2"
+_LEVELS: Rule = (
+    (lambda each: len({len(level) if hasattr(level, "__len__") else 1 for level in each}) == 1),
+    "a list for each map, all of one length",
+)
+# What Detectron2 takes without a word, and would train or find nothing with, or would refuse after
+# hours, in the last evaluation
+_OF_DETECTRON2: tuple[tuple[Rule, tuple[str, ...]], ...] = (
+    (
+        SHARE,
+        (
+            "MODEL.PANOPTIC_FPN.COMBINE.INSTANCES_CONFIDENCE_THRESH",
+            "MODEL.PANOPTIC_FPN.COMBINE.OVERLAP_THRESH",
+            "MODEL.RETINANET.NMS_THRESH_TEST",
+            "MODEL.RETINANET.SCORE_THRESH_TEST",
+            "MODEL.ROI_HEADS.NMS_THRESH_TEST",
+            "MODEL.ROI_HEADS.POSITIVE_FRACTION",
+            "MODEL.ROI_HEADS.SCORE_THRESH_TEST",
+            "MODEL.RPN.NMS_THRESH",
+            "MODEL.RPN.POSITIVE_FRACTION",
+        ),
+    ),
+    (
+        POSITIVE,
+        (
+            "INPUT.MAX_SIZE_TEST",
+            "INPUT.MAX_SIZE_TRAIN",
+            "MODEL.FPN.OUT_CHANNELS",
+            "MODEL.RETINANET.TOPK_CANDIDATES_TEST",
+            "MODEL.ROI_BOX_HEAD.CONV_DIM",
+            "MODEL.ROI_BOX_HEAD.FC_DIM",
+            "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION",
+            "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE",
+            "MODEL.ROI_KEYPOINT_HEAD.POOLER_RESOLUTION",
+            "MODEL.ROI_MASK_HEAD.CONV_DIM",
+            "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION",
+            "MODEL.RPN.BATCH_SIZE_PER_IMAGE",
+            "MODEL.RPN.POST_NMS_TOPK_TEST",
+            "MODEL.RPN.POST_NMS_TOPK_TRAIN",
+            "MODEL.RPN.PRE_NMS_TOPK_TEST",
+            "MODEL.RPN.PRE_NMS_TOPK_TRAIN",
+            "MODEL.SEM_SEG_HEAD.CONVS_DIM",
+            "TEST.AUG.MAX_SIZE",
+            "TEST.IMS_PER_BATCH",
+        ),
+    ),
+    (
+        NOT_NEGATIVE,
+        (
+            "INPUT.MIN_SIZE_TEST",
+            "MODEL.RETINANET.NUM_CONVS",
+            "MODEL.RETINANET.SMOOTH_L1_LOSS_BETA",
+            "MODEL.ROI_BOX_HEAD.NUM_CONV",
+            "MODEL.ROI_BOX_HEAD.NUM_FC",
+            "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO",
+            "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA",
+            "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO",
+            "MODEL.ROI_MASK_HEAD.NUM_CONV",
+            "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO",
+            "MODEL.RPN.SMOOTH_L1_BETA",
+            "TEST.SAMPLE",
+        ),
+    ),
+    (
+        ((lambda number: number != 0), "1 or more, or below 0 for all"),
+        ("TEST.DETECTIONS_PER_IMAGE",),
+    ),
+    (_SIZES, ("INPUT.MIN_SIZE_TRAIN", "TEST.AUG.MIN_SIZES")),
+    (_ALL_ABOVE_0, ("MODEL.PIXEL_STD",)),
+    (_WIDTHS, ("MODEL.RPN.CONV_DIMS",)),
+    (
+        _BOX_WEIGHTS,
+        (
+            "MODEL.RETINANET.BBOX_REG_WEIGHTS",
+            "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS",
+            "MODEL.RPN.BBOX_REG_WEIGHTS",
+        ),
+    ),
+    (_EXPECTED, ("TEST.EXPECTED_RESULTS",)),
+    (_POWER_OF_2, ("MODEL.SEM_SEG_HEAD.COMMON_STRIDE",)),
+    (_LEVELS, ("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", "MODEL.ANCHOR_GENERATOR.SIZES")),
+)
+
+
 def of_yaml(cfg: CfgNode) -> Parts:
     """The parts that a YAML configuration describes.
 
     Raises:
         ConfigError: a value cannot be.
     """
+    for rule, keys in _OF_DETECTRON2:
+        for key in keys:
+            check(key, attrgetter(key)(cfg), rule)
+    if len(cfg.MODEL.PIXEL_MEAN) != len(cfg.MODEL.PIXEL_STD):
+        raise ConfigError(
+            f"MODEL.PIXEL_MEAN is {cfg.MODEL.PIXEL_MEAN} and MODEL.PIXEL_STD "
+            f"{cfg.MODEL.PIXEL_STD}; give a number of each for each channel."
+        )
 
     def check_data(train: bool) -> None:
         data.check_datasets(cfg, train=train, test=not train or len(cfg.DATASETS.TEST) > 0)

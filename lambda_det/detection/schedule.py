@@ -21,9 +21,7 @@ from lambda_det.training import schedules
 from lambda_det.training.log import log_table, show
 from lambda_det.training.settings import (
     COMMON_KEYS,
-    POSITIVE,
     Settings,
-    check,
     check_division,
     common_settings,
 )
@@ -105,7 +103,6 @@ def read_settings(cfg: CfgNode) -> DetectionSettings:
         ConfigError: a value cannot be.
     """
     schedules.check_solver(cfg.SOLVER)
-    check("TEST.IMS_PER_BATCH", cfg.TEST.IMS_PER_BATCH, POSITIVE)
     own = {name: attrgetter(key)(cfg) for name, key in KEYS.items() if name not in COMMON_KEYS}
     own |= {name: tuple(own[name]) for name in ("lr_steps", "unscaled")}
     return DetectionSettings(

@@ -8,12 +8,13 @@ what it compares them with. Where one of them is the value of a key, the user ha
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import re
-import traceback
-from collections.abc import Iterable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from lambda_det.errors import ConfigError, reason, suggest
@@ -21,12 +22,18 @@ from lambda_det.errors import ConfigError, reason, suggest
 __all__ = ["REFUSALS", "refused_value"]
 
 # By which libraries refuse a value
-REFUSALS = (ValueError, LookupError, AssertionError, NotImplementedError)
+REFUSALS = (
+    ValueError,
+    LookupError,
+    AssertionError,
+    NotImplementedError,
+    OverflowError,
+    ZeroDivisionError,
+)
 _OURS = str(Path(__file__).parents[1])
 _MOST_KEYS = 4  # a value that more keys have says nothing about one of them
 _MOST_CHOICES = 8  # that a sentence lists
 _KEY = re.compile(r"[A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)+")  # in the words of an error
-_UNPACKING = "not enough values to unpack", "too many values to unpack"
 _LIBRARIES = {"detectron2": "Detectron2", "torch": "PyTorch"}
 
 
@@ -35,13 +42,15 @@ class _Statement(NamedTuple):
 
     Attributes:
         frame: of the call.
-        node: of the syntax tree.
-        decisive: the expressions that decided: an assertion's condition, or what is raised and the
-            conditions around it.
+        function: the syntax tree of the function.
+        node: of the statement.
+        decisive: the expressions that decided: an assertion's condition; what is raised and the
+            conditions around it; or the arguments of the call.
         conditions: all conditions around it.
     """
 
     frame: FrameType
+    function: ast.AST
     node: ast.stmt
     decisive: tuple[ast.AST, ...]
     conditions: tuple[ast.AST, ...] = ()
@@ -74,30 +83,51 @@ def refused_value(error: BaseException, values: Iterable[tuple[str, Any]]) -> Co
         values: the keys of the configuration with their values.
     """
     values = dict(values)
-    calls = list(traceback.walk_tb(error.__traceback__))
-    for depth, (frame, line) in enumerate(reversed(calls)):
-        if frame.f_code.co_filename.startswith(_OURS):
-            return None
-        statement = _statement(frame, line)
-        if statement is None:
-            continue
-        if depth == 0 and (keys := _named_keys(error, statement, values)):
-            what = " and ".join(f"{key} is {values[key]!r}" for key in keys)
-            return _sentence(error, statement, what, None)
-        for suspect in _suspects(error, statement, is_innermost=depth == 0):
-            if keys := _keys_of(suspect, values):
-                value = suspect.value if isinstance(suspect.value, str) else values[keys[0]]
-                verbs = (
-                    ("is", "are") if all(values[k] == value for k in keys) else ("names", "name")
-                )
-                what = f"{' and '.join(keys)} {verbs[len(keys) > 1]} {value!r}"
-                return _sentence(error, statement, what, suspect)
-    return None
+    statements = _statements(error)
+    if not statements:
+        return None
+    innermost, *callers = statements
+    named = _named_keys(str(error), innermost, values)
+    suspects = _suspects(error, innermost, is_innermost=True)
+    found = [(each, keys) for each in suspects if (keys := _keys_of(each, values, str(error)))]
+    if named or (isinstance(innermost.node, ast.Assert) and len(found) > 1):
+        # an assertion may compare several keys
+        keys = dict.fromkeys([*named, *(key for _, keys in found for key in keys)])
+        return _sentence(error, innermost, list(keys), values, None)
+    for suspect, keys in found:
+        call: list[str] = []
+        if len(keys) > 1:
+            calls = (_keys_in(caller.decisive, values) for caller in callers)
+            call = next((read for read in calls if not set(keys).isdisjoint(read)), [])
+        return _sentence(error, innermost, call or keys, values, None if call else suspect)
+    for caller in callers:
+        for suspect in _suspects(error, caller, is_innermost=False):
+            if keys := _keys_of(suspect, values, str(error)):
+                return _sentence(error, caller, keys, values, suspect)
+    keys = [] if isinstance(error, LookupError) else _keys_behind(statements, values)
+    return _sentence(error, innermost, keys, values, None) if keys else None
 
 
 # ----------------------------------------------------------------------------- what was looked at
-def _statement(frame: FrameType, line: int) -> _Statement | None:
-    """The innermost statement of a line; None without its source."""
+def _statements(error: BaseException) -> list[_Statement]:
+    """The statements of libraries that led to an error, the innermost first."""
+    calls: list[TracebackType] = []
+    place = error.__traceback__
+    while place is not None:
+        calls.append(place)
+        place = place.tb_next
+    found = []
+    for place in reversed(calls):
+        if place.tb_frame.f_code.co_filename.startswith(_OURS):
+            break
+        if statement := _statement(place, is_innermost=not found):
+            found.append(statement)
+    return found
+
+
+def _statement(place: TracebackType, *, is_innermost: bool) -> _Statement | None:
+    """The innermost statement at a place; None without its source."""
+    frame, line = place.tb_frame, place.tb_lineno
     text = "".join(linecache.getlines(frame.f_code.co_filename))
     try:
         node: ast.AST | None = ast.parse(text)
@@ -107,13 +137,19 @@ def _statement(frame: FrameType, line: int) -> _Statement | None:
     while node is not None:
         path.append(node)
         node = next((s for s in _blocks(node) if s.lineno <= line <= s.end_lineno), None)
-    innermost = path[-1]
+    last = path[-1]
+    if not isinstance(last, ast.stmt):
+        return None
+    function = next((n for n in reversed(path) if isinstance(n, ast.FunctionDef)), last)
     conditions = tuple(parent.test for parent in path if isinstance(parent, ast.If))
-    if isinstance(innermost, ast.Assert):
-        return _Statement(frame, innermost, (innermost.test,), conditions)
-    if isinstance(innermost, ast.Raise):
-        return _Statement(frame, innermost, (innermost, *conditions))
-    return _Statement(frame, innermost, (innermost,)) if isinstance(innermost, ast.stmt) else None
+    decisive: tuple[ast.AST, ...] = (last,)
+    if not is_innermost:
+        decisive = _arguments(place, last) or decisive
+    elif isinstance(last, ast.Assert):
+        decisive = (last.test,)
+    elif isinstance(last, ast.Raise):
+        decisive = (last, *conditions)
+    return _Statement(frame, function, last, decisive, conditions)
 
 
 def _blocks(node: ast.AST) -> Iterator[ast.stmt]:
@@ -124,6 +160,17 @@ def _blocks(node: ast.AST) -> Iterator[ast.stmt]:
                 yield child
             elif isinstance(child, (ast.ExceptHandler, ast.match_case)):
                 yield from _blocks(child)
+
+
+def _arguments(place: TracebackType, statement: ast.stmt) -> tuple[ast.AST, ...]:
+    """The arguments of the call that a frame is in."""
+    positions = list(place.tb_frame.f_code.co_positions())[place.tb_lasti // 2]
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call):
+            here = node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+            if here == tuple(positions):
+                return (*node.args, *(keyword.value for keyword in node.keywords))
+    return ()
 
 
 def _suspects(
@@ -142,8 +189,7 @@ def _suspects(
             continue
         is_asserted = isinstance(node, ast.Assert)
         is_compared = isinstance(node, ast.Raise) and bool(_compared(statement, suspect.name))
-        is_unpacked = isinstance(suspect.value, (list, tuple)) and text.startswith(_UNPACKING)
-        is_decisive = is_innermost and (is_asserted or is_compared or is_unpacked)
+        is_decisive = is_innermost and (is_asserted or is_compared)
         if is_decisive or _is_quoted(suspect.value, text):
             yield suspect
 
@@ -183,32 +229,97 @@ def _is_plain(value: Any) -> bool:
 
 
 # ------------------------------------------------------------------------------------ of which key
-def _named_keys(
-    error: BaseException, statement: _Statement, values: Mapping[str, Any]
-) -> list[str]:
-    """The keys in the words of an error, or in a condition: cfg.MODEL.POINT_HEAD.NUM_CLASSES."""
-    found = _KEY.findall(str(error))
+def _named_keys(text: str, statement: _Statement, values: Mapping[str, Any]) -> list[str]:
+    """The keys in the words of an error, or in what was asserted."""
+    found = [key for key in _KEY.findall(text) if key in values]
     if isinstance(statement.node, (ast.Assert, ast.Raise)):
-        chains = (ast.unparse(n) for n in statement.nodes() if isinstance(n, ast.Attribute))
-        found += [chain.rpartition("cfg.")[2] for chain in chains if "cfg." in chain]
-    return [key for key in dict.fromkeys(found) if key in values]
+        found += _keys_in(statement.decisive, values)
+    return list(dict.fromkeys(found))
 
 
-def _keys_of(suspect: _Suspect, values: Mapping[str, Any]) -> list[str]:
+def _keys_in(parts: Iterable[ast.AST], values: Mapping[str, Any]) -> list[str]:
+    """The keys that expressions read, such as ``cfg.MODEL.POINT_HEAD.NUM_CLASSES``."""
+    nodes = (node for part in parts for node in ast.walk(part) if isinstance(node, ast.Attribute))
+    chains = (chain for chain in map(ast.unparse, nodes) if "cfg." in chain)
+    named = dict.fromkeys(chain.rpartition("cfg.")[2] for chain in chains)
+    return [key for key in named if key in values]
+
+
+def _keys_of(suspect: _Suspect, values: Mapping[str, Any], text: str) -> list[str]:
     """The keys that have a value, those with the name of the variable first.
 
-    A number, or an empty value, is only that of a key whose name is alike.
+    A number, or an empty value, is only that of a key whose name is alike, or in the text.
     """
     equal = [key for key, value in values.items() if _is_in(suspect.value, value)]
-    alike = [key for key in equal if _is_alike(key, suspect.name)]
+    words = set(re.findall(r"\w+", text.lower()))
+    alike = [k for k in equal if _is_alike(k, suspect.name) or k.split(".")[-1].lower() in words]
     is_rare = isinstance(suspect.value, (str, list, tuple)) and len(suspect.value) > 0
     keys = alike or (equal if is_rare else [])
     return keys if len(keys) <= _MOST_KEYS else []
 
 
+def _keys_behind(statements: list[_Statement], values: Mapping[str, Any]) -> list[str]:
+    """The keys of which a caller of a constructor, or its ``from_config``, made what it refused.
+
+    Only constructors are traced: what fails in a step is made of images and weights as well.
+    """
+    names = {statement.frame.f_code.co_name for statement in statements}
+    if names.isdisjoint(("__init__", "from_config")):
+        return []
+    looked_at = {node.id for node in statements[0].nodes() if isinstance(node, ast.Name)}
+    looked_at |= {node.attr for node in statements[0].nodes() if isinstance(node, ast.Attribute)}
+    for statement in statements:
+        sources = _sources(statement.function, statement.decisive)
+        keys = _keys_in(sources, values)
+        for suspect in (_value(n, statement.frame) for part in sources for n in ast.walk(part)):
+            if suspect and _is_plain(suspect.value):
+                equal = (key for key, value in values.items() if _is_in(suspect.value, value))
+                keys += [key for key in equal if _is_alike(key, suspect.name)]
+        if from_config := statement.frame.f_locals.get("from_config_func"):
+            keys += _keys_of_arguments(from_config, looked_at, values)
+        keys = list(dict.fromkeys(keys))
+        if 0 < len(keys) <= _MOST_KEYS:
+            return keys
+    return []
+
+
+def _keys_of_arguments(
+    from_config: Callable, names: set[str], values: Mapping[str, Any]
+) -> list[str]:
+    """The keys that a ``from_config`` of Detectron2 reads for arguments of some names."""
+    try:
+        function = ast.parse(textwrap.dedent(inspect.getsource(from_config)))
+    except (OSError, TypeError, SyntaxError):  # it has no source
+        return []
+    given: list[ast.AST] = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            given += [v for k, v in pairs if isinstance(k, ast.Constant) and k.value in names]
+        elif isinstance(node, ast.keyword) and node.arg in names:
+            given.append(node.value)
+    return _keys_in(_sources(function, tuple(given)), values)
+
+
+def _sources(function: ast.AST, parts: tuple[ast.AST, ...]) -> tuple[ast.AST, ...]:
+    """Expressions, and those of the variables in them, and so on."""
+    assigned: dict[str, list[ast.AST]] = {}
+    for node in ast.walk(function):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            if isinstance(target, ast.Name):
+                assigned.setdefault(target.id, []).append(node.value)
+    found, names = list(parts), set()
+    for part in found:  # which grows
+        for node in ast.walk(part):
+            if isinstance(node, ast.Name) and node.id not in names:
+                names.add(node.id)
+                found += assigned.get(node.id, [])
+    return tuple(found)
+
+
 def _is_in(one: Any, value: Any) -> bool:
     if isinstance(one, str) and isinstance(value, (list, tuple)):
-        return one in value
+        return any(one == each or _is_in(one, each) for each in value if not isinstance(each, dict))
     return isinstance(one, bool) == isinstance(value, bool) and _listed(one) == _listed(value)
 
 
@@ -225,8 +336,18 @@ def _is_alike(key: str, name: str) -> bool:
 
 # --------------------------------------------------------------------------------- what is allowed
 def _sentence(
-    error: BaseException, statement: _Statement, what: str, suspect: _Suspect | None
+    error: BaseException,
+    statement: _Statement,
+    keys: list[str],
+    values: Mapping[str, Any],
+    suspect: _Suspect | None,
 ) -> ConfigError:
+    if suspect is None:
+        what = " and ".join(f"{key} is {values[key]!r}" for key in keys)
+    else:
+        value = suspect.value if isinstance(suspect.value, str) else values[keys[0]]
+        verbs = ("is", "are") if all(values[k] == value for k in keys) else ("names", "name")
+        what = f"{' and '.join(keys)} {verbs[len(keys) > 1]} {value!r}"
     if suspect and statement.registered:
         return ConfigError(
             f"{what}, which is not registered with Detectron2"

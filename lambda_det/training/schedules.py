@@ -59,7 +59,7 @@ _RISING: Rule = (
     (lambda steps: all(_ABOVE_0[0](x) for x in steps) and list(steps) == sorted(steps)),
     "numbers above 0 that rise",
 )
-# What all optimisers read
+# What all optimisers and the warm-up read
 _OF_ALL: Mapping[str, Rule] = {
     "BASE_LR": _ABOVE_0,
     "WEIGHT_DECAY": _NOT_NEGATIVE,
@@ -67,6 +67,9 @@ _OF_ALL: Mapping[str, Rule] = {
     "WEIGHT_DECAY_NORM": _NOT_NEGATIVE_OR_NONE,
     "BIAS_LR_FACTOR": _NOT_NEGATIVE,
     "BACKBONE_MULTIPLIER": _NOT_NEGATIVE,
+    "WARMUP_EPOCHS": _NOT_NEGATIVE,
+    "WARMUP_FACTOR": _NOT_NEGATIVE,
+    "WARMUP_ITERS": _NOT_NEGATIVE,
 }
 
 

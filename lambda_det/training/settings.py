@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMON_KEYS",
+    "NOT_NEGATIVE",
     "POSITIVE",
+    "SHARE",
     "Clipping",
     "FixedKeys",
     "Rule",
@@ -54,19 +56,26 @@ COMMON_KEYS = {
 # What a value must be: a check, and the words for it
 Rule = tuple[Callable[[Any], bool], str]
 POSITIVE: Rule = (lambda number: number >= 1), "1 or more"
-_NOT_NEGATIVE: Rule = (lambda number: number >= 0), "0 or more"
+NOT_NEGATIVE: Rule = (lambda number: number >= 0), "0 or more"
+SHARE: Rule = (lambda number: 0 <= number <= 1), "from 0 to 1"
 _FLOAT32 = ("", "highest", "high", "medium")
 _AMP = ("auto", "bfloat16", "float16", None)
 _CLIPPING = ("value", "norm", "full_model")
 _RULES: dict[str, Rule] = {
     "accumulate": POSITIVE,
+    "max_iter": POSITIVE,
+    "seed": (
+        lambda seed: seed < 2**32,
+        "below 4294967296; a run draws its own where it is below 0",
+    ),
+    "precise_bn_batches": NOT_NEGATIVE,
     "images_per_step": (lambda number: number is None or number >= 1, "1 or more"),
     "checkpoint_period": POSITIVE,
     "checkpoints_kept": POSITIVE,
     "log_period": POSITIVE,
-    "num_workers": _NOT_NEGATIVE,
-    "timeout": _NOT_NEGATIVE,
-    "patience": _NOT_NEGATIVE,
+    "num_workers": NOT_NEGATIVE,
+    "timeout": NOT_NEGATIVE,
+    "patience": NOT_NEGATIVE,
     "ema_decay": (lambda decay: 0 <= decay < 1, "at least 0 and below 1, such as 0.999"),
     "amp_dtype": (_AMP.__contains__, f"one of {_AMP}"),
     "float32_precision": (_FLOAT32.__contains__, f"one of {_FLOAT32}"),

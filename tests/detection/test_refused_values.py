@@ -10,6 +10,7 @@ from detectron2.structures import BoxMode
 import lambda_det
 from lambda_det.config import leaves
 from lambda_det.detection import lazy_parser, load_config, parser
+from lambda_det.detection.parts import of_yaml
 from lambda_det.errors import ConfigError
 from lambda_det.training.command_line import main
 from lambda_det.training.library_errors import naming_keys
@@ -43,11 +44,22 @@ OF_MODELS = [
     (RCNN, "MODEL.FPN.IN_FEATURES", ["res2", "res9"], "'res9'; it can be 'res2'"),
     (RCNN, "MODEL.RPN.IN_FEATURES", ["p2", "p9"], "'p9'; it can be 'p2'"),
     (RCNN, "MODEL.ROI_HEADS.IN_FEATURES", ["p2", "p9"], "'p9'; it can be 'p2'"),
+    (RCNN, "MODEL.FPN.IN_FEATURES", ["res2", "res4"], "not log2 contiguous"),
+    (RCNN, "MODEL.FPN.IN_FEATURES", [], "in_features"),
+    (RCNN, "MODEL.ROI_HEADS.IN_FEATURES", [], "len(set(in_channels)) == 1"),
     (RCNN, "MODEL.RPN.IOU_LABELS", [0, 5, 1], "[-1, 0, 1]"),
+    (RCNN, "MODEL.RPN.IOU_THRESHOLDS", [0.7, 0.3], "low <= high"),
+    (RCNN, "MODEL.RPN.IOU_THRESHOLDS", [0.3], "len(thresholds) - 1"),
+    (RCNN, "MODEL.ROI_BOX_CASCADE_HEAD.IOUS", (0.5, 0.6), "BBOX_REG_WEIGHTS"),
+    (RCNN, "MODEL.ROI_BOX_HEAD.NUM_FC", 0, "len(conv_dims) + len(fc_dims) > 0"),
+    (RCNN, "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", False, "class-agnostic"),
     (RETINANET, "MODEL.RETINANET.NORM", "SynBN", "SyncBN"),
     (RETINANET, "MODEL.RETINANET.IN_FEATURES", ["p3", "p9"], "'p9'; it can be 'p3'"),
     (RETINANET, "MODEL.RETINANET.IOU_LABELS", [0, 5, 1], "[-1, 0, 1]"),
+    (RETINANET, "MODEL.RETINANET.PRIOR_PROB", 1.5, "math domain error"),
     ("panoptic_fpn", "MODEL.SEM_SEG_HEAD.NAME", "SemSeg", "SemSegFPNHead"),
+    ("panoptic_fpn", "MODEL.SEM_SEG_HEAD.IN_FEATURES", ["p2", "p9"], "'p6'"),
+    ("deeplab", "MODEL.SEM_SEG_HEAD.LOSS_TYPE", "l2", "'cross_entropy' or 'hard_pixel_mining'"),
     ("point_rend", "MODEL.POINT_HEAD.NUM_CLASSES", 7, "MODEL.ROI_HEADS.NUM_CLASSES"),
 ]
 # Refused when a batch is made, in the first step, or before the model is made
@@ -55,7 +67,6 @@ OF_RUNS = [
     (RCNN, "SOLVER.WARMUP_METHOD", "cosine", "'constant' or 'linear'"),
     (RCNN, "INPUT.MASK_FORMAT", "poly", "'bitmask' or 'polygon'"),
     (RCNN, "MODEL.RPN.BBOX_REG_LOSS_TYPE", "iou", "'giou'"),
-    (RCNN, "MODEL.RPN.BBOX_REG_WEIGHTS", (1.0, 1.0), "expected 4"),
     (RETINANET, "MODEL.RETINANET.BBOX_REG_LOSS_TYPE", "iou", "'giou'"),
 ]
 
@@ -78,10 +89,37 @@ def _check(text: str, key: str, value: object, allowed: str) -> None:
     assert "\n" not in text.strip(), text
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("INPUT.MAX_SIZE_TEST", 0),
+        ("INPUT.MIN_SIZE_TRAIN", ()),
+        ("MODEL.ANCHOR_GENERATOR.SIZES", [[16], [32], [64], [96], [96, 128]]),
+        ("MODEL.PIXEL_STD", [0.0, 1.0, 1.0]),
+        ("MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS", (10.0, 10.0)),
+        ("MODEL.ROI_HEADS.SCORE_THRESH_TEST", 5.0),
+        ("MODEL.RPN.BATCH_SIZE_PER_IMAGE", 0),
+        ("MODEL.RPN.CONV_DIMS", [0]),
+        ("MODEL.RPN.SMOOTH_L1_BETA", -1.0),
+        ("MODEL.SEM_SEG_HEAD.COMMON_STRIDE", 3),
+        ("SEED", 2**40),
+        ("SOLVER.MAX_ITER", 0),
+        ("TEST.AUG.MIN_SIZES", ()),
+        ("TEST.DETECTIONS_PER_IMAGE", 0),
+        ("TEST.EXPECTED_RESULTS", [["bbox", "AP", 38.5]]),
+    ],
+)
+def test_what_detectron2_would_take_in_silence_or_refuse_after_hours(key, value):
+    with pytest.raises(ConfigError) as caught:
+        of_yaml(_load(RCNN, key, value))
+    _check(str(caught.value), key, value, "it must be ")
+
+
 @pytest.mark.parametrize(("head", "key", "value", "allowed"), OF_MODELS)
 def test_a_model_that_cannot_be_made_names_the_key(head, key, value, allowed):
+    others = ["MODEL.ROI_BOX_HEAD.NUM_CONV", 0] if key.endswith("NUM_FC") else []
     with pytest.raises(ConfigError) as caught:
-        on_meta(_load(head, key, value))
+        on_meta(_load(head, key, value, *others))
     _check(str(caught.value), key, value, allowed)
 
 

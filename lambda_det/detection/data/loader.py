@@ -375,6 +375,11 @@ def _check_batch(images: int) -> None:
 
 def _check_proposals(cfg: CfgNode, split: str) -> None:
     """Refuse a data set without a file of proposals; Detectron2 asserts it without a message."""
+    if cfg.MODEL.PROPOSAL_GENERATOR.NAME == "PrecomputedProposals" and not cfg.MODEL.LOAD_PROPOSALS:
+        raise ConfigError(
+            "MODEL.PROPOSAL_GENERATOR.NAME PrecomputedProposals needs MODEL.LOAD_PROPOSALS True, "
+            "and a file of proposals for each data set."
+        )
     files, names = cfg.DATASETS[f"PROPOSAL_FILES_{split}"], cfg.DATASETS[split]
     if cfg.MODEL.LOAD_PROPOSALS and len(files) != len(names):
         raise ConfigError(
