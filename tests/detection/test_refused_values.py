@@ -84,7 +84,7 @@ def _load(head: str, *pairs: object) -> CfgNode:
 def _check(text: str, key: str, value: object, allowed: str) -> None:
     shown = [str(value)]
     if isinstance(value, list | tuple):  # as a list, or the one name that is wrong
-        shown += [str(list(value)), repr(value[-1])]
+        shown += [str(list(value)), *map(repr, value[-1:])]
     assert key in text and any(each in text for each in shown) and allowed in text, text
     assert "\n" not in text.strip(), text
 
