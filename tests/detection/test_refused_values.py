@@ -1,6 +1,7 @@
 """A value that a library refuses is one sentence with the key, the value and what is allowed."""
 
 import argparse
+import linecache
 from pathlib import Path
 
 import pytest
@@ -141,12 +142,17 @@ def test_a_lazy_config_names_its_key_as_well(shapes, tmp_path, capsys):
     _check(capsys.readouterr().err, key, "RoIAlign", "ROIAlignV2")
 
 
-def test_a_fault_of_the_package_and_an_error_about_no_key_keep_their_stack():
+def test_a_fault_of_the_package_and_an_error_about_no_key_keep_their_stack(monkeypatch):
     values = list(leaves(_load(RCNN)))
-    ours = str(Path(lambda_det.__file__).with_name("a_module.py"))
-    fault = compile("raise ValueError('polygon')", ours, "exec")
-    with pytest.raises(ValueError, match="polygon") as caught, naming_keys(lambda: values):
-        exec(fault)
-    assert not isinstance(caught.value, ConfigError)
+    package = Path(lambda_det.__file__).parent
+    text = "kind = 'polygon'\nraise ValueError(f'Unknown kind: {kind}')\n"
+    for folder, expected in ((package, ValueError), (package.parent, ConfigError)):
+        file = str(folder / "not_there.py")
+        lines = text.splitlines(keepends=True)
+        monkeypatch.setitem(linecache.cache, file, (len(text), None, lines, file))
+        with pytest.raises(ValueError, match="polygon") as caught, naming_keys(lambda: values):
+            exec(compile(text, file, "exec"), {})
+        assert type(caught.value) is expected
+    assert str(caught.value).startswith("INPUT.MASK_FORMAT is 'polygon'")
     with pytest.raises(AssertionError), naming_keys(lambda: values):
         BoxMode.convert([1, 2, 3], BoxMode.XYWH_ABS, BoxMode.XYXY_ABS)
