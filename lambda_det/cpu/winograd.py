@@ -9,11 +9,10 @@ The kernel is native/winograd.cpp. If the gradient of a map is zero at most posi
 loss of an RPN, only the products of the others are computed. In bfloat16 all other convolutions are
 PyTorch's, except where the processor has it at twice the rate of float32.
 
-:func:`use_winograd` exchanges the class of convolutions that exist, and does not replace them: the
-model, its optimiser, its hooks and its averaged copy hold these very objects. Which way a
-convolution takes is decided at each call, because layout, dtype, threads and gradients may be
-others at the next one: first :func:`_pays`, and else the ways of PyTorch, in
-:meth:`_Conv2d._by_pytorch`.
+:func:`use_winograd` exchanges the class of convolutions that exist, and does not put others in
+their places: hooks belong to these very objects, and several modules may hold one of them. Which
+way a convolution takes is decided at each call, because layout, dtype, threads and gradients may be
+others at the next one: first :func:`_pays`, and otherwise :meth:`_Conv2d._by_pytorch`.
 """
 
 from __future__ import annotations
