@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from lambda_det.detection.config import load_config, with_projects
 from lambda_det.detection.data import classes, register_json_datasets
+from lambda_det.detection.data.registration import forget_all_but
 from lambda_det.detection.data.shapes import register_shapes_among
 from lambda_det.detection.evaluation import images_of_any_size, mend_lvis
 from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
@@ -276,7 +277,10 @@ class DetectionTask(Task):
         settings = self.settings
         if for_statistics:  # its workers would be idle between two evaluations
             settings = dataclasses.replace(settings, num_workers=0)
-        return self.parts.make_train_loader(settings)
+        loader = self.parts.make_train_loader(settings)
+        # which keeps its records itself; evaluations ask for those of the test sets
+        forget_all_but(self.parts.test_names)
+        return loader
 
     def build_hooks(self) -> list[HookBase]:
         if self.parts.pixels is None:

@@ -23,9 +23,8 @@ from detectron2.utils import comm
 from detectron2.utils.logger import log_first_n
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 
-from lambda_det.detection.data.ground_truth import forget_records
 from lambda_det.detection.data.mapper import TolerantMapper
-from lambda_det.detection.data.registration import check_files, is_coco
+from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.tile_pixels import sources_of
 from lambda_det.detection.data.tile_records import tile_records, tiles_to_test
 from lambda_det.detection.data.truth import decided
@@ -294,8 +293,6 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
     _check_proposals(cfg, "TRAIN")
     mapper = TolerantMapper(cfg, is_train=True)
     records = training_records(cfg)
-    # The loader keeps these from here on. Evaluations ask for those of the test sets
-    forget_records(but=_files_of(cfg.DATASETS.TEST))
     what = f"DATALOADER.SAMPLER_TRAIN {cfg.DATALOADER.SAMPLER_TRAIN} cannot be made"
     advice = "take TrainingSampler or RepeatFactorTrainingSampler. A LazyConfig can use any"
     # the sampler or one of its keys does not exist: Detectron2 reads the sampler from the config
@@ -386,12 +383,6 @@ def _check_proposals(cfg: CfgNode, split: str) -> None:
             f"MODEL.LOAD_PROPOSALS True needs a file of proposals for each data set: "
             f"DATASETS.{split} has {len(names)}, and DATASETS.PROPOSAL_FILES_{split} {len(files)}."
         )
-
-
-def _files_of(names: Iterable[str]) -> list[tuple[str, str]]:
-    """The annotation files of registered data sets that have one, each with its folder."""
-    sets = [MetadataCatalog.get(name) for name in names if is_coco(name)]
-    return [(os.fspath(one.json_file), os.fspath(one.image_root)) for one in sets]
 
 
 def _by_index(dataset: list[Record] | Dataset) -> Dataset:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from detectron2.config import CfgNode
@@ -17,7 +17,7 @@ from detectron2.utils.file_io import PathManager
 from torch.utils.data import Dataset
 
 from lambda_det.config import leaves
-from lambda_det.detection.data.ground_truth import file_report, ground_truth
+from lambda_det.detection.data.ground_truth import file_report, forget_records, ground_truth
 from lambda_det.detection.data.shapes import register_shapes_among
 from lambda_det.detection.data.truth import all_decided
 from lambda_det.detection.registry import class_keys
@@ -107,6 +107,12 @@ def load_records(name: str) -> Any:
     """
     check_files(name)
     return DatasetCatalog.get(name)
+
+
+def forget_all_but(names: Iterable[str]) -> None:
+    """Forget the records of files that are kept, but not those of these data sets."""
+    sets = [MetadataCatalog.get(name) for name in names if name in DatasetCatalog and is_coco(name)]
+    forget_records(but=[(os.fspath(one.json_file), os.fspath(one.image_root)) for one in sets])
 
 
 def _decide_when_loaded(name: str) -> None:
