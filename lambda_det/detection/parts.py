@@ -189,6 +189,17 @@ _LEVELS: Rule = (
     (lambda each: len({len(level) if hasattr(level, "__len__") else 1 for level in each}) == 1),
     "a list for each map, all of one length",
 )
+# The two numbers of INPUT.CROP.SIZE, by the beginning of INPUT.CROP.TYPE
+_CROPS: dict[str, Rule] = {
+    "relative": (
+        (lambda size: len(size) == 2 and all(0 < x <= 1 for x in size)),
+        "two numbers above 0 and at most 1, such as [0.9, 0.9]",
+    ),
+    "absolute": (
+        (lambda size: len(size) == 2 and all(isinstance(x, int) and x > 0 for x in size)),
+        "two whole numbers of pixels, such as [640, 640]",
+    ),
+}
 # What Detectron2 takes without a word, and would train or find nothing with, or would refuse after
 # hours, in the last evaluation
 _OF_DETECTRON2: tuple[tuple[Rule, tuple[str, ...]], ...] = (
@@ -277,6 +288,9 @@ def of_yaml(cfg: CfgNode) -> Parts:
     for rule, keys in _OF_DETECTRON2:
         for key in keys:
             check(key, attrgetter(key)(cfg), rule)
+    crop = cfg.INPUT.CROP
+    if crop.ENABLED and (rule := _CROPS.get(crop.TYPE.partition("_")[0])):
+        check("INPUT.CROP.SIZE", crop.SIZE, rule)
     if len(cfg.MODEL.PIXEL_MEAN) != len(cfg.MODEL.PIXEL_STD):
         raise ConfigError(
             f"MODEL.PIXEL_MEAN is {cfg.MODEL.PIXEL_MEAN} and MODEL.PIXEL_STD "

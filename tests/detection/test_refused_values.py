@@ -111,9 +111,25 @@ def _check(text: str, key: str, value: object, allowed: str) -> None:
     ],
 )
 def test_what_detectron2_would_take_in_silence_or_refuse_after_hours(key, value):
+    """What the last evaluation reads is refused before the training."""
     with pytest.raises(ConfigError) as caught:
         of_yaml(_load(RCNN, key, value))
     _check(str(caught.value), key, value, "it must be ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "allowed"),
+    [
+        ("relative_range", [0.5], "two numbers"),
+        ("relative", [640, 640], "at most 1"),
+        ("absolute", [0.5, 0.5], "two whole numbers"),
+    ],
+)
+def test_a_crop_has_two_numbers_of_its_type(kind, value, allowed):
+    keys = ("INPUT.CROP.ENABLED", True, "INPUT.CROP.TYPE", kind, "INPUT.CROP.SIZE", value)
+    with pytest.raises(ConfigError) as caught:
+        of_yaml(_load(RCNN, *keys))
+    _check(str(caught.value), "INPUT.CROP.SIZE", value, allowed)
 
 
 @pytest.mark.parametrize(("head", "key", "value", "allowed"), OF_MODELS)
