@@ -6,13 +6,12 @@ import argparse
 import contextlib
 import copy
 import io
-import json
 import math
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from detectron2.config import CfgNode
 from detectron2.evaluation.testing import flatten_results_dict
@@ -21,24 +20,22 @@ from tabulate import tabulate
 
 from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.ground_truth import file_report
-from lambda_det.detection.data.outputs import mark_output
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.saved_run import SavedRun, add_checkpoint_flags, open_run
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import (
-    ConfigError,
     UserError,
     command_parser,
     counted,
     exit_status,
     printable,
 )
-from lambda_det.files import disk_of, replace_text
+from lambda_det.files import disk_of
 from lambda_det.own_data.data_to_evaluate import DataToEvaluate, choose_data
+from lambda_det.own_data.evaluation_folder import empty_folder, keep_facts, take_folder
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import evaluate_run
 from lambda_det.own_data.report.reading import (
-    EVALUATION,
     SCORES,
     Result,
     label_of,
@@ -46,15 +43,13 @@ from lambda_det.own_data.report.reading import (
 )
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.logged import read_metrics
-from lambda_det.training.run_folder import refuse_other_run, save_config
+from lambda_det.training.run_folder import save_config
 from lambda_det.training.task import EMA, RAW, Results
 from lambda_det.weights.loading import load
 
 __all__ = ["ResultsOnData", "evaluate", "main"]
 
 _PARTS = ("train", "val", "test")
-_RESULTS = ("inference", "inference_EMA", "inference_TTA")  # folders of an evaluation's results
-_UNFINISHED = {"sentences": ["The evaluation has not ended."], "results": {}, "own": {}}
 EXAMPLES = """
 On the test part of the data that the run was trained on, or of another folder:
   %(prog)s output/mine --part test
@@ -168,81 +163,20 @@ def evaluate(
         chosen = choose_data(saved, home, data, part, labels, images, Path(draft))
         folder = Path(output) if output else home / "evaluations" / (chosen.name if chosen else "")
         with disk_of(folder):
-            _take_folder(folder, is_named=bool(output))
+            take_folder(folder, is_named=bool(output))
             chosen = chosen and chosen.copied_to(folder)
             task = DetectionTask(_configuration(saved, folder, chosen)).prepare(train=False)
             task.check_weights(saved.content, saved.origin.file)
             task.check_data(train=False)
             # from here on what an earlier evaluation wrote there is gone
-            _empty(folder)
+            empty_folder(folder)
             log.open(str(folder))
             save_config(task)
             values = _evaluated(task, saved)
     results = _results(saved, folder, task, values, chosen.source if chosen else "")
     with disk_of(folder):
-        _keep(results)
+        keep_facts(folder, _facts(results))
     return results
-
-
-# --------------------------------------------------------------------------- the folder of results
-def _take_folder(folder: Path, *, is_named: bool) -> None:
-    """Make the folder of an evaluation, or take that of an earlier one, which stays as it is.
-
-    Raises:
-        ConfigError: the folder holds a run, or was named and has other files.
-    """
-    refuse_other_run(folder, "--output", resumes=False)
-    if is_named:
-        _refuse_other_files(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if not _is_evaluation(folder):
-        mark_output(folder)
-        _begin(folder)
-
-
-def _refuse_other_files(folder: Path) -> None:
-    """
-    Raises:
-        ConfigError: the folder for the results has files, and is not that of an earlier evaluation.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--output {folder} is a file; give a folder.")
-    if folder.is_dir() and any(folder.iterdir()) and not _is_evaluation(folder):
-        raise ConfigError(
-            f"--output {folder} has files that are not those of an evaluation; give a new folder, "
-            "or that of an earlier evaluation, whose results are replaced."
-        )
-
-
-def _is_evaluation(folder: Path) -> bool:
-    """Whether a folder has the facts of an evaluation, which may not have ended."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return set(json.loads((folder / EVALUATION).read_text("utf-8"))) >= _UNFINISHED.keys()
-    return False
-
-
-def _begin(folder: Path) -> None:
-    """Mark a folder as one of an evaluation that has no results yet."""
-    replace_text(folder / EVALUATION, json.dumps(_UNFINISHED, indent=1))
-
-
-def _empty(folder: Path) -> None:
-    """Remove the results of an earlier evaluation, which may be of other weights and data."""
-    for name in _RESULTS:
-        if (folder / name).exists():
-            shutil.rmtree(folder / name)
-    _begin(folder)
-    (folder / "log.txt").unlink(missing_ok=True)
-
-
-def _keep(results: ResultsOnData) -> None:
-    """Write the facts for the page of an evaluation."""
-    content = {
-        "sentences": results.sentences(),
-        "results": {name: result._asdict() for name, result in results.results.items()},
-        "own": {name: result._asdict() for name, result in results.own.items()},
-    }
-    replace_text(results.folder / EVALUATION, json.dumps(content, indent=1))
 
 
 # ----------------------------------------------------------------------------------- the evaluation
@@ -304,6 +238,15 @@ def _results(
         images=len(files),
         classes=classes,
     )
+
+
+def _facts(results: ResultsOnData) -> dict[str, Any]:
+    """What the page of the evaluation needs, as plain values."""
+    return {
+        "sentences": results.sentences(),
+        "results": {name: result._asdict() for name, result in results.results.items()},
+        "own": {name: result._asdict() for name, result in results.own.items()},
+    }
 
 
 def _pictures(names: Iterable[str]) -> list[str]:
