@@ -36,7 +36,7 @@ demo: setup
 # Long tests wait for others' processes and for disks, which leaves room for a third. What Python
 # compiles is kept, even where PYTHONDONTWRITEBYTECODE is set: each process would compile it again.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
-LONG := slow or fuzz or benchmark or gpu
+LONG := slow or fuzz or benchmark or gpu or release
 TESTS ?= tests projects
 
 test: setup

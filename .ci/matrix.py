@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "versions.md"
-MARKERS = "not (slow or fuzz or benchmark or gpu)"
+MARKERS = "not (slow or fuzz or benchmark or gpu or release)"
 
 
 @dataclass(frozen=True)

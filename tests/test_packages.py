@@ -21,12 +21,12 @@ ROOT = Path(__file__).resolve().parents[1]
 # panopticapi were not there.
 _NAMES = """
 black build check-jsonschema cityscapesscripts cloudpickle cuda-bindings fastapi filelock fvcore
-httpx huggingface-hub hydra-core hypothesis iopath lambda-networks lvis matplotlib mkdocs
-mkdocs-material mkdocstrings mkdocstrings-python mlflow mypy numpy omegaconf onnx onnxruntime
-onnxscript openvino opencv-contrib-python opencv-python opencv-python-headless packaging pillow
-prometheus-client pycocotools pytest pytest-xdist pyyaml ruff safetensors scipy setuptools
-shapely simplejpeg tabulate tensorboard termcolor timm torch torchvision tqdm twine uvicorn
-wandb wheel yacs
+httpx huggingface-hub hydra-core hypothesis iopath ipykernel lambda-networks lvis matplotlib
+mkdocs mkdocs-material mkdocstrings mkdocstrings-python mlflow mypy nbclient numpy omegaconf onnx
+onnxruntime onnxscript opencv-contrib-python opencv-python opencv-python-headless openvino
+packaging pillow prometheus-client pycocotools pytest pytest-xdist pyyaml ruff safetensors scipy
+setuptools shapely simplejpeg tabulate tensorboard termcolor timm torch torchvision tqdm twine
+uvicorn wandb wheel yacs
 """
 REGISTERED = set(_NAMES.split())
 FOLDERS = ("lambda_det", "tools", "configs", "datasets", "docs", "projects", ".ci", ".github")

@@ -86,6 +86,7 @@ def test_wheel_holds_every_module_and_config_and_nothing_else(wheel):
     assert any(name.startswith("lambda_det/configs/mask_rcnn") for name in held)
 
 
+@pytest.mark.slow
 def test_wheel_has_the_version_of_the_package(metadata):
     import lambda_det
 
@@ -179,6 +180,7 @@ def test_everything_imported_is_required(metadata):
         assert not missing, f"{file.relative_to(ROOT)} imports {missing}"
 
 
+@pytest.mark.slow
 def test_pins_exist_once_and_satisfy_the_ranges(metadata):
     pins = {}
     for line in (ROOT / "requirements.txt").read_text().splitlines():

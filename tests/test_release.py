@@ -129,6 +129,7 @@ def test_the_image_follows_the_readme_and_the_pins():
         subprocess.run([linter, str(ROOT / "Dockerfile")], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "schema"),
     [

@@ -121,6 +121,7 @@ def of_other_projects(file: Path) -> list[str]:
     return sorted(found - {own, None})
 
 
+@pytest.mark.slow
 def test_nothing_imports_a_project():
     """Nor does one project import another."""
     rooms = ("lambda_det", "tools", "datasets", "configs", "tests", "projects")

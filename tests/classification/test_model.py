@@ -60,6 +60,7 @@ def test_the_checkpoint_is_that_of_create_classifier():
     assert not any("pixel" in name for name in model.state_dict())
 
 
+@pytest.mark.slow
 def test_the_reproductions_networks():
     """23.5 M and 12.8 M parameters; 8x8 to 1x1 positions know 15x15 to 3x3 offsets."""
     size = sum(p.numel() for p in build_classifier(_cfg("MODEL.NAME", "resnet50"), 10).parameters())

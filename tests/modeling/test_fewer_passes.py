@@ -23,7 +23,7 @@ def gradients(y, grad, inputs):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("size", [(1, 1), (4, 3)])
+@pytest.mark.parametrize("size", [(1, 1), pytest.param((4, 3), marks=pytest.mark.slow)])
 def test_squeeze_and_excitation_in_few_passes(size, layout):
     torch.manual_seed(0)
     se = SqueezeExcitation(8).double()
@@ -89,6 +89,7 @@ def small_network():
     return network
 
 
+@pytest.mark.slow
 def test_a_network_computes_the_same(monkeypatch):
     network = small_network().double()
     other = copy.deepcopy(network)

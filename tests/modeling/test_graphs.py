@@ -68,6 +68,7 @@ def capture(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_a_training_by_graphs_is_the_training_without(capture):
     """The capture leaves no trace in statistics, random numbers, names or attributes."""
     backbone = make_backbone()
@@ -84,6 +85,7 @@ def test_a_training_by_graphs_is_the_training_without(capture):
     assert type(copy.deepcopy(other)).forward(other, images()).keys() == {"p4", "p5"}
 
 
+@pytest.mark.slow
 def test_frozen_stages_have_maps_without_a_gradient(capture):
     torch.manual_seed(0)
     frozen = lambda_det.create_backbone(
@@ -138,6 +140,7 @@ def test_gradients_that_are_0_at_the_start_are_compared(capture, caplog):
     assert torch.equal(block.conv3.norm.weight, other.res5[0].conv3.norm.weight)
 
 
+@pytest.mark.slow
 def test_a_graph_is_compared_again(capture, monkeypatch, caplog):
     monkeypatch.setattr(module, "_AGAIN", 2)
     backbone = make_backbone()

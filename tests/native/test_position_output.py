@@ -177,6 +177,7 @@ def test_a_fault_is_seen(fault):
 ARCHITECTURES = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB
 
 
+@pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_nvrtc_compiles_what_fits(architecture):

@@ -60,6 +60,7 @@ def test_a_cpu_keeps_what_its_recipe_says():
     assert not any("BATCH" in key or "WORKERS" in key for key in keys)
 
 
+@pytest.mark.slow
 def test_a_step_counts_tiles_as_an_epoch_does():
     pictures = [{"id": i, "width": 2560, "height": 1920} for i in range(100)]
     # tiles of 320 pixels overlap by 40: 9 x 7 of a picture, each with an object

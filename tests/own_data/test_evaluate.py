@@ -76,6 +76,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "images", "trained_on"), [(None, 2, 0), ("val", 3, 0), ("train", 3, 3)]
 )
@@ -143,6 +144,7 @@ def test_parts_of_other_data(run, shapes, tmp_path, part, parts, images, trained
     assert (evaluated.images, evaluated.trained_on) == (images, trained_on)
 
 
+@pytest.mark.slow
 def test_a_class_that_the_run_lacks_refuses_only_its_part(run, shapes, tmp_path):
     shape = {"points": [[4, 4], [40, 4], [20, 40]], "shape_type": "polygon"}
     pictures = sorted(Path(shapes["test_images"]).iterdir())
@@ -273,6 +275,7 @@ def test_a_full_disk_is_named_with_the_folder(run, monkeypatch):
         evaluate(run)
 
 
+@pytest.mark.slow
 def test_data_without_masks_have_box_ap_alone(run, shapes, tmp_path):
     """The same as with masks; a mask AP would be that of boxes."""
     content = json.loads(Path(shapes["test_json"]).read_text())

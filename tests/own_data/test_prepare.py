@@ -1,6 +1,7 @@
 """From flags for own data to files in COCO's format and keys of a configuration."""
 
 import copy
+import io
 import json
 import re
 import shutil
@@ -213,13 +214,24 @@ def test_small_objects_get_a_finer_map(data):
     assert model.roi_heads.box_pooler.level_poolers[0].spatial_scale == 1 / 4
 
 
+@pytest.fixture(scope="module")
+def large_files():
+    """Twenty large pictures, made once."""
+    files = []
+    for number in range(20):
+        buffer = io.BytesIO()
+        Image.new("RGB", (2000, 1500), (number, 9, 9)).save(buffer, "PNG", compress_level=1)
+        files.append(buffer.getvalue())
+    return files
+
+
 @pytest.fixture
-def photographs(data):
+def photographs(data, large_files):
     """The pictures are large, and each has four objects of 12 pixels."""
     thing = re.search("<object>.*</object>", VOC.replace("\n", ""))[0].format("cell")
     thing = thing.replace("40<", "16<").replace("30<", "18<")
-    for number in range(20):
-        Image.new("RGB", (2000, 1500), (number, 9, 9)).save(data / f"{number}.png")
+    for number, content in enumerate(large_files):
+        (data / f"{number}.png").write_bytes(content)
         text = f"<annotation><filename>{number}.png</filename>{4 * thing}</annotation>"
         (data / f"{number}.xml").write_text(text)
     return ["--data", data, "--output", data.parent / "run"]

@@ -88,6 +88,7 @@ def test_same_arguments_same_data_and_an_image_does_not_depend_on_the_number(roo
     assert len({d[n] for d in (given, other) for n in pictures}) == 60
 
 
+@pytest.mark.slow
 def test_annotations_agree_with_themselves_and_all_classes_and_sizes_occur(root):
     entries = [
         (a, mask)

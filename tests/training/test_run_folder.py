@@ -6,10 +6,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
 from detectron2.config import get_cfg
 
-from lambda_det.config import add_lambda_config, read_plain
+from lambda_det.config import add_lambda_config
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
 from lambda_det.training.run_folder import (
@@ -184,9 +183,3 @@ def test_a_key_is_fixed_by_its_whole_name():
     keys = FixedKeys(names=("SOLVER.WEIGHT_DECAY",), but_not=())
     assert "SOLVER.WEIGHT_DECAY" in keys and "SOLVER.WEIGHT_DECAY.X" in keys
     assert "SOLVER.WEIGHT_DECAY_NORM" not in keys
-
-
-def test_deep_brackets_are_refused():
-    """A parser in C would end the process."""
-    with pytest.raises(yaml.YAMLError):
-        read_plain("[" * 100_000)

@@ -182,6 +182,7 @@ HIDDEN = [
 ]
 
 
+@pytest.mark.slow
 def test_a_pickle_refers_to_what_arrays_need_and_to_nothing_else(tmp_path):
     every = [(m, name) for m in MODULES for name in dir(importlib.import_module(m))]
     read = set()

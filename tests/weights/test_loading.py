@@ -340,7 +340,7 @@ def test_weights_that_record_no_pixel_settings_get_a_warning(tmp_path, caplog, p
     assert all((word in warning) is (pixels is PIXELS) for word in others)
     caplog.clear()
     load(target, tmp_path / "own.pth", complete=False)  # a backbone without a configuration
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 @pytest.mark.parametrize("back", [False, True])
@@ -462,13 +462,13 @@ STD = ("MODEL.PIXEL_STD", "[58.395, 57.12, 57.375]")
 @pytest.mark.parametrize(
     ("theirs", "ours", "file", "pairs"),
     [
-        ("mobilenetv2_100.ra_in1k", "mobilenet_v2", "w.pth", ()),
         ("mobilenetv2_100.ra_in1k", "mobilenet_v2", "w.safetensors", (*RGB, *STD)),
         ("mobilenetv2_100.ra_in1k", "mobilenet_v2", "url", RGB),
-        ("lambda_resnet26t.c1_in1k", "lambda_resnet26t", "url", ()),
         *(
             pytest.param(*row, marks=pytest.mark.slow)
             for row in (
+                ("mobilenetv2_100.ra_in1k", "mobilenet_v2", "w.pth", ()),
+                ("lambda_resnet26t.c1_in1k", "lambda_resnet26t", "url", ()),
                 ("resnetrs50.tf_in1k", "resnet_rs50_se", "w.safetensors", ()),
                 ("lambda_resnet50ts.a1h_in1k", "lambda_resnet50ts", "w.pth", ()),
                 ("resnet50.a1_in1k", "resnet50", "url", STD),

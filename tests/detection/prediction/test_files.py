@@ -501,6 +501,7 @@ def test_annotations_of_boxes_keypoints_and_unknown_names(tmp_path):
     assert annotation["segmentation"] == []
 
 
+@pytest.mark.slow
 def test_annotations_wait_in_little_memory():
     """Much less than the lists that they are read back as."""
     rng = np.random.default_rng(0)

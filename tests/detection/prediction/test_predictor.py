@@ -44,8 +44,9 @@ def same(one, other) -> bool:
     return all(np.array_equal(getattr(one, f), getattr(other, f)) for f in fields)
 
 
-@pytest.mark.parametrize("channels", ["BGR", "RGB"])
-@pytest.mark.parametrize("size", [(48, 64), (200, 90), (33, 7)])
+@pytest.mark.parametrize(
+    ("channels", "size"), [("BGR", (48, 64)), ("RGB", (200, 90)), ("BGR", (33, 7))]
+)
 def test_predicts_as_detectron2_does(run, channels, size):
     cfg = tiny_config()
     cfg.INPUT.FORMAT = channels
@@ -145,6 +146,7 @@ def test_threshold_leaves_out_what_scores_lower(run, predictor, picture):
     assert (found.scores >= threshold).all()
 
 
+@pytest.mark.slow
 def test_the_best_score_of_the_evaluation_is_the_threshold_where_none_is_given(
     run, picture, tmp_path
 ):

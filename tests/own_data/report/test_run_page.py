@@ -260,6 +260,7 @@ def _page(run) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_the_pictures_of_a_notebook(run):
     mine = lambda_det.Run(run)
     one, two = mine.plot_worst(1), mine.plot_worst(2)
@@ -275,6 +276,7 @@ def test_the_pictures_of_a_notebook(run):
         mine.plot_curves()
 
 
+@pytest.mark.slow
 def test_a_page_is_as_dark_as_the_screen(run, ground_truth):
     """Black and white of a figure are the page's."""
     detections = evaluate_detections(ground_truth, noisy_results(ground_truth), "bbox", 0.5)
@@ -512,6 +514,7 @@ def test_command(run, capsys):
     assert "/dev/null" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_curves_of_several_runs_as_a_picture(tmp_path, capsys):
     runs = [tmp_path / name for name in ("a", "b")]
     for run in runs:

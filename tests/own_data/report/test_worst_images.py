@@ -125,6 +125,7 @@ def large(tmp_path):
     MetadataCatalog.remove("orchard")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_mask", [False, True])
 def test_of_a_large_image_the_part_around_its_errors_is_drawn(large, with_mask):
     """In a size in which names can be read; the masks of predictions are cut with it."""
