@@ -261,10 +261,11 @@ def _keys_of(suspect: _Suspect, values: Mapping[str, Any], text: str) -> list[st
 def _keys_behind(statements: list[_Statement], values: Mapping[str, Any]) -> list[str]:
     """The keys of which a caller of a constructor, or its ``from_config``, made what it refused.
 
-    Only constructors are traced: what fails in a step is made of images and weights as well.
+    Only what is made of a configuration is traced: what fails in a step is made of images and
+    weights as well.
     """
-    names = {statement.frame.f_code.co_name for statement in statements}
-    if names.isdisjoint(("__init__", "from_config")):
+    is_constructor = statements[-1].frame.f_code.co_name == "__init__"
+    if not (is_constructor or any("cfg" in each.frame.f_locals for each in statements)):
         return []
     looked_at = {node.id for node in statements[0].nodes() if isinstance(node, ast.Name)}
     looked_at |= {node.attr for node in statements[0].nodes() if isinstance(node, ast.Attribute)}

@@ -5,18 +5,21 @@ import linecache
 from pathlib import Path
 
 import pytest
+import torch
 from detectron2.config import CfgNode
 from detectron2.structures import BoxMode
 
 import lambda_det
 from lambda_det.config import leaves
 from lambda_det.detection import lazy_parser, load_config, parser
+from lambda_det.detection.model import build_model
 from lambda_det.detection.parts import of_yaml
 from lambda_det.errors import ConfigError
 from lambda_det.training.command_line import main
 from lambda_det.training.library_errors import naming_keys
 from tests.detection.heads.tiny import HEADS
 from tests.detection.tiny import NARROW, TINY, on_meta, write_lazy_config
+from tests.training.tiny_detector import tiny_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RCNN, RETINANET, KEYPOINTS = "cascade_mask_rcnn", "retinanet", "keypoint_rcnn"
@@ -172,3 +175,10 @@ def test_a_fault_of_the_package_and_an_error_about_no_key_keep_their_stack(monke
     assert str(caught.value).startswith("INPUT.MASK_FORMAT is 'polygon'")
     with pytest.raises(AssertionError), naming_keys(lambda: values):
         BoxMode.convert([1, 2, 3], BoxMode.XYWH_ABS, BoxMode.XYXY_ABS)
+    cfg = tiny_config()
+    model, image = build_model(cfg).train(), torch.zeros(3, 64, 64, dtype=torch.uint8)
+    with (
+        pytest.raises(AssertionError, match="requires gt_instances"),
+        naming_keys(lambda: leaves(cfg)),
+    ):
+        model([{"image": image}])
