@@ -254,7 +254,8 @@ class DetectionTask(Task):
         if is_asked:
             asked, other = (settings.option("cuda_graphs", x) for x in ("always", "auto"))
             raise ConfigError(f"{asked} cannot be: {why}; set {other}.")
-        logger.info(f"The backbone is computed without CUDA graphs: {why}", extra=ONLY_IN_FILE)
+        if settings.device.startswith("cuda"):
+            logger.info(f"The backbone is computed without CUDA graphs: {why}", extra=ONLY_IN_FILE)
         return None
 
     def forward_pass(self) -> AbstractContextManager:
