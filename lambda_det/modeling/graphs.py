@@ -145,9 +145,10 @@ class BackboneGraphs:
         backbone = self._backbone
         if not backbone.training:
             return None
-        if any(one.grad is not None for one in backbone.parameters()):
+        parameters = [*backbone.parameters()]
+        if any(one.grad is not None for one in parameters):
             return None  # it may lie where a graph writes the next one
-        tensors = (*backbone.parameters(), *backbone.buffers())
+        tensors = (*parameters, *backbone.buffers())
         return (
             *(x.shape, x.stride(), x.dtype, x.device, x.requires_grad, _autocast(x)),
             *(part.training for part in self._inner),
