@@ -191,6 +191,21 @@ def test_images_have_one_size_where_a_configuration_says_so():
     assert read_parts(lazy).one_size is None
 
 
+@pytest.mark.slow
+def test_the_paper_s_training_is_by_graphs_where_there_is_a_gpu(monkeypatch):
+    cfg = get_config("mask_rcnn_lambdaresnet50.yaml")
+    cfg.MODEL.DEVICE = "cpu"
+    task = DetectionTask(cfg)
+    backbone = task.parts.make_backbone()
+    why = task_module.why_not
+    monkeypatch.setattr(
+        task_module, "why_not", lambda part, **facts: why(part, **facts | {"device": "cuda"})
+    )
+    assert task._graphs_of(backbone) is not None
+    task.settings = dataclasses.replace(task.settings, accumulate=2)
+    assert task._graphs_of(backbone) is None
+
+
 def test_smaller_batches_do_without_cuda_graphs():
     cfg = tiny_config()
     assert "GRAPHS" not in DetectionTask(cfg).smaller_batches()
