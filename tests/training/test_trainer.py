@@ -382,6 +382,18 @@ def test_speed_and_memory_are_recorded(folder, monkeypatch):
     assert 0.05 < storage.latest()["peak_memory"][0] <= peak_gigabytes("cpu") < 1000
 
 
+def test_a_schedule_is_refused_before_the_model_is_made(folder):
+    class Wrong(ToyTask):
+        def build_schedule(self):
+            raise ConfigError("no such schedule")
+
+        def build_model(self):
+            raise AssertionError("it takes long")
+
+    with pytest.raises(ConfigError, match="no such schedule"):
+        Trainer(Wrong(folder))
+
+
 @pytest.mark.parametrize(
     ("groups", "rates"),
     [
