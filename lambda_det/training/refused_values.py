@@ -82,30 +82,87 @@ def refused_value(error: BaseException, values: Iterable[tuple[str, Any]]) -> Co
         error: one of :data:`REFUSALS`, with its traceback.
         values: the keys of the configuration with their values.
     """
-    values = dict(values)
-    statements = _statements(error)
-    if not statements:
-        return None
+    values, statements = dict(values), _statements(error)
+    for find in (_in_the_statement, _in_the_calls, _behind_a_constructor) if statements else ():
+        if found := find(error, statements, values):
+            return _sentence(error, found, values)
+    return None
+
+
+class _Found(NamedTuple):
+    """The keys of what was refused.
+
+    Attributes:
+        keys: one or more.
+        statement: that says what is allowed.
+        suspect: the value that all keys have; None where they have several.
+    """
+
+    keys: list[str]
+    statement: _Statement
+    suspect: _Suspect | None = None
+
+
+def _in_the_statement(
+    error: BaseException, statements: list[_Statement], values: Mapping[str, Any]
+) -> _Found | None:
+    """The keys that the innermost statement names, or whose values it looks at."""
     innermost, *callers = statements
     named = _named_keys(str(error), innermost, values)
     suspects = _suspects(error, innermost, is_innermost=True)
-    found = [(each, keys) for each in suspects if (keys := _keys_of(each, values, str(error)))]
-    if named or (isinstance(innermost.node, ast.Assert) and len(found) > 1):
+    looked_at = [(each, keys) for each in suspects if (keys := _keys_of(each, values, str(error)))]
+    if named or (isinstance(innermost.node, ast.Assert) and len(looked_at) > 1):
         # an assertion may compare several keys
-        keys = dict.fromkeys([*named, *(key for _, keys in found for key in keys)])
-        return _sentence(error, innermost, list(keys), values, None)
-    for suspect, keys in found:
-        call: list[str] = []
-        if len(keys) > 1:
-            calls = (_keys_in(caller.decisive, values) for caller in callers)
-            call = next((read for read in calls if not set(keys).isdisjoint(read)), [])
-        return _sentence(error, innermost, call or keys, values, None if call else suspect)
-    for caller in callers:
+        keys = dict.fromkeys([*named, *(key for _, keys in looked_at for key in keys)])
+        return _Found(list(keys), innermost)
+    if not looked_at:
+        return None
+    suspect, keys = looked_at[0]
+    if len(keys) > 1:  # the call says which
+        calls = (_keys_in(caller.decisive, values) for caller in callers)
+        if read := next((read for read in calls if not set(keys).isdisjoint(read)), []):
+            return _Found(read, innermost)
+    return _Found(keys, innermost, suspect)
+
+
+def _in_the_calls(
+    error: BaseException, statements: list[_Statement], values: Mapping[str, Any]
+) -> _Found | None:
+    """The keys of arguments that stand in the words of the error."""
+    for caller in statements[1:]:
         for suspect in _suspects(error, caller, is_innermost=False):
             if keys := _keys_of(suspect, values, str(error)):
-                return _sentence(error, caller, keys, values, suspect)
-    keys = [] if isinstance(error, LookupError) else _keys_behind(statements, values)
-    return _sentence(error, innermost, keys, values, None) if keys else None
+                return _Found(keys, caller, suspect)
+    return None
+
+
+def _behind_a_constructor(
+    error: BaseException, statements: list[_Statement], values: Mapping[str, Any]
+) -> _Found | None:
+    """The keys of which a caller, or ``from_config``, made what a constructor refused.
+
+    What fails in a step is made of images and weights as well, and is not traced.
+    """
+    is_constructor = statements[-1].frame.f_code.co_name == "__init__"
+    has_configuration = any("cfg" in each.frame.f_locals for each in statements)
+    if isinstance(error, LookupError) or not (is_constructor or has_configuration):
+        return None
+    nodes = list(statements[0].nodes())
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    for statement in statements:
+        sources = _sources(statement.function, statement.decisive)
+        keys = _keys_in(sources, values)
+        for suspect in (_value(n, statement.frame) for part in sources for n in ast.walk(part)):
+            if suspect and _is_plain(suspect.value):
+                equal = (key for key, value in values.items() if _is_in(suspect.value, value))
+                keys += [key for key in equal if _is_alike(key, suspect.name)]
+        if from_config := statement.frame.f_locals.get("from_config_func"):
+            keys += _keys_of_arguments(from_config, names, values)
+        keys = list(dict.fromkeys(keys))
+        if 0 < len(keys) <= _MOST_KEYS:
+            return _Found(keys, statements[0])
+    return None
 
 
 # ----------------------------------------------------------------------------- what was looked at
@@ -258,32 +315,6 @@ def _keys_of(suspect: _Suspect, values: Mapping[str, Any], text: str) -> list[st
     return keys if len(keys) <= _MOST_KEYS else []
 
 
-def _keys_behind(statements: list[_Statement], values: Mapping[str, Any]) -> list[str]:
-    """The keys of which a caller of a constructor, or its ``from_config``, made what it refused.
-
-    Only what is made of a configuration is traced: what fails in a step is made of images and
-    weights as well.
-    """
-    is_constructor = statements[-1].frame.f_code.co_name == "__init__"
-    if not (is_constructor or any("cfg" in each.frame.f_locals for each in statements)):
-        return []
-    looked_at = {node.id for node in statements[0].nodes() if isinstance(node, ast.Name)}
-    looked_at |= {node.attr for node in statements[0].nodes() if isinstance(node, ast.Attribute)}
-    for statement in statements:
-        sources = _sources(statement.function, statement.decisive)
-        keys = _keys_in(sources, values)
-        for suspect in (_value(n, statement.frame) for part in sources for n in ast.walk(part)):
-            if suspect and _is_plain(suspect.value):
-                equal = (key for key, value in values.items() if _is_in(suspect.value, value))
-                keys += [key for key in equal if _is_alike(key, suspect.name)]
-        if from_config := statement.frame.f_locals.get("from_config_func"):
-            keys += _keys_of_arguments(from_config, looked_at, values)
-        keys = list(dict.fromkeys(keys))
-        if 0 < len(keys) <= _MOST_KEYS:
-            return keys
-    return []
-
-
 def _keys_of_arguments(
     from_config: Callable, names: set[str], values: Mapping[str, Any]
 ) -> list[str]:
@@ -336,13 +367,8 @@ def _is_alike(key: str, name: str) -> bool:
 
 
 # --------------------------------------------------------------------------------- what is allowed
-def _sentence(
-    error: BaseException,
-    statement: _Statement,
-    keys: list[str],
-    values: Mapping[str, Any],
-    suspect: _Suspect | None,
-) -> ConfigError:
+def _sentence(error: BaseException, found: _Found, values: Mapping[str, Any]) -> ConfigError:
+    keys, statement, suspect = found
     if suspect is None:
         what = " and ".join(f"{key} is {values[key]!r}" for key in keys)
     else:
