@@ -43,6 +43,11 @@ settings.register_profile(
 settings.load_profile("tests")
 
 
+# From Python 3.14 on the processes of loaders come from a forkserver, to which the tests' mappers
+# cannot be sent. That the package's own can be is tested for the data sets (test_loader.py)
+if sys.platform == "linux":
+    multiprocessing.set_start_method("fork", force=True)
+
 # What is imported stays, and to look through it for garbage takes a fifth of some tests
 gc.disable()
 
