@@ -29,7 +29,8 @@ from lambda_det.detection.parts import Evaluators, Parts
 from lambda_det.detection.schedule import DetectionSettings
 from lambda_det.errors import ConfigError
 from lambda_det.training.library_errors import naming_keys
-from lambda_det.training.settings import Clipping, FixedKeys
+from lambda_det.training.schedules import ABOVE_0
+from lambda_det.training.settings import Clipping, FixedKeys, check
 from lambda_det.weights.provenance import PixelSettings
 
 logger = logging.getLogger(__name__)
@@ -149,6 +150,8 @@ def read_settings(config: DictConfig) -> DetectionSettings:
         values["clipping"] = Clipping(
             "full_model", _of_type(float, keys[0], limit), _of_type(float, keys[1], norm_type)
         )
+    if "base_lr" in values:
+        check(KEYS["base_lr"], values["base_lr"], ABOVE_0)
     return DetectionSettings(**values, keys=KEYS)
 
 

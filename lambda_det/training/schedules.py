@@ -24,6 +24,7 @@ from lambda_det.errors import ConfigError, refused
 from lambda_det.training.settings import POSITIVE, Rule, check
 
 __all__ = [
+    "ABOVE_0",
     "OPTIMIZERS",
     "SCHEDULES",
     "Optimizer",
@@ -48,7 +49,7 @@ def _is_below_1(number: Any) -> bool:
 
 
 _NOT_NEGATIVE: Rule = (lambda x: _is_finite(x) and x >= 0), "a finite number, 0 or more"
-_ABOVE_0: Rule = (lambda x: _is_finite(x) and x > 0), "a finite number above 0"
+ABOVE_0: Rule = (lambda x: _is_finite(x) and x > 0), "a finite number above 0"
 _NOT_NEGATIVE_OR_NONE: Rule = (lambda x: x is None or _NOT_NEGATIVE[0](x)), _NOT_NEGATIVE[1]
 _BELOW_1: Rule = _is_below_1, "at least 0 and below 1"
 _TWO_BELOW_1: Rule = (
@@ -56,12 +57,12 @@ _TWO_BELOW_1: Rule = (
     "two numbers, each at least 0 and below 1",
 )
 _RISING: Rule = (
-    (lambda steps: all(_ABOVE_0[0](x) for x in steps) and list(steps) == sorted(steps)),
+    (lambda steps: all(ABOVE_0[0](x) for x in steps) and list(steps) == sorted(steps)),
     "numbers above 0 that rise",
 )
 # What all optimisers and the warm-up read
 _OF_ALL: Mapping[str, Rule] = {
-    "BASE_LR": _ABOVE_0,
+    "BASE_LR": ABOVE_0,
     "WEIGHT_DECAY": _NOT_NEGATIVE,
     "WEIGHT_DECAY_BIAS": _NOT_NEGATIVE_OR_NONE,
     "WEIGHT_DECAY_NORM": _NOT_NEGATIVE_OR_NONE,
@@ -267,17 +268,17 @@ def _poly(solver: CfgNode, span: Span) -> Callable[[float], float]:
 
 
 SCHEDULES = {
-    "steps": Schedule(_steps, {"STEPS": _RISING, "GAMMA": _ABOVE_0}, "WarmupMultiStepLR"),
+    "steps": Schedule(_steps, {"STEPS": _RISING, "GAMMA": ABOVE_0}, "WarmupMultiStepLR"),
     "cosine": Schedule(
         _cosine, {"BASE_LR_END": _NOT_NEGATIVE, "COSINE_CYCLES": POSITIVE}, "WarmupCosineLR"
     ),
-    "exponential": Schedule(_exponential, {"DECAY": _ABOVE_0, "DECAY_EPOCHS": _ABOVE_0}),
+    "exponential": Schedule(_exponential, {"DECAY": ABOVE_0, "DECAY_EPOCHS": ABOVE_0}),
     "equal_decays": Schedule(
-        _equal_decays, {"GAMMA": _ABOVE_0, "NUM_DECAYS": POSITIVE}, "WarmupStepWithFixedGammaLR"
+        _equal_decays, {"GAMMA": ABOVE_0, "NUM_DECAYS": POSITIVE}, "WarmupStepWithFixedGammaLR"
     ),
     "poly": Schedule(
         _poly,
-        {"POLY_LR_POWER": _ABOVE_0, "POLY_LR_CONSTANT_ENDING": _BELOW_1},
+        {"POLY_LR_POWER": ABOVE_0, "POLY_LR_CONSTANT_ENDING": _BELOW_1},
         "WarmupPolyLR",
         is_multiplied=True,
     ),
