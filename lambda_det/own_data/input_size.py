@@ -3,8 +3,8 @@
 An anchor matches an object of its own size only from four strides of its map on (``recipe.py``):
 that map does not resolve smaller objects. Where they are more than a third of the objects of a
 class, on average over the classes, as AP is, the recipe gets a map of half the stride, and then a
-larger input until they are a tenth. A step takes at most twice the time. The images of a test are
-up to a quarter larger than the largest of the training, as far as that does not enlarge them.
+larger input until they are a tenth. A step takes at most twice the time. The photographs of a test
+are up to a quarter larger than the largest of the training, as far as that does not enlarge them.
 
 A recipe's sizes are for photographs. Its budget is their pixels, which are time and memory, and not
 the longer side: strips and panoramas get a larger limit of that, because objects need the shorter
@@ -108,7 +108,8 @@ def fit_input(
     keys: dict[str, tuple[Any, str]] = {}
     rows: list[tuple[str, str, str]] = []
     is_sized = size is not None or not set(SIZES).isdisjoint(typed)
-    if set(SIZES).isdisjoint(typed) and (shape := sizes_by_shape(cfg, images)):
+    shape = sizes_by_shape(cfg, images) if set(SIZES).isdisjoint(typed) else {}
+    if shape:
         photograph = f"{cfg.INPUT.MIN_SIZE_TEST} x {cfg.INPUT.MAX_SIZE_TEST}"
         cfg = cfg.clone()
         cfg.merge_from_list([word for pair in shape.items() for word in pair])
@@ -159,7 +160,8 @@ def fit_input(
     rows.append(("", objects_after.row(least, side), why))
     changes = finer | (sizes_for(cfg, side) if side > base else {})
     in_test = STRIDE * math.floor(min(TEST_SCALE * side, own) / STRIDE)
-    if in_test > side and not cfg.RECIPE.MEMORY:
+    # on strips, the one set of them that was tried, the larger size cost 4 and 8 AP
+    if in_test > side and not shape and not cfg.RECIPE.MEMORY:
         changes |= {key: v for key, v in sizes_for(cfg, in_test).items() if key.endswith("TEST")}
         rows.append(("", f"{in_test} pixels in the test", "no step takes longer for it"))
     keys |= {key: (value, "for small objects") for key, value in changes.items()}

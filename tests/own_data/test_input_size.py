@@ -166,6 +166,12 @@ def test_strips_get_the_pixels_of_photographs(name, sizes, changes):
         assert max(pixels) <= 1.52 * budget
 
 
+def test_strips_are_tested_at_the_size_of_the_training(cfg):
+    keys = values(fit_input(cfg, *labels([20] * 99, (8000, 400)), {}))
+    assert keys["INPUT.MIN_SIZE_TEST"] == max(keys["INPUT.MIN_SIZE_TRAIN"]) < 320
+    assert keys["INPUT.MAX_SIZE_TEST"] == keys["INPUT.MAX_SIZE_TRAIN"]
+
+
 def test_a_typed_size_of_strips_is_their_shorter_side(cfg):
     fitted = fit_input(cfg, *labels([20] * 99, (8000, 400)), {}, size=320)
     keys = values(fitted)
