@@ -244,15 +244,20 @@ def main(argv: list[str] | None = None) -> int:
         return FAULT_STATUS
 
 
-_NOTES = "\n".join(f"  {name:9}{row.note}" for name, row in WRITTEN.items())
+_NOTES = "\n".join(
+    f"  {name:9}{'a file for each image' if row.write else 'one file'}, "
+    f"{f'masks as {row.masks}' if row.masks else 'boxes alone'}"
+    for name, row in WRITTEN.items()
+)
 CONVERT_EXAMPLES = f"""examples:
   %(prog)s VOC2007/Annotations train.json --images VOC2007/JPEGImages
   %(prog)s data.yaml train.json --images images/train
   %(prog)s annotations.xml train.json --images pictures
   %(prog)s train.json labels/ --images pictures --format yolo
 
-formats; a folder has a file for each image:
+formats:
 {_NOTES}
+Crowds are written in COCO's format alone.
 """
 
 

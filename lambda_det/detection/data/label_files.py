@@ -171,8 +171,8 @@ class WrittenFormat(NamedTuple):
     Attributes:
         title: its name in sentences, under which ``FORMATS`` of ``own_data/labels/formats.py`` has
             the reader.
-        note: what is written and what the format cannot hold, for the help of ``lambda-det
-            convert``.
+        masks: how a mask is written: "outlines", one for each of its parts, or "one outline"; ""
+            for a format of boxes alone.
         ending: of the file of a picture; "" for a format with one file.
         write: the text of the file of a picture, from its entry in COCO's format, its objects, and
             its path as seen from the file. None for COCO's own format.
@@ -182,7 +182,7 @@ class WrittenFormat(NamedTuple):
     """
 
     title: str
-    note: str
+    masks: str
     ending: str = ""
     write: Callable[[Mapping[str, Any], list[_Object], str], str] | None = None
     classes_file: str = ""
@@ -190,16 +190,16 @@ class WrittenFormat(NamedTuple):
 
 
 WRITTEN = {
-    "coco": WrittenFormat("COCO", "one file"),
+    "coco": WrittenFormat("COCO", "outlines or run lengths"),
     "yolo": WrittenFormat(
         "YOLO",
-        "a folder with data.yaml; a mask is one outline, and crowds are left out",
+        "one outline",
         ".txt",
         _yolo,
         "data.yaml",
         _yolo_classes,
     ),
-    "labelme": WrittenFormat("LabelMe", "a folder; crowds are left out", ".json", _labelme),
+    "labelme": WrittenFormat("LabelMe", "outlines", ".json", _labelme),
 }
 
 
