@@ -12,7 +12,8 @@ what this file adds, never ran on a GPU. So nothing here is believed:
   steps before it were wrong.
 - At each step the graph must be of this situation: the same parameters, buffers and modes, no
   gradient that is left from before, no hook. Otherwise the backbone computes.
-- A comparison needs the memory of a second set of maps. Where it is not there, neither are graphs.
+- A comparison needs the memory of a second set of maps. Where it is not there, neither are graphs,
+  and their memory is given back.
 
 What is changed in place between two steps (weights, running statistics, the scale of float16) is
 read by a graph as it is then. What Python decides at a step is not: so graphs that nobody asked for
@@ -21,6 +22,7 @@ are of parts whose code is known.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -115,11 +117,13 @@ class BackboneGraphs:
         self._passes: _Passes | None = None
         self._replay: Callable[[Tensor], Sequence[Tensor]] | None = None
         self._replays = 0
+        self._is_replayed = False  # in this forward pass of the detector
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Around the forward pass of a detector in training."""
         self._backbone.forward = self._forward
+        self._is_replayed = False
         try:
             yield
         finally:
@@ -128,13 +132,18 @@ class BackboneGraphs:
     def _forward(self, x: Tensor) -> Maps:
         situation = self._found(x)
         if situation and self._situation is None:
-            self._capture(x)
+            if wrong := self._capture(x):
+                self._give_up(
+                    "CUDA graphs are not used, and the backbone is computed as without them: "
+                    f"{wrong}"
+                )
             self._situation = self._found(x)
         if situation and self._replay is not None and situation == self._situation:
             if self._replays == _AGAIN:
                 self._compare_again(x)
             if self._replay is not None:
                 self._replays += 1
+                self._is_replayed = True
                 return dict(zip(self._passes.names, self._replay(x), strict=True))
         return type(self._backbone).forward(self._backbone, x)
 
@@ -142,6 +151,8 @@ class BackboneGraphs:
         """What a graph holds for; None where none may be captured or replayed."""
         if not torch.is_grad_enabled() or any(map(is_hooked, self._inner)):
             return None
+        if self._is_replayed:
+            return None  # it would write over the maps of the first call
         backbone = self._backbone
         if not backbone.training:
             return None
@@ -155,7 +166,8 @@ class BackboneGraphs:
             *((one.data_ptr(), one.requires_grad) for one in tensors),
         )
 
-    def _capture(self, x: Tensor) -> None:
+    def _capture(self, x: Tensor) -> str:
+        """Make a graph for such images; why there is none, or ""."""
         passes = _Passes(self._backbone, *_autocast(x))
         try:
             with self._untouched(x):
@@ -166,14 +178,21 @@ class BackboneGraphs:
                     torch.cuda.empty_cache()  # of the runs before the capture
             wrong = self._difference(passes, replay, x)
         except (RuntimeError, AssertionError) as error:
-            wrong = str(error).partition("\n")[0]
-        if wrong:
-            logger.warning(
-                f"CUDA graphs are not used, and the backbone is computed as without them: {wrong}"
-            )
-            return
-        self._passes, self._replay = passes, replay
-        logger.info(f"The backbone's passes are CUDA graphs for batches of {tuple(x.shape)}")
+            return _first_line(error)
+        if not wrong:
+            self._passes, self._replay = passes, replay
+            logger.info(f"The backbone's passes are CUDA graphs for batches of {tuple(x.shape)}")
+        return wrong
+
+    def _give_up(self, words: str) -> None:
+        """Go on without graphs and without their memory, which only the collector of cycles frees:
+        PyTorch's function for a graph is a class, and a class refers to itself.
+        """
+        logger.warning(words)
+        self._passes = self._replay = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _compare_again(self, x: Tensor) -> None:
         """
@@ -181,20 +200,21 @@ class BackboneGraphs:
             ConfigError: results are not those of the backbone.
         """
         try:
-            wrong = self._difference(self._passes, self._replay, x)
+            wrong, why = self._difference(self._passes, self._replay, x), ""
         except RuntimeError as error:  # such as no memory for a second set of maps
-            self._replay = None
-            logger.warning(
+            wrong, why = "", _first_line(error)
+        if why:
+            self._give_up(
                 "CUDA graphs could not be compared once more, so the backbone is computed without "
-                f"them from here on: {str(error).partition(chr(10))[0]}"
+                f"them from here on: {why}"
             )
-            return
-        if wrong:
+        elif wrong:
             raise ConfigError(
                 f"CUDA graphs: {wrong}, after {self._replays} steps that are to be repeated: start "
                 "again without them, by SOLVER.CUDA_GRAPHS never (train.cuda_graphs=never)."
             )
-        self._replays += 1
+        else:
+            self._replays += 1
 
     @contextmanager
     def _untouched(self, x: Tensor) -> Iterator[None]:
@@ -211,7 +231,11 @@ class BackboneGraphs:
             yield
 
     def _difference(self, passes: _Passes, replay: Callable[..., Any], x: Tensor) -> str:
-        """What of a graph is not as of the backbone; "" if all is."""
+        """What of a graph is not as of the backbone; "" if all is.
+
+        Raises:
+            RuntimeError: they cannot be compared.
+        """
         other = x.flip(3)  # a graph that kept something of the captured images would differ
         grads: list[Tensor] = []
         with self._untouched(x), _all_branches(self._backbone):
@@ -221,6 +245,8 @@ class BackboneGraphs:
             errors = [(a - b).norm() for a, b in zip(expected, results, strict=True)]
             least = _OF_LARGEST * max(norms) if what == "gradient" else 0.0
             for norm, error in zip(norms, errors, strict=True):
+                if not norm.isfinite():  # float16 may overflow, as nothing scales these gradients
+                    raise RuntimeError(f"a {what} of the backbone itself is not finite")
                 if not error <= _OF_TENSOR * norm + least:
                     return f"a {what} of the graph differs from the backbone's"
         return ""
@@ -304,6 +330,10 @@ class _Passes(nn.Module):
 def _autocast(x: Tensor) -> tuple[bool, torch.dtype]:
     kind = x.device.type
     return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -1,6 +1,8 @@
 """The passes of a backbone as CUDA graphs. Without a GPU a function stands for the capture."""
 
 import copy
+import gc
+import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -62,6 +64,8 @@ def capture(monkeypatch):
             found.replays += 1
             return found.change(passes.compute(x))
 
+        passes.forward = replay  # PyTorch's refer to each other, too
+        found.passes = weakref.ref(passes)
         return replay
 
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", make)
@@ -162,6 +166,63 @@ def test_a_graph_is_compared_again(capture, monkeypatch, caplog):
     capture.change = lambda maps: tuple(y * (1 + (capture.replays > 3)) for y in maps)
     with pytest.raises(ConfigError, match=r"after 2 steps.*SOLVER\.CUDA_GRAPHS never"):
         take_steps(third, BackboneGraphs(third), steps=4)
+
+
+@pytest.fixture
+def no_collector():
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("replays", [0, 3])
+def test_a_graph_that_is_given_up_leaves_no_memory(capture, monkeypatch, no_collector, replays):
+    """What holds it are cycles, and the next step needs the memory."""
+
+    def fails(maps):
+        if capture.replays > replays:
+            raise torch.cuda.OutOfMemoryError("no room")
+        return maps
+
+    monkeypatch.setattr(module, "_AGAIN", 2)
+    capture.change = fails
+    backbone = make_backbone()
+    take_steps(backbone, BackboneGraphs(backbone), steps=3 if replays else 1)
+    assert capture.replays == replays + 1 and capture.passes() is None
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_gradients_that_overflow_are_no_fault_of_a_graph(capture, monkeypatch, caplog, again):
+    monkeypatch.setattr(module, "_AGAIN", 1)
+    backbone = make_backbone()
+    embedding = backbone.bottom_up.res5[0].conv2.position.embedding
+    graphs, inner = BackboneGraphs(backbone), BackboneGraphs._difference
+
+    def overflows(self, passes, replay, x):
+        if again == (graphs._replay is not None):
+            handle = embedding.register_hook(lambda grad: grad * torch.inf)
+            try:
+                return inner(self, passes, replay, x)
+            finally:
+                handle.remove()
+        return inner(self, passes, replay, x)
+
+    monkeypatch.setattr(BackboneGraphs, "_difference", overflows)
+    take_steps(backbone, graphs, steps=2)
+    assert graphs._replay is None and "not finite" in caplog.text
+
+
+def test_a_second_call_in_one_forward_pass_is_computed(capture):
+    """A graph would write over the maps of the first call before their backward pass."""
+    backbone = make_backbone()
+    graphs = BackboneGraphs(backbone)
+    for _ in range(2):
+        before = capture.replays
+        with graphs.in_use():
+            backbone(images())
+            once = capture.replays
+            backbone(images())
+        assert before < once == capture.replays
 
 
 def test_a_capture_that_fails_ends_without_graphs(monkeypatch, caplog):
