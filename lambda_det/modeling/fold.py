@@ -42,7 +42,7 @@ def fold_norms(model: Model) -> Model:
     convolution that is used in several places, or that differs from its norm in dtype or number of
     channels.
     """
-    model = copy.deepcopy(model).eval()
+    model = _copied(model).eval()
     modules = [*model.modules()]
     places = Counter(child for module in modules for child in module._modules.values())
     left = {inner for module in modules if not _is_read(module) for inner in module.modules()}
@@ -60,6 +60,16 @@ def fold_norms(model: Model) -> Model:
         if type(module) is Bottleneck and _squeezes_early(module, free):
             module.__class__ = _FoldedBottleneck
     return model
+
+
+def _copied(model: Model) -> Model:
+    """A copy of a network, also of one with weight norm or pruning, whose hooks compute kernels.
+
+    Such a kernel is part of autograd's graph, which cannot be copied.
+    """
+    attributes = (x for module in model.modules() for x in vars(module).values())
+    computed = [x for x in attributes if isinstance(x, Tensor) and not x.is_leaf]
+    return copy.deepcopy(model, {id(x): x.detach().clone() for x in computed})
 
 
 class _FoldedBottleneck(Bottleneck):

@@ -384,6 +384,15 @@ def test_hooks_on_all_modules_see_all_of_them():
         handle.remove()
 
 
+@pytest.mark.parametrize("change", ["spectral norm", "pruned"])
+def test_a_kernel_of_the_last_training_step_is_copied(change):
+    """As in an evaluation between two steps."""
+    network, x = _drawn(PLACES["Detectron2's"](Parts(OPTIONS[2], change, "BN")), 0)
+    network.train()(x).sum().backward()
+    assert not network[0].weight.is_leaf
+    torch.testing.assert_close(fold_norms(network)(x), network.eval()(x))
+
+
 @pytest.mark.fuzz
 @given(
     seed=st.integers(0, 2**32),
