@@ -166,11 +166,12 @@ class DetectionTask(Task):
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         # parts have functions and a LazyConfig has objects that no pickle holds
-        return _HandedOver, (self._read_again or partial(with_projects, self.config),)
+        read = self._read_again or partial(with_projects, self.config)
+        return _HandedOver, (type(self), read)
 
     def prepare(self, *, train: bool) -> DetectionTask:
         if self._read_again and comm.get_world_size() > 1:
-            return DetectionTask(self._read_again()).prepare(train=train)
+            return type(self)(self._read_again()).prepare(train=train)
         self._is_trained = train
         if train and isinstance(self.config, CfgNode) and self.config.RECIPE.ENABLED:
             raise ConfigError(
@@ -435,10 +436,11 @@ class DetectionTask(Task):
 class _HandedOver(NamedTuple):
     """The task of another process, until this one is connected and makes it."""
 
+    kind: type[DetectionTask]
     read: Callable[[], CfgNode | DictConfig]
 
     def prepare(self, *, train: bool) -> DetectionTask:
-        return DetectionTask(self.read()).prepare(train=train)
+        return self.kind(self.read()).prepare(train=train)
 
 
 def _best_scores(results: Results) -> dict[str, float]:

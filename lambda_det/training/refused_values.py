@@ -34,6 +34,7 @@ _OURS = str(Path(__file__).parents[1])
 _MOST_KEYS = 4  # a value that more keys have says nothing about one of them
 _MOST_CHOICES = 8  # that a sentence lists
 _KEY = re.compile(r"[A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)+")  # in the words of an error
+_STACK = "Traceback (most recent call last)"
 _LIBRARIES = {"detectron2": "Detectron2", "torch": "PyTorch"}
 
 
@@ -76,12 +77,15 @@ class _Suspect(NamedTuple):
 def refused_value(error: BaseException, values: Iterable[tuple[str, Any]]) -> ConfigError | None:
     """The sentence about the key whose value a library refused; None where no key has it.
 
-    What this package itself raises is no refusal of a library.
+    What this package itself raises is no refusal of a library. Nor is an error of a loader process,
+    whose words are a stack: any key in its source lines would be blamed.
 
     Args:
         error: one of :data:`REFUSALS`, with its traceback.
         values: the keys of the configuration with their values.
     """
+    if _STACK in str(error):
+        return None
     values, statements = dict(values), _statements(error)
     for find in (_in_the_statement, _in_the_calls, _behind_a_constructor) if statements else ():
         if found := find(error, statements, values):

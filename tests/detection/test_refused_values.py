@@ -8,6 +8,7 @@ import pytest
 import torch
 from detectron2.config import CfgNode
 from detectron2.structures import BoxMode
+from torch._utils import ExceptionWrapper
 
 import lambda_det
 from lambda_det.config import leaves
@@ -135,6 +136,12 @@ def test_a_crop_has_two_numbers_of_its_type(kind, value, allowed):
     _check(str(caught.value), "INPUT.CROP.SIZE", value, allowed)
 
 
+@pytest.mark.parametrize("head", ["BOX", "KEYPOINT", "MASK"])
+def test_a_sampling_ratio_of_roialign_may_be_negative(head):
+    """Torchvision's default -1 is Detectron2's 0: as many samples as a bin needs."""
+    of_yaml(_load(RCNN, f"MODEL.ROI_{head}_HEAD.POOLER_SAMPLING_RATIO", -1))
+
+
 @pytest.mark.parametrize(("head", "key", "value", "allowed"), OF_MODELS)
 def test_a_model_that_cannot_be_made_names_the_key(head, key, value, allowed):
     others = ["MODEL.ROI_BOX_HEAD.NUM_CONV", 0] if key.endswith("NUM_FC") else []
@@ -182,3 +189,17 @@ def test_a_fault_of_the_package_and_an_error_about_no_key_keep_their_stack(monke
         naming_keys(lambda: leaves(cfg)),
     ):
         model([{"image": image}])
+
+
+def test_a_key_in_the_stack_of_a_loader_process_is_not_blamed():
+    """PyTorch raises the error again, with the stack of that process as its words."""
+    cfg = _load(RCNN)
+    try:
+        int("x" + cfg.INPUT.FORMAT)
+    except ValueError:
+        from_process = ExceptionWrapper(where="in DataLoader worker process 0")
+    assert "cfg.INPUT.FORMAT" in from_process.exc_msg
+    with pytest.raises(ValueError, match="Caught ValueError") as caught:
+        with naming_keys(lambda: leaves(cfg)):
+            from_process.reraise()
+    assert type(caught.value) is ValueError

@@ -122,12 +122,17 @@ def test_each_kind_of_file_has_its_parser():
 
 
 # ------------------------------------------------------------------------------ to other processes
+class MyTask(DetectionTask):
+    """A task of another project."""
+
+
 def test_a_task_of_yaml_goes_to_another_process_with_its_configuration(tmp_path, opened):
     (tmp_path / "mine.yaml").write_text("MODEL: {ROI_HEADS: {NAME: PointRendROIHeads}}\n")
     flags = ["--config", str(tmp_path / "mine.yaml"), "SOLVER.EMA_DECAY", "0.9"]
-    task = DetectionTask.read(parser().parse_args([*flags, "DATASETS.TRAIN", "()"]))
+    task = MyTask.read(parser().parse_args([*flags, "DATASETS.TRAIN", "()"]))
     opened.clear()
     there = pickle.loads(pickle.dumps(task)).prepare(train=False)
+    assert type(there) is MyTask
     assert there.config == task.config and there.settings == task.settings
     assert there.settings.ema_decay == 0.9
     assert not opened["mine.yaml"]
@@ -135,8 +140,9 @@ def test_a_task_of_yaml_goes_to_another_process_with_its_configuration(tmp_path,
 
 def test_each_of_several_processes_runs_the_program_of_a_lazy_config(program, monkeypatch):
     """Once they are connected, because it may ask for their number."""
-    task = DetectionTask.read(argparse.Namespace(config_file=str(program), opts=[]))
+    task = MyTask.read(argparse.Namespace(config_file=str(program), opts=[]))
     assert task.settings.log_period == 10
     monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: 2)
     for other in (task, pickle.loads(pickle.dumps(task))):
-        assert other.prepare(train=False).settings.log_period == 20
+        there = other.prepare(train=False)
+        assert there.settings.log_period == 20 and type(there) is MyTask
