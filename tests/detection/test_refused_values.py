@@ -199,7 +199,9 @@ def test_a_key_in_the_stack_of_a_loader_process_is_not_blamed():
     except ValueError:
         from_process = ExceptionWrapper(where="in DataLoader worker process 0")
     assert "cfg.INPUT.FORMAT" in from_process.exc_msg
-    with pytest.raises(ValueError, match="Caught ValueError") as caught:
-        with naming_keys(lambda: leaves(cfg)):
-            from_process.reraise()
+    with (
+        pytest.raises(ValueError, match="Caught ValueError") as caught,
+        naming_keys(lambda: leaves(cfg)),
+    ):
+        from_process.reraise()
     assert type(caught.value) is ValueError
