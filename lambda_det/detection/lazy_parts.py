@@ -61,7 +61,7 @@ _SAMPLES = FixedKeys(
     ),
 )
 _TESTS = FixedKeys(("dataloader.test.dataset",))
-_ADVICE = "A lower optimizer.lr, a longer warm-up in lr_multiplier, train.clip_grad or clean labels"
+_ADVICE = "a lower optimizer.lr, a longer warm-up in lr_multiplier, train.clip_grad or clean labels"
 
 
 def of_lazy(config: DictConfig) -> Parts:

@@ -168,7 +168,7 @@ _SAMPLES = FixedKeys(
 _TEST_FILES = FixedKeys(("DATASETS.TEST_IMAGES", "DATASETS.TEST_JSON"))
 _TEST_NAMES = FixedKeys(("DATASETS.TEST",))  # made of the files, if keys name any
 _ADVICE = (
-    "A lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_ITERS, SOLVER.CLIP_GRADIENTS or clean "
+    "a lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_ITERS, SOLVER.CLIP_GRADIENTS or clean "
     "annotations"
 )
 

@@ -234,7 +234,8 @@ class DetectionTask(Task):
             )
 
     def _graphs_of(self, backbone: nn.Module | None) -> BackboneGraphs | None:
-        """
+        """The CUDA graphs of the backbone; None where it is computed without them.
+
         Raises:
             ConfigError: they are asked for, and cannot be captured.
         """

@@ -291,8 +291,9 @@ class ContentLambda(nn.Module):
 # dimension of the context's positions. ``inside`` is None or bool, False at positions outside of
 # the context. It is [b, m, 1, 1] for keys [b, m, k, u] with dim 1, or [n, m] for keys [b, n, m]
 # with dim 2, where each query n has its own context. Weights are 0 outside, so all are 0 if the
-# context is empty. Weights and gradients are finite, also for keys of -300 and 300. An operator
-# that is slow over ``dim`` needs a transposition, as in ``_softmax``.
+# context is empty. Weights and gradients are finite, also for keys of -300 and 300. PyTorch
+# computes some operators slowly over a dimension that is not the last one. A norm with such an
+# operator swaps ``dim`` with the last dimension before it and back after it, as ``_softmax`` does.
 
 
 def _softmax(keys: Tensor, dim: int, inside: Tensor | None) -> Tensor:
@@ -319,7 +320,7 @@ def _none(keys: Tensor, dim: int, inside: Tensor | None) -> Tensor:
 
 
 KEY_NORMS: dict[str, Callable[[Tensor, int, Tensor | None], Tensor]] = {
-    # the three of Table 11
+    # the three normalisations of the keys that Table 11 of the paper compares
     "softmax": _softmax,  # the paper's choice
     "l2": _l2,
     "none": _none,

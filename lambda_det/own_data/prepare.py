@@ -161,7 +161,8 @@ def _start(given: _Given, config: CfgNode | None) -> _Start:
 
 
 def _check_choice(args: argparse.Namespace) -> None:
-    """
+    """Refuse a command line with neither a configuration nor data.
+
     Raises:
         ConfigError: there is nothing by which a recipe could be chosen.
     """

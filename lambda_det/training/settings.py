@@ -86,7 +86,8 @@ _RULES: dict[str, Rule] = {
 
 
 def check(key: str, value: Any, rule: Rule) -> None:
-    """
+    """Refuse a value that a rule does not allow.
+
     Raises:
         ConfigError: the value of the key cannot be.
     """

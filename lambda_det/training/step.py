@@ -274,7 +274,7 @@ class TrainStep:
         return (
             f"{what} at iteration {self.iteration}{_listed_images(images)}; the weights were left "
             f"as they were, and the last good checkpoint is {self._last_checkpoint() or 'none yet'}"
-            f". {cure}{self._task.advice} are the usual cures{'' if self._debugger else hint}."
+            f". {cure}What usually helps is {self._task.advice}{'' if self._debugger else hint}."
         )
 
     # --------------------------------------------------------------------------------------- state

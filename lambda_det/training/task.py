@@ -41,7 +41,7 @@ class Task(ABC):
             warning.
         test_keys: which data an evaluation is on; in the folder of a run they are those of the run.
         metrics: results by which a checkpoint may be the best; the first that exists counts.
-        advice: what usually helps when a loss is not finite.
+        advice: what usually helps when a loss is not finite, for the end of a sentence.
     """
 
     settings: Settings
@@ -49,7 +49,7 @@ class Task(ABC):
     sample_keys: FixedKeys
     test_keys: FixedKeys = FixedKeys(())
     metrics: tuple[str, ...] = ()
-    advice: str = "A lower learning rate"
+    advice: str = "a lower learning rate"
 
     # ------------------------------------------------------------------------------- configuration
     @classmethod

@@ -322,6 +322,14 @@ def test_a_file_of_coco_s_may_have_any_name(name, tmp_path):
     assert recognise(tmp_path / name)[0] == "COCO"
 
 
+@pytest.mark.parametrize("name", ["notes.md", "notes.txt", "notes"])
+def test_a_file_of_no_known_format_is_told_which_are_known(name, tmp_path):
+    (tmp_path / name).write_text("image;label\na.png;cell\n")
+    with pytest.raises(DataError, match=rf"{name} .*YOLO.*LabelMe") as found:
+        recognise(tmp_path / name)
+    assert "JSON" not in str(found.value)
+
+
 def test_pictures_of_one_name_are_not_guessed(tmp_path):
     """But for those of Pascal VOC, which may have drawings of the labels beside them."""
     for folder in ("day", "night"):

@@ -84,7 +84,12 @@ FORMATS = {
     ),
 }
 _OF_SIGN = {sign: name for name, row in FORMATS.items() for sign in row.signs}
-_VIA = "via_region_data.json"  # formats beside which other files are copies
+# The endings of the formats that are recognised by a sign, in the order of the table
+_ENDINGS = tuple(
+    dict.fromkeys(ending for row in FORMATS.values() if row.signs for ending in row.endings)
+)
+# A folder with this file has all labels of VIA in it; other files there are copies, and not read
+_VIA = "via_region_data.json"
 
 
 def recognise(place: Path) -> tuple[str, list[Path]]:
@@ -109,19 +114,32 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
             folders = {file.parent for file in files if file.name == _VIA}
             kept = [file for file in files if file.name == _VIA or file.parent not in folders]
             return name, [file for file in files if file.name == "data.yaml"] or kept
-    if place.is_file() and place.suffix not in (".xml", ".yaml", ".yml"):
-        return COCO, [place]  # its own reader says what is wrong with it
+    if place.is_file() and _is_broken_coco(place):
+        return COCO, [place]  # the reader of COCO's format says what is wrong with the file
     names = ", ".join(FORMATS)
     raise DataError(
-        f"{place} holds no labels of a known format ({names}); {_seen(there)}{_left_out(place)}."
+        f"{place} holds no labels of a known format ({names}); {_seen(place, there)}"
+        f"{_left_out(place)}."
     )
+
+
+def _is_broken_coco(file: Path) -> bool:
+    """Whether a file without any sign is most likely one in COCO's format, or cut off at its top.
+
+    Its ending says so; if no format has its ending, its first character does.
+    """
+    name = file.name.lower()
+    if name.endswith(_ENDINGS):
+        return name.endswith(FORMATS[COCO].endings)
+    return re.match(r"\s*[{\[]", decoded(file.read_bytes())) is not None
 
 
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 
 
 def refuse_address(place: str | Path) -> None:
-    """
+    """Refuse an address such as ``s3://bucket/labels`` in the place of a file or folder.
+
     Raises:
         DataError: it is an address, and no file or folder.
     """
@@ -139,7 +157,7 @@ def other_labels(place: Path, name: str) -> dict[str, Path]:
     """
     there = walk(place)
     found: dict[str | None, Path] = {}
-    for ending in (".json", ".xml"):
+    for ending in (one for one in _ENDINGS if one not in FORMATS["YOLO"].endings):
         for file in [file for file in there if file.suffix.lower() == ending][:_SAMPLED]:
             with contextlib.suppress(DataError):  # a file that is not used may be broken
                 found.setdefault(format_of(file), file)
@@ -222,10 +240,13 @@ def _left_out(place: Path) -> str:
     return f"; {listed(outputs)}, which this program wrote, is read only where it is named itself"
 
 
-def _seen(there: list[Path]) -> str:
-    """What files of no known format look like, for the end of a sentence."""
-    if len(there) == 1 and there[0].suffix in (".xml", ".yaml", ".yml", ".json"):
-        return f"{there[0]} has none of the signs {', '.join(_OF_SIGN)} at its top"
+def _seen(place: Path, there: list[Path]) -> str:
+    """What files of no known format look like, for the end of a sentence.
+
+    Args:
+        place: the file or folder that was named.
+        there: the files in it, or itself.
+    """
     labels = [file for file in there if file.suffix == ".txt" and looks_like_labels(file)]
     if labels:
         lists = [file for file in there if file.suffix == ".txt" and is_list_of_names(file)]
@@ -234,5 +255,7 @@ def _seen(there: list[Path]) -> str:
             f"{len(labels)} files such as {labels[0]} look like YOLO's labels, but a list of the "
             f"names of their classes is missing; {names}"
         )
+    if len(there) == 1 and (there == [place] or there[0].name.lower().endswith(_ENDINGS)):
+        return f"{there[0]} has none of the signs {', '.join(_OF_SIGN)} at its top"
     endings = Counter(file.suffix.lower() or file.name for file in there)
     return f"there are {listed(f'{count} {ending}' for ending, count in endings.most_common())}"

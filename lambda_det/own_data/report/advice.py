@@ -433,7 +433,9 @@ def _duplicates(run: _Evidence) -> Iterator[Change]:
     if again := run.places("duplicate"):
         yield Change(
             "duplicate",
-            "Lower the IoU from which of two predictions one is dropped (NMS_THRESH_TEST).",
+            "Lower MODEL.ROI_HEADS.NMS_THRESH_TEST (of a RetinaNet MODEL.RETINANET."
+            "NMS_THRESH_TEST): of two predictions of a class whose IoU is above it, the one with "
+            "the lower score is dropped.",
             run.gain(again),
             f"Predictions of an object that another one has found: {len(again)}.",
         )
