@@ -127,7 +127,7 @@ def form_of_boxes(
     Returns:
         COCO's own form, or another one where polygons or areas prove it; and, if the form is
         another one, kind, words and first case of a finding. The kind is refused where only the
-        borders of the pictures speak for the other form.
+        borders of the pictures speak for the other form, or where height comes before width.
     """
     sampled = annotations[:: -(-len(annotations) // _SAMPLED) or 1]
     some = [
@@ -146,6 +146,8 @@ def form_of_boxes(
     sizes = np.array([[owner["width"], owner["height"]] for owner in owners])
     if written:
         return SIDES, _other_than_written(BOX_FORMS[written], some, boxes, sizes)
+    if _are_turned(some, boxes):
+        return SIDES, (FORM, _words("[x, y, height, width]", boxes[0], _SIDES), some[0])
     others = _SHARES if _are_shares(boxes, sizes) else _OTHERS
     sides = {form: form.sides(boxes, sizes) for form in (SIDES, *others)}
     for witness, judge in (("polygons", _agree_with_polygons), ("areas", _agree_with_areas)):
@@ -167,6 +169,17 @@ def _are_shares(numbers: np.ndarray, sizes: np.ndarray) -> bool:
     """Whether most of the boxes, as the numbers [N, 4] that are written, are shares of 1."""
     are_shares = (numbers >= 0).all(1) & (numbers <= 1).all(1) & (numbers[:, 2:] > 0).all(1)
     return (are_shares & (sizes.max(1) > 2)).mean() >= _MOST
+
+
+def _are_turned(annotations: Sequence[dict[str, Any]], boxes: np.ndarray) -> bool:
+    """Whether polygons show that boxes [N, 4] have height before width.
+
+    Such boxes hold most of their objects, unless these are twice as long as wide, so that nothing
+    else would be seen.
+    """
+    turned = boxes[:, [0, 1, 3, 2]]
+    as_written, share = (_agree_with_polygons(annotations, one) for one in (boxes, turned))
+    return share is not None and share >= _MOST and as_written < 0.5
 
 
 def _other_at_borders(

@@ -541,7 +541,6 @@ def test_a_tiny_polygon_does_not_tell_sides_from_centres(write):
 
 
 RARE = {
-    "[x, y, height, width]": lambda x, y, w, h: [x, y, h, w],
     "[y, x, height, width]": lambda x, y, w, h: [y, x, h, w],
     "corners [y0, x0, y1, x1]": lambda x, y, w, h: [y, x, y + h, x + w],
     "[x0, x1, y0, y1]": lambda x, y, w, h: [x, x + w, y, y + h],
@@ -560,6 +559,17 @@ def test_boxes_that_contradict_their_polygons_are_refused(write, form):
             entry["segmentation"] = [np.reshape(outline, (-1, 2))[:, ::-1].ravel().tolist()]
     report = read_coco(*write(content)).report
     assert report.refusal() and kinds.BOX in report.findings
+
+
+def test_height_before_width_is_refused(write):
+    """Also where each box holds most of its object, so that no object by itself shows it."""
+    boxes = [[20 + number, 10, 60, 40] for number in range(40)]
+    entries = [annotation(number, 0, box) for number, box in enumerate(boxes, 1)]
+    for entry in entries:
+        x, y, width, height = entry["bbox"]
+        entry["bbox"] = [x, y, height, width]
+    report = read_coco(*write(made_content({0: "0.png"}, entries, {1: "a"}, SIZE))).report
+    assert set(findings(report)) == {kinds.FORM} and "[x, y, height, width]" in report.refusal()
 
 
 def test_polygons_prove_the_boxes_of_square_objects(write):
