@@ -30,12 +30,14 @@ class _Kept(NamedTuple):
 
     Attributes:
         version: of file and folder when it was read.
+        folders: of the images, with the times of their last changes.
         keypoints: how many an object has, as the file itself says; None where it does not.
         report: pickled.
         records: pickled; None once they are forgotten.
     """
 
     version: tuple[int, ...]
+    folders: dict[str, int]
     keypoints: int | None
     report: bytes
     records: bytes | None
@@ -72,7 +74,8 @@ def ground_truth(
     own = len(truth.report.keypoints) or None
     key = (json_file, image_root, None if keypoints in (None, own) else keypoints)
     _kept.pop(key, None)
-    _kept[key] = _Kept(version, own, _pickled(truth.report), _pickled(truth.records))
+    folders = _times({os.path.dirname(record["file_name"]) for record in truth.records})
+    _kept[key] = _Kept(version, folders, own, _pickled(truth.report), _pickled(truth.records))
     for oldest in list(_kept)[:-_MOST]:
         del _kept[oldest]
     return truth
@@ -108,7 +111,7 @@ def _find(
     for key in dict.fromkeys([(json_file, image_root, None), (json_file, image_root, keypoints)]):
         kept = _kept.get(key)
         fits = kept is not None and keypoints in (key[2], kept.keypoints)
-        if fits and kept.version == version:
+        if fits and kept.version == version and kept.folders == _times(kept.folders):
             _kept[key] = _kept.pop(key)
             return kept
     return None
@@ -125,6 +128,11 @@ def _version_of(json_file: str, image_root: str) -> tuple[int, ...]:
     file = os.stat(PathManager.get_local_path(json_file))
     folder = os.stat(image_root).st_mtime_ns if os.path.isdir(image_root) else 0
     return file.st_mtime_ns, file.st_size, file.st_ino, folder
+
+
+def _times(folders: Iterable[str]) -> dict[str, int]:
+    """When files were last added to folders or removed; 0 for a folder that does not exist."""
+    return {path: os.stat(path).st_mtime_ns if os.path.isdir(path) else 0 for path in folders}
 
 
 def _pickled(value: object) -> bytes:

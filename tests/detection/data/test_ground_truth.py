@@ -229,6 +229,17 @@ def test_a_file_or_a_folder_that_changed_is_read_again(content, write, readings,
         ground_truth(json_file, images)
 
 
+def test_an_image_that_was_moved_below_the_folder_is_found(content, write, readings):
+    json_file, images = write(content)
+    there, here = Path(images, "there"), Path(images, "here")
+    there.mkdir(), here.mkdir()
+    Path(images, "40.png").rename(there / "40.png")
+    file_report(json_file, images)
+    (there / "40.png").rename(here / "40.png")
+    files = [file["file_name"] for file in file_report(json_file, images).files]
+    assert str(here / "40.png") in files and len(readings) == 2
+
+
 def test_what_is_forgotten_is_read_again_and_reports_stay(content, write, readings):
     places = [write(content, name) for name in ("a", "b")]
     for place in places:
