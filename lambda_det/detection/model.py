@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from lambda_det.config import leaves
 from lambda_det.cpu.accelerate import accelerate, use_channels_last
 from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
+from lambda_det.detection.registry import ARCHITECTURES
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
@@ -42,14 +43,12 @@ def make_model(cfg: CfgNode) -> nn.Module:
     """
     with naming_keys(lambda: leaves(cfg)):
         model = modeling.META_ARCH_REGISTRY.get(cfg.MODEL.META_ARCHITECTURE)(cfg)
-    if hasattr(model, "sem_seg_head"):
+    if hasattr(model, "sem_seg_head") and cfg.MODEL.META_ARCHITECTURE in ARCHITECTURES:
         # Detectron2 leaves out maps that the backbone does not make
         made = model.backbone.output_shape()
-        for name in ("IN_FEATURES", "PROJECT_FEATURES"):
-            for feature in cfg.MODEL.SEM_SEG_HEAD.get(name, ()):
-                check(
-                    f"MODEL.SEM_SEG_HEAD.{name}", feature, (made.__contains__, f"one of {[*made]}")
-                )
+        rule = made.__contains__, f"one of {[*made]}"
+        for feature in cfg.MODEL.SEM_SEG_HEAD.IN_FEATURES:
+            check("MODEL.SEM_SEG_HEAD.IN_FEATURES", feature, rule)
     return model
 
 

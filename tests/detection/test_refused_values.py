@@ -142,6 +142,11 @@ def test_a_sampling_ratio_of_roialign_may_be_negative(head):
     of_yaml(_load(RCNN, f"MODEL.ROI_{head}_HEAD.POOLER_SAMPLING_RATIO", -1))
 
 
+def test_a_key_that_no_head_reads_refuses_no_model():
+    """DeepLab's default is res2, which a backbone of a head without a decoder need not make."""
+    on_meta(_load("deeplab", "MODEL.SEM_SEG_HEAD.PROJECT_FEATURES", ["res9"]))
+
+
 @pytest.mark.parametrize(("head", "key", "value", "allowed"), OF_MODELS)
 def test_a_model_that_cannot_be_made_names_the_key(head, key, value, allowed):
     others = ["MODEL.ROI_BOX_HEAD.NUM_CONV", 0] if key.endswith("NUM_FC") else []
