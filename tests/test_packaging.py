@@ -18,7 +18,7 @@ from tests.shapes import make_shapes
 pytestmark = pytest.mark.checkout
 
 ROOT = Path(__file__).parents[1]
-PACKAGED = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+PACKAGED = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
 # Import names that differ from the distribution's.
 DISTRIBUTIONS = {
     "PIL": "pillow",
@@ -81,8 +81,11 @@ def test_wheel_holds_every_module_and_config_and_nothing_else(wheel):
             f"lambda_det/{p.relative_to(ROOT)}" for p in ROOT.glob(f"configs/**/*.{suffix}")
         }
     with zipfile.ZipFile(wheel) as archive:
-        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        names = archive.namelist()
+    held = {name for name in names if ".dist-info/" not in name}
     assert held == expected
+    licences = {Path(name).name for name in names if ".dist-info/" in name}
+    assert {"LICENSE", "NOTICE"} <= licences
     assert any(name.startswith("lambda_det/configs/mask_rcnn") for name in held)
 
 

@@ -140,7 +140,7 @@ def own_data(tmp_path_factory) -> Path:
 
 def test_from_pictures_to_a_report(own_data: Path):
     page = (own_data / "output/mine/report.html").read_text("utf-8")
-    for part in ("What would bring most", "The worst images", "light_lambdaresnet26.yaml"):
+    for part in ("What would bring most", "The worst images", "light_mobilenet_v2_openimages.yaml"):
         assert part in page
     assert len(list((own_data / "found").glob("*.png"))) == 2
     assert len(list((own_data / "found" / "labels").glob("*.txt"))) == 2

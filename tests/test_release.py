@@ -17,7 +17,15 @@ from tests.tool import load_tool
 pytestmark = pytest.mark.checkout
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGED = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "requirements.txt")
+PACKAGED = (
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "LICENSE",
+    "NOTICE",
+    "requirements.txt",
+)
 
 
 @pytest.fixture

@@ -21,22 +21,25 @@ from lambda_det.detection.config import changed_config
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.tile_records import number_of_pictures, tile_records
 from lambda_det.detection.tiles import Tiling
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.own_data.flags import AUTO
 from lambda_det.own_data.input_size import SIZES, FittedInput, fit_input, sizes_for
 from lambda_det.own_data.machine import Machine
 from lambda_det.own_data.recipe import USABLE, epochs_for
 from lambda_det.own_data.tile_choice import OF_TILES, choose_tiles
+from lambda_det.weights.backbone_file import read_backbone
+from lambda_det.weights.public import fetch, is_public
 
 __all__ = ["DEFAULT", "RECIPES", "Chosen", "choose"]
 
 DEFAULT = "finetune/base.yaml"  # the base of all these recipes
 # The best stand first. The first one is chosen whose weights can be had, and whose RECIPE.MEMORY
 # lets the GPU hold LEAST_IMAGES images. Recipes for a CPU have no RECIPE.MEMORY; the weights of the
-# last one are in this package.
+# last two are in this package. The last one is for a package that lacks the file of the one before,
+# and for random weights: all of its backbone is trained.
 RECIPES = {
     "cuda": ("mask_rcnn_resnetrs101_se", "mask_rcnn_resnetrs50_se", "mask_rcnn_lambda_resnet26t"),
-    "cpu": ("light_mobilenet_v2", "light_lambdaresnet26"),
+    "cpu": ("light_mobilenet_v2", "light_mobilenet_v2_openimages", "light_lambdaresnet26"),
 }
 LEAST_IMAGES = 4
 # Images of a step of the light recipes on a GPU: from this number of GiB on, and this many images.
@@ -103,10 +106,7 @@ def choose(
         weights = recipe.MODEL.WEIGHTS
         if fixed and fixed + LEAST_IMAGES * each > USABLE * (machine.memory or 0):
             reasons.append(f"{name} takes more")
-        elif weights and not typed.get("MODEL.WEIGHTS", _can_be_had(weights)):
-            why = "no connection; MODEL.WEIGHTS FILE takes a copy"
-            if "MODEL.WEIGHTS" in typed:
-                why = "MODEL.WEIGHTS is typed as empty"
+        elif weights and (why := _why_not(weights, typed.get("MODEL.WEIGHTS"))):
             reasons.append(f"{name} needs {weights} ({why})")
         else:
             break
@@ -122,11 +122,13 @@ def choose(
         drawn = _drawn(images, annotations, config, fitted.keys)
         keys |= _keys_of_gpu(recipe, *drawn, machine)
     keys |= fitted.keys
-    alone = "" if weights else f"all is learnt from {len(images)} images"
+    origin = f"all is learnt from {len(images)} images"
+    if weights:
+        origin = fetch(weights).figures if is_public(weights) else ""
     rows = [
         ("images", str(len(images)), f"the median of their shorter sides is {short:g} pixels"),
         ("recipe", f"configs/finetune/{name}.yaml", "; ".join(reasons)),
-        ("start", weights or "random weights", alone),
+        ("start", weights or "random weights", origin),
         *tiles,
         *fitted.rows,
         *((key, str(value), why) for key, (value, why) in keys.items()),
@@ -243,13 +245,24 @@ def _keys_of_gpu(
     return keys
 
 
-def _can_be_had(url: str) -> bool:
-    """Whether weights are in this package or in the cache, or can be downloaded."""
+def _why_not(url: str, typed: str | None) -> str:
+    """Why the weights of a recipe cannot be taken; "" if they can, or others are typed.
+
+    They must be whole and in this package, or in the cache, or there is a connection.
+    """
+    if typed is not None:
+        return "" if typed else "MODEL.WEIGHTS is typed as empty"
     if url.startswith("lambda://"):
-        return True
+        place = fetch(url).place
+        try:
+            read_backbone(place)
+        except WeightsError:
+            state = "damaged" if place.is_file() else "missing"
+            return f"{place} is {state}: install lambda_det again"
+        return ""
     name, folder = url.removeprefix("timm://"), Path(get_cache_dir(), "lambda_det")
     kept = [*folder.glob(f"timm_{name}_*.pth"), *folder.glob(f"timm/{name}.safetensors")]
-    return bool(kept) or _is_connected()
+    return "" if kept or _is_connected() else "no connection; MODEL.WEIGHTS FILE takes a copy"
 
 
 @functools.cache

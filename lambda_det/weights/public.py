@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlparse
 
 import torch
@@ -34,8 +34,33 @@ _TORCHVISION = {
     "RetinaNet_ResNet50_FPN_V2_Weights": "resnet50",
 }
 
-# Ours, of files/: top-1 accuracy in percent on Tiny ImageNet. docs/results.md has their card.
-OWN = {"lambda_resnet26_slim": 41.4}
+
+class _InPackage(NamedTuple):
+    """Weights in this package, ``files/NAME.pth``; docs/results.md has their card.
+
+    Attributes:
+        model: our name of the network.
+        license: of the file, and whom to name.
+        figures: what they were trained on.
+    """
+
+    model: str
+    license: str
+    figures: str
+
+
+OWN = {
+    "mobilenet_v2_openimages": _InPackage(
+        "mobilenet_v2",
+        "Apache-2.0 (Google, MediaPipe; converted)",
+        "trained on boxes of 23 classes of Open Images, in a detector",
+    ),
+    "lambda_resnet26_slim": _InPackage(
+        "lambda_resnet26_slim",
+        "Apache-2.0; its photographs, Tiny ImageNet's, are for research",
+        "top-1 41.4 % on Tiny ImageNet",
+    ),
+}
 # timm's weights of these networks, the first of a network first. Top-1 accuracy in percent and side
 # of the images: timm's results/results-imagenet.csv (August 2026), at the size where it is best
 _TIMM_TOP1 = {
@@ -179,15 +204,9 @@ def read_public(url: str) -> tuple[dict[str, Any], PublicFile]:
 def _own(url: str, name: str) -> PublicFile:
     if name not in OWN:
         raise _no_such(url, name, OWN)
-    return PublicFile(
-        url,
-        "this package",
-        Path(__file__).with_name("files") / f"{name}.pth",
-        lambda: "",
-        model=name,
-        license="Apache-2.0; its photographs, Tiny ImageNet's, are for research",
-        figures=f"top-1 {OWN[name]} % on Tiny ImageNet",
-    )
+    place, own = Path(__file__).with_name("files") / f"{name}.pth", OWN[name]
+    # there is nothing to download: a file that is missing is named when it is read
+    return PublicFile(url, "this package", place, lambda: str(place), **own._asdict())
 
 
 def _timm(url: str, name: str) -> PublicFile:

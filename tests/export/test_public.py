@@ -1,5 +1,7 @@
 """Published weights in detectors: by Detectron2's own checkpointer, and as exported files."""
 
+import hashlib
+
 import pytest
 import torch
 from detectron2.checkpoint import DetectionCheckpointer
@@ -138,11 +140,19 @@ def test_weights_without_a_classifier(network, tmp_path):
         read_source(str(tmp_path / "features.pth"))
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_weights_of_this_package_need_no_connection(name, monkeypatch, caplog):
+# Of the files, as they are in this repository
+SUMS = {
+    "mobilenet_v2_openimages": "d443a77c8012075ecfd4bdda7080eb6dcdfe6cf1c819734df13f937330c24d9c",
+    "lambda_resnet26_slim": "af778b6d9b722019246520c46d2fe44651348731512410324592e3f5527d7178",
+}
+
+
+@pytest.mark.parametrize("url", [f"lambda://{name}" for name in OWN])
+def test_weights_of_this_package_need_no_connection(url, monkeypatch, caplog):
     monkeypatch.setattr("socket.socket.connect", None)
-    url = f"lambda://{name}"
-    content = read_backbone(fetch(url).place)
+    content, name = read_backbone(fetch(url).place), fetch(url).model
+    assert hashlib.sha256(fetch(url).place.read_bytes()).hexdigest() == SUMS[fetch(url).place.stem]
+    assert content["meta"]["model"] == name and fetch(url).license.startswith("Apache-2.0")
     assert content["meta"]["half"] and fetch(url).place.stat().st_size < 5e6
     backbone = lambda_det.create_backbone(name, weights=url)
     other = lambda_det.create_backbone(name)

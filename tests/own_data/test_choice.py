@@ -1,6 +1,7 @@
 """What is chosen for a GPU, by its memory and the cores of the host."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,9 @@ from lambda_det.own_data import choice
 from lambda_det.own_data.choice import choose
 from lambda_det.own_data.machine import Machine
 from lambda_det.own_data.recipe import epochs_for
+from lambda_det.weights import public
 
+CPU = Machine("cpu", cores=16)
 H200 = Machine("cuda", memory=139.8, cores=16)
 
 
@@ -40,7 +43,7 @@ def chosen(images, machine, typed=()):
 )
 def test_a_light_recipe_fills_a_gpu(machine, images, batch, loaders):
     found = chosen(images, machine)
-    assert found.file.endswith("light_lambdaresnet26.yaml")
+    assert found.file.endswith("light_mobilenet_v2_openimages.yaml")
     assert found.keys["SOLVER.IMS_PER_BATCH"] == batch
     assert found.keys["DATALOADER.NUM_WORKERS"] == loaders
     rows = {what: (value, why) for what, value, why in found.rows}
@@ -56,7 +59,7 @@ def test_a_recipe_whose_memory_was_counted_gets_loaders_alone():
 
 
 def test_a_cpu_keeps_what_its_recipe_says():
-    keys = chosen(205, Machine("cpu", cores=16)).keys
+    keys = chosen(205, CPU).keys
     assert not any("BATCH" in key or "WORKERS" in key for key in keys)
 
 
@@ -75,3 +78,40 @@ def test_a_step_counts_tiles_as_an_epoch_does():
     tiles = 100 * 9 * 7
     assert found == {0: 10, 320: int(epochs_for(tiles, 100) * tiles / 300)}
     assert found[320] > 10
+
+
+DAMAGED = {
+    "missing": None,
+    "cut short": lambda data: data[:-9],
+    "another byte": lambda data: data[:2_000_000] + b"\0\1" + data[2_000_002:],
+    "a pointer": lambda data: b"version https://git-lfs.github.com/spec/v1",
+}
+
+
+@pytest.mark.parametrize("machine", [CPU, H200], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("how", DAMAGED)
+def test_a_package_with_a_damaged_start_takes_the_next_one(how, machine, tmp_path, monkeypatch):
+    """And the table says why; whole files are taken in this order."""
+    kept = Path(public.__file__).with_name("files")
+    monkeypatch.setattr(public, "__file__", str(tmp_path / "public.py"))
+    (tmp_path / "files").mkdir()
+    for file in kept.iterdir():
+        (tmp_path / "files" / file.name).write_bytes(file.read_bytes())
+    first = tmp_path / "files" / "mobilenet_v2_openimages.pth"
+    assert chosen(205, machine).file.endswith("light_mobilenet_v2_openimages.yaml")
+    first.unlink() if how == "missing" else first.write_bytes(DAMAGED[how](first.read_bytes()))
+    found = chosen(205, machine)
+    assert found.file.endswith("light_lambdaresnet26.yaml")
+    rows = {what: (value, why) for what, value, why in found.rows}
+    assert rows["start"] == ("lambda://lambda_resnet26_slim", "top-1 41.4 % on Tiny ImageNet")
+    state = "missing" if how == "missing" else "damaged"
+    assert f"{first} is {state}" in rows["recipe"][1]
+    # what is typed is taken instead of the file
+    named = chosen(205, machine, {"MODEL.WEIGHTS": "mine.pth"})
+    assert "light_lambdaresnet26" not in named.file
+
+
+def test_the_table_says_what_the_start_is():
+    rows = {what: (value, why) for what, value, why in chosen(205, CPU).rows}
+    value, why = rows["start"]
+    assert value == "lambda://mobilenet_v2_openimages" and "Open Images" in why

@@ -99,13 +99,13 @@ def names(file):
 @pytest.mark.parametrize(
     ("memory", "connected", "recipe"),
     [
-        (None, False, "light_lambdaresnet26"),
+        (None, False, "light_mobilenet_v2_openimages"),
         (None, True, "light_mobilenet_v2"),
         (80, True, "mask_rcnn_resnetrs101_se"),
         (6, True, "mask_rcnn_resnetrs50_se"),
         (4.5, True, "mask_rcnn_lambda_resnet26t"),
         (2, True, "light_mobilenet_v2"),
-        (80, False, "light_lambdaresnet26"),
+        (80, False, "light_mobilenet_v2_openimages"),
     ],
 )
 def test_the_recipe_follows_from_machine_and_connection(
@@ -125,6 +125,7 @@ def test_the_recipe_follows_from_machine_and_connection(
     assert ("cpu" if memory is None else "cuda") == keys(args).MODEL.DEVICE
     assert rows["labels"][0] == "Pascal VOC" and rows["images"][0] == "20"
     assert rows["start"][0].startswith("lambda://") is not connected
+    assert ("Open Images" in str(rows["start"])) is not connected
     assert ("MODEL.WEIGHTS" in rows["recipe"][1]) is not connected
     assert ("DATALOADER.NUM_WORKERS" in rows) is (memory is not None)
     assert ("SOLVER.IMS_PER_BATCH" in rows) is (memory is not None and recipe.startswith("light"))
@@ -707,7 +708,7 @@ def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch, flags
     again = torch.load(output / "model_final.pth", weights_only=False)["model"]
     assert whole.keys() == again.keys() and all(map(torch.equal, whole.values(), again.values()))
     log = (output / "log.txt").read_text("utf-8")
-    assert "light_lambdaresnet26.yaml" in log and "goes on" in log
+    assert "light_mobilenet_v2_openimages.yaml" in log and "goes on" in log
     assert "Pascal VOC" in log
     steps = [json.loads(line)["iteration"] for line in (output / "metrics.json").open()]
     assert max(steps) == 1

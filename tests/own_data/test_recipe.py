@@ -33,7 +33,8 @@ from lambda_det.own_data.recipe import (
     fit_to_data,
     input_scale,
 )
-from lambda_det.weights.provenance import PixelSettings
+from lambda_det.weights.loading import read_weights
+from lambda_det.weights.provenance import PixelSettings, wanted_pixels
 from lambda_det.weights.public import fetch
 from tests.coco import annotation, coco_content
 from tests.detection.tiny import on_meta
@@ -451,11 +452,12 @@ def test_the_recipes_files(file):
     public = fetch(cfg.MODEL.WEIGHTS)
     assert public.model == cfg.MODEL.LAMBDA_RESNET.NAME
     assert bool(cfg.RECIPE.MEMORY) == on_gpu
+    pixels = public.pixels or wanted_pixels(read_weights(cfg.MODEL.WEIGHTS))
+    assert pixels.can_fold_to(PixelSettings.from_config(cfg))
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    if cfg.MODEL.WEIGHTS.startswith("lambda://"):  # a small network, all of which is trained
-        assert not frozen and PixelSettings.from_config(cfg).std == [1.0, 1.0, 1.0]
+    if public.model == "lambda_resnet26_slim":  # all of which is trained
+        assert not frozen
         return
-    assert public.pixels.can_fold_to(PixelSettings.from_config(cfg))
     assert any(".stem." in name for name in frozen) and not any(".res4." in n for n in frozen)
 
 
