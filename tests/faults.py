@@ -223,6 +223,13 @@ FAULTS = [
         "weights/test_import_detectors.py::test_an_rcnn_is_theirs_at_every_stage",
     ),
     _fault(
+        "Weights of timm, torchvision",
+        "lambda_det/weights/public.py",
+        '/ f"{name}.pth"',
+        '/ "lambda_resnet26_slim.pth"',
+        "export/test_public.py::test_weights_of_this_package_need_no_connection",
+    ),
+    _fault(
         "A backbone file has the features",
         "lambda_det/weights/backbone_file.py",
         "(state[var].double() + norm.eps) * factor**2 - norm.eps",
@@ -582,6 +589,20 @@ FAULTS = [
         "own_data/test_choice.py::test_a_light_recipe_fills_a_gpu",
     ),
     _fault(
+        "`lambda-det train --data DIR` chooses",
+        "lambda_det/own_data/choice.py",
+        "            read_backbone(place)\n",
+        '            return ""\n',
+        "own_data/test_choice.py::test_a_package_with_a_damaged_start_takes_the_next_one",
+    ),
+    _fault(
+        "`lambda-det train --data DIR` chooses",
+        "lambda_det/own_data/choice.py",
+        '"light_mobilenet_v2_openimages", "light_lambdaresnet26"',
+        '"light_lambdaresnet26", "light_mobilenet_v2_openimages"',
+        "own_data/test_choice.py::test_the_table_says_what_the_start_is",
+    ),
+    _fault(
         "Evaluations of own data take about a fifth",
         "lambda_det/own_data/recipe.py",
         "room = _SHARE / (1 - _SHARE) * steps",
@@ -782,6 +803,13 @@ FAULTS = [
         "setup.py",
         '"*.cpp", "*.cu", "*.h"',
         '"*.cpp", "*.h"',
+        "test_packaging.py::test_wheel_holds_every_module_and_config_and_nothing_else",
+    ),
+    _fault(
+        "No compiled code is needed to install",
+        "setup.py",
+        '"files/*.pth"',
+        '"files/lambda*.pth"',
         "test_packaging.py::test_wheel_holds_every_module_and_config_and_nothing_else",
     ),
     _fault(

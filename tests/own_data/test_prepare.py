@@ -532,7 +532,7 @@ def test_the_network_of_weights_that_are_a_detector_s(data, tmp_path):
     torch.save(content, weights)
     run = ["--data", data, "--output", tmp_path / "second"]
     args = prepared(*run, "MODEL.WEIGHTS", str(weights))
-    cfg, name = keys(args), "lambda_resnet26_slim"
+    cfg, name = keys(args), "mobilenet_v2"
     assert table(args)["network"] == [name, f"that of MODEL.WEIGHTS {weights}"]
     assert cfg.MODEL.RPN.POST_NMS_TOPK_TEST == 55 and name == cfg.MODEL.LAMBDA_RESNET.NAME
     assert cfg.SOLVER.MAX_ITER == cfg.RECIPE.MIN_STEPS and not cfg.RECIPE.KEEP
