@@ -35,7 +35,7 @@ from lambda_det.own_data.input_size import SIZES, sizes_for
 from lambda_det.own_data.machine import Machine
 from lambda_det.own_data.run_data import FILE_KEYS, PreparedRun, keep_file, write_data
 from lambda_det.own_data.tile_choice import OF_TILES, TILES, ChosenTiles, choose_tiles
-from lambda_det.own_data.time_budget import measure_step, seconds_of
+from lambda_det.own_data.time_budget import STEPS, measure_step, seconds_of
 from lambda_det.training.log import show
 from lambda_det.weights.provenance import recorded_network
 
@@ -313,10 +313,11 @@ def _derived(
     else:
         rules = recipe.rules_for(cfg, machine)
         derived = {rule.key: rule.value for rule in rules if rule.key not in cfg.RECIPE.KEEP}
+        show(f"Measuring the time of a step: {STEPS} steps are trained, often in a minute or two")
         step = measure_step(_with(start, derived | keys, args), args.num_gpus)
-        left = seconds_of(args.time) - (time.monotonic() - begun) - step.start
+        spent = time.monotonic() - begun + step.start
         fitted = changed_config(cfg, _words(derived))
-        epochs = recipe.epochs_within(fitted, left, step.seconds)
+        epochs = recipe.epochs_within(fitted, seconds_of(args.time), step.seconds, spent)
         show(f"--time {args.time}: a step takes {step.seconds:.3g} s, so {epochs:.3g} epochs fit")
     cfg.RECIPE.EPOCHS = epochs
     return {"RECIPE.EPOCHS": epochs, **recipe.fit_to_data(cfg, machine)}

@@ -52,6 +52,7 @@ _BATCH = 16  # images of a step in Detectron2's baselines
 _BATCH_ON_CPU = 4  # ours, because a step takes seconds
 _MOST_EPOCHS = 1_000_000
 _MOST_ROUNDS = 1000  # most steps of k-means, which ends after a few dozen
+_MORE_TIME = 1.25  # factor of a proposed time: the next start may take longer
 _SHARE = 0.2  # share of a run's time that evaluations may take
 _LEAST_ON_ALL = 3  # with fewer evaluations than this, more of them on a sample are better
 _LEAST_SAMPLE = 50  # images
@@ -335,16 +336,17 @@ def _cost_of_image(cfg: CfgNode, images: int, *, has_masks: bool) -> float:
     return cost
 
 
-def epochs_within(cfg: CfgNode, seconds: float, step: float) -> float:
+def epochs_within(cfg: CfgNode, seconds: float, step: float, spent: float = 0.0) -> float:
     """The epochs of a training whose steps and evaluations take a time together.
 
     Args:
         cfg: with the keys that follow from the data.
-        seconds: of the training.
+        seconds: of the command.
         step: seconds of a step.
+        spent: seconds of the command that are not for steps and evaluations.
 
     Raises:
-        ConfigError: not even one step fits.
+        ConfigError: not even one step fits; the message names a time that does.
     """
     images, batch = len(_records(cfg)), cfg.SOLVER.IMS_PER_BATCH
     tested = _test_images(cfg)
@@ -356,11 +358,13 @@ def epochs_within(cfg: CfgNode, seconds: float, step: float) -> float:
         evaluated = before * (sample or tested) + tested
         return step * (steps + cost * evaluated / batch)
 
-    most = int(seconds / step)
-    steps = bisect.bisect_right(range(1, most + 1), seconds, key=total)
+    most = int((seconds - spent) / step)
+    steps = bisect.bisect_right(range(1, most + 1), seconds - spent, key=total)
     if not steps:
+        least = math.ceil(_MORE_TIME * (spent + total(1)) / 60)
         raise ConfigError(
-            f"--time leaves {seconds:.0f} seconds to train, and a step takes {step:.1f}; give more."
+            f"--time is too short: the start takes {spent:.0f} seconds here, and one step with its "
+            f"evaluation {total(1):.0f}; give --time {least}m or more."
         )
     return steps * batch / images
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import re
 import subprocess
@@ -18,11 +17,9 @@ from detectron2.config import CfgNode
 
 from lambda_det.errors import ConfigError, DataError
 
-__all__ = ["Step", "measure_step", "seconds_of"]
+__all__ = ["STEPS", "Step", "measure_step", "seconds_of"]
 
-logger = logging.getLogger(__name__)
-
-_STEPS = 20  # that are timed: a line of metrics.json has their median
+STEPS = 20  # that are timed: a line of metrics.json has their median
 _FORM = re.compile(
     r"(?:(?P<hours>\d+(?:\.\d+)?)\s*h(?:ours?)?)?"
     r"\s*(?:(?P<minutes>\d+(?:\.\d+)?)\s*m(?:in(?:utes?)?)?)?"
@@ -74,10 +71,10 @@ def measure_step(cfg: CfgNode, processes: int) -> Step:
             "DATASETS.TEST": "()",
             "DATASETS.TEST_JSON": "",
             "DATASETS.TEST_IMAGES": "",
-            "SOLVER.MAX_ITER": _STEPS,
+            "SOLVER.MAX_ITER": STEPS,
             "SOLVER.STEPS": "()",
             "SOLVER.WARMUP_ITERS": 0,
-            "SOLVER.CHECKPOINT_PERIOD": 10 * _STEPS,
+            "SOLVER.CHECKPOINT_PERIOD": 10 * STEPS,
             "TEST.EVAL_PERIOD": 0,
             "EVENT_WRITERS": "[]",
         }
@@ -86,14 +83,13 @@ def measure_step(cfg: CfgNode, processes: int) -> Step:
         command = [sys.executable, "-m", "lambda_det", "train", "--config", str(file)]
         command += ["--no-progress", "--num-gpus", str(processes)]
         command += [str(word) for pair in keys.items() for word in pair]
-        logger.info(f"--time: {_STEPS} steps are timed")
         begun = time.monotonic()
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             raise DataError(f"--time: the time of a step is not known: {' '.join(lines[-1:])}")
         seconds = _median(Path(folder, "metrics.json"))
-        return Step(seconds, max(time.monotonic() - begun - _STEPS * seconds, 0.0))
+        return Step(seconds, max(time.monotonic() - begun - STEPS * seconds, 0.0))
 
 
 def _median(metrics: Path) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -74,6 +75,16 @@ def test_twice_the_time_is_twice_the_steps(monkeypatch):
 def test_what_cannot_be(data, trial, words, named):  # noqa: F811
     with pytest.raises(ConfigError, match=named):
         prepared("--data", data, *words, "--output", data.parent / "run")
+
+
+@pytest.mark.parametrize("text", ["11s", "1s"])
+def test_a_time_that_is_too_short_names_one_that_works(data, trial, text):  # noqa: F811
+    words = ["--data", data, "--output", data.parent / "run", "--time"]
+    with pytest.raises(ConfigError, match=r"--time \d+m") as refused:
+        prepared(*words, text)
+    assert "-" not in re.sub("--time", "", str(refused.value))  # no negative seconds
+    (enough,) = re.findall(r"--time (\d+m)", str(refused.value))
+    assert keys(prepared(*words, enough)).SOLVER.MAX_ITER > 0
 
 
 def test_processes_that_would_choose_alone_are_refused(data, trial, monkeypatch):  # noqa: F811
