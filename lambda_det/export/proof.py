@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import logging
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -155,6 +156,7 @@ def prove(
     proof, ids, seconds = Proof("", most=most), [], np.zeros(2)
     what = "tile" if task.parts.tiling else "image"
     tasks = ("bbox", "segm") if "masks" in file.about["outputs"] else ("bbox",)
+    screen = sys.stdout  # pycocotools prints, which is kept from it
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         evaluators = [
             WholePictures(TolerantCOCOEvaluator(data, tasks, output_dir=folder)) for _ in range(2)
@@ -178,10 +180,11 @@ def prove(
                 ids.append(entry["image_id"])
             if len(ids) == len(batch) < (total := _number(loader, limit)):
                 rest = (total - len(ids)) * seconds.sum() / len(ids)
-                announce(
-                    f"AP of the run and of the file on {total} {what}s of {data}: about "
-                    f"{duration(rest)}; --proof N takes another number, 0 none"
-                )
+                with contextlib.redirect_stdout(screen):
+                    announce(
+                        f"AP of the run and of the file on {total} {what}s of {data}: about "
+                        f"{duration(rest)}; --proof N takes another number, 0 none"
+                    )
         results = [evaluator.evaluate(img_ids=[*dict.fromkeys(ids)]) for evaluator in evaluators]
     proof.where = f"{len({*ids})} images of {data}"
     proof.rows = {f"{kind} AP": tuple(r[kind]["AP"] for r in results) for kind in tasks}

@@ -40,12 +40,12 @@ def boxes_of_the_data(cfg, shift: float):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shift, passes", [(0.0, True), (0.1, True), (4.0, False)])
-def test_ap_beside_ap(run, shift, passes):
+def test_ap_beside_ap(run, shift, passes, capsys):
     known = {"thing_classes": ["circle", "rectangle", "triangle"]}
     model, file = boxes_of_the_data(run.cfg, shift)
-    opened, said = SimpleNamespace(config=run.cfg, classes=known), []
-    proof = prove(opened, model, 3, file, announce=said.append)
-    (sentence,) = said
+    opened = SimpleNamespace(config=run.cfg, classes=known)
+    proof = prove(opened, model, 3, file, announce=print)  # as the command does
+    (sentence,) = capsys.readouterr().out.splitlines()
     assert "3 images" in sentence and "seconds" in sentence and "--proof" in sentence
     assert proof.passed == passes and str(proof).startswith("3 images of ")
     assert bool(proof.alone) != passes  # small boxes that are shifted hardly overlap
