@@ -57,6 +57,7 @@ _LEAST_RISE = 1.0  # of others: evaluations of runs that learned no more differe
 # in yellow light and 1.0 at half of the brightness, which it stands.
 _APART = 2.0
 _SHORT = 0.5  # share of the rule's epochs, below which a run is short
+_BEGUN = 1 / 3  # share of the rule's epochs, below which all classes are missed
 # Two shares differ if objects that are alike would show such a difference in one of so many data
 # sets. Statistics often take 0.05; but the objects of one image are missed together.
 _BY_CHANCE = 0.01
@@ -272,6 +273,11 @@ class _Evidence:
         return self.epochs is not None and self.epochs.trained < _SHORT * self.epochs.rule
 
     @property
+    def is_hardly_begun(self) -> bool:
+        """Whether the training was too short for the classes it misses to tell something."""
+        return self.epochs is not None and self.epochs.trained < _BEGUN * self.epochs.rule
+
+    @property
     def is_usable(self) -> bool:
         """Whether the detector is good enough for its errors to tell something about the data."""
         return self.ap50 >= USABLE_AP50
@@ -443,9 +449,9 @@ def _duplicates(run: _Evidence) -> Iterator[Change]:
 
 def _rare_classes(run: _Evidence) -> Iterator[Change]:
     """Classes with few examples; of classes with more, the half with fewer, if they are missed more
-    often.
+    often. A run that has hardly begun misses nearly all of them.
     """
-    if not run.trained or not run.objects:
+    if run.is_hardly_begun or not run.trained or not run.objects:
         return
     unseen = {c: {i for i in run.missed if run.classes[i] == c} for c in run.objects}
     half = np.median([run.trained.get(run.names[c], 0) for c in run.objects])

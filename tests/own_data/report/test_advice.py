@@ -323,6 +323,13 @@ def test_the_class_with_few_examples_is_named():
     assert changes(OBJECTS, PERFECT[1:], trained={"bolt": 300, "nut": 100}) == []
 
 
+@pytest.mark.parametrize(("trained", "advised"), [(1, False), (9, False), (10, True), (30, True)])
+def test_a_run_that_has_hardly_begun_wants_no_examples_of_a_class(trained, advised):
+    few = {"bolt": 3, "nut": 100}
+    found = changes(OBJECTS, PERFECT[1:], trained=few, epochs=Epochs(trained, 30))
+    assert any("examples of bolt" in change.change for change in found) is advised
+
+
 @pytest.mark.parametrize(("seen", "advised"), [((2, 9), True), ((6, 8), False)])
 def test_of_classes_with_many_examples_one_that_is_missed_more_often_wants_more(seen, advised):
     bolts, nuts = in_rows(10, 40), in_rows(10, 40, category=2, top=100)
