@@ -10,8 +10,9 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from lambda_det.detection.confidence import matches_of
+from lambda_det.detection.confidence import best_score, matches_of
 from lambda_det.detection.evaluation import counted_detections
+from lambda_det.detection.prediction.predictor import DEFAULT_THRESHOLD
 from lambda_det.own_data.report.matching import FALSE, IGNORED, assign, overlaps
 
 __all__ = ["ClassResult", "Detections", "evaluate_detections"]
@@ -51,17 +52,22 @@ class Detections:
     Attributes:
         iou_type: "bbox" or "segm".
         classes: the results of each.
+        score: predictions of a lower score are left out of the confusion matrix.
         confusion: [classes + 1, classes + 1] counts; rows are true classes, columns
             predicted ones. The last column counts missed objects, the last row false predictions.
     """
 
     iou_type: str
     classes: list[ClassResult]
+    score: float
     confusion: np.ndarray
 
 
 def evaluate_detections(
-    ground_truth: COCO, results: Sequence[Mapping[str, Any]], iou_type: str, score: float
+    ground_truth: COCO,
+    results: Sequence[Mapping[str, Any]],
+    iou_type: str,
+    score: float | None = None,
 ) -> Detections:
     """Evaluate predictions with COCO's own code.
 
@@ -69,7 +75,8 @@ def evaluate_detections(
         ground_truth: with ``iscrowd`` and ``area`` in every annotation.
         results: entries of a results file in COCO's format, with the key that ``iou_type`` needs.
         iou_type: "bbox" or "segm".
-        score: predictions of a lower score are left out of the confusion matrix.
+        score: predictions of a lower score are left out of the confusion matrix; None for the
+            score with the best F1, or where it is unknown the one that predict takes then.
     """
     # loadRes changes its input. It uses the areas of boxes where there are boxes, so entries for
     # masks must have none, as in Detectron2's evaluation.
@@ -99,8 +106,11 @@ def evaluate_detections(
                 *(matches[category].best_threshold() if category in matches else _UNKNOWN),
             )
         )
+    if score is None:
+        best = best_score(list(matches.values()))
+        score = DEFAULT_THRESHOLD if best is None else best
     confusion = _confusion(ground_truth, predictions, evaluation.params.catIds, iou_type, score)
-    return Detections(iou_type, classes, confusion)
+    return Detections(iou_type, classes, score, confusion)
 
 
 def _percent(values: np.ndarray) -> float:

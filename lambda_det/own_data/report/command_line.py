@@ -57,7 +57,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         type=float,
         metavar="S",
         help="lowest score of predictions in the confusion of classes and in pictures (default: "
-        "0.5; lower where fewer than one in ten objects has a prediction of that score)",
+        "the one with the best F1, as for predict)",
     )
     parser.add_argument(
         "--pictures",

@@ -7,8 +7,7 @@ import contextlib
 import io
 import json
 import logging
-import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,10 @@ from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.own_data.report.class_results import Detections, evaluate_detections
 
-__all__ = ["Evaluated", "evaluate_run", "read_predictions", "score_to_show"]
+__all__ = ["Evaluated", "evaluate_run", "read_predictions"]
 
 logger = logging.getLogger(__name__)
 
-# Where this share of the objects has a prediction of this score, weaker predictions are not shown
-_SCORE, _SHARE = 0.5, 0.1
 RESULTS = "coco_instances_results.json"
 # The folders of an evaluation's results; those of averaged weights come first, as for
 # model_best.pth
@@ -66,8 +63,8 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
     Args:
         run: its folder.
         dataset: one of those in DATASETS.TEST; "" for the first.
-        score: predictions of this score or more are in the confusion matrix; None: as
-            :func:`score_to_show` says.
+        score: predictions of this score or more are in the confusion matrix; None: the score with
+            the best F1, of masks where there are masks, as a prediction takes it.
 
     Raises:
         UserError: the run was not evaluated, or its data were moved.
@@ -106,23 +103,12 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
         ground_truth = ground_truth_of(dataset)
         entries = entries_of(entries, results, dataset, ground_truth)
         kept = _belonging(entries, ground_truth.cats, ground_truth.imgs, results, dataset)
-        if score is None:
-            score = score_to_show([entry["score"] for entry in kept], len(ground_truth.anns))
-        by_class = [evaluate_detections(ground_truth, kept, one, score) for one in iou_types]
+        by_class = []
+        for iou_type in reversed(iou_types):
+            by_class.insert(0, evaluate_detections(ground_truth, kept, iou_type, score))
+            score = by_class[0].score
     lost = len(entries) - len(kept)
     return Evaluated(task, dataset, weights, ground_truth, kept, lost, score, by_class)
-
-
-def score_to_show(scores: Sequence[float], objects: int) -> float:
-    """The lowest score of the predictions to show: 0.5, where a tenth as many as objects have it.
-
-    The scores of a detector that has learnt for a short time are low, also of right predictions:
-    its pictures would be empty. Of such a one as many predictions are shown as there are objects.
-    """
-    if not scores or sum(score >= _SCORE for score in scores) >= _SHARE * objects:
-        return _SCORE
-    lowest = sorted(scores, reverse=True)[: max(objects, 1)][-1]
-    return min(math.floor(100 * lowest) / 100, _SCORE)
 
 
 def read_predictions(path: str | Path, dataset: str) -> list[dict[str, Any]]:

@@ -93,7 +93,7 @@ def build_report(
         run: its folder, with config.yaml.
         dataset: one of those in DATASETS.TEST; "" for the first.
         score: predictions of this score or more are in the confusion matrix and the pictures;
-            None: 0.5, or lower where fewer than one in ten objects has such a prediction.
+            None: the score with the best F1, as a prediction takes it.
         pictures: number of images, the worst first.
 
     Raises:
@@ -122,11 +122,11 @@ def build_report(
     is_cascade = "CascadeROIHeads" in str(config)
     _add_advice(page, evaluated, state, is_cascade)
     _add_classes(page, evaluated)
-    _add_confusion(page, evaluated.results[0], evaluated.score)
+    _add_confusion(page, evaluated.results[0], _whose(score))
     page.section(
         "The worst images",
-        f"Predictions of a score of {evaluated.score:g} or more at the left, the ground truth at "
-        "the right.",
+        f"Predictions of a score of {evaluated.score:.3g} or more{_whose(score)} at the left, the "
+        "ground truth at the right.",
     )
     worst = draw_worst(evaluated.entries, evaluated.dataset, score=evaluated.score, limit=pictures)
     for name, picture in worst:
@@ -293,14 +293,19 @@ def _add_classes(page: Page, evaluated: Evaluated) -> None:
         page.table(_COLUMNS, most_first)
 
 
-def _add_confusion(page: Page, detections: Detections, score: float) -> None:
+def _whose(given: float | None) -> str:
+    """What the score of the predictions on the page is, beside a figure."""
+    return " (the one with the best F1; 0.5 where none is right)" if given is None else ""
+
+
+def _add_confusion(page: Page, detections: Detections, whose: str) -> None:
     shown = ""
     if (classes := len(detections.classes)) > CLASSES_CONFUSED:
         shown = f" Of {classes} classes the {CLASSES_CONFUSED} with most mistakes are shown."
     page.section(
         "Confusion of classes",
-        f"Boxes of a score of {score:g} or more, at an IoU of 0.5. Rows are the true classes; "
-        "the last column counts missed objects, the last row false predictions. The colour is the "
-        f"share of the whole row.{shown}",
+        f"Boxes of a score of {detections.score:.3g} or more{whose}, at an IoU of 0.5. "
+        "Rows are the true classes; the last column counts missed objects, the last row false "
+        f"predictions. The colour is the share of the whole row.{shown}",
     )
     page.single_figure(draw_confusion(detections))

@@ -18,7 +18,7 @@ from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.report import figures, run_page
 from lambda_det.own_data.report.class_results import evaluate_detections
 from lambda_det.own_data.report.command_line import main
-from lambda_det.own_data.report.evaluated import RESULTS, score_to_show
+from lambda_det.own_data.report.evaluated import RESULTS, evaluate_run
 from lambda_det.own_data.report.page import Page, new_axes, to_svg
 from lambda_det.own_data.report.reading import label_of, read_state, results_of
 from lambda_det.own_data.report.run_page import write_report
@@ -70,20 +70,27 @@ def test_best_threshold_has_the_highest_f1(ground_truth):
         assert f1 == pytest.approx(best)
 
 
-@pytest.mark.parametrize(
-    ("scores", "objects", "lowest"),
-    [
-        ([0.9, 0.8, 0.2], 20, 0.5),  # a tenth of the objects has a prediction of 0.5
-        ([0.9, 0.458, 0.2], 20, 0.2),
-        ([0.9, 0.458, 0.2] + 30 * [0.1], 20, 0.1),  # as many as there are objects
-        ([0.4, 0.3, 0.259, 0.1], 3, 0.25),
-        ([0.6, 0.55, 0.4], 2, 0.5),
-        ([], 3, 0.5),
-        ([0.3], 0, 0.5),
-    ],
-)
-def test_a_page_of_weak_predictions_is_not_empty(scores, objects, lowest):
-    assert score_to_show(scores, objects) == lowest
+@pytest.mark.parametrize(("right", "score"), [(True, 0.057), (False, 0.5)])
+def test_the_confusion_of_a_young_run_is_at_its_best_score(ground_truth, right, score):
+    annotations = ground_truth.dataset["annotations"]
+    keys = ("image_id", "category_id", "bbox")
+    entries = [{key: a[key] for key in keys} | {"score": 0.057} for a in annotations]
+    far = [{**entry, "bbox": [900, 900, 9, 9], "score": 0.01} for entry in entries]
+    detections = evaluate_detections(ground_truth, (entries if right else []) + far, "bbox")
+    assert detections.score == score
+    confusion = detections.confusion
+    assert confusion[-1].sum() == 0
+    assert confusion.trace() == (confusion.sum() if right else 0) and confusion.sum() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("given", "score"), [(None, 0.057), (0.3, 0.3)])
+def test_what_a_page_shows_is_at_the_best_score_unless_one_is_given(run, given, score):
+    results = run / "inference" / RESULTS
+    results.write_text(results.read_text().replace("0.9}", "0.057}"))
+    found = evaluate_run(run, score=given)
+    assert found.score == score == found.results[0].score
+    assert bool(found.results[0].confusion.trace()) is (given is None)
 
 
 def _entry(category: int, box: list[float], score: float) -> dict:
