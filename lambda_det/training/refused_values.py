@@ -385,7 +385,8 @@ def _sentence(error: BaseException, found: _Found, values: Mapping[str, Any]) ->
             f"{suggest(str(suspect.value), statement.registered)} A name of your own project is "
             "registered when its module is imported (docs/use_in_your_project.md)."
         )
-    if suspect and (choices := _choices(error, statement, suspect)):
+    choices = _choices(error, statement, suspect) if suspect else []
+    if choices and suspect.value not in choices:  # or the value was not all that was refused
         if len(choices) > _MOST_CHOICES and isinstance(suspect.value, str):
             return ConfigError(f"{what}{suggest(suspect.value, map(str, choices))}")
         *others, last = map(repr, choices)

@@ -157,7 +157,7 @@ def build_optimizer(
         factor_of: the factor of the learning rate of a parameter, by its name.
 
     Raises:
-        ConfigError: SOLVER.OPTIMIZER is unknown, or SOLVER.NESTEROV has no momentum.
+        ConfigError: SOLVER.OPTIMIZER is unknown, SOLVER.NESTEROV has no momentum, or all is frozen.
     """
     groups = get_default_optimizer_params(
         model,
@@ -168,6 +168,8 @@ def build_optimizer(
         weight_decay_bias=solver.get("WEIGHT_DECAY_BIAS"),
         lr_factor_func=factor_of,
     )
+    if not groups:
+        raise ConfigError("No parameter of the model is trained: all are frozen; leave some free.")
     return optimizer_of(solver).make(groups, solver)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from detectron2.config import CfgNode
+from detectron2.data.detection_utils import annotations_to_instances
 from detectron2.structures import BoxMode
 from torch._utils import ExceptionWrapper
 
@@ -210,3 +211,10 @@ def test_a_key_in_the_stack_of_a_loader_process_is_not_blamed():
     ):
         from_process.reraise()
     assert type(caught.value) is ValueError
+
+
+def test_a_value_is_not_offered_in_its_own_place():
+    objects = [{"bbox": [0, 0, 1, 1], "bbox_mode": 0, "category_id": 0, "segmentation": "x"}]
+    with pytest.raises(ConfigError) as caught, naming_keys(lambda: leaves(_load(RCNN))):
+        annotations_to_instances(objects, (4, 4))
+    assert "it can be" not in str(caught.value) and "annotations" in str(caught.value)

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import pytest
 from detectron2.config import CfgNode, get_cfg
+from torch import nn
 
 from lambda_det.classification.config import get_classification_config
 from lambda_det.config import add_lambda_config
 from lambda_det.errors import ConfigError
-from lambda_det.training.schedules import OPTIMIZERS, SCHEDULES, Span, schedule_of
+from lambda_det.training.schedules import OPTIMIZERS, SCHEDULES, Span, build_optimizer, schedule_of
 
 
 def _detection() -> CfgNode:
@@ -73,3 +74,9 @@ def test_steps_count_from_the_beginning_of_the_training():
 def test_each_task_has_all_optimisers():
     for make in TASKS.values():
         assert all(row.keys.keys() <= make().SOLVER.keys() for row in OPTIMIZERS.values())
+
+
+def test_a_model_of_which_nothing_is_trained_is_refused_and_no_key_of_the_optimiser():
+    cfg = get_classification_config()
+    with pytest.raises(ConfigError, match="^No parameter of the model is trained"):
+        build_optimizer(cfg.SOLVER, nn.Linear(2, 2).requires_grad_(False), 0.1)
