@@ -24,6 +24,9 @@ from lambda_det.errors import printable
 # The caption above a picture: its height in pixels, and font and scale for OpenCV
 _CAPTION_HEIGHT = 26
 _CAPTION_FONT = (cv2.FONT_HERSHEY_SIMPLEX, 0.55)
+_CAPTION_MARGIN = 6  # at both sides, in pixels
+_LEAST_OF_NAME = 12  # letters of a name that are kept, however narrow its picture is
+_CUT = "..."  # OpenCV has no other letters than those of ASCII
 # The legend, in pixels: height of a row, width of a usual letter, and width beside a name
 _LEGEND_ROW, _LETTER_WIDTH, _PATCH_WIDTH = 26, 10, 40
 # Halves of pairs are enlarged until their longer side has this many pixels, to make labels legible
@@ -205,6 +208,7 @@ def side_by_side(
     true_class_names: Sequence[str] | None,
     *,
     captions: tuple[str, str] = ("predicted", "true"),
+    name: str = "",
     metadata: Metadata | None = None,
     with_labels: bool = True,
     is_reduced: bool = False,
@@ -212,7 +216,8 @@ def side_by_side(
     """Draw the predictions at the left and the ground truth at the right, with captions.
 
     Small images are enlarged until the longer side of each half has 512 pixels, and with
-    ``is_reduced`` large ones become as small. The other arguments are those of
+    ``is_reduced`` large ones become as small. A ``name`` in the captions is cut as
+    :func:`captioned` cuts it. The other arguments are those of
     :func:`draw_predictions` and :func:`draw_ground_truth`.
 
     Returns:
@@ -225,7 +230,8 @@ def side_by_side(
     left = draw_predictions(image, instances, class_names, **options)
     right = draw_ground_truth(image, annotations, true_class_names, **options)
     gap = np.full((left.shape[0] + _CAPTION_HEIGHT, 4, 3), 255, np.uint8)
-    return np.hstack([captioned(left, captions[0]), gap, captioned(right, captions[1])])
+    left, right = captioned(left, captions[0], name), captioned(right, captions[1], name)
+    return np.hstack([left, gap, right])
 
 
 def _name(class_names: Sequence[str] | None, index: int) -> str:
@@ -315,12 +321,28 @@ def _color(index: int) -> tuple[float, float, float]:
 _MAGENTA = 5 / 6
 
 
-def captioned(picture: np.ndarray, text: str) -> np.ndarray:
-    """Add a white strip with a line of text above a picture [H, W, 3]."""
-    text = printable(text)  # OpenCV ends the process at a name that is no Unicode
-    (text_width, _), _ = cv2.getTextSize(text, *_CAPTION_FONT, 1)
-    missing = max(0, text_width + 12 - picture.shape[1])
+def captioned(picture: np.ndarray, text: str, name: str = "") -> np.ndarray:
+    """Add a white strip with a line of text above a picture [H, W, 3].
+
+    The picture becomes wider where the text needs it. Before, a name in the text is cut in its
+    middle, because names of files may be long, and their ends tell them apart.
+    """
+    # OpenCV ends the process at a name that is no Unicode
+    text, name = printable(text), printable(name)
+    before, name, after = text.partition(name) if name else (text, "", "")
+    for kept in range(len(name) - len(_CUT) - 1, _LEAST_OF_NAME - 1, -1):
+        if _caption_width(text) <= picture.shape[1]:
+            break
+        text = f"{before}{name[: kept - kept // 2]}{_CUT}{name[-(kept // 2) :]}{after}"
+    missing = max(0, _caption_width(text) - picture.shape[1])
     picture = cv2.copyMakeBorder(
         picture, _CAPTION_HEIGHT, 0, 0, missing, cv2.BORDER_CONSTANT, value=(255, 255, 255)
     )
-    return cv2.putText(picture, text, (6, 18), *_CAPTION_FONT, (0, 0, 0), 1, cv2.LINE_AA)
+    place = (_CAPTION_MARGIN, 18)
+    return cv2.putText(picture, text, place, *_CAPTION_FONT, (0, 0, 0), 1, cv2.LINE_AA)
+
+
+def _caption_width(text: str) -> int:
+    """In pixels, with its margins."""
+    (width, _), _ = cv2.getTextSize(text, *_CAPTION_FONT, 1)
+    return width + 2 * _CAPTION_MARGIN

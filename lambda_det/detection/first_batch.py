@@ -99,7 +99,7 @@ class FirstBatch(HookBase):
         masks = objects.gt_masks if objects.has("gt_masks") else None
         drawn = draw_objects(image, boxes, objects.gt_classes.tolist(), masks=masks)
         height, width = image.shape[:2]
-        caption = Path(sample.get("file_name", "")).name
+        caption = name = Path(sample.get("file_name", "")).name
         if "tile" in sample:
             x0, y0, *_ = sample["tile"]
             caption += f", tile at {x0}, {y0}"
@@ -107,4 +107,4 @@ class FirstBatch(HookBase):
         drawn = drawn[part.y0 : part.y1, part.x0 : part.x1]
         if drawn.shape != image.shape:
             caption += f", part of {width} x {height}"
-        return captioned(drawn, caption)
+        return captioned(drawn, caption, name)

@@ -80,7 +80,7 @@ def test_of_a_large_input_a_part_is_drawn_in_its_own_pixels(tmp_path):
 
 def test_tiles_and_what_they_ignore_are_marked(tmp_path, monkeypatch):
     captions = []
-    monkeypatch.setattr(drawing, "captioned", lambda p, text: captions.append(text) or p)
+    monkeypatch.setattr(drawing, "captioned", lambda p, text, *_: captions.append(text) or p)
     tile = {**sample((9, 9, 9)), "file_name": "a/photo.jpg", "tile": (320, 40, 400, 100)}
     for ignored in ([], [[1.0, 1.0, 5.0, 5.0]]):
         whole = {**sample((9, 9, 9), size=(60, 600)), "file_name": "other.jpg"}

@@ -65,7 +65,7 @@ body { margin: 0 auto; max-width: 1080px; padding: 24px 20px 60px; color: var(--
        font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; background: var(--paper); }
 h1 { font-size: 24px; margin: 0 0 4px; overflow-wrap: anywhere; }
 h2 { font-size: 18px; margin: 36px 0 8px; padding-top: 12px; border-top: 1px solid var(--line); }
-p { margin: 4px 0 12px; color: var(--soft); max-width: 75ch; }
+p { margin: 4px 0 12px; color: var(--soft); max-width: 75ch; overflow-wrap: anywhere; }
 .numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 10px;
            margin: 16px 0; }
 .number { border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px; }
@@ -87,7 +87,7 @@ th:first-child, td:first-child, .text th { text-align: left; }
 figure { margin: 12px 0; }
 figure img { width: 100%; min-width: 720px; height: auto;
              border: 1px solid var(--line); border-radius: 6px; }
-figcaption { color: var(--soft); font-size: 13px; }
+figcaption { color: var(--soft); font-size: 13px; overflow-wrap: anywhere; }
 @media (max-width: 600px) {  /* a row of words becomes a paragraph */
   .text, .text tbody, .text tr, .text td { display: block; }
   .text tr { padding: 8px 0; border-bottom: 1px solid var(--line); }

@@ -121,6 +121,7 @@ def _pair(
         record.get("annotations", []),
         *(names, names),
         captions=captions,
+        name=name,
         metadata=metadata,
         is_reduced=True,
     )

@@ -197,6 +197,9 @@ def test_page_is_whole_and_fetches_nothing(ground_truth):
     assert "<script" not in text and "a &lt;run&gt; &amp; more" in text
     assert CLASSES[2] not in text and "&lt;b&gt;washer&lt;/b&gt;" in text
     assert not re.search(r"url\((?!#)", text)
+    for element in ("p", "figcaption"):  # in which there are paths
+        (rule,) = re.findall(rf"^{element} \{{(.*)\}}$", text, re.M)
+        assert "overflow-wrap: anywhere" in rule
 
 
 @pytest.mark.slow
