@@ -13,6 +13,7 @@ from detectron2.data.catalog import Metadata
 from detectron2.structures import BoxMode, Instances
 from detectron2.utils.visualizer import VisImage, Visualizer
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
@@ -310,15 +311,24 @@ _MIDDLE = 127.5
 
 
 def _color(index: int) -> tuple[float, float, float]:
-    """The colour of a class, RGB from 0 to 1: bright, and far in hue from its neighbours.
+    """The colour of a class, RGB from 0 to 1; after the table far in hue from its neighbours.
 
-    The first is magenta, because few objects have that colour. Detectron2's palette has black,
-    white and dark colours among its first 80.
+    Detectron2's palette has black, white and dark colours among its first 80.
     """
+    if index < len(_COLOURS):
+        return to_rgb(_COLOURS[index])
     return colorsys.hsv_to_rgb((_MAGENTA + 0.618 * index) % 1, (0.9, 0.6)[index % 2], 1.0)
 
 
 _MAGENTA = 5 / 6
+# Each is, of all that are neither dark nor grey (lightness from 0.55, chroma from 0.1), the one
+# farthest from those before it in Oklab (https://bottosson.github.io/posts/oklab). The first is
+# magenta, because few objects have that colour.
+_COLOURS = (
+    *("#ff22ff", "#00ff00", "#996600", "#0066ff", "#77ddff", "#ffbb11", "#ff0055", "#00aa00"),
+    *("#aa88cc", "#9900ff", "#ffbbff", "#bbffaa", "#22aaaa", "#bb3399", "#ff8888", "#00dd99"),
+    *("#bb9944", "#4499ff", "#338855", "#ff77dd"),
+)
 
 
 def captioned(picture: np.ndarray, text: str, name: str = "") -> np.ndarray:
