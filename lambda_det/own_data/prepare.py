@@ -36,6 +36,7 @@ from lambda_det.own_data.machine import Machine
 from lambda_det.own_data.run_data import FILE_KEYS, PreparedRun, keep_file, write_data
 from lambda_det.own_data.tile_choice import OF_TILES, TILES, ChosenTiles, choose_tiles
 from lambda_det.own_data.time_budget import STEPS, measure_step, seconds_of
+from lambda_det.training.checkpoint_files import refuse_no_run
 from lambda_det.training.log import show
 from lambda_det.weights.provenance import recorded_network
 
@@ -97,7 +98,7 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Configured:
     folder = Path(typed.get("OUTPUT_DIR") or (config or get_config(DEFAULT)).OUTPUT_DIR)
     run = PreparedRun.of(folder) if args.resume else None
     if config is None and run is None:
-        _check_choice(args)
+        _check_choice(args, folder)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as temporary:
         draft = Path(temporary)
@@ -160,13 +161,16 @@ def _start(given: _Given, config: CfgNode | None) -> _Start:
     return _Start(chosen.config, chosen.file, chosen.keys, chosen.rows)
 
 
-def _check_choice(args: argparse.Namespace) -> None:
+def _check_choice(args: argparse.Namespace, folder: Path) -> None:
     """Refuse a command line with neither a configuration nor data.
 
     Raises:
         ConfigError: there is nothing by which a recipe could be chosen.
+        WeightsError: a run is to go on in a folder that has none.
     """
     if args.eval_only or not (args.data or args.train_json):
+        if args.resume:
+            refuse_no_run(folder)
         raise ConfigError(
             "--config FILE is missing, which names a file of yours or of configs/; with --data DIR "
             "or --train FILE --images DIR it follows from the data and the machine."

@@ -25,6 +25,7 @@ __all__ = [
     "numbered",
     "point_to",
     "read_newest",
+    "refuse_no_run",
     "remove_drafts",
     "remove_old",
 ]
@@ -104,6 +105,7 @@ def find_checkpoint(path: str | Path, which: str = "best") -> str:
     """
     if not Path(path).is_dir():
         return str(path)
+    refuse_no_run(path)
     checkpoint = choose_checkpoint(str(path), which)
     if Path(checkpoint).is_file():
         return checkpoint
@@ -114,6 +116,19 @@ def find_checkpoint(path: str | Path, which: str = "best") -> str:
     raise WeightsError(
         f"The last_checkpoint of {path} {what}; name a file of the folder ({there})."
     )
+
+
+def refuse_no_run(folder: str | Path) -> None:
+    """
+    Raises:
+        WeightsError: the folder has no checkpoint of any kind, so there is no run to go on with.
+    """
+    folder = Path(folder)
+    if not (last_checkpoint(str(folder)) or [*folder.glob("*.pth")] or (folder / PUSHED).is_file()):
+        raise WeightsError(
+            f"{folder} has no checkpoint: no training was started there, or it has saved none yet; "
+            f"start one with lambda-det train --data DIR --output {folder}."
+        )
 
 
 def is_numbered(name: str) -> bool:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from lambda_det import cli, get_config
 from lambda_det.detection import DetectionTask, lazy_parser
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.own_data import choice
 from lambda_det.own_data.command_line import main as check_main
 from lambda_det.own_data.flags import configure
@@ -649,7 +649,7 @@ REFUSED = {
     "two data sets": (["--data", "DATA", "--train-json", "a.json"], "--train-json"),
     "an address": (["--data", "s3://bucket/my"], "s3:.*is an address"),
     "an address of images": (["--train", "DATA", "--images", "gs://bucket/my"], "is an address"),
-    "no data": (["--resume"], "--config FILE"),
+    "no run": (["--resume"], "no training was started"),
     "an evaluation": (["--eval-only", "--data", "DATA"], "--config FILE"),
     "no such GPU": (["--data", "DATA", "MODEL.DEVICE", "cuda"], "sees 0"),
     "no such device": (["--data", "DATA", "MODEL.DEVICE", "cudda"], "no device"),
@@ -686,7 +686,7 @@ REFUSED = {
 def test_what_cannot_be_chosen_is_refused(case, data):
     words, message = REFUSED[case]
     words = [data if word == "DATA" else word for word in words]
-    with pytest.raises((ConfigError, DataError), match=message):
+    with pytest.raises((ConfigError, DataError, WeightsError), match=message):
         prepared("--output", data.parent / "run", *words)
     assert not (data.parent / "run").exists()
 

@@ -183,6 +183,9 @@ def test_a_second_name(folder, monkeypatch, links):
 
 def test_the_checkpoint_of_a_run(tmp_path):
     assert find_checkpoint(tmp_path / "nothing.pth") == str(tmp_path / "nothing.pth")
+    (tmp_path / "data").mkdir()
+    with pytest.raises(WeightsError, match="no training was started"):
+        find_checkpoint(tmp_path)
     (tmp_path / "model_0000004.pth").write_text("")
     with pytest.raises(WeightsError, match=r"last_checkpoint.*model_0000004\.pth"):
         find_checkpoint(tmp_path)
