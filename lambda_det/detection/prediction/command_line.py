@@ -32,6 +32,10 @@ from lambda_det.errors import (
 )
 from lambda_det.files import refuse_existing
 
+logger = logging.getLogger(__name__)
+
+_WEAK = 0.1  # scores of a well trained detector are far above this
+
 EXAMPLES = """
 With the best checkpoint of a run, or a detector that lambda-det export wrote:
   %(prog)s output/run --input photo.jpg --output pictures
@@ -157,6 +161,11 @@ def run(args: argparse.Namespace) -> None:
     )
     print(f"Weights: {printable(str(predictor.origin))}")
     print(f"Score threshold: {_threshold_in_words(predictor, args.score_threshold)}")
+    if args.score_threshold is None and predictor.score_threshold < _WEAK:
+        logger.warning(
+            f"The best score threshold is only {predictor.score_threshold:.3g}, so this detector is "
+            "weak or young and many predictions are wrong; a higher --score-threshold shows fewer."
+        )
     names = predictor.class_names
     writers: list[tuple[Collector, Callable[[], None]]] = []
     if args.json:

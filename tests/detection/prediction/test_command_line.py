@@ -157,23 +157,26 @@ def test_counts_by_class_are_printed_and_written_as_tables(run, image, tmp_path,
 
 @pytest.mark.slow
 def test_the_best_score_of_the_run_is_the_threshold_unless_one_is_typed(
-    run, image, tmp_path, capsys
+    run, image, tmp_path, capsys, caplog
 ):
     folder = tmp_path / "run"
     shutil.copytree(run[0].parent, folder)
     words = [str(folder), *arguments(run, image, tmp_path)[1:], "--overwrite"]
     said = "Score threshold: "
     assert tool.main(words) == 0
-    assert f"{said}0.5," in capsys.readouterr().out
+    assert f"{said}0.5," in capsys.readouterr().out and "weak" not in caplog.text
     content = torch.load(run[1], weights_only=True)
     recorded = {"best_scores": {"raw": 0.0625}, "config": run[0].read_text()}
     torch.save({**content, "run": recorded}, folder / "model_final.pth")
     assert tool.main(words) == 0
     printed = capsys.readouterr().out
     assert f"{said}0.0625," in printed and "5 instances" in printed
+    assert "weak" in caplog.text and "--score-threshold" in caplog.text
+    caplog.clear()
     assert tool.main([*words, "--score-threshold", "1"]) == 0
     printed = capsys.readouterr().out
     assert f"{said}1," in printed and "photo.png: nothing" in printed
+    assert "weak" not in caplog.text
 
 
 @pytest.mark.slow
