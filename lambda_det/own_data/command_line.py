@@ -42,7 +42,7 @@ from lambda_det.errors import (
 )
 from lambda_det.files import refuse_existing
 from lambda_det.own_data.choice import default_tiles
-from lambda_det.own_data.labels import COCO, FORMATS, as_coco
+from lambda_det.own_data.labels import COCO, FORMATS, as_coco, as_single_class
 from lambda_det.own_data.layouts import find_images, find_parts
 
 EXAMPLES = """examples:
@@ -67,6 +67,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", metavar="LABELS", help="the same, as lambda-det train has it")
     parser.add_argument("--dataset", metavar="NAME", help="a registered data set instead")
     parser.add_argument("--no-images", action="store_true", help="do not open the images")
+    parser.add_argument(
+        "--single-class", action="store_true", help="check as lambda-det train with this flag"
+    )
     arguments = parser.parse_args(argv)
     if arguments.data:
         arguments.json, arguments.images = arguments.data, arguments.json
@@ -203,6 +206,8 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
         parts = [(str(part.labels), str(part.images)) for part in found]
     files = "none" if arguments.no_images else "all"
     converted = as_coco(*parts, folder=folder)
+    if arguments.single_class:
+        converted = [as_single_class(file, folder) for file in converted]
     reports = [
         check_coco(json_file, images, files=files, progress=True)
         for json_file, (_, images) in zip(converted, parts, strict=True)

@@ -33,6 +33,12 @@ def test_a_clean_data_set(shapes, capsys, monkeypatch):
     assert run("--data", shapes[1].parent) == 0 and capsys.readouterr().out.count("images in") == 2
 
 
+def test_objects_of_one_class(shapes, capsys):
+    assert run("--data", shapes[1].parent, "--single-class") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("1 category:") == 2 and "circle" not in printed
+
+
 def test_names_do_not_command_the_terminal(shapes, tmp_path, capsys, monkeypatch):
     """Those of classes, files and folders, in tables, logs and errors."""
     hostile = "\x1b]0;title\x07 \u202e \x9b2J\r"
