@@ -733,6 +733,13 @@ CASES = {
         },
         (0, ["1 good", "1 x object with several attributes", "'kind': 'cup'"]),
     ),
+    "VIA with two attributes that agree": (
+        {
+            "a.json": via("a.png").replace('{"kind": "cup"}', '{"insect": "cup", "kind": "cup"}'),
+            "a.png": "",
+        },
+        (0, ["1 cup", "! object with several attributes"]),
+    ),
     "LabelMe with shapes of one group": (
         {"a.json": labelme("a.png", *JOINED, shape(group_id=2)), "a.png": ""},
         (0, ["2 cup", "1 x shapes of one class and group", "shape 0 and 2 more"]),

@@ -28,7 +28,8 @@ def read_via(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPi
             where, (attribute, label) = f"{file}: {name}, shape {number}", _class(region)
             words = f"{label!r} is of {attribute!r}" if attribute else "it has no class"
             cases.setdefault(attribute, []).append(f"{where}: {words}")
-            if others := [f"{key!r}: {value!r}" for key, value in _values(region)][1:]:
+            others = [f"{key!r}: {value!r}" for key, value in _values(region) if value != label]
+            if others:
                 findings.add(MORE_ATTRIBUTES, f"{where}: {words}, and not {listed(others)}")
         yield LabelledPicture(file, name, objects)
     if [*cases] == [""]:
