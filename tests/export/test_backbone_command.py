@@ -68,7 +68,7 @@ def test_a_file_that_computes_something_else(checkpoint, tmp_path, capsys, monke
     [
         (["{run}", "b.txt"], ".pth, .pkl, .safetensors"),
         (["no.pth", "b.pth"], "no.pth"),
-        (["empty", "b.pth"], "last_checkpoint"),
+        (["empty", "b.pth"], "no training was started"),
         (["{run}", "old.pth"], "--overwrite"),
         (["{run}", "{run}", "--overwrite"], "model_best.pth"),
     ],

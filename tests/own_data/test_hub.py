@@ -149,7 +149,7 @@ def test_an_exported_detector_goes_with_its_checkpoint_only(run, tmp_path, capsy
 def test_what_cannot_be_pushed_is_said(run, tmp_path, capsys):
     for folder, name, part in (
         (run, "cells", "OWNER/NAME"),
-        (tmp_path / "data", "me/cells", "last_checkpoint"),
+        (tmp_path / "data", "me/cells", "no training was started"),
     ):
         assert push(folder, name, "--folder", tmp_path / "new") == 2
         printed = capsys.readouterr().err
@@ -157,7 +157,7 @@ def test_what_cannot_be_pushed_is_said(run, tmp_path, capsys):
     (run / "model_final.pth").unlink()
     (run / "last_checkpoint").unlink()
     assert push(run, "me/cells", "--folder", tmp_path / "new") == 2
-    assert "last_checkpoint" in capsys.readouterr().err and not (tmp_path / "new").exists()
+    assert "no checkpoint" in capsys.readouterr().err and not (tmp_path / "new").exists()
 
 
 def test_names_of_classes_are_only_text():

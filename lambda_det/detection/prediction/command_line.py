@@ -163,8 +163,8 @@ def run(args: argparse.Namespace) -> None:
     print(f"Score threshold: {_threshold_in_words(predictor, args.score_threshold)}")
     if args.score_threshold is None and predictor.score_threshold < _WEAK:
         logger.warning(
-            f"The best score threshold is only {predictor.score_threshold:.3g}, so this detector is "
-            "weak or young and many predictions are wrong; a higher --score-threshold shows fewer."
+            f"The best score threshold is only {predictor.score_threshold:.3g}, so this detector "
+            "is weak or young and many predictions are wrong; --score-threshold shows fewer."
         )
     names = predictor.class_names
     writers: list[tuple[Collector, Callable[[], None]]] = []
