@@ -325,7 +325,7 @@ def test_the_best_and_averaged_weights_come_first(run, predictor, picture, tmp_p
 @pytest.mark.parametrize(
     ("source", "named"),
     [
-        ("empty", "last_checkpoint"),
+        ("empty", "no checkpoint"),
         ("nowhere", "nowhere"),
         ("model_final.pth", r"model_final\.pth"),
         ("config.yaml", r"config\.yaml is a configuration"),
