@@ -3,7 +3,7 @@
     pip install nbclient ipykernel
     python .ci/notebook.py
 
-Of pictures that a cell shows in two formats the JPEG is stored, which is an eighth as large.
+Of images that a cell shows in two formats the JPEG is stored, which is an eighth as large.
 """
 
 import os

@@ -34,7 +34,7 @@ SHAPE_CLASSES = ("circle", "rectangle", "triangle")
 STUFF_CLASSES = ("plain", "striped", "checked")
 KEYPOINTS = ("left", "top", "right", "bottom")
 
-_FORMAT = 1  # part of the manifest; raise it with any change to the pictures
+_FORMAT = 1  # part of the manifest; raise it with any change to the images
 _MIN_DIAMETER, _MAX_DIAMETER = 0.125, 0.625  # of the image's side: 16 to 80 pixels at 128
 _MIN_VISIBLE = 0.75  # share of a shape that later shapes and the border leave visible
 _SUBSAMPLES = 3  # points along each side of a pixel that measure its coverage
@@ -143,9 +143,9 @@ def _write_split(folder: str, split: str, count: int, size: int, seed: int) -> N
     for index in range(count):
         rng = image_rng(seed, split, index)
         shapes = place_shapes(rng, size)
-        picture = paint_shapes(rng, background(rng, size), shapes)
+        image = paint_shapes(rng, background(rng, size), shapes)
         name = f"{index:06d}.png"
-        Image.fromarray(picture).save(os.path.join(folder, split, name))
+        Image.fromarray(image).save(os.path.join(folder, split, name))
         images.append({"id": index + 1, "file_name": name, "width": size, "height": size})
         for category, polygon in shapes:
             annotations.append(_describe_shape(len(annotations) + 1, index + 1, category, polygon))
@@ -185,14 +185,14 @@ def image_rng(seed: int, split: str, index: int) -> np.random.Generator:
 
 
 def place_shapes(rng: np.random.Generator, size: int) -> list[tuple[int, np.ndarray]]:
-    """The shapes of one picture as (class, polygon [points, 2]), in drawing order."""
+    """The shapes of one image as (class, polygon [points, 2]), in drawing order."""
     wanted = 1 + int(rng.random() * 4)
     shapes: list[tuple[int, np.ndarray]] = []
     coverages: list[tuple[np.ndarray, float]] = []
     for _ in range(4 * wanted):  # a shape that would hide too much of another is drawn again
         category = int(rng.random() * len(SHAPE_CLASSES))
         whole = _outline(rng, SHAPE_CLASSES[category], size)
-        # The picture is drawn from the rounded numbers of the annotations.
+        # The image is drawn from the rounded numbers of the annotations.
         polygon = np.round(_cut_at_border(whole, size), 2)
         if len(polygon) < 3 or _polygon_area(polygon) < _MIN_VISIBLE * _polygon_area(whole):
             continue
@@ -210,16 +210,16 @@ def place_shapes(rng: np.random.Generator, size: int) -> list[tuple[int, np.ndar
 
 
 def paint_shapes(
-    rng: np.random.Generator, picture: np.ndarray, shapes: list[tuple[int, np.ndarray]]
+    rng: np.random.Generator, image: np.ndarray, shapes: list[tuple[int, np.ndarray]]
 ) -> np.ndarray:
     """Paint the shapes over a background, float [size, size, 3]; return uint8."""
-    size = len(picture)
+    size = len(image)
     for category, polygon in shapes:
         coverage = _rasterise(polygon, size)[..., None]
         colour = _shape_colour(rng, category)
         shade = colour + 20 * (rng.random((size, size, 1)) - 0.5)
-        picture = coverage * shade + (1 - coverage) * picture
-    return np.clip(np.round(picture), 0, 255).astype(np.uint8)
+        image = coverage * shade + (1 - coverage) * image
+    return np.clip(np.round(image), 0, 255).astype(np.uint8)
 
 
 def background(rng: np.random.Generator, size: int) -> np.ndarray:
@@ -303,8 +303,8 @@ def _write_panoptic_split(folder: str, split: str, count: int, size: int, seed: 
     for index in range(count):
         rng = image_rng(seed, split, index)
         shapes = place_shapes(rng, size)
-        picture, stuff = _patterned_background(rng, size)
-        picture = paint_shapes(rng, picture, shapes)
+        image, stuff = _patterned_background(rng, size)
+        image = paint_shapes(rng, image, shapes)
         image_id, name = index + 1, f"{index:06d}.png"
         images.append({"id": image_id, "file_name": name, "width": size, "height": size})
         owners = np.zeros((size, size), dtype=np.int64)  # 0 is background, i the i-th shape
@@ -325,7 +325,7 @@ def _write_panoptic_split(folder: str, split: str, count: int, size: int, seed: 
         )
         encoded = np.stack([segments % 256, segments // 256, 0 * segments], axis=-1)
         for kind, pixels in (
-            (split, picture),
+            (split, image),
             (f"panoptic_{split}", encoded.astype(np.uint8)),
             (f"stuff_{split}", np.where(owners > 0, 0, stuff + 1).astype(np.uint8)),
         ):
@@ -386,7 +386,7 @@ def _patterned_background(rng: np.random.Generator, size: int) -> tuple[np.ndarr
     A straight line divides it into two patterns, which may be the same.
     """
     y, x = np.mgrid[:size, :size] + 0.5
-    picture = background(rng, size)
+    image = background(rng, size)
     first, second = (int(rng.random() * len(STUFF_CLASSES)) for _ in range(2))
     turn = 2 * math.pi * rng.random()
     centre = size * (0.3 + 0.4 * rng.random(2))
@@ -399,7 +399,7 @@ def _patterned_background(rng: np.random.Generator, size: int) -> tuple[np.ndarr
     stripes = np.where(along % period < period / 2, 1, -1)
     checks = stripes * np.where(across % period < period / 2, 1, -1)
     contrast = 20 + 15 * rng.random()
-    return picture + contrast * np.choose(stuff, [0, stripes, checks])[..., None], stuff
+    return image + contrast * np.choose(stuff, [0, stripes, checks])[..., None], stuff
 
 
 def make(arguments: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ NEAR_SHARE = 0.1  # or nearer than this share of its own side
 
 
 class Detections(NamedTuple):
-    """The detections of a tile or of a picture, in pixels of the picture.
+    """The detections of a tile or of an image, in pixels of the image.
 
     Attributes:
         boxes: [N, 4]: x0, y0, x1, y1.
@@ -34,9 +34,9 @@ class Detections(NamedTuple):
 
 
 def cuts(length: int, size: int, overlap: int) -> list[tuple[int, int]]:
-    """The begin and end of each tile along a side of a picture.
+    """The begin and end of each tile along a side of an image.
 
-    The last one ends at the border of the picture, so that it has the full size and a larger
+    The last one ends at the border of the image, so that it has the full size and a larger
     overlap. A side that is not longer than a tile is not cut.
     """
     starts = [*range(0, max(length - size, 0), size - overlap), max(length - size, 0)]
@@ -59,10 +59,10 @@ def merge(tiles: Sequence[tuple[Sequence[int], Detections]], height: int, width:
 
     Args:
         tiles: the corners x0, y0, x1, y1 of each tile, and its detections, the best first.
-        height, width: of the picture.
+        height, width: of the image.
 
     Returns:
-        The detections of the picture, the highest scores first.
+        The detections of the image, the highest scores first.
     """
     tiles = sorted(tiles, key=lambda entry: tuple(entry[0][1::-1]))
     corners = np.array([tile for tile, _ in tiles], np.int64).reshape(-1, 4)
@@ -83,11 +83,11 @@ def merge(tiles: Sequence[tuple[Sequence[int], Detections]], height: int, width:
             for number in groups[b]:
                 groups[number] = groups[a]
 
-    picture = np.array([0, 0, width, height])
+    image = np.array([0, 0, width, height])
     is_cut = np.zeros(len(scores), bool)
     for number, corner in enumerate(corners):
         here = slice(starts[number], starts[number + 1])
-        is_cut[here] = _ends_at(boxes[here], corner, corner != picture)
+        is_cut[here] = _ends_at(boxes[here], corner, corner != image)
     boxes, scores, kept = boxes.copy(), scores.copy(), []
     for number, members in enumerate(map(sorted, groups)):
         if number != members[0]:
@@ -189,7 +189,7 @@ def _ends_at(boxes: np.ndarray, tile: np.ndarray, borders: np.ndarray) -> np.nda
 
 
 def runs(mask: np.ndarray, x0: int, y0: int) -> np.ndarray:
-    """The runs [R, 3] of a mask [h, w] whose first pixel is x0, y0 of the picture."""
+    """The runs [R, 3] of a mask [h, w] whose first pixel is x0, y0 of the image."""
     edges = np.diff(np.pad(mask.T.astype(np.int8), ((0, 0), (1, 1))), axis=1)
     columns, begins = np.nonzero(edges == 1)
     _, ends = np.nonzero(edges == -1)

@@ -20,7 +20,7 @@ __all__ = ["COMMANDS", "detector_parser", "main", "named_file", "train", "traini
 # returns the exit status; and what the command does
 COMMANDS = {
     "train": ("cli:train", "train or evaluate a detector or a classifier"),
-    "check": ("own_data.command_line:main", "check labels and pictures before a run"),
+    "check": ("own_data.command_line:main", "check labels and images before a run"),
     "convert": (
         "own_data.command_line:convert_main",
         "write labels of one tool in the format of another",

@@ -177,9 +177,9 @@ def add_lambda_config(cfg: CN) -> None:
     _C.INPUT.COLOR = 0.0
 
     _C.INPUT.TILE = CN()
-    # Side in pixels of the overlapping tiles into which pictures are cut in memory, in training,
+    # Side in pixels of the overlapping tiles into which images are cut in memory, in training,
     # evaluation and prediction (--tile); the sizes of the input are then those of a tile. 0 for
-    # whole pictures
+    # whole images
     _C.INPUT.TILE.SIZE = 0
     # Pixels that neighbouring tiles have in common, less than half of a tile; an object that is not
     # longer lies whole in one of them. -1 for a fifth of a tile
@@ -243,7 +243,7 @@ def add_lambda_config(cfg: CN) -> None:
     # follows and why. Keys that the command line sets stay.
     _C.RECIPE.ENABLED = False
     # Passes over the images or tiles (--epochs); 0 for 30 up to 1,000, falling to 16 at 20,000, and
-    # of n tiles a picture fewer by n to the power of 3/4
+    # of n tiles an image fewer by n to the power of 3/4
     _C.RECIPE.EPOCHS = 0.0
     # The least number of steps, where RECIPE.EPOCHS is 0
     _C.RECIPE.MIN_STEPS = 300

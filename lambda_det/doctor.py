@@ -23,9 +23,9 @@ from lambda_det.errors import command_parser
 from lambda_det.threads import usable_cores
 
 DESCRIPTION = """\
-Print what is installed here and what of it works, and how to mend what does not: the versions, the
+Print what is installed here and what of it works, and how to fix what does not: the versions, the
 operators that were tried, memory and threads, Detectron2's own report of the environment, and each
-fault with its mend. It also works where PyTorch or Detectron2 are missing.
+fault with its fix. It also works where PyTorch or Detectron2 are missing.
 """
 EXAMPLES = """examples:
   %(prog)s
@@ -398,7 +398,7 @@ def _print_problems(checks: Iterable[Check], problems: dict[str, str]) -> None:
         mark = "  BREAKS: " if check.breaks else "  note: "
         problem = f"{problems[check.name]} {check.effect}".strip()
         print("\n" + wrap(problem, initial_indent=mark))
-        print(f"    mend: {check.advice}")  # on one line, because it holds commands
+        print(f"    fix: {check.advice}")  # on one line, because it holds commands
 
 
 def main(argv: list[str] | None = None) -> int:

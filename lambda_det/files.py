@@ -21,7 +21,7 @@ from lambda_det.errors import (
 
 __all__ = [
     "DRAFT",
-    "PICTURES",
+    "SUFFIXES",
     "decoded",
     "disk_of",
     "read_text",
@@ -33,8 +33,8 @@ __all__ = [
     "writing_to",
 ]
 
-# The endings of pictures: of the formats that Pillow reads, those of photographs and of cameras
-PICTURES = (
+# The endings of images: of the formats that Pillow reads, those of photographs and of cameras
+SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     *(".avif", ".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".tga"),
 )

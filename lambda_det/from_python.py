@@ -93,7 +93,7 @@ class Run:
         """The first images of the training with their objects, as the network got them.
 
         Raises:
-            DataError: the run has no such picture: it has not begun, or learns no instances.
+            DataError: the run has no such image: it has not begun, or learns no instances.
         """
         from PIL import Image
 
@@ -164,7 +164,7 @@ class Run:
 
         Args:
             output: an .html file; None for report.html in the folder.
-            options: ``dataset``, ``score`` and ``pictures``, see
+            options: ``dataset``, ``score`` and ``images``, see
                 :func:`lambda_det.own_data.report.run_page.build_report`.
         """
         from lambda_det.own_data.report.run_page import write_report

@@ -51,7 +51,7 @@ def found(
     scores: Iterable[float] | None = None,
     masks: bool = False,
 ) -> Instances:
-    """Predictions in a picture of (height, width); at first of class 0, and certain.
+    """Predictions in an image of (height, width); at first of class 0, and certain.
 
     The corners of the boxes are in pixels; masks fill them.
     """

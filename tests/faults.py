@@ -511,10 +511,10 @@ FAULTS = [
     ),
     _fault(
         "Labels of COCO, YOLO",
-        "lambda_det/detection/data/picture_folder.py",
+        "lambda_det/detection/data/image_folder.py",
         "if here != root and is_output(here, there, root):",
         "if here == root and is_output(here, there, root):",
-        "detection/data/test_picture_folder.py::"
+        "detection/data/test_image_folder.py::"
         "test_the_folder_of_a_run_is_left_out_of_the_folder_that_it_lies_in",
     ),
     _fault(
@@ -546,14 +546,14 @@ FAULTS = [
         "own_data/test_layouts.py::test_the_command_writes_other_formats_and_reads_them_back[yolo]",
     ),
     _fault(
-        "A share of the pictures is held out",
+        "A share of the images is held out",
         "lambda_det/own_data/held_out.py",
         "group_of = copies({name: files[name] for name in names})",
         "group_of = {name: name for name in names}",
-        "own_data/test_real_labels.py::test_copies_of_one_picture_are_held_out_together",
+        "own_data/test_real_labels.py::test_copies_of_one_image_are_held_out_together",
     ),
     _fault(
-        "A share of the pictures is held out",
+        "A share of the images is held out",
         "lambda_det/own_data/held_out.py",
         "rare = min(filter(left.get, left)",
         "rare = max(filter(left.get, left)",
@@ -564,7 +564,7 @@ FAULTS = [
         "lambda_det/own_data/tile_choice.py",
         "tile is None and (small <= MOST",
         "tile is None and (small > MOST",
-        "own_data/test_tile_choice.py::test_pictures_are_cut_where_most_objects_are_too_small",
+        "own_data/test_tile_choice.py::test_images_are_cut_where_most_objects_are_too_small",
     ),
     _fault(
         "`lambda-det train --data DIR` chooses",
@@ -579,7 +579,7 @@ FAULTS = [
         "lambda_det/own_data/input_size.py",
         "        largest = own = base\n",
         "        pass\n",
-        "own_data/test_input_size.py::test_a_typed_size_is_not_exceeded",
+        "own_data/test_input_size.py::test_a_given_size_is_not_exceeded",
     ),
     _fault(
         "`lambda-det train --data DIR` chooses",
@@ -700,47 +700,47 @@ FAULTS = [
         "lambda_det/detection/prediction/predictor.py",
         'pixels if channels == "BGR" else pixels[:, :, ::-1]',
         "pixels",
-        "detection/prediction/test_predictor.py::test_a_result_is_a_picture",
+        "detection/prediction/test_predictor.py::test_a_result_is_an_image",
     ),
     # ---------------------------------------------------------------------------------------- use
     _fault(
-        "Predictions on pictures, folders",
+        "Predictions on images, folders",
         "lambda_det/detection/prediction/annotations.py",
         "_rounded([x0, y0, x1 - x0, y1 - y0])",
         "_rounded([x0, y0, x1, y1])",
         "detection/prediction/test_files.py::test_annotations_are_what_was_found",
     ),
     _fault(
-        "Predictions on pictures, folders",
+        "Predictions on images, folders",
         "lambda_det/detection/prediction/files.py",
         "    if not 0 < rate < 1000:\n",
         "    if True:\n",
         "detection/prediction/test_files.py::test_a_video_keeps_its_frames_rate_and_size",
     ),
     _fault(
-        "Predictions on pictures, folders",
+        "Predictions on images, folders",
         "lambda_det/detection/prediction/predictor.py",
         "known = (self._given_threshold, self.best_score, DEFAULT_THRESHOLD)",
         "known = (self._given_threshold, DEFAULT_THRESHOLD, self.best_score)",
         "detection/prediction/test_command_line.py"
-        "::test_the_best_score_of_the_run_is_the_threshold_unless_one_is_typed",
+        "::test_the_best_score_of_the_run_is_the_threshold_unless_one_is_given",
     ),
     _fault(
-        "Predictions on pictures, folders",
+        "Predictions on images, folders",
         "lambda_det/detection/confidence.py",
         'np.searchsorted(-scores, -thresholds, side="right")',
         'np.searchsorted(-scores, -thresholds, side="left")',
         "detection/test_confidence.py::test_the_best_score_has_the_highest_f1_of_the_classes",
     ),
     _fault(
-        "Predictions on pictures, folders",
+        "Predictions on images, folders",
         "lambda_det/detection/prediction/tables.py",
         "            for file_name, counts in self._counts.items()\n",
         "            for file_name, counts in self._counts.items()\n            if counts\n",
         "detection/prediction/test_files.py::test_tables_of_instances_and_of_counts",
     ),
     _fault(
-        "Predictions on pictures, folders",
+        "Predictions on images, folders",
         "lambda_det/detection/data/label_files.py",
         "specks = {n for n, area in areas.items() if area < _SPECK and n != largest}",
         "specks = {n for n, area in areas.items() if area < _SPECK}",

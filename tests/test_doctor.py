@@ -156,8 +156,8 @@ def _faulty(text):
 
 
 def test_report_and_status(monkeypatch, capsys):
-    serious = Check("one", _faulty("One fails."), "mend one", "It is needed.")
-    mild = Check("two", _faulty("Two is slow."), "mend two", breaks=False)
+    serious = Check("one", _faulty("One fails."), "fix one", "It is needed.")
+    mild = Check("two", _faulty("Two is slow."), "fix two", breaks=False)
     well = Check("three", lambda: "works")
     for checks, status in (([mild, well, serious], 1), ([mild, well], 0), ([well], 0)):
         monkeypatch.setattr(doctor, "CHECKS", checks)
@@ -168,7 +168,7 @@ def test_report_and_status(monkeypatch, capsys):
         marks = {serious: "BREAKS: One fails. It is needed.", mild: "note: Two is slow."}
         places = [text.index(marks[check]) for check in faults]
         assert places == sorted(places)
-        assert all(f"mend: {check.advice}" in text for check in faults)
+        assert all(f"fix: {check.advice}" in text for check in faults)
     assert "Found: none" in text
 
 

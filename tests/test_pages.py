@@ -138,7 +138,7 @@ def own_data(tmp_path_factory) -> Path:
     return folder
 
 
-def test_from_pictures_to_a_report(own_data: Path):
+def test_from_images_to_a_report(own_data: Path):
     page = (own_data / "output/mine/report.html").read_text("utf-8")
     for part in ("What would bring most", "The worst images", "light_mobilenet_v2_openimages.yaml"):
         assert part in page
@@ -163,16 +163,16 @@ for source in SOURCES:
         print(value)
     else:
         exec(compile(lines, "cell", "exec"), names)
-    pictures = [getattr(value, f"_repr_{kind}_", lambda: None)() for kind in ("png", "jpeg")]
-    picture = any(pictures)
-    shown.append("" if value is None else "picture" if picture else "text")
+    images = [getattr(value, f"_repr_{kind}_", lambda: None)() for kind in ("png", "jpeg")]
+    image = any(images)
+    shown.append("" if value is None else "image" if image else "text")
 with open("shown.json", "w") as file:
     json.dump(shown, file)
 """
 
 
 def _shown(outputs: list[dict]) -> str:
-    """What a cell of a notebook shows as its value: a picture, text or nothing."""
+    """What a cell of a notebook shows as its value: an image, text or nothing."""
     values = [output["data"] for output in outputs if output["output_type"] == "execute_result"]
     if not values:
         return ""

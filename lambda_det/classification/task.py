@@ -130,7 +130,7 @@ class ClassificationTask(Task):
         if train:
             TrainTransform(cfg)
             EpochSchedule(cfg)
-            check_rate(cfg.SOLVER, is_typed=True)  # no key says whether it is
+            check_rate(cfg.SOLVER, is_given=True)  # no key says whether it is
         self.plan_for(sources, world_size=comm.get_world_size() if train else 1)
         if train:
             self._check_statistics()

@@ -94,9 +94,9 @@ def _with_pairs(file: ConfigFile | None, opts: Sequence[str]) -> CfgNode:
 
 
 def _keep_literal(cfg: CfgNode, opts: Sequence[str]) -> None:
-    """Note the typed keys that would else be scaled to the number of processes."""
-    typed = {KEYS[name] for name in SCALED}.intersection(opts[::2])
-    cfg.SOLVER.UNSCALED = sorted({*cfg.SOLVER.UNSCALED, *typed})
+    """Note the given keys that would else be scaled to the number of processes."""
+    given = {KEYS[name] for name in SCALED}.intersection(opts[::2])
+    cfg.SOLVER.UNSCALED = sorted({*cfg.SOLVER.UNSCALED, *given})
 
 
 def _find_moved_files(cfg: CfgNode, folder: Path, opts: Sequence[str]) -> None:
@@ -117,7 +117,7 @@ def _find_moved_files(cfg: CfgNode, folder: Path, opts: Sequence[str]) -> None:
             cfg.DATASETS[name] = str(here.absolute())
 
 
-def typed_keys(opts: Sequence[str]) -> dict[str, str]:
+def given_keys(opts: Sequence[str]) -> dict[str, str]:
     """The overrides of a command line: values by the keys of YAML or of a LazyConfig."""
     pairs = (word.lstrip("+").partition("=")[::2] for word in opts if "=" in word)
     lazy = {key: value.strip("'\"") for key, value in pairs}

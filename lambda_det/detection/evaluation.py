@@ -44,7 +44,7 @@ from lambda_det.detection.data.registration import has_masks, is_coco, load_reco
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
 from lambda_det.detection.run_masks import RunMasks
-from lambda_det.detection.tiled import WholePictures
+from lambda_det.detection.tiled import WholeImages
 from lambda_det.detection.tiles import Tiling
 from lambda_det.distributed.signals import StopRequest, interruptible
 from lambda_det.errors import ConfigError, DataError, listed, printable, reason, refused
@@ -264,8 +264,8 @@ def _check_package(name: str, kind: str | None) -> None:
         )
 
 
-def mend_lvis() -> None:
-    """Mend the package lvis, if it was imported.
+def fix_lvis() -> None:
+    """Fix the package lvis, if it was imported.
 
     Its newest release is of 2020 and uses ``np.float``, which NumPy 1.24 removed: its evaluation
     would fail after the whole inference.
@@ -358,7 +358,7 @@ def build_evaluator(
         }
         evaluators = [makers[name](dataset_name, output_dir=folder) for name in measured]
     made = DatasetEvaluators(evaluators)
-    return WholePictures(made) if tiling else made
+    return WholeImages(made) if tiling else made
 
 
 def _instances(

@@ -72,8 +72,8 @@ def load_lazy_config(args: argparse.Namespace, file: ConfigFile | None = None) -
         if not override.is_add():
             _check_key(config, key)
         OmegaConf.update(config, key, override.value(), merge=True)
-    typed = {override.key_or_group for override in overrides}
-    unscaled = sorted(typed & {KEYS[name] for name in SCALED})
+    given = {override.key_or_group for override in overrides}
+    unscaled = sorted(given & {KEYS[name] for name in SCALED})
     if unscaled and "train" in config:
         before = config.train.get("unscaled") or ()
         config.train.unscaled = sorted({*before, *unscaled})
@@ -191,7 +191,7 @@ def read_saved(file: ConfigFile) -> Any:
         ) from error
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"{file.path} cannot be read as YAML ({reason(error)}); mend it, or name another file."
+            f"{file.path} cannot be read as YAML ({reason(error)}); fix it, or name another file."
         ) from error
 
 

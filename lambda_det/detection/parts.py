@@ -72,7 +72,7 @@ class Parts:
             another project does not name them.
         test_sets: the name of each set that is evaluated separately; empty for no evaluation.
         sample_of: the name of what stands for one of ``test_sets`` before the last evaluation.
-        tiling: how pictures are cut; None where they are not.
+        tiling: how images are cut; None where they are not.
         training_size: height and width of the largest training batch; None if unknown.
         one_size: whether all training images have one size; None if the configuration does not
             say.
@@ -299,7 +299,7 @@ def of_yaml(cfg: CfgNode) -> Parts:
         check_evaluators(cfg)
 
     def make_schedule(settings: DetectionSettings) -> ParamScheduler:
-        check_rate(cfg.SOLVER, is_typed=settings.key("base_lr") in settings.unscaled)
+        check_rate(cfg.SOLVER, is_given=settings.key("base_lr") in settings.unscaled)
         return build_schedule(_for_run(cfg, settings))
 
     def make_train_loader(settings: DetectionSettings) -> Iterable:

@@ -1,4 +1,4 @@
-"""Masks as run lengths: the pixels of those of a large picture do not fit in memory."""
+"""Masks as run lengths: the pixels of those of a large image do not fit in memory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["RunMasks"]
 
 
 class RunMasks:
-    """The masks of a picture as run lengths, which become pixels one at a time.
+    """The masks of an image as run lengths, which become pixels one at a time.
 
     It stands for the tensor ``pred_masks`` [N, H, W] of Detectron2, which has 100 MB for each
-    object of a picture of 100 megapixels.
+    object of an image of 100 megapixels.
     """
 
     def __init__(self, masks: Sequence[np.ndarray], image_size: tuple[int, int]) -> None:
         """
         Args:
             masks: runs, as :class:`lambda_det.detection.merging.Detections` has them.
-            image_size: height and width of the picture.
+            image_size: height and width of the image.
         """
         self._masks, self.image_size = list(masks), image_size
 
@@ -123,7 +123,7 @@ class RunMasks:
         goes_on = ends[1:-1:2] == ends[2::2]
         ends = np.delete(ends, np.flatnonzero(np.repeat(goes_on, 2)) + 1)
         counts = np.diff(np.concatenate([[0], ends, [height * width]])).tolist()
-        if not counts[-1]:  # COCO's own encoder has none behind a mask that ends with the picture
+        if not counts[-1]:  # COCO's own encoder has none behind a mask that ends with the image
             counts.pop()
         plain = {"size": [height, width], "counts": counts}
         made = pycocotools.mask.frPyObjects(plain, height, width)

@@ -22,7 +22,7 @@ from detectron2.config import CfgNode
 from omegaconf import DictConfig
 from torch import nn
 
-from lambda_det.detection.config import load_saved_config, typed_keys
+from lambda_det.detection.config import given_keys, load_saved_config
 from lambda_det.detection.data import classes
 from lambda_det.detection.model import for_inference, prepare_model
 from lambda_det.detection.parts import Parts
@@ -76,7 +76,7 @@ class SavedRun:
 
     @property
     def tiling(self) -> Tiling | None:
-        """How it cuts pictures; None for whole pictures."""
+        """How it cuts images; None for whole images."""
         return self.parts.tiling
 
     @property
@@ -198,8 +198,8 @@ def run_of_checkpoint(
         ConfigError: ``opts`` name other weights, the checkpoint is of a classifier, or a value
             cannot be.
     """
-    if typed := next((key for key in _WEIGHTS if key in typed_keys(opts)), None):
-        raise ConfigError(f"{typed} is that of the run; name the checkpoint in its place.")
+    if given := next((key for key in _WEIGHTS if key in given_keys(opts)), None):
+        raise ConfigError(f"{given} is that of the run; name the checkpoint in its place.")
     if "recipe" in content:
         raise ConfigError(f"{file} is of a classifier; name the run of a detector.")
     config = _configuration(content, file, opts)

@@ -130,9 +130,9 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
     Raises:
         ConfigError: the batch cannot be divided among the processes and the accumulated batches.
     """
-    typed = [name for name in SCALED if settings.key(name) in settings.unscaled]
+    given = [name for name in SCALED if settings.key(name) in settings.unscaled]
     reference, images = settings.reference_world_size, settings.images_per_step
-    by_rule = "images_per_step" not in typed and images is not None
+    by_rule = "images_per_step" not in given and images is not None
     if reference < 0 or (reference > 0 and by_rule and images % reference):
         raise ConfigError(
             f"{settings.key('images_per_step')} {images} does not divide by "
@@ -142,11 +142,11 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
     scaled, shares = settings, world_size * settings.accumulate
     if reference not in (0, shares):
         scaled = _scaled(settings, shares)
-        scaled = replace(scaled, **{name: getattr(settings, name) for name in typed})
+        scaled = replace(scaled, **{name: getattr(settings, name) for name in given})
         why = f"{reference} process(es) in the file, here {world_size} x {settings.accumulate}"
         rows = []
         for name in SCALED:
-            after = ("", "it is typed") if name in typed else (getattr(scaled, name), why)
+            after = ("", "it is given") if name in given else (getattr(scaled, name), why)
             rows.append((settings.key(name), getattr(settings, name), *after))
         log_table("The schedule, scaled to the processes", rows)
     images = scaled.images_per_step

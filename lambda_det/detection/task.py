@@ -28,7 +28,7 @@ from lambda_det.detection.config import load_config, with_projects
 from lambda_det.detection.data import classes, register_json_datasets
 from lambda_det.detection.data.registration import forget_all_but
 from lambda_det.detection.data.shapes import register_shapes_among
-from lambda_det.detection.evaluation import images_of_any_size, mend_lvis
+from lambda_det.detection.evaluation import fix_lvis, images_of_any_size
 from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
 from lambda_det.detection.first_batch import FirstBatch
 from lambda_det.detection.lazy import load_lazy_config
@@ -405,7 +405,7 @@ class DetectionTask(Task):
         """
         for test_set, name in sets.items():
             evaluator = self.parts.make_evaluator(name, ending if folder is None else folder)
-            mend_lvis()
+            fix_lvis()
             loader = UntilAsked(self.parts.make_test_loader(name))
             measures = inference_on_dataset(model, loader, evaluator) or {}
             measures = OrderedDict((f"{key}{ending}", value) for key, value in measures.items())

@@ -1,4 +1,4 @@
-"""The instances of whole pictures, from a detector that is given their tiles."""
+"""The instances of whole images, from a detector that is given their tiles."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lambda_det.detection.merging import Detections, merge, runs
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.tiles import Tile
 
-__all__ = ["WholePicture", "WholePictures"]
+__all__ = ["WholeImage", "WholeImages"]
 
 
-class WholePicture:
-    """The instances of one picture, collected from its tiles.
+class WholeImage:
+    """The instances of one image, collected from its tiles.
 
-    Those of a single tile, which is the picture, stay as they are. Of several, masks are kept as
+    Those of a single tile, which is the image, stay as they are. Of several, masks are kept as
     run lengths from the moment they are added.
     """
 
@@ -51,7 +51,7 @@ class WholePicture:
         self._tiles.append((tile, found))
 
     def instances(self) -> Instances:
-        """The instances of the picture, with :class:`RunMasks` where there are several tiles."""
+        """The instances of the image, with :class:`RunMasks` where there are several tiles."""
         if self._alone is not None:
             return self._alone
         found = merge(self._tiles, *self._size)
@@ -64,35 +64,35 @@ class WholePicture:
         return result
 
 
-class WholePictures(DatasetEvaluator):
-    """Gives evaluators whole pictures, where the images of a loader are tiles.
+class WholeImages(DatasetEvaluator):
+    """Gives evaluators whole images, where the images of a loader are tiles.
 
-    The tiles of a picture come one after the other, row by row, all to the same process.
+    The tiles of an image come one after the other, row by row, all to the same process.
     """
 
     def __init__(self, evaluators: DatasetEvaluator) -> None:
         self._evaluators = evaluators
-        self._picture: WholePicture | None = None
+        self._image: WholeImage | None = None
 
     def reset(self) -> None:
-        self._picture = None
+        self._image = None
         self._evaluators.reset()
 
     def process(self, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
         for entry, output in zip(inputs, outputs, strict=True):
-            if "tile" not in entry:  # a picture that is not larger than a tile
+            if "tile" not in entry:  # an image that is not larger than a tile
                 self._evaluators.process([entry], [output])
                 continue
-            height, width = entry["picture_size"]
+            height, width = entry["image_size"]
             tile = Tile(*entry["tile"])
-            if self._picture is None:
-                self._picture = WholePicture(height, width)
-            self._picture.add(tile, output["instances"].to("cpu"))
+            if self._image is None:
+                self._image = WholeImage(height, width)
+            self._image.add(tile, output["instances"].to("cpu"))
             if (tile.x1, tile.y1) == (width, height):
                 record = {key: entry[key] for key in entry.keys() - {"image", "tile"}}
                 record |= {"height": height, "width": width}
-                merged = self._picture.instances()
-                self._picture = None
+                merged = self._image.instances()
+                self._image = None
                 self._evaluators.process([record], [{"instances": merged}])
 
     def evaluate(self, *args: Any, **named: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Where the tiles of a picture lie: overlapping squares in which small objects keep their pixels.
+"""Where the tiles of an image lie: overlapping squares in which small objects keep their pixels.
 
-Training, evaluation, prediction and exported files cut a picture by the same :class:`Tiling`.
+Training, evaluation, prediction and exported files cut an image by the same :class:`Tiling`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Tile", "Tiling", "why_not_cut"]
 
 
 class Tile(NamedTuple):
-    """A rectangle of a picture, in its pixels; ``x1`` and ``y1`` are not part of it."""
+    """A rectangle of an image, in its pixels; ``x1`` and ``y1`` are not part of it."""
 
     x0: int
     y0: int
@@ -30,10 +30,10 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiling:
-    """How pictures are cut.
+    """How images are cut.
 
     Attributes:
-        size: the side of a tile, in pixels of the picture as it is read (upright).
+        size: the side of a tile, in pixels of the image as it is read (upright).
         overlap: of neighbouring tiles, in pixels; less than half of ``size``.
 
     Raises:
@@ -57,7 +57,7 @@ class Tiling:
 
     @classmethod
     def from_config(cls, cfg: CfgNode) -> Tiling | None:
-        """The tiling of ``INPUT.TILE``; None where pictures are not cut.
+        """The tiling of ``INPUT.TILE``; None where images are not cut.
 
         Raises:
             ConfigError: a value cannot be, or the configuration has what cannot be cut.
@@ -95,13 +95,13 @@ class Tiling:
         return {"size": self.size, "overlap": self.overlap, "merge": MERGE}
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of each tile of a picture."""
+        """Height and width of each tile of an image."""
         return min(self.size, height), min(self.size, width)
 
     def tiles(self, height: int, width: int) -> list[Tile]:
-        """The tiles of a picture, row by row.
+        """The tiles of an image, row by row.
 
-        The last tile of a row ends at the border of the picture, so that it has the full size and
+        The last tile of a row ends at the border of the image, so that it has the full size and
         a larger overlap; the same holds for columns. A side that is not longer than a tile is not
         cut.
         """
@@ -120,9 +120,9 @@ def why_not_cut(cfg: CfgNode) -> str:
         f"MODEL.META_ARCHITECTURE {model.META_ARCHITECTURE} predicts more than instances": (
             predictions(model.META_ARCHITECTURE) != ("instances",)
         ),
-        "proposals (MODEL.LOAD_PROPOSALS) are those of whole pictures": model.LOAD_PROPOSALS,
-        "TEST.AUG.ENABLED averages over whole pictures": cfg.TEST.AUG.ENABLED,
-        f"DATALOADER.SAMPLER_TRAIN {sampler} has weights of whole pictures": (
+        "proposals (MODEL.LOAD_PROPOSALS) are those of whole images": model.LOAD_PROPOSALS,
+        "TEST.AUG.ENABLED averages over whole images": cfg.TEST.AUG.ENABLED,
+        f"DATALOADER.SAMPLER_TRAIN {sampler} has weights of whole images": (
             sampler.startswith("Weighted")
         ),
     }

@@ -61,7 +61,7 @@ def mean_losses(
 def _with_losses(model: nn.Module) -> nn.Module:
     """A copy that gives losses while its backbone and its norms are as in a test.
 
-    It draws no pictures, and the divisor of a RetinaNet's losses stays that of the training.
+    It draws no images, and the divisor of a RetinaNet's losses stays that of the training.
     """
     model = copy.deepcopy(model).train()
     for module in model.modules():

@@ -52,7 +52,7 @@ class ExportedDetector:
         resize: the augmentation that an image needs before.
         channels: the order of the channels of the images, "RGB".
         batch: images that the file takes at once; 0 for any number.
-        tiling: how pictures are cut into these images; None where they are not.
+        tiling: how images are cut into inputs of this size; None where they are not.
     """
 
     channels = "RGB"

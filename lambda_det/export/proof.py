@@ -26,7 +26,7 @@ from lambda_det.detection.data.tile_pixels import read_tile
 from lambda_det.detection.evaluation import TolerantCOCOEvaluator
 from lambda_det.detection.saved_run import SavedRun
 from lambda_det.detection.task import DetectionTask
-from lambda_det.detection.tiled import WholePictures
+from lambda_det.detection.tiled import WholeImages
 from lambda_det.errors import UserError, duration
 from lambda_det.export.detections import proposals_in_order
 from lambda_det.export.exported import ExportedDetector
@@ -159,7 +159,7 @@ def prove(
     screen = sys.stdout  # pycocotools prints, which is kept from it
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         evaluators = [
-            WholePictures(TolerantCOCOEvaluator(data, tasks, output_dir=folder)) for _ in range(2)
+            WholeImages(TolerantCOCOEvaluator(data, tasks, output_dir=folder)) for _ in range(2)
         ]
         for evaluator in evaluators:
             evaluator.reset()

@@ -112,7 +112,7 @@ def export_network(
         network: what to export.
         output: its suffix says the format, see :data:`lambda_det.export.FORMATS`.
         sizes: heights and widths to compare on; None for ``SIZES``.
-        images: pictures [3, H, W] of pixels 0 to 255 to fill these sizes with, else patterns.
+        images: images [3, H, W] of pixels 0 to 255 to fill these sizes with, else patterns.
         overwrite: replace files that are there.
 
     Raises:
@@ -195,7 +195,7 @@ def example(network: Network, images: Sequence[Tensor]) -> tuple[Tensor, ...]:
     inputs = [as_inputs(network, fill(network, size, x, seed=0), 2) for x in images or [None]]
     if len(inputs) == 1 or not network.detector:
         return inputs[0]
-    with torch.no_grad():  # the picture with the most detections records the most
+    with torch.no_grad():  # the image with the most detections records the most
         return max(inputs, key=lambda x: int(network.original(*x)["count"].sum()))
 
 
@@ -210,29 +210,29 @@ def comparison_inputs(
         yield as_inputs(network, torch.zeros(3, *sizes[0], device=network.device), 2)
 
 
-def as_inputs(network: Network, picture: Tensor, count: int) -> tuple[Tensor, ...]:
-    """The inputs of a network for a picture [3, H, W]; ``count`` images if their number is free."""
+def as_inputs(network: Network, image: Tensor, count: int) -> tuple[Tensor, ...]:
+    """The inputs of a network for an image [3, H, W]; ``count`` images if their number is free."""
     count = network.batch or count
-    images = torch.stack([picture.roll(i * 9, 2) for i in range(count)])
+    images = torch.stack([image.roll(i * 9, 2) for i in range(count)])
     if not network.detector:
         return (images,)
     images = images.permute(0, 2, 3, 1).contiguous().round().clamp(0, 255).to(torch.uint8)
     # From the second one on, images fill a part of the canvas
-    sizes = torch.tensor([picture.shape[1:]]) * torch.linspace(1, 0.6, count)[:, None]
+    sizes = torch.tensor([image.shape[1:]]) * torch.linspace(1, 0.6, count)[:, None]
     return images, sizes.to(images.device, torch.int32)
 
 
 def fill(network: Network, size: tuple[int, int], source: Tensor | None, seed: int) -> Tensor:
-    """Make a picture [3, H, W] of that size, as the network expects it."""
+    """Make an image [3, H, W] of that size, as the network expects it."""
     if source is None:
         generator = torch.Generator().manual_seed(seed)
         source = torch.rand(3, 12, 12, generator=generator) * 255  # blobs, as photographs have them
-    picture = torch.nn.functional.interpolate(
+    image = torch.nn.functional.interpolate(
         source[None].float(), size, mode="bilinear", align_corners=False
     )[0]
     if not network.detector:
-        picture = (picture - 127) / 58
-    return picture.to(network.device)
+        image = (image - 127) / 58
+    return image.to(network.device)
 
 
 def compare(network: Network, runner: Runner, x: tuple[Tensor, ...]) -> Comparison:

@@ -106,7 +106,7 @@ def network_of_run(
 
 
 def read_images(files: Iterable[str]) -> list[Tensor]:
-    """Pictures [3, H, W], BGR.
+    """Images [3, H, W], BGR.
 
     Raises:
         DataError: one cannot be read, or has more than 8 bits a channel.

@@ -1,1 +1,1 @@
-"""Own pictures and labels: formats, parts, held-out images, and the recipe that fits them."""
+"""Own images and labels: formats, parts, held-out images, and the recipe that fits them."""

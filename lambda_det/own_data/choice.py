@@ -19,7 +19,7 @@ from iopath.common.file_io import get_cache_dir
 from lambda_det.config import CONFIGS
 from lambda_det.detection.config import changed_config
 from lambda_det.detection.config_files import get_config
-from lambda_det.detection.data.tile_records import number_of_pictures, tile_records
+from lambda_det.detection.data.tile_records import number_of_whole_images, tile_records
 from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.own_data.flags import AUTO
@@ -57,7 +57,7 @@ class Chosen(NamedTuple):
     """A recipe.
 
     Attributes:
-        config: its configuration, with the typed keys.
+        config: its configuration, with the given keys.
         file: of that.
         keys: for the data and the machine, with their values.
         rows: for the table: what, the choice, and why.
@@ -72,7 +72,7 @@ class Chosen(NamedTuple):
 def choose(
     images: Collection[Mapping[str, Any]],
     annotations: Iterable[Mapping[str, Any]],
-    typed: Mapping[str, str],
+    given: Mapping[str, str],
     machine: Machine,
     size: int | None = None,
     tile: int | str | None = None,
@@ -82,13 +82,13 @@ def choose(
     Args:
         images: with id, width and height, as in COCO's format.
         annotations: as in COCO's format, with everything decided.
-        typed: keys of the command line.
+        given: keys of the command line.
         machine: where the training is to run.
-        size: the typed size; None if it follows from images and objects.
-        tile: the typed side of tiles, 0 for none, or "auto"; None if it follows from them.
+        size: the given size; None if it follows from images and objects.
+        tile: the given side of tiles, 0 for none, or "auto"; None if it follows from them.
 
     Raises:
-        ConfigError: other machines or processes may choose another recipe, or the typed tiles
+        ConfigError: other machines or processes may choose another recipe, or the given tiles
             cannot be.
     """
     if not machine.is_alone:
@@ -106,18 +106,18 @@ def choose(
         weights = recipe.MODEL.WEIGHTS
         if fixed and fixed + LEAST_IMAGES * each > USABLE * (machine.memory or 0):
             reasons.append(f"{name} takes more")
-        elif weights and (why := _why_not(weights, typed.get("MODEL.WEIGHTS"))):
+        elif weights and (why := _why_not(weights, given.get("MODEL.WEIGHTS"))):
             reasons.append(f"{name} needs {weights} ({why})")
         else:
             break
-    weights = typed.get("MODEL.WEIGHTS", weights)
+    weights = given.get("MODEL.WEIGHTS", weights)
     file = str(CONFIGS / "finetune" / f"{name}.yaml")
-    why = "typed" if "MODEL.DEVICE" in typed else "the best that PyTorch finds here"
+    why = "given" if "MODEL.DEVICE" in given else "the best that PyTorch finds here"
     keys = {"MODEL.DEVICE": (machine.device, why)}
     short = statistics.median(min(image["width"], image["height"]) for image in images)
     annotations = list(annotations)
-    config = changed_config(recipe, [word for pair in typed.items() for word in pair])
-    fitted, tiles = _fitted(config, images, annotations, typed, size, tile)
+    config = changed_config(recipe, [word for pair in given.items() for word in pair])
+    fitted, tiles = _fitted(config, images, annotations, given, size, tile)
     if machine.memory is not None:
         drawn = _drawn(images, annotations, config, fitted.keys)
         keys |= _keys_of_gpu(recipe, *drawn, machine)
@@ -139,7 +139,7 @@ def choose(
 def default_tiles(
     images: Collection[Mapping[str, Any]], annotations: Iterable[Mapping[str, Any]]
 ) -> list[tuple[str, str, str]]:
-    """What a training would say of tiles on this machine; [] where pictures stay whole.
+    """What a training would say of tiles on this machine; [] where images stay whole.
 
     Args:
         images, annotations: as of :func:`choose`.
@@ -154,21 +154,21 @@ def _fitted(
     cfg: CfgNode,
     images: Collection[Mapping[str, Any]],
     annotations: Collection[Mapping[str, Any]],
-    typed: Mapping[str, str],
+    given: Mapping[str, str],
     size: int | None,
     tile: int | str | None,
 ) -> tuple[FittedInput, list[tuple[str, str, str]]]:
     """The input of a recipe, and rows on its tiles.
 
     Args:
-        cfg: the recipe, with the typed keys.
-        images, annotations, typed, size, tile: as of :func:`choose`.
+        cfg: the recipe, with the given keys.
+        images, annotations, given, size, tile: as of :func:`choose`.
     """
-    tile = cfg.INPUT.TILE.SIZE if "INPUT.TILE.SIZE" in typed else tile
+    tile = cfg.INPUT.TILE.SIZE if "INPUT.TILE.SIZE" in given else tile
     recipe = cfg
-    whole = fit_input(recipe, images, annotations, typed, size)
-    has_size = size is not None or not typed.keys().isdisjoint(SIZES)
-    if has_size and tile is None:  # what is typed is of whole pictures
+    whole = fit_input(recipe, images, annotations, given, size)
+    has_size = size is not None or not given.keys().isdisjoint(SIZES)
+    if has_size and tile is None:  # what is given is of whole images
         return whole, []
     chosen = choose_tiles(
         cfg, images, annotations, tile, _with(cfg, {k: v for k, (v, _) in whole.keys.items()})
@@ -181,7 +181,7 @@ def _fitted(
         sizes = sizes_for(recipe, tile)
         keys |= {key: (value, "objects keep their pixels") for key, value in sizes.items()}
         recipe = _with(recipe, sizes)
-    fitted = fit_input(recipe, chosen.images, annotations, typed, size)
+    fitted = fit_input(recipe, chosen.images, annotations, given, size)
     return FittedInput(keys | fitted.keys, fitted.rows), rows
 
 
@@ -191,7 +191,7 @@ def _drawn(
     cfg: CfgNode,
     fitted: Mapping[str, tuple[Any, str]],
 ) -> tuple[int, int]:
-    """How many images a training draws, or tiles of them, and of how many pictures."""
+    """How many images a training draws, or tiles of them, and of how many images."""
     keys = {key: value for key, (value, _) in fitted.items() if key.startswith("INPUT.TILE.")}
     tiling = Tiling.from_config(_with(cfg, keys))
     if tiling is None:
@@ -204,7 +204,7 @@ def _drawn(
         box = {"bbox": one["bbox"][:4], "bbox_mode": BoxMode.XYWH_ABS}
         records[one["image_id"]]["annotations"].append(kept | box)
     tiles = tile_records([*records.values()], tiling, cfg.INPUT.TILE.EMPTY, report=False)
-    return len(tiles), number_of_pictures(tiles)
+    return len(tiles), number_of_whole_images(tiles)
 
 
 def _with(cfg: CfgNode, keys: Mapping[str, Any]) -> CfgNode:
@@ -214,14 +214,14 @@ def _with(cfg: CfgNode, keys: Mapping[str, Any]) -> CfgNode:
 
 
 def _keys_of_gpu(
-    recipe: CfgNode, images: int, pictures: int, machine: Machine
+    recipe: CfgNode, images: int, whole_images: int, machine: Machine
 ) -> dict[str, tuple[Any, str]]:
     """What keeps a GPU busy, with the reasons: loader processes by the cores, and images of a step
     where the recipe was made for a CPU.
 
     Args:
         images: to train on, or tiles of them.
-        pictures: that they are of.
+        whole_images: that they are of.
     """
     cores = machine.cores // machine.processes
     loaders = min(max(cores - 1, 1), _MOST_LOADERS)
@@ -232,7 +232,8 @@ def _keys_of_gpu(
     if not machine.has_bfloat16:
         fills = max(fills // 2, LEAST_IMAGES)
     in_steps = (
-        int(epochs_for(images, pictures) * images / recipe.RECIPE.MIN_STEPS) // machine.processes
+        int(epochs_for(images, whole_images) * images / recipe.RECIPE.MIN_STEPS)
+        // machine.processes
     )
     share = max(min(fills, _LOADED * loaders, in_steps), LEAST_IMAGES)
     why = (
@@ -245,13 +246,13 @@ def _keys_of_gpu(
     return keys
 
 
-def _why_not(url: str, typed: str | None) -> str:
-    """Why the weights of a recipe cannot be taken; "" if they can, or others are typed.
+def _why_not(url: str, given: str | None) -> str:
+    """Why the weights of a recipe cannot be taken; "" if they can, or others are given.
 
     They must be whole and in this package, or in the cache, or there is a connection.
     """
-    if typed is not None:
-        return "" if typed else "MODEL.WEIGHTS is typed as empty"
+    if given is not None:
+        return "" if given else "MODEL.WEIGHTS is given as empty"
     if url.startswith("lambda://"):
         place = fetch(url).place
         try:

@@ -18,9 +18,9 @@ from lambda_det.detection.data.classes import refuse_others
 from lambda_det.detection.data.coco import coco_content
 from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.ground_truth import ground_truth
+from lambda_det.detection.data.image_folder import SUFFIXES, normal
 from lambda_det.detection.data.label_files import WRITTEN, write_labels
 from lambda_det.detection.data.outputs import mark_output
-from lambda_det.detection.data.picture_folder import PICTURES, normal
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.report import (
     DOUBTFUL,
@@ -152,35 +152,35 @@ def print_small_objects(json_file: str, images: str) -> None:
 
 
 def print_copies(parts: Mapping[str, list[str]]) -> bool:
-    """Print which pictures have copies; return whether two parts share a picture."""
+    """Print which images have copies; return whether two parts share an image."""
     pairs, within = shared_copies(parts)
     if within:
         copies = sum(map(len, within))
-        print(f"{copies} pictures are copies or variants of {len(within)}, such as")
+        print(f"{copies} images are copies or variants of {len(within)}, such as")
         print(f"{listed(within[0])};")
-        print("a held-out share keeps those of one picture on one side.\n")
+        print("a held-out share keeps those of one image on one side.\n")
     if pairs:
-        print(f"{counted(len(pairs), 'picture')} in two parts, as the same file or as a copy:")
-        for copy, picture in pairs[:3]:
-            print(f"{'':10}- {printable(copy)} and {printable(picture)}")
+        print(f"{counted(len(pairs), 'image')} in two parts, as the same file or as a copy:")
+        for copy, image in pairs[:3]:
+            print(f"{'':10}- {printable(copy)} and {printable(image)}")
         print()
     return bool(pairs)
 
 
 def print_unnamed(reports: Sequence[Report]) -> None:
-    """Print how many pictures lie beside those that files in COCO's format name."""
+    """Print how many images lie beside those that files in COCO's format name."""
     named = {os.path.abspath(file["file_name"]) for report in reports for file in report.files}
     folders = sorted({os.path.dirname(file) for file in named})
     beside = [
         os.path.join(folder, name)
         for folder in filter(os.path.isdir, folders)
         for name in sorted(os.listdir(folder))
-        if name.lower().endswith(PICTURES) and not name.startswith(".")
+        if name.lower().endswith(SUFFIXES) and not name.startswith(".")
     ]
     named = set(map(normal, named))
     unnamed = [file for file in beside if normal(file) not in named]
     if unnamed:
-        count = counted(len(unnamed), "picture")
+        count = counted(len(unnamed), "image")
         print(f"{count} beside those that the labels name, such as {printable(unnamed[0])}\n")
 
 
@@ -222,12 +222,12 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
     for report in reports[1:]:
         if not print_other_classes(report, reports[0]) or print_unlearnt(report, reports[0]):
             status = 1
-    pictures = {r.json_file: [file["file_name"] for file in r.files] for r in reports}
-    if not arguments.no_images and print_copies(pictures):
+    images = {r.json_file: [file["file_name"] for file in r.files] for r in reports}
+    if not arguments.no_images and print_copies(images):
         status = 1
     if reports[0].usable and not reports[0].refusal():
         print_small_objects(converted[0], parts[0][1])
-    if kind == COCO:  # of other formats, pictures without labels are in the report
+    if kind == COCO:  # of other formats, images without labels are in the report
         print_unnamed(reports)
     if status:
         print("Problems were found.")
@@ -295,7 +295,7 @@ def convert_main(argv: list[str] | None = None) -> int:
     parser.add_argument("labels", metavar="IN", help="folder of labels, or a file of them")
     parser.add_argument("output", metavar="OUT.json", help="the file to write, or the folder")
     parser.add_argument("--format", choices=WRITTEN, default="coco", help="default: coco")
-    parser.add_argument("--images", metavar="DIR", help="folder of the pictures; default: of IN")
+    parser.add_argument("--images", metavar="DIR", help="folder of the images; default: of IN")
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
     arguments = parser.parse_args(argv)
     return exit_status(lambda: convert(arguments))

@@ -33,7 +33,7 @@ class DataToEvaluate(NamedTuple):
     Attributes:
         name: of its results' folder.
         labels: a file in COCO's format.
-        images: the folder of its pictures.
+        images: the folder of its images.
         source: the user's own labels.
     """
 

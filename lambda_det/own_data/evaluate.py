@@ -149,7 +149,7 @@ def evaluate(
         run: its folder, or one of its checkpoints.
         data: the folder of a data set; None for that of the run.
         part: "train", "val" or "test"; None for the test part, or the only existing one.
-        labels, images: a file or folder of labels in place of ``data``, and its pictures.
+        labels, images: a file or folder of labels in place of ``data``, and its images.
         output: the folder for the results, new or of an earlier evaluation, whose results are
             replaced; None for one below "evaluations" of the run's.
         checkpoint, raw, opts: of :func:`lambda_det.detection.saved_run.open_run`.
@@ -219,8 +219,8 @@ def _results(
         source: the user's own labels; "" for the data on which the run is evaluated.
     """
     home, averaged = Path(saved.origin.file).parent, saved.origin.averaged
-    files, trained_on = _pictures(task.parts.test_names), None
-    if trained := _trained_pictures(saved.config):
+    files, trained_on = _images(task.parts.test_names), None
+    if trained := _trained_images(saved.config):
         pairs, _ = shared_copies({"train": trained, "test": files})
         trained_on = len({file for file, _ in pairs})
     classes: Sequence[Detections] = ()
@@ -249,13 +249,13 @@ def _facts(results: ResultsOnData) -> dict[str, Any]:
     }
 
 
-def _pictures(names: Iterable[str]) -> list[str]:
+def _images(names: Iterable[str]) -> list[str]:
     """The files of registered data sets in COCO's format."""
     reports = [file_report(*registered_files(name)) for name in names if is_coco(name)]
     return [file["file_name"] for report in reports for file in report.files]
 
 
-def _trained_pictures(config: CfgNode | DictConfig) -> list[str]:
+def _trained_images(config: CfgNode | DictConfig) -> list[str]:
     """The files on which a run was trained; [] where that is unknown."""
     if isinstance(config, DictConfig) or not config.DATASETS.TRAIN_JSON:
         return []
@@ -278,7 +278,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", metavar="DIR", help="a data set; default: that of the run")
     parser.add_argument("--part", choices=_PARTS, help="default: test, or the one that there is")
     parser.add_argument("--json", metavar="FILE_OR_DIR", help="labels of any format, instead")
-    parser.add_argument("--images", metavar="DIR", help="the folder of their pictures")
+    parser.add_argument("--images", metavar="DIR", help="the folder of their images")
     parser.add_argument(
         "--output",
         metavar="DIR",

@@ -32,7 +32,7 @@ class Split(NamedTuple):
         share: of the images, above 0 and below 1, by the hash of their names.
         group_by: a regular expression. Images stay on one side if their names have the same match
             (the first group of an expression with groups); an image without a match is alone. By
-            default the copies of one picture stay on one side.
+            default the copies of one image stay on one side.
         stratify: each class, and not only all images together, has its share, as far as groups
             allow.
     """
@@ -138,7 +138,7 @@ def _held_out(content: Mapping[str, Any], files: Mapping[str, Path], split: Spli
 
     Args:
         content: of a file in COCO's format.
-        files: of the pictures by the names that it has, which may be those of another machine.
+        files: of the images by the names that it has, which may be those of another machine.
         split: which images are held out.
 
     Raises:

@@ -223,7 +223,7 @@ def _card(
 
 
 def markdown(text: str) -> str:
-    """Escape a text, so Markdown shows it literally and in one line: no picture, link, table or
+    """Escape a text, so Markdown shows it literally and in one line: no image, link, table or
     HTML.
     """
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -1,4 +1,4 @@
-"""The size of the input and the finest map of a recipe, fitted to objects and pictures.
+"""The size of the input and the finest map of a recipe, fitted to objects and images.
 
 An anchor matches an object of its own size only from four strides of its map on (``recipe.py``):
 that map does not resolve smaller objects. Where they are more than a third of the objects of a
@@ -35,15 +35,15 @@ LEAST_OF_CLASS = 10  # objects: a class of fewer says little about its sizes
 MOST_SMALL = 1 / 3  # up to which a recipe stays as it is
 FEW_SMALL = 0.1  # the smallest tenth gets no larger input
 LARGEST_COST = 2.0  # longest time of a step, as a multiple of the recipe's
-TEST_SCALE = 1.25  # of the largest size in training, as far as pictures have these pixels
+TEST_SCALE = 1.25  # of the largest size in training, as far as images have these pixels
 # The time of a step is a constant, and a part that grows with the pixels. Fitted to the recipe with
 # MobileNet-v2 on one core: 0.71 and 0.99 s at 384 and 512 pixels, with the finer map 0.78, 1.19
 # and 1.75 s at 384, 512 and 640.
 _CONSTANT, _OF_PIXELS, _OF_FINER_MAP = 0.3, 0.7, 0.1
 # By which the shorter side has to grow, on average, for another limit of the longer one
 _LEAST_GAIN = 1.1
-# Pixels of the longest picture in those of the recipe: a batch is padded to its largest picture
-_LARGEST_PICTURE = 1.5
+# Pixels of the longest image in those of the recipe: a batch is padded to its largest image
+_LARGEST_IMAGE = 1.5
 SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
 _ANCHORS = "MODEL.ANCHOR_GENERATOR.SIZES"
 _MAPS = ("MODEL.FPN.IN_FEATURES", "MODEL.RPN.IN_FEATURES", "MODEL.ROI_HEADS.IN_FEATURES")
@@ -73,12 +73,12 @@ class _Objects(NamedTuple):
         return _Objects([factor * of_class for of_class in self.sides])
 
     def row(self, least: float, base: float) -> str:
-        """The share below a side, in words, where the shorter side of pictures is ``base``."""
+        """The share below a side, in words, where the shorter side of images is ``base``."""
         return f"{self.below(least):.0%} below {least} pixels at {base:g}"
 
 
 class FittedInput(NamedTuple):
-    """The keys that follow from the sizes of pictures and objects.
+    """The keys that follow from the sizes of images and objects.
 
     Attributes:
         keys: of the configuration, with their values and the reasons.
@@ -93,7 +93,7 @@ def fit_input(
     cfg: CfgNode,
     images: Collection[Mapping[str, Any]],
     annotations: Iterable[Mapping[str, Any]],
-    typed: Collection[str],
+    given: Collection[str],
     size: int | None = None,
 ) -> FittedInput:
     """Choose the size of the input, and a finer map for small objects.
@@ -102,13 +102,13 @@ def fit_input(
         cfg: the recipe.
         images: with id, width and height, as in COCO's format.
         annotations: as in COCO's format, with everything decided.
-        typed: keys of the command line. Objects do not change typed sizes, maps and anchors.
-        size: the typed shorter side in the test, in pixels; None if it follows from the data.
+        given: keys of the command line. Objects do not change given sizes, maps and anchors.
+        size: the given shorter side in the test, in pixels; None if it follows from the data.
     """
     keys: dict[str, tuple[Any, str]] = {}
     rows: list[tuple[str, str, str]] = []
-    is_sized = size is not None or not set(SIZES).isdisjoint(typed)
-    shape = sizes_by_shape(cfg, images) if set(SIZES).isdisjoint(typed) else {}
+    is_sized = size is not None or not set(SIZES).isdisjoint(given)
+    shape = sizes_by_shape(cfg, images) if set(SIZES).isdisjoint(given) else {}
     if shape:
         photograph = f"{cfg.INPUT.MIN_SIZE_TEST} x {cfg.INPUT.MAX_SIZE_TEST}"
         cfg = cfg.clone()
@@ -127,7 +127,7 @@ def fit_input(
     elif largest < now:
         why = f"of images enlarged {LARGEST_SCALE} times at most"
         sizes = sizes_for(cfg, base * largest / now)
-        keys |= {key: (value, why) for key, value in sizes.items() if key not in typed}
+        keys |= {key: (value, why) for key, value in sizes.items() if key not in given}
         base = keys.get("INPUT.MIN_SIZE_TEST", (base, ""))[0]
     if is_sized:
         largest = own = base
@@ -144,11 +144,11 @@ def fit_input(
         rows.append(("small objects", before, f"{why}; up to a third, it stays"))
         return FittedInput(keys, rows)
     rows.append(("small objects", before, why))
-    finer = {} if {*_MAPS, _ANCHORS}.intersection(typed) else _finer_maps(cfg)
+    finer = {} if {*_MAPS, _ANCHORS}.intersection(given) else _finer_maps(cfg)
     if finer:
         least //= 2
     if is_sized:
-        side, limit = base, "the size is typed"
+        side, limit = base, "the size is given"
     elif cfg.RECIPE.MEMORY:
         side, limit = base, "--size N takes more of the GPU's memory than was counted"
     else:
@@ -169,7 +169,7 @@ def fit_input(
 
 
 def sizes_by_shape(cfg: CfgNode, images: Collection[Mapping[str, Any]]) -> dict[str, Any]:
-    """The sizes with the recipe's number of pixels whose shorter side is largest for most pictures.
+    """The sizes with the recipe's number of pixels whose shorter side is largest for most images.
 
     The limit of the longer side is tried at the shapes that occur. The geometric mean of the
     shorter sides decides, so that a few strips among photographs change nothing.
@@ -190,7 +190,7 @@ def sizes_by_shape(cfg: CfgNode, images: Collection[Mapping[str, Any]]) -> dict[
     def shorter_side(limit: float) -> float:
         """The largest shorter side, as a share of the recipe's."""
         pixels = np.mean(np.where(shapes <= limit, shapes, limit**2 / shapes))
-        return min(1.0, math.sqrt(usual / pixels), math.sqrt(_LARGEST_PICTURE * usual / limit))
+        return min(1.0, math.sqrt(usual / pixels), math.sqrt(_LARGEST_IMAGE * usual / limit))
 
     def mean_side(limit: float) -> float:
         return shorter_side(limit) * math.exp(np.mean(np.log(np.minimum(1, limit / shapes))))
@@ -269,7 +269,7 @@ def _side(
 
     Args:
         objects: where the shorter side has ``base`` pixels.
-        largest: of the shorter side for pictures of this size.
+        largest: of the shorter side for images of this size.
         finer: whether the finer map is used.
 
     Returns:

@@ -2,7 +2,7 @@
 
 Those of Roboflow and Ultralytics (train, valid, test, with images and labels), of Pascal VOC
 (Annotations, JPEGImages, ImageSets/Main), of COCO (annotations beside train2017 and val2017), and
-one folder of pictures with a file of labels each. Anything without a word for a part is the
+one folder of images with a file of labels each. Anything without a word for a part is the
 training part. The words stand in :mod:`.part_names`. YOLO's data.yaml names its parts itself, which
 is read in :mod:`.yolo_parts`.
 """
@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lambda_det.detection.data.coco_format import READER
-from lambda_det.detection.data.picture_folder import PICTURES, outputs_below, walk
+from lambda_det.detection.data.image_folder import SUFFIXES, outputs_below, walk
 from lambda_det.errors import DataError, listed
 from lambda_det.own_data.drafts import write_draft
 from lambda_det.own_data.held_out import part_of
+from lambda_det.own_data.image_folders import folder_of_coco
 from lambda_det.own_data.labels import (
     COCO,
     FORMATS,
@@ -32,7 +33,6 @@ from lambda_det.own_data.labels import (
 )
 from lambda_det.own_data.labels.yolo import read_yolo
 from lambda_det.own_data.part_names import PART_OF_WORD, PART_WORDS, named_part
-from lambda_det.own_data.picture_folders import folder_of_coco
 from lambda_det.own_data.yolo_parts import Content, contents_of_yolo
 
 __all__ = ["Part", "find_images", "find_parts"]
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
     Attributes:
         labels: a file in COCO's format.
-        images: the folder of its pictures.
+        images: the folder of its images.
         source: the user's own labels, for messages.
         name: "train", "val" or "test".
     """
@@ -69,7 +69,7 @@ def find_parts(
 
     Args:
         place: its folder, or YOLO's data.yaml in it.
-        images: the folder of the pictures, with or without parts; None if they are in ``place``.
+        images: the folder of the images, with or without parts; None if they are in ``place``.
         folder: for files in COCO's format that are made from labels of other formats.
 
     Returns:
@@ -102,10 +102,10 @@ def find_parts(
 
 
 def find_images(labels: str | Path) -> Path:
-    """The folder of the pictures of labels, in or beside them, where none is named.
+    """The folder of the images of labels, in or beside them, where none is named.
 
     Raises:
-        DataError: no folder there holds the pictures of a file in COCO's format, or several do.
+        DataError: no folder there holds the images of a file in COCO's format, or several do.
     """
     labels = Path(labels)
     name, files = recognise(labels)
@@ -157,14 +157,14 @@ def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
             if part != "test" or "val" not in groups:
                 raise
             # a training does not need it
-            logger.warning(f"{file}: no test part, as its pictures are in no folder or in several")
+            logger.warning(f"{file}: no test part, as its images are in no folder or in several")
             continue
         parts[part] = Part(file, images, str(file), part)
     return parts
 
 
 def _images_of(file: Path, root: Path, home: Path) -> Path:
-    """The folder in or beside ``home`` with the pictures of a file in COCO's format."""
+    """The folder in or beside ``home`` with the images of a file in COCO's format."""
     above = home.parent if home.name == "annotations" else home
     part = named_part(file.with_suffix(""), root)
     return folder_of_coco(file, above, lambda folder: named_part(folder, above) == part)
@@ -186,7 +186,7 @@ def _contents(
     if contents:
         return contents
     content = read_labels(place, home)
-    of_one = FORMATS[name].pictures != "some"
+    of_one = FORMATS[name].images != "some"
     return {part: (labels, home) for part, labels in _split(content, root, home, of_one).items()}
 
 
@@ -194,13 +194,13 @@ def _split(
     content: dict[str, Any], root: Path, home: Path, of_one: bool
 ) -> dict[str, dict[str, Any]]:
     """Divide content into parts: by the folder of the labels, their subset, or the folder of the
-    picture.
+    image.
 
     Args:
         content: of all labels.
         root: the folder of the labels.
-        home: the folder of the pictures.
-        of_one: whether a file of labels belongs to one picture, so its own name does not count.
+        home: the folder of the images.
+        of_one: whether a file of labels belongs to one image, so its own name does not count.
 
     Raises:
         DataError: there is a part to train on, and labels of no part beside it.
@@ -216,10 +216,10 @@ def _split(
         named = [*(named_part(path, root) for path in places), named_part(picture.parent, home)]
         part = next(filter(None, named), "")
         ids.setdefault(part, set()).add(image["id"])
-        if source.suffix.lower() not in PICTURES:
+        if source.suffix.lower() not in SUFFIXES:
             labelled.setdefault(part, []).append(source)
     if "" in ids and "" not in labelled and len(ids) > 1:
-        del ids[""]  # pictures without labels, beside the pictures of parts
+        del ids[""]  # images without labels, beside the images of parts
     if "" in ids and "train" in ids:
         raise DataError(
             f"{root}: {len(labelled[''])} of {sum(map(len, labelled.values()))} labels are in no "
@@ -247,7 +247,7 @@ def _common_folder(files: Iterable[Path], root: Path) -> str:
 
 
 def _lists_of_voc(root: Path) -> dict[str, Path]:
-    """Pascal VOC's lists of the pictures of each part.
+    """Pascal VOC's lists of the images of each part.
 
     Raises:
         DataError: there are several for a part, or none to train on.

@@ -19,7 +19,7 @@ class Machine(NamedTuple):
     """The machine of a training.
 
     Attributes:
-        device: the one that PyTorch finds, or the typed one.
+        device: the one that PyTorch finds, or the given one.
         processes: of the training, on all machines together.
         memory: GiB of the smallest GPU that is used on this machine; None without one. It is not
             the free memory, because a run that is started again must get the same batch.
@@ -40,7 +40,7 @@ class Machine(NamedTuple):
         """
         Args:
             args: of the command line.
-            device: the typed one; None for the best that PyTorch finds here.
+            device: the given one; None for the best that PyTorch finds here.
 
         Raises:
             ConfigError: there is no such device.

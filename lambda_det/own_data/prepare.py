@@ -48,7 +48,7 @@ class _Given(NamedTuple):
 
     Attributes:
         args: of the command line.
-        typed: its keys with their values.
+        keys: its keys with their values.
         folder: of the run.
         run: that is resumed; None for none.
         data: that the flags name; none where the run has its own.
@@ -56,7 +56,7 @@ class _Given(NamedTuple):
     """
 
     args: argparse.Namespace
-    typed: Mapping[str, str]
+    keys: Mapping[str, str]
     folder: Path
     run: PreparedRun | None
     data: Data
@@ -67,9 +67,9 @@ class _Start(NamedTuple):
     """A configuration, before the own data are in it.
 
     Attributes:
-        config: with the typed keys.
+        config: with the given keys.
         file: that it is of.
-        keys: that belong to it besides, with their values; a typed key counts more.
+        keys: that belong to it besides, with their values; a given key counts more.
         rows: of the table of choices.
     """
 
@@ -87,15 +87,15 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Configured:
 
     Args:
         args: of a parser with :func:`lambda_det.own_data.flags.add_flags`; they are only read.
-        config: of the file that they name, with the typed keys; None where they name none.
+        config: of the file that they name, with the given keys; None where they name none.
 
     Raises:
         ConfigError: there is neither a file nor data, or flags do not go together.
         DataError: the data are not of a known format, not found, or not those of the run.
     """
     begun = time.monotonic()
-    typed = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
-    folder = Path(typed.get("OUTPUT_DIR") or (config or get_config(DEFAULT)).OUTPUT_DIR)
+    given_keys = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
+    folder = Path(given_keys.get("OUTPUT_DIR") or (config or get_config(DEFAULT)).OUTPUT_DIR)
     run = PreparedRun.of(folder) if args.resume else None
     if config is None and run is None:
         _check_choice(args, folder)
@@ -103,14 +103,16 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Configured:
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as temporary:
         draft = Path(temporary)
         data = Data({}, {}) if run and run.sources else read_data(args, draft, rows)
-        given = _Given(args, typed, folder, run, data, draft)
+        given = _Given(args, given_keys, folder, run, data, draft)
         start = _start(given, config)
         flags = _keys_of_flags(given, start.config)
         # a chosen recipe has sizes for --size already, for the shapes of the images
         sized = set(SIZES) & start.keys.keys()
         keys = start.keys | {key: v for key, v in flags.items() if key not in sized}
         cfg = _with(start, keys, args)
-        kept = cfg.RECIPE.KEEP = sorted(recipe.FITTED_KEYS & {*typed, *flags, *cfg.RECIPE.KEEP})
+        kept = cfg.RECIPE.KEEP = sorted(
+            recipe.FITTED_KEYS & {*given_keys, *flags, *cfg.RECIPE.KEEP}
+        )
         is_derived = cfg.RECIPE.ENABLED and not args.eval_only
         if is_derived:
             recipe.check(cfg)
@@ -147,17 +149,19 @@ def _start(given: _Given, config: CfgNode | None) -> _Start:
     Raises:
         DataError: the labels by which it would be chosen are refused.
     """
-    args, typed, run = given.args, given.typed, given.run
+    args, given_keys, run = given.args, given.keys, given.run
     if config is not None:
         return _cut(_Start(config, args.config_file, {}), given)
     if run:
         row = "recipe", str(run.file), "--resume goes on as the run was started"
         return _cut(_Start(changed_config(run.config, args.opts), str(run.file), {}, [row]), given)
-    machine = Machine.of(args, typed.get("MODEL.DEVICE"))
-    if earlier := _earlier_detector(typed):
+    machine = Machine.of(args, given_keys.get("MODEL.DEVICE"))
+    if earlier := _earlier_detector(given_keys):
         return _cut(_of_detector(earlier, given, machine), given)
     labels = given.data.to_train_on()
-    chosen = choose(labels["images"], labels["annotations"], typed, machine, args.size, args.tile)
+    chosen = choose(
+        labels["images"], labels["annotations"], given_keys, machine, args.size, args.tile
+    )
     return _Start(chosen.config, chosen.file, chosen.keys, chosen.rows)
 
 
@@ -177,9 +181,9 @@ def _check_choice(args: argparse.Namespace, folder: Path) -> None:
         )
 
 
-def _earlier_detector(typed: Mapping[str, str]) -> SavedRun | None:
-    """The detector whose checkpoint is typed as MODEL.WEIGHTS; None for other weights."""
-    file = typed.get("MODEL.WEIGHTS", "")
+def _earlier_detector(given_keys: Mapping[str, str]) -> SavedRun | None:
+    """The detector whose checkpoint is given as MODEL.WEIGHTS; None for other weights."""
+    file = given_keys.get("MODEL.WEIGHTS", "")
     if not file or not Path(file).is_file():
         return None
     # it is of a backbone, or of another trainer
@@ -209,7 +213,7 @@ def _of_detector(earlier: SavedRun, given: _Given, machine: Machine) -> _Start:
 
 # --------------------------------------------------------------------------------------------- keys
 def _with(start: _Start, keys: Mapping[str, Any], args: argparse.Namespace) -> CfgNode:
-    """A configuration with keys, over which the typed ones count."""
+    """A configuration with keys, over which the given ones count."""
     return changed_config(start.config, [*_words(keys), *args.opts])
 
 
@@ -223,15 +227,15 @@ def _keys_of_flags(given: _Given, config: CfgNode) -> dict[str, Any]:
     Raises:
         ConfigError: a batch or a size is invalid, or sizes are also among the keys.
     """
-    args, typed = given.args, given.typed
+    args, given_keys = given.args, given.keys
     keys: dict[str, Any] = {}
-    if args.tile is not None and "INPUT.TILE.SIZE" in typed:
+    if args.tile is not None and "INPUT.TILE.SIZE" in given_keys:
         raise ConfigError("--tile and INPUT.TILE.SIZE both say how images are cut; give one.")
     if args.size is not None:
         if args.size < STRIDE:
             raise ConfigError(f"--size is {args.size}; give {STRIDE} pixels or more.")
         keys |= sizes_for(config, args.size)
-        if both := keys.keys() & typed.keys():
+        if both := keys.keys() & given_keys.keys():
             raise ConfigError(f"--size and {min(both)} both say how large images are; give one.")
     if args.batch is not None:
         if args.batch < 1:
@@ -256,12 +260,14 @@ def _cut(start: _Start, given: _Given) -> _Start:
         ConfigError: the tiles cannot be, or there are no labels by which to choose them.
         DataError: the labels are refused.
     """
-    args, typed, run, data = given.args, given.typed, given.run, given.data
+    args, given_keys, run, data = given.args, given.keys, given.run, given.data
     tile, cfg = args.tile, start.config
     if tile is None:
         return start
     if run and tile == run.sources.get("tile"):
-        kept = {key: attrgetter(key)(run.config) for key in (*TILES, *SIZES) if key not in typed}
+        kept = {
+            key: attrgetter(key)(run.config) for key in (*TILES, *SIZES) if key not in given_keys
+        }
         return start._replace(keys=start.keys | kept)
     if tile == cfg.INPUT.TILE.SIZE:
         return start
@@ -275,12 +281,12 @@ def _cut(start: _Start, given: _Given) -> _Start:
                 "--tile auto chooses tiles by the objects: add --data DIR, or --train FILE and "
                 "--images DIR; or give a number of pixels."
             )
-        chosen = ChosenTiles(Tiling.of_size(tile), (), [("tiles", f"{tile} pixels", "typed")])
+        chosen = ChosenTiles(Tiling.of_size(tile), (), [("tiles", f"{tile} pixels", "given")])
     else:
         labels = data.to_train_on()
         chosen = choose_tiles(cfg, labels["images"], labels["annotations"], tile, cfg)
     keys, rows = start.keys | chosen.keys, [*start.rows, *chosen.rows]
-    if args.size is not None or not typed.keys().isdisjoint(SIZES):
+    if args.size is not None or not given_keys.keys().isdisjoint(SIZES):
         rows += [OF_TILES] if chosen.tiling else []
     elif chosen.tiling and tile != AUTO:
         keys |= sizes_for(cfg, tile)

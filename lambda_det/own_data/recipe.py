@@ -25,7 +25,7 @@ from detectron2.structures import BoxMode
 
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector, predictions
-from lambda_det.detection.data.tile_records import number_of_pictures
+from lambda_det.detection.data.tile_records import number_of_whole_images
 from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
 from lambda_det.detection.registry import ARCHITECTURES
 from lambda_det.detection.tiles import Tiling
@@ -88,7 +88,7 @@ class Statistics:
 
     Attributes:
         images: to train on, including those that are kept as background, or tiles of them.
-        pictures: the files of these images.
+        whole_images: the files of these images.
         images_of_class: how many images show each class that occurs.
         boxes: [N, 2] widths and heights in pixels of the input.
         has_masks: whether a tenth of the objects has one; a few are no masks to learn from, such as
@@ -97,7 +97,7 @@ class Statistics:
     """
 
     images: int
-    pictures: int
+    whole_images: int
     images_of_class: Mapping[int, int]
     boxes: np.ndarray
     has_masks: bool = True
@@ -132,8 +132,8 @@ class Statistics:
             raise DataError("The training set holds no image, so no recipe can be made for it.")
         sizes = np.array(boxes, float).reshape(-1, 2)
         has_masks = masks > 0 and masks >= _FEWEST_MASKS * len(boxes)
-        pictures = number_of_pictures(records)
-        return cls(images, pictures, dict(counts), sizes[(sizes > 0).all(1)], has_masks, most)
+        whole_images = number_of_whole_images(records)
+        return cls(images, whole_images, dict(counts), sizes[(sizes > 0).all(1)], has_masks, most)
 
 
 @dataclass(frozen=True)
@@ -145,19 +145,19 @@ class Derived:
     reason: str
 
 
-def epochs_for(images: int, pictures: int | None = None) -> float:
+def epochs_for(images: int, whole_images: int | None = None) -> float:
     """Passes over the images: 30 up to 1,000 images, falling with their logarithm to 16 at 20,000.
 
     More images need more steps and fewer passes. Mayaku 2.0 follows the same rule. Tiles of one
-    picture are alike: of n tiles a picture, there are fewer passes by n to the power of 3/4, which
-    is a guess between as many steps as for the pictures (1) and as for that many pictures (0).
+    image are alike: of n tiles an image, there are fewer passes by n to the power of 3/4, which
+    is a guess between as many steps as for the images (1) and as for that many images (0).
 
     Args:
         images: or tiles of them.
-        pictures: that the tiles are of; None where images are not cut.
+        whole_images: that the tiles are of; None where images are not cut.
     """
     share = math.log(max(images, 1000) / 1000) / math.log(20)
-    alike = ((images if pictures is None else pictures) / images) ** 0.75
+    alike = ((images if whole_images is None else whole_images) / images) ** 0.75
     return alike * (30 - 14 * min(share, 1.0))
 
 
@@ -184,7 +184,7 @@ def derive(cfg: CfgNode, statistics: Statistics, machine: Machine) -> list[Deriv
         *(_sampling(statistics) if "instances" in predictions(architecture) else []),
         *batch,
         *_schedule(
-            cfg, statistics.images, statistics.pictures, images, has_masks=statistics.has_masks
+            cfg, statistics.images, statistics.whole_images, images, has_masks=statistics.has_masks
         ),
     ]
 
@@ -370,18 +370,18 @@ def epochs_within(cfg: CfgNode, seconds: float, step: float, spent: float = 0.0)
 
 
 def _schedule(
-    cfg: CfgNode, images: int, pictures: int, batch: int, *, has_masks: bool = True
+    cfg: CfgNode, images: int, whole_images: int, batch: int, *, has_masks: bool = True
 ) -> list[Derived]:
     recipe = cfg.RECIPE
-    epochs = recipe.EPOCHS or epochs_for(images, pictures)
+    epochs = recipe.EPOCHS or epochs_for(images, whole_images)
     wanted = math.ceil(epochs * images / batch)
-    # typed epochs are used literally
+    # given epochs are used literally
     steps = max(wanted, 1 if recipe.EPOCHS else recipe.MIN_STEPS)
     which = "asked for" if recipe.EPOCHS else "by the rule for this number of images"
     passes = counted(float(f"{epochs:.3g}"), "epoch")
     what = counted(images, "image")
-    if pictures < images:
-        what = f"{counted(images, 'tile')} of {counted(pictures, 'picture')}"
+    if whole_images < images:
+        what = f"{counted(images, 'tile')} of {counted(whole_images, 'image')}"
     reason = f"{passes}, {which}, of {what} in batches of {batch}"
     if steps > wanted:
         reason = f"RECIPE.MIN_STEPS, since {reason} are only {wanted} steps"
@@ -422,7 +422,7 @@ def _schedule(
 def _learning_rate(cfg: CfgNode, batch: int) -> list[Derived]:
     """
     Raises:
-        ConfigError: there is no rule for the optimiser, and no rate is typed.
+        ConfigError: there is no rule for the optimiser, and no rate is given.
     """
     rate = optimizer_of(cfg.SOLVER).base_lr
     if rate is None:
@@ -609,15 +609,15 @@ def _warn_of_small_objects(cfg: CfgNode, boxes: np.ndarray) -> None:
     logger.warning(
         f"{small} of {len(sides)} objects have less than {SMALL} pixels in the network's input, "
         f"half of all less than {np.median(sides):.0f}, so few will be found; --tile auto cuts the "
-        "pictures into tiles, in which objects keep their pixels."
+        "images into tiles, in which objects keep their pixels."
     )
 
 
 def fit_schedule(cfg: CfgNode) -> dict[str, Any]:
     """The part of :func:`fit_to_data` that follows from the number of epochs, for a resumed run."""
     records = _records(cfg)
-    pictures = number_of_pictures(records)
-    return _kept_apart(cfg, _schedule(cfg, len(records), pictures, cfg.SOLVER.IMS_PER_BATCH))
+    whole_images = number_of_whole_images(records)
+    return _kept_apart(cfg, _schedule(cfg, len(records), whole_images, cfg.SOLVER.IMS_PER_BATCH))
 
 
 def _records(cfg: CfgNode) -> Sequence[dict[str, Any]]:
@@ -635,7 +635,7 @@ def _kept_apart(cfg: CfgNode, rules: Iterable[Derived]) -> dict[str, Any]:
     rows = [(rule.key, "", rule.value, rule.reason) for rule in _known(cfg)]
     for rule in rules:
         is_kept = rule.key in cfg.RECIPE.KEEP
-        why = "kept: it is typed, or in RECIPE.KEEP" if is_kept else rule.reason
+        why = "kept: it is given, or in RECIPE.KEEP" if is_kept else rule.reason
         rows.append((rule.key, attrgetter(rule.key)(cfg), rule.value, why))
         if not is_kept:
             applied[rule.key] = rule.value

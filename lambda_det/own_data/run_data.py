@@ -19,8 +19,8 @@ from detectron2.config import CfgNode
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.ground_truth import file_report
+from lambda_det.detection.data.image_folder import SUFFIXES, walk
 from lambda_det.detection.data.outputs import mark_output
-from lambda_det.detection.data.picture_folder import PICTURES, walk
 from lambda_det.errors import ConfigError, DataError, refused
 from lambda_det.files import DRAFT
 from lambda_det.own_data.data_files import Data, read_labels
@@ -103,7 +103,7 @@ def _refuse_folder_of_data(args: argparse.Namespace, folder: Path) -> None:
     places = [os.path.realpath(place) for place in named if place and os.path.isdir(place)]
     here = os.path.realpath(folder)
     if any(Path(here).is_relative_to(place) for place in places) and any(
-        path.suffix.lower() in PICTURES for path in walk(folder)
+        path.suffix.lower() in SUFFIXES for path in walk(folder)
     ):
         raise ConfigError(
             f"OUTPUT_DIR {folder} has images of the data; give the run a folder of its own, such "

@@ -1,6 +1,6 @@
-"""Whether the pictures of a training are cut into tiles, and into which, by their objects.
+"""Whether the images of a training are cut into tiles, and into which, by their objects.
 
-Where most objects would have less than ``SMALL`` pixels in the network's input, whole pictures
+Where most objects would have less than ``SMALL`` pixels in the network's input, whole images
 teach little. A tile by the rule is as large as the recipe's input, so that objects keep their own
 pixels. It is larger where most objects would not fit into the overlap of two tiles, or where even
 the smallest tenth of them can be reduced. The limits are guesses.
@@ -28,15 +28,15 @@ _LONGEST = 0.9  # share of the objects that are not longer than the overlap
 # Shares of the side of a tile: the largest overlap by the rule, and the least, because an object at
 # the border lacks its surroundings
 _LARGEST_OVERLAP, _LEAST_OVERLAP = 0.4, 0.125
-# A row of the table, where sizes are typed beside tiles
-OF_TILES = "", "typed sizes", "those of the input are of tiles"
+# A row of the table, where sizes are given beside tiles
+OF_TILES = "", "given sizes", "those of the input are of tiles"
 
 
 class ChosenTiles(NamedTuple):
-    """How pictures are cut.
+    """How images are cut.
 
     Attributes:
-        tiling: None for whole pictures.
+        tiling: None for whole images.
         images: in COCO's format, with the sizes of their tiles in place of their own.
         rows: for the table: what, the choice, and why.
     """
@@ -62,21 +62,21 @@ def choose_tiles(
 ) -> ChosenTiles:
     """
     Args:
-        cfg: the configuration, with the typed keys.
+        cfg: the configuration, with the given keys.
         images: with id, width and height, as in COCO's format.
         annotations: as in COCO's format, with everything decided.
-        tile: the typed side in pixels, 0 for none, or "auto"; None for tiles where most objects are
+        tile: the given side in pixels, 0 for none, or "auto"; None for tiles where most objects are
             too small without.
-        whole: with the sizes of the input that whole pictures would have.
+        whole: with the sizes of the input that whole images would have.
 
     Raises:
-        ConfigError: the typed tiles cannot be.
+        ConfigError: the given tiles cannot be.
     """
     objects = [one for one in annotations if not one["iscrowd"]]
     if tile == 0 or not objects:
         return ChosenTiles(None, images, [])
     small = objects_in_input(whole, images, objects).below(SMALL)
-    why = f"{small:.0%} of the objects have less than {SMALL} pixels in the input of whole pictures"
+    why = f"{small:.0%} of the objects have less than {SMALL} pixels in the input of whole images"
     if tile is None and (small <= MOST or len(objects) < LEAST_BOXES):
         return ChosenTiles(None, images, [])
     longest = sorted(max(one["bbox"][2:]) for one in objects)
@@ -87,7 +87,7 @@ def choose_tiles(
             raise ConfigError(f"--tile is {tile}, and {refusal}; leave it out.")
         return ChosenTiles(None, images, [("tiles", "none", f"{why}, but {refusal}")])
     if size >= max(max(image["width"], image["height"]) for image in images):
-        rows = [("tiles", "none", f"no picture is larger than a tile of {size} pixels")]
+        rows = [("tiles", "none", f"no image is larger than a tile of {size} pixels")]
         return ChosenTiles(None, images, rows)
     overlap = cfg.INPUT.TILE.OVERLAP
     if overlap < 0:
@@ -98,9 +98,9 @@ def choose_tiles(
         tiling,
         [_as_tile(tiling, image) for image in images],
         [
-            ("tiles", f"{size} pixels", "typed" if isinstance(tile, int) else why),
+            ("tiles", f"{size} pixels", "given" if isinstance(tile, int) else why),
             ("", f"overlap {overlap}", f"{fit:.0%} of the objects are not longer"),
-            ("", "--tile 0", "trains on whole pictures"),
+            ("", "--tile 0", "trains on whole images"),
         ],
     )
 

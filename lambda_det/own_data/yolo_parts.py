@@ -1,4 +1,4 @@
-"""The parts that YOLO's data.yaml names, or lists of pictures beside it.
+"""The parts that YOLO's data.yaml names, or lists of images beside it.
 
 The file is often copied to another machine or written one folder too high, so its paths are tried
 from several folders.
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from lambda_det.detection.data.coco_format import READER
-from lambda_det.detection.data.picture_folder import PICTURES, in_any_form, walk
+from lambda_det.detection.data.image_folder import SUFFIXES, in_any_form, walk
 from lambda_det.errors import DataError, counted, listed
 from lambda_det.files import read_text
 from lambda_det.own_data.labels import read_labels
-from lambda_det.own_data.labels.pictures import Pictures
+from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.yolo import yolo_content
 from lambda_det.own_data.part_names import PART_OF_WORD, named_part
 
@@ -27,7 +27,7 @@ __all__ = ["Content", "contents_of_yolo"]
 
 logger = logging.getLogger(__name__)
 
-Content = tuple[dict[str, Any], Path]  # in COCO's format, and the folder of the pictures
+Content = tuple[dict[str, Any], Path]  # in COCO's format, and the folder of the images
 
 _KEYS = ("train", "val", "valid", "validation", "test")  # of data.yaml for parts
 _OTHER_KEYS = ("best", "dest", "latest", "rest", "text")  # of other programs, which resemble them
@@ -56,10 +56,10 @@ def contents_of_yolo(file: Path) -> dict[str, Content]:
         if values and part not in paths:
             places = _places(file, part, values, homes)
             if places:
-                paths[part], folders[part] = _pictures_in(file, part, places, homes)
+                paths[part], folders[part] = _images_in(file, part, places, homes)
     if paths and "train" not in paths:
         raise DataError(
-            f"{file} names pictures for {' and '.join(paths)}, but not for train; its keys are "
+            f"{file} names images for {' and '.join(paths)}, but not for train; its keys are "
             f"{listed(content, 9)}."
         )
     if lists:
@@ -102,30 +102,30 @@ def _values(file: Path, key: str, value: Any) -> list[str]:
     if value and not all(isinstance(text, str) for text in values):
         raise DataError(
             f"{file}: the value of {key} is a {type(value).__name__} that is no path; write the "
-            "path of a folder or of a list of pictures there, or several of them."
+            "path of a folder or of a list of images there, or several of them."
         )
     return _texts(value)
 
 
 def _lists_beside(file: Path) -> dict[str, str]:
-    """Lists of pictures with names of parts, such as train.txt, beside the names of classes."""
+    """Lists of images with names of parts, such as train.txt, beside the names of classes."""
     lists = {}
     for path in sorted(file.parent.glob("*.txt")):
         if path.stem.lower() in PART_OF_WORD:
             lines = filter(None, map(str.strip, read_text(path).splitlines()))
-            if Path(next(lines, "")).suffix.lower() in PICTURES:
+            if Path(next(lines, "")).suffix.lower() in SUFFIXES:
                 lists[path.stem] = path.name
     return lists
 
 
 def _log_unlisted(file: Path, paths: Mapping[str, Iterable[Path]]) -> None:
-    """Say which pictures are in no list."""
+    """Say which images are in no list."""
     used = {os.path.abspath(path) for part in paths.values() for path in part}
-    pictures = (path for path in walk(file.parent) if path.suffix.lower() in PICTURES)
-    rest = [path for path in pictures if os.path.abspath(path) not in used]
+    images = (path for path in walk(file.parent) if path.suffix.lower() in SUFFIXES)
+    rest = [path for path in images if os.path.abspath(path) not in used]
     if rest:
         logger.warning(
-            f"{file}: in no list ({', '.join(paths)}), beside it: {counted(len(rest), 'picture')}, "
+            f"{file}: in no list ({', '.join(paths)}), beside it: {counted(len(rest), 'image')}, "
             f"such as {rest[0]}"
         )
 
@@ -133,7 +133,7 @@ def _log_unlisted(file: Path, paths: Mapping[str, Iterable[Path]]) -> None:
 def _refuse_typing_error(file: Path, key: Any, value: Any, homes: Iterable[Path]) -> None:
     """
     Raises:
-        DataError: a key that is nearly one of YOLO's for parts names pictures, or something like a
+        DataError: a key that is nearly one of YOLO's for parts names images, or something like a
             path.
     """
     if not isinstance(key, str) or key.lower() in (*PART_OF_WORD, *_OTHER_KEYS):
@@ -158,7 +158,7 @@ def _places(file: Path, part: str, values: list[str], homes: Iterable[Path]) -> 
     places = {text: _place(text, homes, is_darknet) for text in values}
     missing = [text for text, place in places.items() if place is None]
     if missing and part == "test" and len(missing) == len(places):
-        # Roboflow also writes the names of parts without pictures
+        # Roboflow also writes the names of parts without images
         logger.warning(f"{file}: its test part is not there ({listed(missing)})")
         return []
     if missing:
@@ -177,14 +177,14 @@ def _places(file: Path, part: str, values: list[str], homes: Iterable[Path]) -> 
 
 
 def _seen(folder: Path) -> str:
-    """Where pictures are, for the end of a sentence."""
-    pictures = (path for path in walk(folder) if path.suffix.lower() in PICTURES)
-    folders = dict.fromkeys(path.parent.relative_to(folder).as_posix() for path in pictures)
-    return f"there are pictures in {listed(folders, 8)}"
+    """Where images are, for the end of a sentence."""
+    images = (path for path in walk(folder) if path.suffix.lower() in SUFFIXES)
+    folders = dict.fromkeys(path.parent.relative_to(folder).as_posix() for path in images)
+    return f"there are images in {listed(folders, 8)}"
 
 
 def _place(value: str, homes: Iterable[Path], is_elsewhere: bool = False) -> Path | None:
-    """The folder or list of pictures that data.yaml names.
+    """The folder or list of images that data.yaml names.
 
     Roboflow's paths are one level too high. For a path of another machine the last parts suffice,
     if they have the word for the part.
@@ -208,37 +208,37 @@ def _place(value: str, homes: Iterable[Path], is_elsewhere: bool = False) -> Pat
     return None
 
 
-def _pictures_in(
+def _images_in(
     file: Path, part: str, places: list[Path], homes: Iterable[Path]
 ) -> tuple[list[Path], Path]:
-    """The pictures of folders and lists, and a folder that holds all of them.
+    """The images of folders and lists, and a folder that holds all of them.
 
     Raises:
-        DataError: a picture of a list is missing, or there is none.
+        DataError: an image of a list is missing, or there is none.
     """
     paths: dict[Path, None] = {}
     for place in places:
         if place.is_dir():
-            paths.update(dict.fromkeys(p for p in walk(place) if p.suffix.lower() in PICTURES))
+            paths.update(dict.fromkeys(p for p in walk(place) if p.suffix.lower() in SUFFIXES))
         else:
             paths.update(dict.fromkeys(_listed(place, file.parent, homes)))
     if not paths:
-        raise DataError(f"{file}: {part} names no picture.")
+        raise DataError(f"{file}: {part} names no image.")
     if len(places) == 1 and places[0].is_dir():
         return sorted(paths), places[0]
     return sorted(paths), Path(os.path.commonpath([path.parent for path in paths]))
 
 
 def _listed(list_file: Path, root: Path, homes: Iterable[Path]) -> Iterator[Path]:
-    """The pictures of a list, by whole paths, from its own folder, from that of data.yaml, or by
+    """The images of a list, by whole paths, from its own folder, from that of data.yaml, or by
     the last parts of paths of another machine."""
-    pictures = None
+    images = None
     for number, line in enumerate(read_text(list_file).splitlines(), 1):
         if not (text := line.strip()) or text.startswith("#"):
             continue
         tried = (Path(os.path.abspath(home / text)) for home in (list_file.parent, *homes))
         path = next(filter(Path.is_file, tried), None)
         if path is None:
-            pictures = pictures or Pictures(Path(os.path.abspath(root)))
-            path = pictures.find(f"{list_file}, line {number}", list_file.parent, text)
+            images = images or NamedImages(Path(os.path.abspath(root)))
+            path = images.find(f"{list_file}, line {number}", list_file.parent, text)
         yield path

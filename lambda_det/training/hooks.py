@@ -234,7 +234,7 @@ class RunWriter(HookBase):
             self._hook.after_step()
             if self._is_due():
                 self._write_files()
-        # Only TensorBoard's writer releases the pictures, and it may not be named
+        # Only TensorBoard's writer releases the images, and it may not be named
         if (self.trainer.iter + 1) % self.trainer.settings.log_period == 0:
             get_event_storage().clear_images()
 

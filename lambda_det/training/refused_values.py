@@ -2,7 +2,7 @@
 
 A library says what it refuses and seldom the key: "Unknown pooler type: RoIAlign", or an assertion
 without a word. The statement that raised the error says the rest: the values that it looks at, and
-what it compares them with. Where one of them is the value of a key, the user has typed it.
+what it compares them with. Where one of them is the value of a key, the user has given it.
 """
 
 from __future__ import annotations

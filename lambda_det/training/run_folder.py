@@ -159,7 +159,7 @@ def changed_keys(config: str, saved: Path) -> Iterator[Change]:
     try:
         before = dict(leaves(read_plain(saved.read_text("utf-8"))))
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
-        raise ConfigError(f"{saved} is not a saved configuration; mend or remove it.") from error
+        raise ConfigError(f"{saved} is not a saved configuration; fix or remove it.") from error
     after = dict(leaves(read_plain(config)))
     for key in after | before:
         then, now = before.get(key, _NOT_SET), after.get(key, _NOT_SET)

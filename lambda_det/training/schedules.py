@@ -173,12 +173,12 @@ def build_optimizer(
     return optimizer_of(solver).make(groups, solver)
 
 
-def check_rate(solver: CfgNode, *, is_typed: bool) -> None:
+def check_rate(solver: CfgNode, *, is_given: bool) -> None:
     """Hold SOLVER.BASE_LR against the optimiser: a rate for SGD ruins a training by another.
 
     Args:
         solver: the section SOLVER, as written.
-        is_typed: whether the user gave the rate and not only the optimiser: then it is a warning.
+        is_given: whether the user gave the rate and not only the optimiser: then it is a warning.
 
     Raises:
         ConfigError: it is a rate for SGD, from a file.
@@ -191,7 +191,7 @@ def check_rate(solver: CfgNode, *, is_typed: bool) -> None:
         f"{solver.OPTIMIZER} takes steps of that length however small the gradient is: add a lower "
         f"one, such as SOLVER.BASE_LR {row.base_lr:g}"
     )
-    if not is_typed:
+    if not is_given:
         raise ConfigError(f"{text}.")
     logger.warning(text)
 

@@ -1,4 +1,4 @@
-"""Runs of a tiny recipe on tiny pictures."""
+"""Runs of a tiny recipe on tiny images."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import pytest
 
 from lambda_det.classification import load_recipe, parser
 from lambda_det.training import log
-from tests.classification.tiny import NETWORK, RECIPE, make_pictures, train
+from tests.classification.tiny import NETWORK, RECIPE, make_images, train
 
 
 @pytest.fixture(autouse=True)
@@ -16,21 +16,21 @@ def logs_reach_pytest(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory):
+def images(tmp_path_factory):
     """The folder that holds train and val."""
     root = tmp_path_factory.mktemp("pictures")
-    make_pictures(root)
+    make_images(root)
     return root
 
 
 @pytest.fixture(scope="session")
-def whole(pictures, tmp_path_factory):
+def whole(images, tmp_path_factory):
     """The folder of a run of the recipe as it is, of 6 steps, which nobody stopped."""
-    return train(tmp_path_factory.mktemp("whole"), pictures, *NETWORK)
+    return train(tmp_path_factory.mktemp("whole"), images, *NETWORK)
 
 
 @pytest.fixture
-def arguments(pictures, tmp_path):
+def arguments(images, tmp_path):
     """Makes the parsed command line of a run in tmp_path/run, of flags and KEY VALUE pairs."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE)
@@ -38,7 +38,7 @@ def arguments(pictures, tmp_path):
     def make(*words):
         flags = [word for word in words if str(word).startswith("--")]
         pairs = [str(word) for word in words if not str(word).startswith("--")]
-        where = ["DATA.TRAIN", pictures / "train", "DATA.VAL", pictures / "val"]
+        where = ["DATA.TRAIN", images / "train", "DATA.VAL", images / "val"]
         where += ["OUTPUT_DIR", tmp_path / "run"]
         words = [*flags, *map(str, where), *NETWORK, *pairs]
         return parser().parse_args(["--config-file", str(recipe), *words])

@@ -27,10 +27,10 @@ def _load(path):
 
 
 @pytest.fixture(scope="module")
-def finished(pictures, tmp_path_factory):
+def finished(images, tmp_path_factory):
     """The folder of a run that went to its end, with held-out images."""
     more = (*NETWORK, "DATA.HELD_OUT", 0.25, "SOLVER.CHECKPOINTS_KEPT", 1)
-    return train(tmp_path_factory.mktemp("finished"), pictures, *more)
+    return train(tmp_path_factory.mktemp("finished"), images, *more)
 
 
 @pytest.mark.slow
@@ -87,14 +87,14 @@ def test_a_finished_run_is_not_trained_further(finished, arguments, caplog):
 
 
 @pytest.fixture
-def renamed(pictures, tmp_path):
-    """Makes the keys of the same pictures, with their classes under other names."""
+def renamed(images, tmp_path):
+    """Makes the keys of the same images, with their classes under other names."""
 
     def make(**names):
         for part in ("train", "val"):
             (tmp_path / "renamed" / part).mkdir(parents=True)
             for old, new in names.items():
-                (tmp_path / "renamed" / part / new).symlink_to(pictures / part / old)
+                (tmp_path / "renamed" / part / new).symlink_to(images / part / old)
         return ("DATA.TRAIN", tmp_path / "renamed/train", "DATA.VAL", tmp_path / "renamed/val")
 
     return make
@@ -209,9 +209,9 @@ def test_other_held_out_images_are_refused(copied, arguments):
 
 
 @pytest.mark.slow
-def test_other_images_are_refused(arguments, pictures, tmp_path, monkeypatch):
+def test_other_images_are_refused(arguments, images, tmp_path, monkeypatch):
     train = tmp_path / "train"
-    shutil.copytree(pictures / "train", train)
+    shutil.copytree(images / "train", train)
     with monkeypatch.context() as patch:
         kill_before(patch, 4)
         with pytest.raises(Killed):

@@ -22,7 +22,7 @@ LOG_PERIOD: 2
 NETWORK = ("MODEL.NAME", "resnet14_slim_lambda_c5")
 
 
-def make_pictures(root: Path) -> None:
+def make_images(root: Path) -> None:
     """Folders train (8 of each of 3 classes) and val (3 of each) of noisy plain colours."""
     rng = np.random.default_rng(0)
     for part, count in (("train", 8), ("val", 3)):
@@ -35,10 +35,10 @@ def make_pictures(root: Path) -> None:
                 cv2.imwrite(str(folder / f"{number}.jpg"), image)
 
 
-def train(root: Path, pictures: Path, *pairs: object) -> Path:
-    """Train the recipe on the folders below ``pictures``, into ``root``, which it returns."""
+def train(root: Path, images: Path, *pairs: object) -> Path:
+    """Train the recipe on the folders below ``images``, into ``root``, which it returns."""
     (root / "recipe.yaml").write_text(RECIPE)
-    where = ["DATA.TRAIN", pictures / "train", "DATA.VAL", pictures / "val", "OUTPUT_DIR", root]
+    where = ["DATA.TRAIN", images / "train", "DATA.VAL", images / "val", "OUTPUT_DIR", root]
     words = ["--config-file", root / "recipe.yaml", *where, *pairs]
     run(parser().parse_args(list(map(str, words))))
     return root

@@ -31,7 +31,7 @@ def test_pooling_does_not_round_boxes(channels):
         rounded = plain(ramp.bfloat16(), boxes)
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got.float(), exact, rtol=0.01, atol=0.01)
-    assert (rounded.float() - exact).abs().max() > 0.1  # or there was nothing to mend
+    assert (rounded.float() - exact).abs().max() > 0.1  # or there was nothing to fix
 
 
 def _both(**options):

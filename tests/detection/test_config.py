@@ -135,7 +135,7 @@ def test_projects_stay_unimported_where_nothing_asks_for_them(monkeypatch):
 
 
 def test_labels_that_were_moved_with_their_run_are_found(tmp_path, monkeypatch):
-    """By the file and by a checkpoint; what is typed, or still there, is taken as it is."""
+    """By the file and by a checkpoint; what is given, or still there, is taken as it is."""
     old, new = tmp_path / "old", tmp_path / "new"
     (old / "data").mkdir(parents=True)
     for part in ("train", "test"):

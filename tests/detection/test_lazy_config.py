@@ -113,7 +113,7 @@ def test_data_that_are_missing_or_not_registered_are_refused_before_a_run(task):
 
 
 def test_a_training_on_nothing_is_refused_before_a_run(task, caplog):
-    """With filter_empty False each picture would be background, in all steps."""
+    """With filter_empty False each image would be background, in all steps."""
     labels = Path(MetadataCatalog.get("shapes_train").json_file)
     content = json.loads(labels.read_text())
     labels.write_text(json.dumps(content | {"annotations": []}))
@@ -123,7 +123,7 @@ def test_a_training_on_nothing_is_refused_before_a_run(task, caplog):
     task.config.model._target_ = "detectron2.modeling.SemanticSegmentor"  # learns from masks
     DetectionTask(task.config).check_data(train=True)
     assert "no annotation" not in caplog.text
-    task.config.model._target_ = "another_project.Model"  # may learn from pictures alone
+    task.config.model._target_ = "another_project.Model"  # may learn from images alone
     DetectionTask(task.config).check_data(train=True)
     assert "shapes_train holds no annotation" in caplog.text
 

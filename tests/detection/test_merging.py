@@ -1,4 +1,4 @@
-"""Detections of tiles joined to those of the picture, against scenes and a slow reference."""
+"""Detections of tiles joined to those of the image, against scenes and a slow reference."""
 
 import itertools
 
@@ -78,7 +78,7 @@ def random_scene(rng, diagonal):
 @pytest.mark.fuzz
 @pytest.mark.parametrize("with_masks", [True, False])
 @given(seed=st.integers(0, 2**32 - 1))
-def test_a_perfect_detector_on_tiles_finds_the_picture(with_masks, seed):
+def test_a_perfect_detector_on_tiles_finds_the_image(with_masks, seed):
     rng = np.random.default_rng(seed)
     # of boxes alone nobody can tell how a diagonal object goes on in the next tile
     scene = random_scene(rng, diagonal=with_masks)

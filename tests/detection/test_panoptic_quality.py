@@ -207,9 +207,9 @@ def test_images_of_segments_are_looked_at_before_a_training(data, tmp_path):
     one = content["annotations"][0]
     content["annotations"] = [{**one, "image_id": i, "file_name": f"{i}.png"} for i in range(250)]
     file.write_text(json.dumps(content))
-    picture = (tmp_path / "1.png").read_bytes()
+    image = (tmp_path / "1.png").read_bytes()
     for i in range(250):
-        (tmp_path / f"{i}.png").write_bytes(picture)
+        (tmp_path / f"{i}.png").write_bytes(image)
     (tmp_path / "0.png").write_bytes(b"broken")
     check_panoptic(MetadataCatalog.get(data))
     for i in range(200, 210):

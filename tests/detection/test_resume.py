@@ -276,12 +276,12 @@ def test_what_a_full_memory_says_to_type_continues_the_run(
     monkeypatch.setattr(GeneralizedRCNN, "forward", forward)
     with pytest.raises(ConfigError) as caught:
         train(folder, *words)
-    typed = re.search(r"--resume and ((?:[A-Z_.]+ \d+ )+)", str(caught.value))[1].split()
-    assert typed[:2] == ["SOLVER.ACCUMULATE_GRADIENTS", "2"]
+    given = re.search(r"--resume and ((?:[A-Z_.]+ \d+ )+)", str(caught.value))[1].split()
+    assert given[:2] == ["SOLVER.ACCUMULATE_GRADIENTS", "2"]
     full.clear()
-    train(folder, *words, *typed, resume=True)
+    train(folder, *words, *given, resume=True)
     train(tmp_path / "whole", *words)
     assert len(taken) == 24 and taken[:12] == taken[12:]
     if step == 0:
-        train(tmp_path / "parts", *words, *typed)
+        train(tmp_path / "parts", *words, *given)
         assert_same(tmp_path / "parts", folder)

@@ -130,7 +130,7 @@ def test_other_classes_are_refused_with_nothing_written(
 
 
 def test_names_are_those_of_the_checkpoint(trained, change):
-    """For pictures and exported files, not those of the data as they are now."""
+    """For images and exported files, not those of the data as they are now."""
     folder = trained[1]
     for rename in (None, {"circle": "disc"}):
         change(rename)
@@ -142,13 +142,13 @@ def test_names_are_those_of_the_checkpoint(trained, change):
 def test_a_report_reads_results_by_name(evaluated, change, tmp_path):
     folder = tmp_path / "report"
     shutil.copytree(evaluated, folder)
-    before = build_report(folder, pictures=1).text()
+    before = build_report(folder, images=1).text()
     change()
-    after = build_report(folder, pictures=1).text()
+    after = build_report(folder, images=1).text()
     assert _rows(after) == _rows(before)
     assert any("circle" in row for row in _rows(before))
     change({"circle": "disc"})
-    assert "evaluate the run again" in build_report(folder, pictures=1).text()
+    assert "evaluate the run again" in build_report(folder, images=1).text()
 
 
 def _rows(page: str) -> list[str]:

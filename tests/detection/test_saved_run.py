@@ -90,7 +90,7 @@ def test_a_predictor_interprets_the_configuration_once(file, monkeypatch):
     assert len(calls) == 1
 
 
-def test_typed_keys_count(file):
+def test_given_keys_count(file):
     run = open_run(file, opts=["INPUT.MIN_SIZE_TEST", "80", "TEST.DETECTIONS_PER_IMAGE", "2"])
     assert run.about()["min_size_test"] == 80
     assert run.detector().roi_heads.box_predictor.test_topk_per_image == 2

@@ -168,19 +168,19 @@ def _table(caplog) -> dict[str, list[str]]:
     return {key: cells for key, *cells in rows}
 
 
-def test_what_is_typed_is_taken_literally(caplog):
-    """130k steps of 256 images in the file; 40 steps of 5 images are typed."""
+def test_what_is_given_is_taken_literally(caplog):
+    """130k steps of 256 images in the file; 40 steps of 5 images are given."""
     keys = ("SOLVER.MAX_ITER", "SOLVER.IMS_PER_BATCH")
-    typed = replace(read_settings(_paper()), max_iter=40, images_per_step=5, unscaled=keys)
+    given = replace(read_settings(_paper()), max_iter=40, images_per_step=5, unscaled=keys)
     with caplog.at_level(logging.INFO, logger="lambda_det"):
         logging.getLogger("lambda_det").propagate = True
-        scaled = scale_settings(typed, 1)
+        scaled = scale_settings(given, 1)
     assert (scaled.max_iter, scaled.images_per_step) == (40, 5)
     assert scaled.base_lr == pytest.approx(0.0025)  # the file's, for 2 images a worker
     rows = _table(caplog)
     assert rows["SOLVER.BASE_LR"][:2] == ["0.32", "0.0025"]
-    assert rows["SOLVER.MAX_ITER"] == ["40", "it is typed"]
-    assert rows["SOLVER.IMS_PER_BATCH"] == ["5", "it is typed"]
+    assert rows["SOLVER.MAX_ITER"] == ["40", "it is given"]
+    assert rows["SOLVER.IMS_PER_BATCH"] == ["5", "it is given"]
 
 
 def _model() -> nn.ModuleDict:
@@ -258,7 +258,7 @@ def test_adamw_is_its_definition_in_each_group():
 
 
 def test_a_rate_for_sgd_is_refused_for_another_optimiser(caplog):
-    """Unless the rate is typed as well: then it is a warning."""
+    """Unless the rate is given as well: then it is a warning."""
     cfg = _config("SOLVER.OPTIMIZER", "adamw", "SOLVER.BASE_LR", 0.02)
     parts = of_yaml(cfg)
     with pytest.raises(

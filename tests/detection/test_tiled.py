@@ -1,4 +1,4 @@
-"""A detector on tiles: in a Predictor, and in the evaluation of whole pictures."""
+"""A detector on tiles: in a Predictor, and in the evaluation of whole images."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ def predictor(run, size, overlap=0, **options):
 
 
 @pytest.fixture(scope="module")
-def pictures():
+def images():
     rng = np.random.default_rng(3)
     return [rng.integers(0, 255, (SIZE, SIZE, 3), dtype=np.uint8) for _ in range(4)]
 
@@ -44,20 +44,20 @@ def bits(prediction):
 
 
 @pytest.mark.parametrize("shape", [(SIZE, SIZE), (50, 33)])
-def test_one_tile_is_the_picture_to_the_bit(run, pictures, shape):
-    picture = pictures[0][: shape[0], : shape[1]]
+def test_one_tile_is_the_image_to_the_bit(run, images, shape):
+    image = images[0][: shape[0], : shape[1]]
     for threshold in (0.0, 0.5):
-        whole = Predictor(run, score_threshold=threshold)(picture)
-        tiled = predictor(run, SIZE, score_threshold=threshold)(picture)
+        whole = Predictor(run, score_threshold=threshold)(image)
+        tiled = predictor(run, SIZE, score_threshold=threshold)(image)
         assert bits(tiled) == bits(whole)
         assert isinstance(tiled.instances.pred_masks, torch.Tensor)
     assert len(whole)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_picture_of_four_pictures_has_their_results(run, pictures, batch_size):
-    four = Predictor(run, score_threshold=0.0, batch_size=batch_size)(pictures)
-    rows = [np.concatenate(pictures[i : i + 2], 1) for i in (0, 2)]
+def test_an_image_of_four_images_has_their_results(run, images, batch_size):
+    four = Predictor(run, score_threshold=0.0, batch_size=batch_size)(images)
+    rows = [np.concatenate(images[i : i + 2], 1) for i in (0, 2)]
     found = predictor(run, SIZE, batch_size=batch_size)(np.concatenate(rows))
     assert len(found) == sum(map(len, four)) > 4
     assert (np.diff(found.scores) <= 0).all()
@@ -133,24 +133,24 @@ def _where(mask):
     return torch.stack(mask.nonzero(as_tuple=True))
 
 
-def save_pictures(folder):
-    """A wide picture of 150 squares and two long bars, one of the size of a tile, a smaller one."""
+def save_images(folder):
+    """A wide image of 150 squares and two long bars, one of the size of a tile, a smaller one."""
     wide = np.zeros((130, 300), np.uint8)
     corners = [(x, y, 8, 6) for y in range(2, 90, 9) for x in range(1, 286, 19)]
     for value, (x, y, w, h) in enumerate([*corners, (5, 100, 290, 5), (290, 3, 5, 92)], start=1):
         wide[y : y + h, x : x + w] = value
-    pictures = {"wide.png": wide, "tile.png": wide[:64, :64], "small.png": wide[:50, :40]}
+    images = {"wide.png": wide, "tile.png": wide[:64, :64], "small.png": wide[:50, :40]}
     annotations, number = [], 1
-    for image_id, (name, pixels) in enumerate(pictures.items(), start=1):
+    for image_id, (name, pixels) in enumerate(images.items(), start=1):
         cv2.imwrite(str(folder / name), pixels)
         for value in np.unique(pixels[pixels > 0]):
             y, x = np.nonzero(pixels == value)
             box = [int(n) for n in (x[0], y[0], np.ptp(x) + 1, np.ptp(y) + 1)]
             annotations.append(annotation(number, image_id, box, category_id=1))
             number += 1
-    names = dict(enumerate(pictures, start=1))
+    names = dict(enumerate(images, start=1))
     content = coco_content(names, annotations, {1: "thing"})
-    for image, pixels in zip(content["images"], pictures.values(), strict=True):
+    for image, pixels in zip(content["images"], images.values(), strict=True):
         image["height"], image["width"] = pixels.shape
     (folder / "labels.json").write_text(json.dumps(content))
 
@@ -158,7 +158,7 @@ def save_pictures(folder):
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pictures")
-    save_pictures(folder)
+    save_images(folder)
     cfg = tiny_config()
     cfg.merge_from_list(
         f"DATASETS.TEST_JSON {folder}/labels.json DATASETS.TEST_IMAGES {folder} "
@@ -169,7 +169,7 @@ def task(tmp_path_factory):
     return DetectionTask(cfg).prepare(train=False)
 
 
-def test_the_ap_is_of_whole_pictures(task, caplog):
+def test_the_ap_is_of_whole_images(task, caplog):
     """Each of 152 objects is found once, with the bars that are longer than a tile in one piece."""
     (name,), model = task.parts.test_sets, SeesPixels()
     with caplog.at_level(logging.WARNING):
@@ -190,8 +190,8 @@ def test_a_detector_that_keeps_too_few_of_a_tile_is_named(task, caplog):
 
 
 @pytest.mark.parametrize("processes", [2, 5])
-def test_processes_share_pictures_and_not_tiles(task, monkeypatch, processes):
-    """There are three pictures, so that some of five processes have none."""
+def test_processes_share_images_and_not_tiles(task, monkeypatch, processes):
+    """There are three images, so that some of five processes have none."""
     (name,) = task.parts.test_sets
     seen = []
     for rank in range(processes):

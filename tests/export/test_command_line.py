@@ -75,7 +75,7 @@ def test_nothing_detected_is_said():
     nothing = session.Comparison((3, 64, 96), {"scores": 0.0}, detections=0)
     said = tool.report_lines(session.ExportReport(Path("d.onnx"), 1.0, 9, [nothing]))
     assert "note: nothing was detected" in said and "verified: d.onnx" in said
-    proof = SimpleNamespace(passed=True)  # compared pictures of the run
+    proof = SimpleNamespace(passed=True)  # compared images of the run
     said = tool.report_lines(session.ExportReport(Path("d.onnx"), 1.0, 9, [nothing], proof=proof))
     assert "nothing was detected" not in said
 
@@ -115,16 +115,16 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("typed", REFUSED)
-def test_what_cannot_be_is_refused_first(weights, run, typed, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("given", REFUSED)
+def test_what_cannot_be_is_refused_first(weights, run, given, tmp_path, monkeypatch, capsys):
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr("lambda_det.export.formats.HOLDS_ANY_SIZE", True)
     monkeypatch.chdir(tmp_path)
     bare = tmp_path.with_name(f"{tmp_path.name}_bare.pth")
     torch.save(torch.load(run.folder / "model_final.pth", weights_only=True)["model"], bare)
     try:
-        assert tool.main(typed.format(w=weights, run=run.folder, bare=bare).split()) == 2
+        assert tool.main(given.format(w=weights, run=run.folder, bare=bare).split()) == 2
     except SystemExit as stopped:
         assert stopped.code == 2
     message = capsys.readouterr().err
-    assert "error: " in message and REFUSED[typed] in message and not list(tmp_path.iterdir())
+    assert "error: " in message and REFUSED[given] in message and not list(tmp_path.iterdir())

@@ -362,7 +362,7 @@ def test_a_lower_threshold_is_advised_down_to_that_of_the_export(tmp_path, capsy
     for threshold in (0.5, 0.25, 0):
         assert predict([*map(str, words), "--score-threshold", str(threshold)]) == 0
         printed[threshold] = capsys.readouterr().out
-        assert "0 instances on 1 picture" in printed[threshold]
+        assert "0 instances on 1 image" in printed[threshold]
     advised = {threshold for threshold, text in printed.items() if "--score-threshold" in text}
     assert advised == {0.5} and "0.25" in printed[0.5]
 
@@ -397,7 +397,7 @@ def test_files_that_are_no_detectors(about, device, named, tmp_path):
         Predictor(path, device=device)
 
 
-def test_a_picture_that_a_file_refuses_is_named(tmp_path):
+def test_an_image_that_a_file_refuses_is_named(tmp_path):
     path = save(tmp_path / "d.onnx", about_file(batch=0, fixed=None))
     model = onnx.load(path)
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 64

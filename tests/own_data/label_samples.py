@@ -1,4 +1,4 @@
-"""A sample of each label format: the same pictures and boxes, written as that format has them."""
+"""A sample of each label format: the same images and boxes, written as that format has them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-WIDTH, HEIGHT = 40, 30  # of each picture
+WIDTH, HEIGHT = 40, 30  # of each image
 
-# The objects of each picture, by its name: the class, and the four numbers that the format writes
+# The objects of each image, by its name: the class, and the four numbers that the format writes
 # for a box
 Objects = Mapping[str, Sequence[tuple[str, Sequence[float]]]]
 
@@ -120,13 +120,13 @@ SAMPLES: dict[str, Callable[[Path, Objects], None]] = {
 
 
 def write_sample(name: str, folder: Path, objects: Objects) -> Path:
-    """Write pictures and their labels in a format; returns the folder."""
+    """Write images and their labels in a format; returns the folder."""
     folder.mkdir(parents=True)
-    for picture in objects:
-        # no two pictures are alike, as copies in two parts would be found
-        noise = np.random.default_rng([ord(letter) for letter in picture])
+    for image in objects:
+        # no two images are alike, as copies in two parts would be found
+        noise = np.random.default_rng([ord(letter) for letter in image])
         pixels = noise.integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
-        Image.fromarray(pixels).save(folder / picture)
+        Image.fromarray(pixels).save(folder / image)
     SAMPLES[name](folder, objects)
     return folder
 

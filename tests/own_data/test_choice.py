@@ -20,10 +20,10 @@ def without_connection(monkeypatch):
     monkeypatch.setattr(choice, "_is_connected", lambda: False)
 
 
-def chosen(images, machine, typed=()):
+def chosen(images, machine, given=()):
     pictures = [{"id": i, "width": 640, "height": 480} for i in range(images)]
     boxes = [{"image_id": 0, "category_id": 1, "iscrowd": 0, "bbox": [0, 0, 99, 99]}]
-    return choose(pictures, boxes, dict(typed), machine)
+    return choose(pictures, boxes, dict(given), machine)
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_a_cpu_keeps_what_its_recipe_says():
 
 @pytest.mark.slow
 def test_a_step_counts_tiles_as_an_epoch_does():
-    pictures = [{"id": i, "width": 2560, "height": 1920} for i in range(100)]
-    # tiles of 320 pixels overlap by 40: 9 x 7 of a picture, each with an object
+    images = [{"id": i, "width": 2560, "height": 1920} for i in range(100)]
+    # tiles of 320 pixels overlap by 40: 9 x 7 of an image, each with an object
     boxes = [
         {"image_id": i, "category_id": 1, "iscrowd": 0, "bbox": [100 + x, 100 + y, 20, 20]}
         for i, x, y in itertools.product(range(100), range(0, 2520, 280), range(0, 1960, 280))
     ]
     found = {
-        tile: choose(pictures, boxes, {}, H200, tile=tile).keys["SOLVER.IMS_PER_BATCH"]
+        tile: choose(images, boxes, {}, H200, tile=tile).keys["SOLVER.IMS_PER_BATCH"]
         for tile in (0, 320)
     }
     tiles = 100 * 9 * 7
@@ -106,7 +106,7 @@ def test_a_package_with_a_damaged_start_takes_the_next_one(how, machine, tmp_pat
     assert rows["start"] == ("lambda://lambda_resnet26_slim", "top-1 41.4 % on Tiny ImageNet")
     state = "missing" if how == "missing" else "damaged"
     assert f"{first} is {state}" in rows["recipe"][1]
-    # what is typed is taken instead of the file
+    # what is given is taken instead of the file
     named = chosen(205, machine, {"MODEL.WEIGHTS": "mine.pth"})
     assert "light_lambdaresnet26" not in named.file
 

@@ -107,9 +107,9 @@ def test_labels_that_are_refused_are_named_and_not_their_copy(run, shapes, flags
     shutil.copytree(shapes["test_images"], other.parent)
     for file in (kept, other):
         file.write_text(json.dumps(content))
-    typed = {flag: str(run.parent / value) for flag, value in flags.items()}
+    given = {flag: str(run.parent / value) for flag, value in flags.items()}
     with pytest.raises(DataError) as caught:
-        evaluate(run, **typed)
+        evaluate(run, **given)
     words = [str(other)] if flags else [str(kept), "--data"]
     assert all(word in str(caught.value) for word in words)
     assert not (run / "evaluations").exists()
@@ -127,7 +127,7 @@ def test_labels_that_are_refused_are_named_and_not_their_copy(run, shapes, flags
     ],
 )
 def test_parts_of_other_data(run, shapes, tmp_path, part, parts, images, trained_on):
-    """Copies of pictures of the run's data count as these."""
+    """Copies of images of the run's data count as these."""
     sources = {"train": ("train", [0, 1, 2]), "valid": ("test", [0, 1]), "test": ("test", [2])}
     for name in parts:
         source, kept = sources[name]
@@ -147,11 +147,11 @@ def test_parts_of_other_data(run, shapes, tmp_path, part, parts, images, trained
 @pytest.mark.slow
 def test_a_class_that_the_run_lacks_refuses_only_its_part(run, shapes, tmp_path):
     shape = {"points": [[4, 4], [40, 4], [20, 40]], "shape_type": "polygon"}
-    pictures = sorted(Path(shapes["test_images"]).iterdir())
-    for picture, part, name in zip(pictures, ("train", "val"), ("star", "circle"), strict=False):
+    images = sorted(Path(shapes["test_images"]).iterdir())
+    for image, part, name in zip(images, ("train", "val"), ("star", "circle"), strict=False):
         (tmp_path / "other" / part).mkdir(parents=True)
-        shutil.copy(picture, tmp_path / "other" / part)
-        content = {"imagePath": picture.name, "shapes": [{"label": name, **shape}]}
+        shutil.copy(image, tmp_path / "other" / part)
+        content = {"imagePath": image.name, "shapes": [{"label": name, **shape}]}
         (tmp_path / "other" / part / "a.json").write_text(json.dumps(content))
     evaluated = evaluate(run, data=str(tmp_path / "other"), part="val")
     assert [part.objects for part in evaluated.classes[0].classes] == [1, 0, 0]

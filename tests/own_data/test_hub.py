@@ -59,8 +59,8 @@ def run(tmp_path) -> Path:
     folder, data = tmp_path / "run", tmp_path / "data"
     config, checkpoint = save_run(folder)
     data.mkdir()
-    picture = np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8)
-    cv2.imwrite(str(data / "a.png"), picture)
+    image = np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8)
+    cv2.imwrite(str(data / "a.png"), image)
     objects = [
         annotation(1, 1, [10, 10, 30, 20], category_id=7),
         annotation(2, 1, [40, 5, 10, 9], category_id=2),
@@ -179,13 +179,12 @@ def test_there_and_back(run, hub_of_the_test, tmp_path, capsys):
     assert push(run, "me/cells", "--private") == 0
     assert hub_of_the_test["me/cells"] == {"private": True, "exist_ok": True}
     assert "Sent: https://huggingface.co/me/cells" in capsys.readouterr().out
-    picture = tmp_path / "data" / "a.png"
+    image = tmp_path / "data" / "a.png"
     ours, back = (
-        lambda_det.Predictor(source, score_threshold=0)(picture)
-        for source in (run, "hf://me/cells")
+        lambda_det.Predictor(source, score_threshold=0)(image) for source in (run, "hf://me/cells")
     )
     assert len(ours) and (ours.boxes == back.boxes).all() and ours.names == back.names
-    words = ["predict", "--input", str(picture), "--output", str(tmp_path / "out")]
+    words = ["predict", "--input", str(image), "--output", str(tmp_path / "out")]
     assert cli.main([words[0], "hf://me/cells", *words[1:]]) == 0
     assert cli.main([words[0], "hf://me/nothing", *words[1:], "--overwrite"]) == 2
     assert "hf://me/nothing cannot be fetched" in capsys.readouterr().err

@@ -113,15 +113,15 @@ def test_a_rare_class_says_nothing(cfg):
     assert values(fit_input(cfg, *all_rare, {})) == values(fit_input(cfg, *labels([20] * 99), {}))
 
 
-def test_small_pictures_count_at_the_size_that_they_get(cfg):
+def test_small_images_count_at_the_size_that_they_get(cfg):
     """Objects of 20 pixels have 40 in an input of twice the 100 pixels, and 77 in one of 384."""
     fitted = fit_input(cfg, *labels([20] * 99, (100, 100)), {})
     assert values(fitted)["INPUT.MIN_SIZE_TEST"] == 200
     assert fitted.rows[0][1] == "0% below 32 pixels at 200"
 
 
-def test_what_is_typed_is_not_changed(cfg):
-    """And the rest follows from it: the map from a typed size, the size from typed maps."""
+def test_what_is_given_is_not_changed(cfg):
+    """And the rest follows from it: the map from a given size, the size from given maps."""
     small = labels([20] * 99)
     maps = {*MAPS, "MODEL.ANCHOR_GENERATOR.SIZES"}
     for key in maps:
@@ -129,7 +129,7 @@ def test_what_is_typed_is_not_changed(cfg):
         assert keys and not maps & keys.keys()
     for key in SIZES:
         fitted = fit_input(cfg, *small, {key})
-        assert values(fitted).keys() == maps and "typed" in fitted.rows[-1][2]
+        assert values(fitted).keys() == maps and "given" in fitted.rows[-1][2]
     assert values(fit_input(cfg, *small, {"SEED"}, size=640)).keys() == {*maps, *SIZES}
     assert values(fit_input(cfg, *small, {}, size=1280)).keys() == set(SIZES)  # 40 pixels there
 
@@ -172,7 +172,7 @@ def test_strips_are_tested_at_the_size_of_the_training(cfg):
     assert keys["INPUT.MAX_SIZE_TEST"] == keys["INPUT.MAX_SIZE_TRAIN"]
 
 
-def test_a_typed_size_of_strips_is_their_shorter_side(cfg):
+def test_a_given_size_of_strips_is_their_shorter_side(cfg):
     fitted = fit_input(cfg, *labels([20] * 99, (8000, 400)), {}, size=320)
     keys = values(fitted)
     assert keys["INPUT.MIN_SIZE_TEST"] == 320
@@ -181,7 +181,7 @@ def test_a_typed_size_of_strips_is_their_shorter_side(cfg):
 
 
 @pytest.mark.parametrize("size", [320, 384, 1000])
-def test_a_typed_size_is_not_exceeded(cfg, size):
+def test_a_given_size_is_not_exceeded(cfg, size):
     """Whatever the objects ask for: these have 14 of 1200 pixels."""
     keys = values(fit_input(cfg, *labels([14] * 99, (1600, 1200)), {}, size=size))
     assert keys["INPUT.MIN_SIZE_TEST"] == max(keys["INPUT.MIN_SIZE_TRAIN"]) == size

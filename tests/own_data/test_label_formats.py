@@ -14,7 +14,7 @@ from tests.own_data.label_samples import HEIGHT, SAMPLES, WIDTH, write_sample
 from tests.own_data.parts import find_parts
 
 PAGE = Path(__file__).resolve().parents[2] / "datasets" / "README.md"
-# In COCO's form. A picture without an object has labels, too
+# In COCO's form. An image without an object has labels, too
 OBJECTS = {
     "one.png": [("cup", [1, 2, 10, 5]), ("a key", [20.5, 10, 12, 18])],
     "none.png": [],
@@ -26,12 +26,12 @@ def written(name, objects):
     """The objects with the numbers that a format writes for their boxes."""
     to_numbers, size = BOX_FORMS[FORMATS[name].boxes].numbers, np.array([[WIDTH, HEIGHT]])
     return {
-        picture: [(label, to_numbers(np.array([box]), size)[0].tolist()) for label, box in things]
-        for picture, things in objects.items()
+        image: [(label, to_numbers(np.array([box]), size)[0].tolist()) for label, box in things]
+        for image, things in objects.items()
     }
 
 
-def pictures_and_boxes(content):
+def images_and_boxes(content):
     """The objects of a file in COCO's format, as OBJECTS has them."""
     names = {entry["id"]: entry["name"] for entry in content["categories"]}
     boxes = {image["id"]: [] for image in content["images"]}
@@ -54,7 +54,7 @@ def test_boxes_come_in_pixels_from_the_form_that_the_table_names(name, tmp_path)
     folder = write_sample(name, tmp_path / "set", written(name, OBJECTS))
     assert recognise(folder)[0] == name
     (file,) = as_coco((str(folder), str(folder)), folder=tmp_path)
-    assert pictures_and_boxes(json.loads(Path(file).read_text("utf-8"))) == OBJECTS
+    assert images_and_boxes(json.loads(Path(file).read_text("utf-8"))) == OBJECTS
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "COCO"])
@@ -65,7 +65,7 @@ def test_classes_of_a_run_stand_in_place_of_those_of_labels(name, tmp_path):
     (file,) = as_coco((str(folder), str(folder)), folder=tmp_path, classes=classes)
     content = json.loads(Path(file).read_text("utf-8"))
     assert [entry["name"] for entry in content["categories"]] == classes
-    assert pictures_and_boxes(content) == OBJECTS
+    assert images_and_boxes(content) == OBJECTS
     many = [f"class {number}" for number in range(20)]
     with pytest.raises(DataError, match=r"set\S* has objects of a key, cup.*\(class 0, "):
         as_coco((str(folder), str(folder)), folder=tmp_path, classes=many)
@@ -75,13 +75,13 @@ def test_classes_of_a_run_stand_in_place_of_those_of_labels(name, tmp_path):
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "YOLO"])
 def test_folders_of_parts_are_parts_and_their_labels_sound(name, tmp_path, capsys):
     for part in ("train", "valid", "test"):
-        objects = {f"{part} {picture}": things for picture, things in OBJECTS.items()}
+        objects = {f"{part} {image}": things for image, things in OBJECTS.items()}
         write_sample(name, tmp_path / "set" / part, written(name, objects))
     label_format, parts = find_parts(tmp_path / "set")
     assert label_format == name
     for part, found in zip(("train", "valid", "test"), parts, strict=True):
         content = json.loads(found.labels.read_text("utf-8"))
         assert {Path(image["file_name"]).name for image in content["images"]} == {
-            f"{part} {picture}" for picture in OBJECTS
+            f"{part} {image}" for image in OBJECTS
         }
     assert check([str(tmp_path / "set")]) == 0, capsys.readouterr()

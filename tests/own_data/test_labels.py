@@ -30,7 +30,7 @@ CVAT = """<annotations><image id="0" name="sub/größe 1.png" width="40" height=
 <points label="a" points="1,1"/></image></annotations>"""
 
 
-def picture(file, size=(40, 30)):
+def image(file, size=(40, 30)):
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size).save(file)
 
@@ -41,10 +41,10 @@ def boxes(content):
 
 
 def test_pascal_voc(tmp_path, caplog):
-    """The size is that of the picture, not the one that the file gets wrong."""
+    """The size is that of the image, not the one that the file gets wrong."""
     caplog.set_level("INFO")
     for name in ("größe 1", "empty", "without", "._hidden", "drawn/of another folder"):
-        picture(tmp_path / "images" / f"{name}.png")
+        image(tmp_path / "images" / f"{name}.png")
     objects = VOC_OBJECT.format("cell", 1, 2, 11, 7.5) + VOC_OBJECT.format("a cell", 0, 0, 4, 4)
     for name, text in (("größe 1", objects), ("empty", "")):
         file = tmp_path / "labels" / f"{name}.xml"
@@ -55,13 +55,13 @@ def test_pascal_voc(tmp_path, caplog):
     assert sizes == [("empty.png", 40, 30), ("größe 1.png", 40, 30)]
     assert boxes(content) == [("cell", [1, 2, 10, 5.5]), ("a cell", [0, 0, 4, 4])]
     assert {a["image_id"] for a in content["annotations"]} == {2}
-    assert "2 x picture without labels" in caplog.text
+    assert "2 x image without labels" in caplog.text
 
 
-def test_labels_may_have_the_whole_name_of_their_picture(tmp_path):
-    """Such as a.png.xml, also where a list names the pictures."""
+def test_labels_may_have_the_whole_name_of_their_image(tmp_path):
+    """Such as a.png.xml, also where a list names the images."""
     for name, labels in (("a", "a.png.xml"), ("b", "b.xml"), ("c", "c.png.xml")):
-        picture(tmp_path / f"{name}.png")
+        image(tmp_path / f"{name}.png")
         objects = VOC_OBJECT.format("cell", 1, 2, 11, 7)
         (tmp_path / labels).write_text(VOC.format(name=f"{name}.png", objects=objects))
     listed = tmp_path / "train.txt"
@@ -72,7 +72,7 @@ def test_labels_may_have_the_whole_name_of_their_picture(tmp_path):
 
 
 def test_cvat(tmp_path):
-    picture(tmp_path / "sub" / "größe 1.png")
+    image(tmp_path / "sub" / "größe 1.png")
     (tmp_path / "annotations.xml").write_text(CVAT, "utf-8")
     content = read_labels(tmp_path)
     assert content["images"][0]["file_name"] == "sub/größe 1.png"
@@ -87,7 +87,7 @@ def test_cvat(tmp_path):
 
 def test_a_box_turns_clockwise_as_in_cvat(tmp_path):
     """By 45 degrees the corner at the upper left comes to the top."""
-    picture(tmp_path / "a.png")
+    image(tmp_path / "a.png")
     box = '<box label="a" xtl="10" ytl="10" xbr="20" ybr="12" rotation="90"/>'
     (tmp_path / "a.xml").write_text(f'<annotations><image name="a.png">{box}</image></annotations>')
     (one,) = read_labels(tmp_path)["annotations"]
@@ -96,7 +96,7 @@ def test_a_box_turns_clockwise_as_in_cvat(tmp_path):
 
 
 def test_turned_boxes_of_cvat_and_polygons_of_roboflow_in_pascal_voc(tmp_path):
-    picture(tmp_path / "a.png")
+    image(tmp_path / "a.png")
     numbers = {"x1": 10, "y1": 10, "x2": 20, "y2": 10, "x3": 15, "y3": 12}
     corners = "".join(f"<{key}>{number}</{key}>" for key, number in numbers.items())
     words = "<attributes><attribute><name>{}</name><value>{}</value></attribute></attributes>"
@@ -142,7 +142,7 @@ QUADS = [
 )
 def test_poses_are_boxes_also_where_data_yaml_does_not_say_so(tmp_path, lines, are_poses):
     """All lines are a box with as many points, which lie in it; else they are polygons."""
-    picture(tmp_path / "a.png")
+    image(tmp_path / "a.png")
     (tmp_path / "a.txt").write_text("\n".join(lines))
     (tmp_path / "data.yaml").write_text("names: [a, b]")
     content = read_labels(tmp_path)
@@ -154,7 +154,7 @@ def test_poses_are_boxes_also_where_data_yaml_does_not_say_so(tmp_path, lines, a
 
 
 def test_labelme(tmp_path):
-    picture(tmp_path / "a.png")
+    image(tmp_path / "a.png")
     shapes = [
         {"label": "a", "points": [[11, 7], [1, 2]], "shape_type": "rectangle"},
         {"label": "b", "points": [[0, 0], [4, 0], [4, 4]], "shape_type": "polygon", "group_id": 7},
@@ -175,7 +175,7 @@ def test_labelme(tmp_path):
 
 def test_labelme_masks(tmp_path):
     """A PNG of a part of the image, from the upper left corner of its box on."""
-    picture(tmp_path / "a.png")
+    image(tmp_path / "a.png")
     png = io.BytesIO()
     Image.fromarray(np.array([[0, 1], [1, 1]], bool)).save(png, "PNG")
     shape = {"label": "a", "points": [[3, 2], [4, 3]], "shape_type": "mask"}
@@ -187,7 +187,7 @@ def test_labelme_masks(tmp_path):
     assert found.sum() == 3 == one["area"] and one["bbox"] == [3, 2, 2, 2]
 
 
-def test_masks_of_a_part_are_pycocotools_masks_of_the_picture():
+def test_masks_of_a_part_are_pycocotools_masks_of_the_image():
     random = np.random.default_rng(0)
     for _ in range(500):
         width, height = random.integers(1, 12, 2).tolist()
@@ -195,19 +195,19 @@ def test_masks_of_a_part_are_pycocotools_masks_of_the_picture():
         part = random.random(random.integers(1, 14, 2)) < random.choice([0.1, 0.5, 0.9, 1])
         around = np.zeros((60, 60), np.uint8, order="F")
         around[top + 20 :, left + 20 :][: part.shape[0], : part.shape[1]] = part
-        picture = np.asfortranarray(around[20 : 20 + height, 20 : 20 + width])
+        image = np.asfortranarray(around[20 : 20 + height, 20 : 20 + width])
         thing = of_mask("cup", part, (left, top), (width, height))
         if thing is None:
-            assert not picture.any()
+            assert not image.any()
             continue
-        assert thing.mask["counts"].encode() == pycocotools.mask.encode(picture)["counts"]
-        x, y, w, h = pycocotools.mask.toBbox(pycocotools.mask.encode(picture)).tolist()
+        assert thing.mask["counts"].encode() == pycocotools.mask.encode(image)["counts"]
+        x, y, w, h = pycocotools.mask.toBbox(pycocotools.mask.encode(image)).tolist()
         assert thing.box == (x, y, x + w, y + h)
 
 
 def test_via(tmp_path):
     """Of a folder, and of a project; a class is the first attribute that has a value."""
-    picture(tmp_path / "a.png")
+    image(tmp_path / "a.png")
     corners = {"all_points_x": [0, 4, 4], "all_points_y": [0, 0, 4]}
     ticked, turned = {"type": {"b": False, "c": True}}, {"rx": 8, "ry": 2, "theta": np.pi / 6}
     shapes = [
@@ -231,14 +231,14 @@ def test_via(tmp_path):
         assert content["annotations"][3]["segmentation"][0][:2] == pytest.approx([20 + 48**0.5, 14])
 
 
-def test_yolo_labels_lie_beside_pictures_of_a_folder_images(tmp_path):
-    picture(tmp_path / "images" / "a.png")
+def test_yolo_labels_lie_beside_images_of_a_folder_images(tmp_path):
+    image(tmp_path / "images" / "a.png")
     (tmp_path / "images" / "data.yaml").write_text("names: [x]\n")
     (tmp_path / "images" / "a.txt").write_text("0 .5 .5 1 1\n")
     assert len(read_labels(tmp_path / "images")["annotations"]) == 1
 
 
-def test_a_picture_that_lies_is_turned_as_in_training(tmp_path):
+def test_an_image_that_lies_is_turned_as_in_training(tmp_path):
     lying = Image.Exif()
     lying[274] = 6  # EXIF's orientation
     Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg", exif=lying)
@@ -251,7 +251,7 @@ def test_a_picture_that_lies_is_turned_as_in_training(tmp_path):
 
 
 def test_yolo_polygons(tmp_path):
-    picture(tmp_path / "a.png")
+    image(tmp_path / "a.png")
     (tmp_path / "data.yaml").write_text("names: {'0': x, 3: y}\n", "utf-8-sig")
     (tmp_path / "b.yaml").write_text("names: [another]\n")
     (tmp_path / "a.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n\n")
@@ -275,8 +275,8 @@ REFUSED = {
         {"a.xml": VOC.format(name="a.png", objects="<object><name>x</name></object>")},
         "a.xml, line 2",
     ),
-    "two files of one picture": ({"x.xml": EMPTY, "y.xml": EMPTY}, "y.xml and "),
-    "no picture": ({"b.xml": VOC.format(name="b.png", objects="")}, "b.xml: its picture 'b.png'"),
+    "two files of one image": ({"x.xml": EMPTY, "y.xml": EMPTY}, "y.xml and "),
+    "no image": ({"b.xml": VOC.format(name="b.png", objects="")}, "b.xml: its image 'b.png'"),
     "a word": ({"data.yaml": NAMES, "a.txt": "0 0.5 0.5 w 1"}, "a.txt, line 1"),
     "another class": ({"data.yaml": NAMES, "a.txt": "0 0 0 1 1\n2 0 0 1 1"}, "line 2: class 2"),
     "three numbers": ({"data.yaml": NAMES, "a.txt": "0 .5 .5 1"}, "a.txt, line 1"),
@@ -297,7 +297,7 @@ REFUSED = {
     "not YAML": ({"data.yaml": "names: [x"}, "data.yaml"),
     "two YOLO files": ({"a.yaml": NAMES, "b.yaml": NAMES}, "b.yaml"),
     "not a number": ({"data.yaml": NAMES, "a.txt": "0 nan .5 1 1"}, "a.txt, line 1"),
-    "a picture that is none": ({"data.yaml": NAMES, "b.png": "text"}, "b.png"),
+    "an image that is none": ({"data.yaml": NAMES, "b.png": "text"}, "b.png"),
     "CVAT of a video": ({"a.xml": "<annotations><track/></annotations>"}, "for images"),
     "nothing": ({}, "YOLO"),
 }
@@ -306,7 +306,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_mistakes_name_the_file_and_the_line(case, tmp_path):
     files, message = REFUSED[case]
-    picture(tmp_path / "a.png")
+    image(tmp_path / "a.png")
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(DataError) as found:
@@ -330,12 +330,12 @@ def test_a_file_of_no_known_format_is_told_which_are_known(name, tmp_path):
     assert "JSON" not in str(found.value)
 
 
-def test_pictures_of_one_name_are_not_guessed(tmp_path):
+def test_images_of_one_name_are_not_guessed(tmp_path):
     """But for those of Pascal VOC, which may have drawings of the labels beside them."""
     for folder in ("day", "night"):
-        picture(tmp_path / folder / "a.png")
+        image(tmp_path / folder / "a.png")
     (tmp_path / "a.xml").write_text(EMPTY)
-    with pytest.raises(DataError, match="2 pictures"):
+    with pytest.raises(DataError, match="2 images"):
         read_labels(tmp_path)
     (tmp_path / "day").rename(tmp_path / "JPEGImages")
     assert read_labels(tmp_path)["images"][0]["file_name"] == "JPEGImages/a.png"
@@ -344,7 +344,7 @@ def test_pictures_of_one_name_are_not_guessed(tmp_path):
 
 
 def test_the_command_writes_a_file_and_replaces_none(tmp_path, capsys):
-    picture(tmp_path / "a.png")
+    image(tmp_path / "a.png")
     (tmp_path / "a.xml").write_text(VOC.format(name="a.png", objects=VOC_OBJECT.format(*"x0123")))
     words = [str(tmp_path), str(tmp_path / "out" / "train.json")]
     assert convert_main(words) == 0

@@ -29,7 +29,7 @@ VIA = """{"a.png9": {"filename": "a.png", "file_attributes": {}, "regions": [{"r
 SHAPE = {"label": "cell", "points": [[1, 2], [9, 8]], "shape_type": "rectangle"}
 LABELME = json.dumps({"shapes": [SHAPE], "imagePath": "a.png"})
 LINE = "0 .5 .5 1 1\n"
-FOLDERS = [name for name, row in WRITTEN.items() if row.write]  # with a file for each picture
+FOLDERS = [name for name, row in WRITTEN.items() if row.write]  # with a file for each image
 WITH_MASKS = [name for name in FOLDERS if WRITTEN[name].masks]
 
 
@@ -38,7 +38,7 @@ def coco(name: str) -> str:
 
 
 def make(root: Path, files: dict[str, str]) -> Path:
-    """Files of a data set; those of pictures are named by their ending alone."""
+    """Files of a data set; those of images are named by their ending alone."""
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         if name.endswith((".png", ".jpg")):
@@ -48,8 +48,8 @@ def make(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def pictures_of(parts: list, root: Path) -> list[list[str]]:
-    """The pictures of each part by their paths."""
+def images_of(parts: list, root: Path) -> list[list[str]]:
+    """The images of each part by their paths."""
     contents = [read_json(str(part.labels)) for part in parts]
     return [
         sorted(
@@ -60,7 +60,7 @@ def pictures_of(parts: list, root: Path) -> list[list[str]]:
     ]
 
 
-# Files, the format, and the pictures of each part
+# Files, the format, and the images of each part
 LAYOUTS = {
     "Roboflow's YOLO, whose paths are one level too high": (
         {
@@ -94,7 +94,7 @@ LAYOUTS = {
         },
         ("YOLO", ["train/images/a.png"], ["valid/images/a.png"]),
     ),
-    "YOLO with lists of pictures of another machine": (
+    "YOLO with lists of images of another machine": (
         {
             "data.yaml": YAML + "train: train.txt\nval: [val.txt]\n",
             "train.txt": "data/images/a.png\n\n./images/b.png\n",
@@ -181,14 +181,14 @@ LAYOUTS = {
         },
         ("Pascal VOC", ["x/train/a.jpg", "y/train/a.jpg"], ["x/val/a.jpg", "y/val/a.jpg"]),
     ),
-    "Pascal VOC with folders of labels and of pictures": (
+    "Pascal VOC with folders of labels and of images": (
         {
             **{f"Annotations/{x}/a.xml": VOC.format("a.jpg", "c") for x in ("scans", "test")},
             **dict.fromkeys(["JPEGImages/scans/a.jpg", "JPEGImages/test/a.jpg"], ""),
         },
         ("Pascal VOC", ["JPEGImages/scans/a.jpg"], ["JPEGImages/test/a.jpg"]),
     ),
-    "Pascal VOC with parts of the pictures alone": (
+    "Pascal VOC with parts of the images alone": (
         {
             **{f"Annotations/{x}.xml": VOC.format(f"{x}.jpg", "c") for x in "abc"},
             **dict.fromkeys(["images/a.jpg", "images/b.jpg", "images/Validation/c.jpg"], ""),
@@ -220,7 +220,7 @@ LAYOUTS = {
         },
         ("COCO", ["scans/a.jpg"], ["val/a.jpg"]),
     ),
-    "LabelMe, a file a picture, and pictures of one name": (
+    "LabelMe, a file an image, and images of one name": (
         {"x/a.json": LABELME, "y/a.json": LABELME, "x/a.png": "", "y/a.png": ""},
         ("LabelMe", ["x/a.png", "y/a.png"]),
     ),
@@ -311,12 +311,12 @@ def test_the_folders_of_usual_tools(case, tmp_path):
     files, (name, *expected) = LAYOUTS[case]
     root = make(tmp_path / "my train data", files)
     found, parts = find_parts(root)
-    assert (found, pictures_of(parts, root)) == (name, expected)
+    assert (found, images_of(parts, root)) == (name, expected)
 
 
 REFUSED = {
     "two files of COCO's": ({"a.json": coco("a.png"), "b.json": coco("a.png")}, "a.json"),
-    "a picture of COCO's that is nowhere": ({"a.json": coco("b.png")}, "--train "),
+    "an image of COCO's that is nowhere": ({"a.json": coco("b.png")}, "--train "),
     "a class called train": (
         {
             **{f"{name}/b.xml": VOC.format("b.png", "a") for name in ("bus", "train")},
@@ -335,7 +335,7 @@ REFUSED = {
     "a folder that is not there": ({"data.yaml": YAML + "train: [a, b]", "a/a.png": ""}, "names b"),
     "an empty list": (
         {"ImageSets/Main/train.txt": "", "b.xml": VOC.format("a.png", "a")},
-        "train.txt: of 0 pictures",
+        "train.txt: of 0 images",
     ),
     "a list elsewhere of what is not there": (
         {"data.yaml": YAML + "train: lists/a.txt\n", "lists/a.txt": "../a.png\nb.png\n"},
@@ -356,7 +356,7 @@ def test_training_and_validation_together_are_trained_on(spelling, tmp_path):
     labels = {f"{folder}/a.json": LABELME for folder in folders}
     make(tmp_path, labels | {f"{folder}/a.png": "" for folder in folders})
     _, parts = find_parts(tmp_path)
-    assert pictures_of(parts, tmp_path) == [[f"{folder}/a.png"] for folder in folders]
+    assert images_of(parts, tmp_path) == [[f"{folder}/a.png"] for folder in folders]
 
 
 @pytest.mark.parametrize(
@@ -381,14 +381,14 @@ def test_what_is_not_clear_is_refused(case, tmp_path):
 
 
 @pytest.mark.parametrize("images", [{}, {"images": None}])
-def test_a_test_part_without_its_pictures_is_left_out(images, tmp_path, caplog):
+def test_a_test_part_without_its_images_is_left_out(images, tmp_path, caplog):
     """The training does not use it where there are two others. Else it is evaluated on."""
     files = {f"{part}/_annotations.coco.json": coco("a.png") for part in ("train", "valid")}
     labels = "test/_annotations.coco.json"
     files[labels] = json.dumps(json.loads(coco("a.png")) | images)
     make(tmp_path, files | {"train/a.png": "", "valid/a.png": ""})
     _, parts = find_parts(tmp_path)
-    assert pictures_of(parts, tmp_path) == [["train/a.png"], ["valid/a.png"]]
+    assert images_of(parts, tmp_path) == [["train/a.png"], ["valid/a.png"]]
     assert str(tmp_path / labels) in caplog.text and "--train" not in caplog.text
     (tmp_path / "valid").rename(tmp_path / "train" / "more")
     (tmp_path / "train" / "more" / "_annotations.coco.json").unlink()
@@ -452,7 +452,7 @@ def test_damaged_files_are_read_or_refused_in_words(files, place, length, damage
 
 @pytest.mark.parametrize("inner", ["", "val/"])
 def test_a_project_of_cvat_has_a_part_for_each_subset(inner, tmp_path):
-    """In one file, which gives the pictures of all the same names, in folders that say nothing."""
+    """In one file, which gives the images of all the same names, in folders that say nothing."""
     box = '<box label="a" xtl="1" ytl="2" xbr="9" ybr="7"/>'
     subsets = ("Validation", "Train", "Test")
     images = [f'<image name="{inner}a.png" subset="{name}">{box}</image>' for name in subsets]
@@ -461,7 +461,7 @@ def test_a_project_of_cvat_has_a_part_for_each_subset(inner, tmp_path):
     home = make(tmp_path, {"annotations.xml": text, **pictures}) / "images"
     _, parts = find_parts(tmp_path, home)
     contents = [read_json(str(part.labels)) for part in parts]
-    assert pictures_of(parts, home) == [
+    assert images_of(parts, home) == [
         [f"{name}/{inner}a.png"] for name in ("Train", "Validation", "Test")
     ]
     assert [len(c["annotations"]) for c in contents] == [1, 1, 1] and parts[1].images == home
@@ -489,7 +489,7 @@ def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
 @pytest.mark.parametrize(
     "value", ["[day1/images, ../day2/images]", "lists/all.txt", "[day1/images, lists/second.txt]"]
 )
-def test_yolo_pictures_of_several_folders_and_of_lists_elsewhere(value, tmp_path):
+def test_yolo_images_of_several_folders_and_of_lists_elsewhere(value, tmp_path):
     """A list has whole paths, or ones from its own folder or from that of data.yaml."""
     box = "0 0.5 0.5 0.5 0.5\n"
     second = tmp_path / "day2" / "images" / "b.png"
@@ -523,7 +523,7 @@ def test_yolo_pictures_of_several_folders_and_of_lists_elsewhere(value, tmp_path
 
 @pytest.mark.parametrize("parts", [True, False])
 @pytest.mark.parametrize("kind", ["COCO", "Pascal VOC", "YOLO"])
-def test_pictures_that_are_elsewhere_are_named_for_all_parts(kind, parts, tmp_path):
+def test_images_that_are_elsewhere_are_named_for_all_parts(kind, parts, tmp_path):
     folders = ("train/", "val/") if parts else ("",)
     labels = {
         "COCO": {f"{folder or 'all'}a.json": coco("a.png") for folder in folders},
@@ -533,8 +533,8 @@ def test_pictures_that_are_elsewhere_are_named_for_all_parts(kind, parts, tmp_pa
     make(tmp_path / "labels", labels[kind])
     make(tmp_path / "pictures", {f"{folder}a.png": "" for folder in folders})
     found, places = find_parts(tmp_path / "labels", tmp_path / "pictures")
-    pictures = [[f"{folder}a.png"] for folder in folders]
-    assert found == kind and pictures_of(places, tmp_path / "pictures") == pictures
+    images = [[f"{folder}a.png"] for folder in folders]
+    assert found == kind and images_of(places, tmp_path / "pictures") == images
     for place in places:
         report = check_coco(place.labels, str(place.images))
         assert not report.refusal() and report.annotations == (kind != "COCO")
@@ -583,7 +583,7 @@ POLYGONS = [[3, 3, 9, 3, 9, 9], [20, 20, 24, 20, 24, 26, 20, 26]]
 
 @pytest.fixture
 def shapes(tmp_path):
-    """A name with a space and letters of another alphabet, an empty picture, a crowd."""
+    """A name with a space and letters of another alphabet, an empty image, a crowd."""
     make(tmp_path, {"pictures/größe 1.png": "", "pictures/sub/empty.png": ""})
     annotation = {"image_id": 1, "category_id": 7, "area": 1, "iscrowd": 0}
     box = {"id": 1, "bbox": [1, 2, 10, 5], **annotation}
@@ -635,7 +635,7 @@ def test_runs_come_back_as_polygons_of_the_same_pixels(kind, shapes, tmp_path):
         np.testing.assert_array_equal(drawn, mask)
 
 
-def test_a_picture_on_another_drive_has_its_whole_path(shapes, tmp_path, monkeypatch):
+def test_an_image_on_another_drive_has_its_whole_path(shapes, tmp_path, monkeypatch):
     """Windows has no relative path to it."""
 
     def other_drive(*_):

@@ -31,7 +31,7 @@ VOC = """<annotation><filename>{}.png</filename><object><name>{}</name><bndbox><
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    """Twenty pictures with a Pascal VOC file each, no GPU, no connection and nothing kept."""
+    """Twenty images with a Pascal VOC file each, no GPU, no connection and nothing kept."""
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(choice, "_is_connected", lambda: False)
@@ -92,7 +92,7 @@ def begun(args):
 
 
 def names(file):
-    """Of the pictures of a file in COCO's format."""
+    """Of the images of a file in COCO's format."""
     return {image["file_name"] for image in json.loads(Path(file).read_text())["images"]}
 
 
@@ -155,7 +155,7 @@ def test_a_connection_is_tried_once_and_briefly(monkeypatch):
     choice._is_connected.cache_clear()
 
 
-def test_what_is_typed_counts(data, monkeypatch):
+def test_what_is_given_counts(data, monkeypatch):
     """Keys stand behind the chosen ones; a file is not looked for; a share is another share."""
     run = ["--output", data.parent / "run"]
     words = ["INPUT.MIN_SIZE_TEST", "77", "MODEL.WEIGHTS", "mine.pth", "MODEL.DEVICE", "cpu"]
@@ -217,7 +217,7 @@ def test_small_objects_get_a_finer_map(data):
 
 @pytest.fixture(scope="module")
 def large_files():
-    """Twenty large pictures, made once."""
+    """Twenty large images, made once."""
     files = []
     for number in range(20):
         buffer = io.BytesIO()
@@ -228,7 +228,7 @@ def large_files():
 
 @pytest.fixture
 def photographs(data, large_files):
-    """The pictures are large, and each has four objects of 12 pixels."""
+    """The images are large, and each has four objects of 12 pixels."""
     thing = re.search("<object>.*</object>", VOC.replace("\n", ""))[0].format("cell")
     thing = thing.replace("40<", "16<").replace("30<", "18<")
     for number, content in enumerate(large_files):
@@ -238,7 +238,7 @@ def photographs(data, large_files):
     return ["--data", data, "--output", data.parent / "run"]
 
 
-def test_large_pictures_with_small_objects_are_cut(photographs):
+def test_large_images_with_small_objects_are_cut(photographs):
     """Keys, table, and what follows from the number of tiles and from objects in them."""
     args = prepared(*photographs, "--val-share", "0.1")
     cfg = keys(args)
@@ -248,7 +248,7 @@ def test_large_pictures_with_small_objects_are_cut(photographs):
     assert cfg.MODEL.RPN.IN_FEATURES[0] == "p2"
     trained = len(names(cfg.DATASETS.TRAIN_JSON))
     tiles = trained + round(cfg.INPUT.TILE.EMPTY * trained)
-    words = f"of {tiles} tiles of {trained} pictures"
+    words = f"of {tiles} tiles of {trained} images"
     assert [r["msg"] for r in args.records if words in r["msg"]]
     assert [r["msg"] for r in args.records if f"{tiles} tiles" in r["msg"]]
     is_warned = [r for r in args.records if "12 pixels" in r["msg"] and r["levelno"] > 20]
@@ -272,22 +272,22 @@ def test_objects_that_are_hardly_to_be_seen_are_a_warning_before_the_training(ph
     assert f"{trained} of {trained} objects" in warning and "--tile auto" in warning
 
 
-def test_check_says_that_pictures_will_be_cut(photographs, capsys):
+def test_check_says_that_images_will_be_cut(photographs, capsys):
     check_main([str(photographs[1])])
     said = capsys.readouterr().out
     assert "100% of the objects have less than 12 pixels" in said and "384 pixels" in said
 
 
 @pytest.mark.parametrize("config", [[], ["--config", "finetune/light_mobilenet_v2.yaml"]])
-def test_typed_tiles_keep_their_pixels(photographs, config):
+def test_given_tiles_keep_their_pixels(photographs, config):
     cfg = keys(prepared(*photographs, *config, "--tile", "640"))
     assert (cfg.INPUT.TILE.SIZE, cfg.INPUT.TILE.OVERLAP) == (640, 80)
     assert cfg.INPUT.MIN_SIZE_TEST >= 640
     cfg = keys(prepared(*photographs, *config, "--tile", "640", "--size", "320"))
     assert (cfg.INPUT.TILE.SIZE, cfg.INPUT.MIN_SIZE_TEST) == (640, 320)
-    typed = ["INPUT.MIN_SIZE_TEST", "352", "INPUT.TILE.OVERLAP", "64"]
-    args = prepared(*photographs, *config, "--tile", "640", *typed)
-    assert [r["msg"] for r in args.records if "typed sizes" in r["msg"]]
+    given = ["INPUT.MIN_SIZE_TEST", "352", "INPUT.TILE.OVERLAP", "64"]
+    args = prepared(*photographs, *config, "--tile", "640", *given)
+    assert [r["msg"] for r in args.records if "given sizes" in r["msg"]]
     cfg = keys(args)
     assert (cfg.INPUT.TILE.OVERLAP, cfg.INPUT.MIN_SIZE_TEST) == (64, 352)
     args = prepared(*photographs, *config, "--tile", "auto")
@@ -296,7 +296,7 @@ def test_typed_tiles_keep_their_pixels(photographs, config):
     assert keys(args).INPUT.TILE.SIZE == 0 and "2000" in table(args)["tiles"][1]
 
 
-def test_typed_sizes_are_those_of_whole_pictures(photographs):
+def test_given_sizes_are_those_of_whole_images(photographs):
     for words in (["--size", "512"], ["INPUT.MIN_SIZE_TEST", "512"]):
         assert keys(prepared(*photographs, *words)).INPUT.TILE.SIZE == 0
 
@@ -313,13 +313,13 @@ def test_tiles_of_a_run_stay(photographs):
 @pytest.mark.parametrize("config", [[], ["--config", "finetune/light_mobilenet_v2.yaml"]])
 @pytest.mark.parametrize("tile", ["auto", "640", "4000"])
 def test_the_same_command_keeps_the_tiles_of_its_run(photographs, config, tile):
-    """Also those that followed from the data, and none where no picture is larger."""
+    """Also those that followed from the data, and none where no image is larger."""
     words = [*photographs, *config, "--tile", tile]
     before = begun(prepared(*words))
     assert keys(prepared(*words, "--resume")).INPUT == before.INPUT
 
 
-SOUND = [40, 30, 8, 8]  # pixels of a picture of 64x48, which has twice as many in the input
+SOUND = [40, 30, 8, 8]  # pixels of an image of 64x48, which has twice as many in the input
 BROKEN = [[1, 2, 3], "text", None, [1, 1, 0, 5]]
 
 
@@ -328,12 +328,12 @@ BROKEN = [[1, 2, 3], "text", None, [1, 1, 0, 5]]
     [
         (SOUND, BROKEN),
         ([40, 30, 48, 38], []),  # corners
-        ([40 / 64, 30 / 48, 8 / 64, 8 / 48], []),  # shares of the sides of the picture
+        ([40 / 64, 30 / 48, 8 / 64, 8 / 48], []),  # shares of the sides of the image
     ],
 )
 def test_the_size_follows_from_the_boxes_that_are_trained_on(data, box, others):
     """Boxes that are left out do not count, and others count in the form in which they are used
-    where polygons show another one. A picture without a size has its own.
+    where polygons show another one. An image without a size has its own.
     """
     names = {number: f"{number}.png" for number in range(20)}
     boxes = [annotation(number, number % 20, SOUND, bbox=box) for number in range(500)]
@@ -432,7 +432,7 @@ def test_a_run_with_classes_gets_no_single_one(run):
 
 
 def prepared_by_part(data, boxes):
-    """Parts as Roboflow writes them, each with a box in its pictures; a command line with them."""
+    """Parts as Roboflow writes them, each with a box in its images; a command line with them."""
     for part, box in boxes.items():
         folder = data.parent / "roboflow" / part
         folder.mkdir(parents=True)
@@ -471,7 +471,7 @@ def test_converted_labels_are_called_by_the_user_s_folder(data, monkeypatch):
     assert all(name.startswith("data_labels_") for name in names)
 
 
-def test_without_a_validation_part_training_pictures_choose_the_weights(data):
+def test_without_a_validation_part_training_images_choose_the_weights(data):
     """And the test part is left for the end; an evaluation alone is of it."""
     args = prepared_by_part(data, {"train": BOX, "test": BOX})
     files = keys(args).DATASETS
@@ -573,7 +573,7 @@ def test_a_run_goes_on_as_it_was_prepared(run, monkeypatch):
     assert before == {path: path.read_bytes() for path in (Path(cfg.OUTPUT_DIR) / "data").iterdir()}
 
 
-def test_the_file_of_a_run_typed_again_gives_the_same(data):
+def test_the_file_of_a_run_given_again_gives_the_same(data):
     words = ["--config", "finetune/light_lambdaresnet26.yaml", "--data", data]
     words += ["--output", data.parent / "run", "--resume"]
     cfg = begun(prepared(*words))
@@ -598,7 +598,7 @@ def test_changed_labels_are_named_as_that(run, data):
 
 
 def test_a_run_goes_on_with_data_that_were_moved(run, data):
-    """Its own labels, with the pictures where the flag for labels or that for pictures says."""
+    """Its own labels, with the images where the flag for labels or that for images says."""
     words, cfg = run
     elsewhere = data.rename(data.parent / "elsewhere")
     for more in (["--data", elsewhere], ["--train-images", elsewhere]):
@@ -661,7 +661,7 @@ REFUSED = {
     ),
     "groups of all": (["--data", "DATA", "--val-share", "0", "--group-by", "a"], "--val-share"),
     "labels that are not there": (["--data", "DATA", "--test-json", "nowhere"], "nowhere"),
-    "pictures alone": (["--config", "finetune/base.yaml", "--images", "DATA"], "--train-json"),
+    "images alone": (["--config", "finetune/base.yaml", "--images", "DATA"], "--train-json"),
     "a small size": (["--data", "DATA", "--size", "8"], "--size is 8"),
     "two sizes": (
         ["--data", "DATA", "--size", "64", "INPUT.MAX_SIZE_TEST", "600"],
@@ -715,12 +715,12 @@ def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch, flags
 
 
 def renamed(data, number, label):
-    """Give the object of a picture another class."""
+    """Give the object of an image another class."""
     (data / f"{number}.xml").write_text(VOC.format(number, label))
 
 
 def test_a_run_inside_its_data_is_no_data(data, monkeypatch):
-    """Neither before it has begun, nor for a second one, nor for the command typed again."""
+    """Neither before it has begun, nor for a second one, nor for the command given again."""
     monkeypatch.chdir(data)
     words = ["--data", ".", "--output", "output/one", "--epochs", "4"]
     prepared(*words)  # which was refused after this
@@ -735,15 +735,15 @@ def test_a_run_inside_its_data_is_no_data(data, monkeypatch):
     assert {image["file_name"] for image in content["images"]} == {f"{n}.png" for n in range(20)}
 
 
-def test_a_run_does_not_go_into_the_folder_of_its_pictures(data):
-    """Later it would be left out of the data, with the pictures."""
+def test_a_run_does_not_go_into_the_folder_of_its_images(data):
+    """Later it would be left out of the data, with the images."""
     with pytest.raises(ConfigError, match=f"{data} has images of the data"):
         prepared("--data", data, "--output", data)
     assert sorted(path.suffix for path in data.iterdir()) == 20 * [".png"] + 20 * [".xml"]
 
 
 @pytest.mark.slow
-def test_two_trainings_inside_their_data_and_the_first_typed_again(data, monkeypatch, capsys):
+def test_two_trainings_inside_their_data_and_the_first_given_again(data, monkeypatch, capsys):
     """What a training and an evaluation write there is read by neither training nor check."""
     monkeypatch.chdir(data)
     limits = {"SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 2, "INPUT.MIN_SIZE_TRAIN": (48,)}
@@ -772,7 +772,7 @@ def test_sizes_that_are_named_stay(data):
         (data / f"{number}.xml").write_text(text)
     run = ["--data", data, "--output", data.parent / "run"]
     named = ["--config", "finetune/light_lambdaresnet26.yaml"]
-    # the map of a named configuration stays, and that of a chosen one follows from the typed size
+    # the map of a named configuration stays, and that of a chosen one follows from the given size
     for words, finest in ((named, "p3"), (["INPUT.MIN_SIZE_TEST", 384], "p2")):
         args = prepared(*run, *words)
         assert keys(args).INPUT.MIN_SIZE_TEST == 384

@@ -27,8 +27,8 @@ LINE = "0 .5 .5 .5 .5\n"
 WIDE = 70_000  # more than the first part of a file
 
 
-def picture(name, size=(40, 30)):
-    """A picture unlike that of any other name."""
+def image(name, size=(40, 30)):
+    """An image unlike that of any other name."""
     noise = np.random.default_rng(zlib.crc32(name.encode())).integers(0, 255, (3, 4, 3), np.uint8)
     return Image.fromarray(noise).resize(size)
 
@@ -40,13 +40,13 @@ def encoded(image, ending="png", **options):
 
 
 def make(root, files):
-    """Files of a data set; a picture without content is made by its name."""
+    """Files of a data set; an image without content is made by its name."""
     for name, content in files.items():
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
         ending = name.rpartition(".")[2]
         if not content and ending in ("png", "jpg", "JPG"):
-            content = encoded(picture(name), ending)
+            content = encoded(image(name), ending)
         file.write_bytes(content.encode() if isinstance(content, str) else content)
     return root
 
@@ -102,9 +102,9 @@ MANY = [(n % 12, n // 12) for n in range(101)]
 NAMES_OF_ONE_CUP = ["tea cup", "tea_cup", "Tea-Cup", "teacup", "tea\u200bcup", "ｔｅａ ｃｕｐ"]
 NO_GROUPS = list(enumerate([None, None, "", "", -1, -1]))
 JOINED = [shape(points=((20, 2), (x, 9)), group_id=1) for x in (25, 30, 35)]
-UPPER = encoded(picture("lying", (30, 40)), "jpg")
+UPPER = encoded(image("lying", (30, 40)), "jpg")
 LYING = Image.Exif()
-LYING[274] = 6  # which makes a picture of 30x40 one of 40x30
+LYING[274] = 6  # which makes an image of 30x40 one of 40x30
 # Files, the status of check, and words of its output; "! " before a word: it is not there
 CASES = {
     # --------------------------------------------------------- formats by their parse
@@ -112,7 +112,7 @@ CASES = {
         {"a.json": labelme("a.png", flags={"x": "y" * WIDE}), "a.png": ""},
         (0, ["labels of LabelMe", "1 cup"]),
     ),
-    "VIA with a long first picture": (
+    "VIA with a long first image": (
         {
             "a.json": via("a.png").replace(
                 '"regions"', f'"file_attributes": "{"x" * WIDE}", "regions"'
@@ -141,7 +141,7 @@ CASES = {
         {"data.yaml": "{path: ., names: [cup, key]}", "a.png": "", "a.txt": LINE},
         (0, ["labels of YOLO", "1 cup"]),
     ),
-    "a project of VIA without settings, and a picture without regions": (
+    "a project of VIA without settings, and an image without regions": (
         {
             "a.json": json.dumps(
                 {"_via_img_metadata": {**json.loads(via("a.png")), "b": {"filename": "b.png"}}}
@@ -159,22 +159,22 @@ CASES = {
         (0, ["labels of COCO are read, and not others such as", "b.xml of Pascal VOC"]),
     ),
     # --------------------------------------------------------- sizes that labels state
-    "VOC of a picture that was made smaller": (
+    "VOC of an image that was made smaller": (
         {"a.xml": voc("a.png", BOX, size=(80, 60)), "a.png": ""},
         (1, ["80x60", "40x30"]),
     ),
-    "LabelMe of a picture that was made smaller": (
+    "LabelMe of an image that was made smaller": (
         {"a.json": labelme("a.png", imageWidth=80, imageHeight=60), "a.png": ""},
         (1, ["80x60", "40x30"]),
     ),
-    "CVAT of a picture that was made smaller": (
+    "CVAT of an image that was made smaller": (
         {"a.xml": cvat("a.png").replace('"40"', '"80"').replace('"30"', '"60"'), "a.png": ""},
         (1, ["80x60", "40x30"]),
     ),
     "VOC of a tool that ignored EXIF": (
         {
             "a.xml": voc("a.jpg", BOX, size=(30, 40)),
-            "a.jpg": encoded(picture("lying", (30, 40)), "jpg", exif=LYING),
+            "a.jpg": encoded(image("lying", (30, 40)), "jpg", exif=LYING),
         },
         (1, ["30x40", "40x30"]),
     ),
@@ -239,29 +239,29 @@ CASES = {
         {"a.xml": voc("a.png", BOX, size=(0, 0)), "a.png": ""},
         (0, ["! too small"]),
     ),
-    # --------------------------------------------------------- pictures and their names
-    "YOLO with labels of pictures that are not read": (
+    # --------------------------------------------------------- images and their names
+    "YOLO with labels of images that are not read": (
         {
             "data.yaml": YAML + "train: images/train\n",
             **dict.fromkeys([f"labels/train/{name}.txt" for name in "abcd"], LINE),
             **{"images/train/a.png": "", "images/train/b.psd": "x", "images/train/c.heic": "x"},
         },
-        (1, ["3 x labels without a picture", "b.txt, beside b.psd", "c.heic"]),
+        (1, ["3 x labels without an image", "b.txt, beside b.psd", "c.heic"]),
     ),
-    "pictures none of which is read": (
+    "images none of which is read": (
         {"data.yaml": YAML, "a.psd": "x", "a.txt": LINE},
-        (2, ["no picture", "1 .psd"]),
+        (2, ["no image", "1 .psd"]),
     ),
-    "VOC with a picture that is there and not read": (
+    "VOC with an image that is there and not read": (
         {"a.xml": voc("a.psd", BOX), "a.psd": "x"},
         (2, ["'a.psd' is of no format that is read"]),
     ),
     "YOLO with labels of other letters": (
         {"data.yaml": YAML, "a.png": "", "a.txt": LINE, "B.png": "", "b.txt": LINE, "B.TXT": LINE},
-        (1, ["2 x labels without a picture", "b.txt", "B.TXT"]),
+        (1, ["2 x labels without an image", "b.txt", "B.TXT"]),
     ),
     # as in the whiteflies of SmartFarming: Images and Annotations with a folder for each part
-    "YOLO with labels far from the pictures": (
+    "YOLO with labels far from the images": (
         {
             **{f"Images/{part}/{part[:2]}.png": "" for part in ("Test", "Train and Validation")},
             **{
@@ -278,9 +278,9 @@ CASES = {
             **{"images/a.png": "", "labels/a.txt": LINE, "images/b.png": ""},
             "runs/predict/labels/b.txt": LINE,
         },
-        (0, ["1 x picture without a label file", "1 annotation"]),
+        (0, ["1 x image without a label file", "1 annotation"]),
     ),
-    "YOLO with two labels of a picture far from it": (
+    "YOLO with two labels of an image far from it": (
         {
             "Images/a.png": "",
             **{
@@ -291,17 +291,17 @@ CASES = {
         },
         (2, ["Images/a.png has 2 files of labels", "human/a.txt", "machine/a.txt", "--train"]),
     ),
-    "YOLO with a picture called as one of another part": (
+    "YOLO with an image called as one of another part": (
         {
             "data.yaml": YAML + "train: one/images\nval: two/images\n",
             **{"one/images/a.png": "", "two/images/a.png": "", "two/images/b.png": ""},
             **{"one/labels/a.txt": LINE, "two/labels/b.txt": LINE},
         },
-        (0, ["1 x picture without a label file"]),
+        (0, ["1 x image without a label file"]),
     ),
-    "LabelMe with a folder of pictures without labels": (
+    "LabelMe with a folder of images without labels": (
         {"train/a.json": labelme("a.png"), "train/a.png": "", "val/b.png": "", "val/c.png": ""},
-        (0, ["2 x picture without labels", "val/b.png"]),
+        (0, ["2 x image without labels", "val/b.png"]),
     ),
     "VOC with drawings of its labels": (
         {
@@ -319,23 +319,23 @@ CASES = {
     ),
     "YOLO with notes beside the labels": (
         {"data.yaml": YAML, "a.png": "", "a.txt": LINE, "notes.txt": "1 2\n", "empty.txt": ""},
-        (0, ["! without a picture"]),
+        (0, ["! without an image"]),
     ),
-    "VOC with a picture that is not read": (
+    "VOC with an image that is not read": (
         {"a.xml": voc("a.png", BOX), "a.png": "", "b.xml": voc("b.psd", BOX), "b.psd": "x"},
-        (1, ["1 x labels without a picture", "b.xml: b.psd"]),
+        (1, ["1 x labels without an image", "b.xml: b.psd"]),
     ),
-    "LabelMe without a picture": (
+    "LabelMe without an image": (
         {"a.json": labelme("a.png"), "a.png": "", "b.json": labelme("b.png")},
-        (1, ["1 x labels without a picture", "b.json: b.png"]),
+        (1, ["1 x labels without an image", "b.json: b.png"]),
     ),
-    "CVAT without a picture": (
+    "CVAT without an image": (
         {"a.xml": cvat("a.png", "b.png", "c.png"), "a.png": ""},
-        (1, ["2 x labels without a picture", "a.xml: b.png"]),
+        (1, ["2 x labels without an image", "a.xml: b.png"]),
     ),
-    "VIA without a picture": (
+    "VIA without an image": (
         {"a.json": via("a.png", "b.png"), "a.png": ""},
-        (1, ["1 x labels without a picture", "a.json: b.png"]),
+        (1, ["1 x labels without an image", "a.json: b.png"]),
     ),
     "YOLO of macOS": (
         {
@@ -353,7 +353,7 @@ CASES = {
         {"a.xml": cvat("a.jpg"), "a.JPG": ""},
         (0, ["1 cup"]),
     ),
-    "Jupyter's copies of pictures": (
+    "Jupyter's copies of images": (
         {
             "data.yaml": YAML,
             **{"a.png": "", "a.txt": LINE, ".ipynb_checkpoints/a-checkpoint.png": ""},
@@ -386,19 +386,19 @@ CASES = {
         {**dict.fromkeys(["a.json", ".ipynb_checkpoints/a.json"], coco("a.png")), "a.png": ""},
         (0, ["1 image"]),
     ),
-    "CVAT with pictures of two folders, of which one is there": (
+    "CVAT with images of two folders, of which one is there": (
         {"a.xml": cvat("cam1/0.png", "cam2/0.png"), "cam1/0.png": ""},
-        (1, ["1 x labels without a picture", "cam2/0.png"]),
+        (1, ["1 x labels without an image", "cam2/0.png"]),
     ),
-    "VIA with pictures of two folders, of which one is there": (
+    "VIA with images of two folders, of which one is there": (
         {"a.json": via("cam1/0.png", "cam2/0.png"), "cam1/0.png": ""},
-        (1, ["1 x labels without a picture", "cam2/0.png"]),
+        (1, ["1 x labels without an image", "cam2/0.png"]),
     ),
-    "LabelMe with a picture of a folder that is not there": (
+    "LabelMe with an image of a folder that is not there": (
         {"a.json": labelme("cam2/0.png"), "cam1/0.png": ""},
         (2, ["cam2/0.png"]),
     ),
-    "CVAT with pictures of two folders, of another machine": (
+    "CVAT with images of two folders, of another machine": (
         {"a.xml": cvat("/me/cam1/0.png", "/me/cam2/0.png"), "cam1/0.png": ""},
         (2, ["/me/cam2/0.png and /me/cam1/0.png", "cam1/0.png"]),
     ),
@@ -406,15 +406,15 @@ CASES = {
         {"a.xml": cvat("default/0.png"), "images/0.png": ""},
         (0, ["1 cup"]),
     ),
-    "CVAT with a folder that is not here, and pictures in another one": (
+    "CVAT with a folder that is not here, and images in another one": (
         {"a.xml": cvat("monday/0.png"), "tuesday/0.png": ""},
         (2, ["'monday/0.png' is not below"]),
     ),
-    "a picture twice in a file of CVAT": (
+    "an image twice in a file of CVAT": (
         {"a.xml": cvat("a.png", "a.png").replace("cup", "key", 1), "a.png": ""},
         (0, ["1 image", "1 cup", "1 key", "ids 1 and 2: they are merged"]),
     ),
-    "a picture twice in a file of COCO, with its folder and without": (
+    "an image twice in a file of COCO, with its folder and without": (
         {
             "images/a.png": "",
             "a.json": json.dumps(
@@ -429,7 +429,7 @@ CASES = {
         },
         (0, ["1 image", "1 cup", "ids 1 and 2: they are merged"]),
     ),
-    "a picture twice in a file of VIA": (
+    "an image twice in a file of VIA": (
         {
             "a.json": json.dumps({key: json.loads(via("a.png"))["a.png9"] for key in "xy"}),
             "a.png": "",
@@ -455,11 +455,11 @@ CASES = {
         },
         (0, ["labels of COCO", "1 cup", "2 x entry", "its own is taken"]),
     ),
-    "LabelMe with pictures of another machine": (
+    "LabelMe with images of another machine": (
         {"labels/a.json": labelme("..\\photos\\a.png"), "images/a.png": ""},
-        (0, ["1 x picture that is in another folder", "photos"]),
+        (0, ["1 x image that is in another folder", "photos"]),
     ),
-    "two files of labels for pictures of the same names": (
+    "two files of labels for images of the same names": (
         {
             **{f"Annotations/{day}/0.xml": voc("0.png", BOX) for day in ("mon", "tue")},
             **{f"JPEGImages/{day}/0.png": "" for day in ("mon", "tue")},
@@ -472,11 +472,11 @@ CASES = {
             **{"data.yaml": YAML, "a.png": ""},
             "a.txt": "".join(f"0 {x / 12 + 0.04} {y / 9 + 0.06} .04 .04\n" for x, y in MANY),
         },
-        (0, ["at most 101", "1 x picture with more than COCO's 100", "a.png, 40x30: 101"]),
+        (0, ["at most 101", "1 x image with more than COCO's 100", "a.png, 40x30: 101"]),
     ),
     "one object twice": (
         {"data.yaml": YAML, "a.png": "", "a.txt": LINE + LINE + LINE.replace("0", "1", 1)},
-        (1, ["1 x object that is in its picture twice", "a.txt, line 2"]),
+        (1, ["1 x object that is in its image twice", "a.txt, line 2"]),
     ),
     "an object without a class": (
         {"a.json": labelme("a.png", shape(label=None)), "a.png": ""},
@@ -621,7 +621,7 @@ CASES = {
         )
         for value, words in {"5": "int", "{a: val}": "dict", "[null]": "list"}.items()
     },
-    "lists of pictures without a file that names them": (
+    "lists of images without a file that names them": (
         {
             "classes.txt": "cup\n",
             **{"train.txt": "images/a.png\n", "val.txt": "\nimages/b.png\n"},
@@ -635,7 +635,7 @@ CASES = {
                 "(val)",
                 "1 image",
                 "! 2 images",
-                "beside it: 1 picture,",
+                "beside it: 1 image,",
             ],
         ),
     ),
@@ -652,7 +652,7 @@ CASES = {
     },
     "nothing to train on": (
         {"data.yaml": YAML + "val: val\n", "val/a.png": "", "train/b.png": ""},
-        (2, ["names pictures for val", "train"]),
+        (2, ["names images for val", "train"]),
     ),
     "two parts to evaluate on": (
         {
@@ -706,15 +706,15 @@ CASES = {
     "empty label files and missing ones": (
         {"data.yaml": YAML, **dict.fromkeys(["a.png", "b.png"], ""), "a.txt": LINE, "c.png": ""}
         | {"b.txt": ""},
-        (0, ["2 x picture without an object", "1 x picture without a label file", "c.png"]),
+        (0, ["2 x image without an object", "1 x image without a label file", "c.png"]),
     ),
-    "YOLO of a picture that EXIF turns by 90 degrees": (
-        {"data.yaml": YAML, "a.jpg": encoded(picture("e"), "jpg", exif=LYING), "a.txt": LINE},
-        (1, ["1 x picture that its EXIF data turn"]),
+    "YOLO of an image that EXIF turns by 90 degrees": (
+        {"data.yaml": YAML, "a.jpg": encoded(image("e"), "jpg", exif=LYING), "a.txt": LINE},
+        (1, ["1 x image that its EXIF data turn"]),
     ),
-    "one label file of two pictures": (
+    "one label file of two images": (
         {"data.yaml": YAML, "a.png": "", "a.jpg": "", "a.txt": LINE},
-        (1, ["2 cup", "1 x label file of two pictures", "a.jpg and ", "a.png"]),
+        (1, ["2 cup", "1 x label file of two images", "a.jpg and ", "a.png"]),
     ),
     # --------------------------------------------------------- classes and shapes
     "VIA whose classes are of two attributes": (
@@ -761,9 +761,9 @@ CASES = {
         {"a.xml": voc("a.png", BOX), "a.png": "", "b.png": "", "b.txt": LINE},
         (0, ["labels of Pascal VOC", "and not others", "b.txt of YOLO"]),
     ),
-    "COCO with pictures that it does not name": (
+    "COCO with images that it does not name": (
         {"a.json": coco("a.png"), "a.png": "", "b.png": ""},
-        (0, ["1 picture beside", "b.png"]),
+        (0, ["1 image beside", "b.png"]),
     ),
     "COCO's file of instances and another one": (
         {"instances_train.json": coco("a.png"), "b.json": coco("b.png"), "a.png": "", "b.png": ""},
@@ -777,12 +777,12 @@ CASES = {
         (2, ["train names ../train/images", "my/train/images"]),
     ),
     # --------------------------------------------------------- copies
-    "the same picture in two parts": (
+    "the same image in two parts": (
         {
             **{f"{part}/{part}.xml": voc(f"{part}.png", BOX) for part in ("train", "val")},
-            **{f"{part}/{part}.png": encoded(picture("one")) for part in ("train", "val")},
+            **{f"{part}/{part}.png": encoded(image("one")) for part in ("train", "val")},
         },
-        (1, ["1 picture in two parts", "val.png and "]),
+        (1, ["1 image in two parts", "val.png and "]),
     ),
     "copies of Roboflow in two parts": (
         {
@@ -790,14 +790,14 @@ CASES = {
             for part in ("train", "valid")
             for ending, text in (("png", ""), ("json", labelme(f"a_png.rf.{part}0000.png")))
         },
-        (1, ["1 picture in two parts"]),
+        (1, ["1 image in two parts"]),
     ),
     "a part that others are a part of": (
         {
             "data.yaml": YAML + "train: images\nval: images/val\n",
             **{"images/a.png": "", "images/val/b.png": "", "labels/a.txt": LINE},
         },
-        (1, ["1 picture in two parts"]),
+        (1, ["1 image in two parts"]),
     ),
     "a test part": (
         {
@@ -821,36 +821,36 @@ def test_what_check_says(case, tmp_path, capsys, caplog):
         assert (word.removeprefix("! ") in output) is not word.startswith("! "), output
 
 
-# ------------------------------------------------------------------------------ renamed pictures
+# ------------------------------------------------------------------------------ renamed images
 def renamed(root, copy=None, **more):
-    """Two pictures, and a file that is called like the one and names the other."""
+    """Two images, and a file that is called like the one and names the other."""
     content = {"imageData": base64.b64encode(encoded(copy, "jpg")).decode()} if copy else {}
     files = {"16.jpg": "", "10.jpg": "", "10.json": labelme("16.jpg", **content, **more)}
     return make(root, files)
 
 
-def test_labelme_of_a_renamed_picture_is_of_the_picture_in_it(tmp_path, capsys):
-    content = read_labels(renamed(tmp_path, picture("10.jpg")))
+def test_labelme_of_a_renamed_image_is_of_the_image_in_it(tmp_path, capsys):
+    content = read_labels(renamed(tmp_path, image("10.jpg")))
     assert [image["file_name"] for image in content["images"]] == ["10.jpg"]
     assert "10.json names 16.jpg" in checked(tmp_path, capsys)[1]
-    content = read_labels(renamed(tmp_path / "other", picture("16.jpg")))
+    content = read_labels(renamed(tmp_path / "other", image("16.jpg")))
     assert [image["file_name"] for image in content["images"]] == ["16.jpg"]
     (finding,) = content[READER]["findings"]
     assert finding["text"] == NO_LABELS.text and finding["first"][0].endswith("10.jpg")
 
 
-def test_labelme_whose_pictures_were_exchanged_is_refused(tmp_path, capsys):
-    copy = base64.b64encode(encoded(picture("was here"), "jpg")).decode()
+def test_labelme_whose_images_were_exchanged_is_refused(tmp_path, capsys):
+    copy = base64.b64encode(encoded(image("was here"), "jpg")).decode()
     make(tmp_path / "set", {"a.json": labelme("a.png", imageData=copy), "a.png": ""})
     status, output = checked(tmp_path / "set", capsys)
-    assert status == 1 and "imageData shows another picture" in output and "a.json" in output
+    assert status == 1 and "imageData shows another image" in output and "a.json" in output
 
 
 @pytest.mark.parametrize("name", ["a.png", "old.png"])
 @pytest.mark.parametrize("copy", ["null", "bm90IGEgcGljdHVyZQ==", "half"])
 def test_a_copy_that_cannot_be_decoded_is_none(copy, name, tmp_path, capsys):
     if copy == "half":
-        whole = encoded(picture("a.png"), "png")
+        whole = encoded(image("a.png"), "png")
         copy = base64.b64encode(whole[: len(whole) // 2]).decode()
     root = make(tmp_path / "set", {"a.json": labelme(name, imageData=copy), "a.png": ""})
     status, output = checked(root, capsys)
@@ -860,16 +860,16 @@ def test_a_copy_that_cannot_be_decoded_is_none(copy, name, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "text"), [("10.json", labelme("old.jpg")), ("10.xml", voc("old.jpg", BOX))]
 )
-def test_labels_of_a_picture_that_has_another_name_now(name, text, tmp_path, capsys):
+def test_labels_of_an_image_that_has_another_name_now(name, text, tmp_path, capsys):
     status, output = checked(make(tmp_path / "set", {name: text, "10.jpg": ""}), capsys)
-    assert status == 0 and "1 x labels that name another picture" in output
+    assert status == 0 and "1 x labels that name another image" in output
     assert "old.jpg, and 10.jpg is taken" in output
 
 
 @pytest.mark.parametrize("is_beside", [True, False])
-def test_labelme_of_a_picture_that_is_another_one_is_refused(is_beside, tmp_path, capsys):
-    """Whether the picture of its own name is there or not."""
-    root = renamed(tmp_path, picture("of neither"))
+def test_labelme_of_an_image_that_is_another_one_is_refused(is_beside, tmp_path, capsys):
+    """Whether the image of its own name is there or not."""
+    root = renamed(tmp_path, image("of neither"))
     if not is_beside:
         (root / "10.jpg").unlink()
     status, output = checked(root, capsys)
@@ -880,13 +880,13 @@ def test_labelme_of_a_picture_that_is_another_one_is_refused(is_beside, tmp_path
 def test_sizes_decide_between_a_name_and_the_name_of_the_labels(tmp_path, capsys):
     root = renamed(tmp_path, imageWidth=20, imageHeight=20)
     assert checked(root, capsys)[0] == 1
-    (root / "10.jpg").write_bytes(encoded(picture("small", (20, 20)), "jpg"))
+    (root / "10.jpg").write_bytes(encoded(image("small", (20, 20)), "jpg"))
     content = read_labels(root)
     assert [image["file_name"] for image in content["images"]] == ["10.jpg"]
 
 
-def test_voc_that_names_another_picture_that_is_there_is_refused(tmp_path, capsys):
-    """A name of a picture that is not there is of the time before it was renamed."""
+def test_voc_that_names_another_image_that_is_there_is_refused(tmp_path, capsys):
+    """A name of an image that is not there is of the time before it was renamed."""
     make(tmp_path, {"a.png": "", "b.png": "", "a.xml": voc("b.png", BOX)})
     status, output = checked(tmp_path, capsys)
     assert status == 1 and "a.xml names b.png" in output
@@ -908,7 +908,7 @@ def test_links_to_folders_are_followed_without_circles(tmp_path):
 
 @pytest.mark.posix
 def test_a_folder_counts_by_its_own_name_and_not_by_a_link(tmp_path):
-    """Else the pictures of val were trained on as those of a folder without a word."""
+    """Else the images of val were trained on as those of a folder without a word."""
     make(
         tmp_path,
         {
@@ -939,7 +939,7 @@ def test_a_yaml_of_nested_aliases_is_refused_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["", "D:\\me\\"])
-def test_copies_of_one_picture_are_held_out_together(place, tmp_path):
+def test_copies_of_one_image_are_held_out_together(place, tmp_path):
     """Those of Roboflow, files of the same bytes, and variants by their names."""
     names = [f"p{n}_jpg.rf.{n * m + 100000}.jpg" for n in range(20) for m in (1, 2, 3)]
     same = [f"copy {n} of {m}.jpg" for n in range(3) for m in range(20)]
@@ -954,9 +954,9 @@ def test_copies_of_one_picture_are_held_out_together(place, tmp_path):
     variants = [[form.format(n) for form in forms] for n in range(20)]
     names += [name for group in variants for name in group]
     alone = [f"r{n}{end}.jpg" for n in range(20) for end in ("_crop", "_scale 2")]
-    names += alone  # of no picture that is there
+    names += alone  # of no image that is there
     make(tmp_path, dict.fromkeys(names, ""))
-    make(tmp_path, {name: encoded(picture(name[-7:]), "jpg") for name in same})
+    make(tmp_path, {name: encoded(image(name[-7:]), "jpg") for name in same})
     images = [
         {"id": n, "file_name": place + name, "width": 40, "height": 30}
         for n, name in enumerate(names + same)
@@ -990,7 +990,7 @@ def test_a_file_that_changes_is_recognised_again(tmp_path):
     assert recognise(tmp_path)[0] == "COCO"
 
 
-def test_coco_s_pictures_in_several_folders_are_refused_with_both(tmp_path):
+def test_coco_s_images_in_several_folders_are_refused_with_both(tmp_path):
     make(tmp_path, {"a.json": coco("a.png"), "depth/a.png": "", "rgb/a.png": ""})
     with pytest.raises(DataError, match=r"depth.*rgb"):
         find_parts(tmp_path)
@@ -1006,13 +1006,13 @@ def test_coco_s_pictures_in_several_folders_are_refused_with_both(tmp_path):
         "/data/local-files/?d=images/a.png",
     ],
 )
-def test_coco_s_pictures_by_the_end_of_a_path(name, tmp_path):
+def test_coco_s_images_by_the_end_of_a_path(name, tmp_path):
     make(tmp_path, {"a.json": coco(name), "images/a.png": ""})
     _, (part,) = find_parts(tmp_path)
     assert part.images == tmp_path / "images"
 
 
-def test_coco_s_pictures_in_a_folder_and_below_it(tmp_path):
+def test_coco_s_images_in_a_folder_and_below_it(tmp_path):
     content = json.loads(coco("a.png"))
     content["images"].append({**content["images"][0], "id": 2, "file_name": "b.png"})
     make(tmp_path, {"valid/x.json": json.dumps(content), "valid/a.png": "", "valid/more/b.png": ""})

@@ -107,10 +107,10 @@ def _rate(rate, batch):
 
 
 @pytest.mark.parametrize(
-    ("tiles", "pictures", "epochs"), [(1000, 10, 0.9487), (1000, 62.5, 3.75), (20_000, 1250, 2)]
+    ("tiles", "images", "epochs"), [(1000, 10, 0.9487), (1000, 62.5, 3.75), (20_000, 1250, 2)]
 )
-def test_tiles_of_a_picture_are_alike(tiles, pictures, epochs):
-    assert epochs_for(tiles, pictures) == pytest.approx(epochs, rel=1e-3)
+def test_tiles_of_an_image_are_alike(tiles, images, epochs):
+    assert epochs_for(tiles, images) == pytest.approx(epochs, rel=1e-3)
     assert epochs_for(tiles, tiles) == epochs_for(tiles)
 
 
@@ -201,7 +201,7 @@ def test_anchors_meet_the_boxes(cfg, objects, sizes):
 
 
 def test_the_row_of_the_anchors_has_the_share_of_small_boxes(cfg):
-    """The finest map has stride 4, and the input is twice as large as the pictures."""
+    """The finest map has stride 4, and the input is twice as large as the images."""
     statistics = Statistics.of(make_records(60, [(7, 7), (9, 9), (30, 30)]), input_scale(cfg))
     (row,) = (one for one in derive(cfg, statistics, CPU) if one.key.endswith("GENERATOR.SIZES"))
     assert "33% are below 16 pixels" in row.reason
@@ -246,7 +246,7 @@ def test_rare_classes_are_repeated(cfg):
     assert found["DATALOADER.REPEAT_THRESHOLD"] == pytest.approx(80 / 88 / 10)
 
 
-def test_what_is_typed_stays(cfg, caplog, monkeypatch):
+def test_what_is_given_stays(cfg, caplog, monkeypatch):
     known = Derived("MODEL.A", 5, "was known")
     monkeypatch.setattr(recipe, "_known", lambda cfg: [known])
     cfg.SOLVER.MAX_ITER = 7
@@ -254,10 +254,10 @@ def test_what_is_typed_stays(cfg, caplog, monkeypatch):
     cfg.RECIPE.KEEP = ["SOLVER.MAX_ITER"]
     with caplog.at_level(logging.INFO):
         applied = fit(cfg, make_records(60))
-    assert "was known" in caplog.text and "kept: it is typed" in caplog.text
+    assert "was known" in caplog.text and "kept: it is given" in caplog.text
     assert cfg.SOLVER.MAX_ITER == 7 and "SOLVER.MAX_ITER" not in applied
     assert cfg.SOLVER.REFERENCE_WORLD_SIZE == 0
-    assert cfg.SOLVER.STEPS == (5, 6)  # the rest of the schedule follows what is typed
+    assert cfg.SOLVER.STEPS == (5, 6)  # the rest of the schedule follows what is given
     assert all(key in caplog.text for key in applied)
 
 
@@ -272,7 +272,7 @@ def test_a_detector_keeps_all_objects_of_the_fullest_image(cfg):
 
 
 @pytest.mark.slow
-def test_all_that_a_recipe_sets_can_be_typed(cfg):
+def test_all_that_a_recipe_sets_can_be_given(cfg):
     cfg.RECIPE.MEMORY = [1.0, 1.0]
     records = make_records(88, [(20, 20), (40, 60)] * 600, classes=(0,) * 10 + (1,))
     cfg.MODEL.MASK_ON = True
@@ -390,7 +390,7 @@ def test_boxes_of_other_anchors_leave_them_as_they_are(cfg):
 @pytest.mark.slow
 @pytest.mark.parametrize(("keep", "images"), [(False, 100), (True, 1000)])
 def test_the_recipe_counts_what_the_loader_keeps(cfg, tmp_path, caplog, keep, images):
-    """900 pictures without an object count only where they are trained on, as background."""
+    """900 images without an object count only where they are trained on, as background."""
     boxes = [annotation(i, i, [1, 1, 50, 50], category_id=int(i < 5)) for i in range(100)]
     names = {number: f"{number}.png" for number in range(1000)}
     content = coco_content(names, boxes, {0: "often", 1: "seldom"}, size=(200, 200))

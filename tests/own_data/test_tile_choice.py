@@ -1,4 +1,4 @@
-"""Whether pictures are cut into tiles, and into which."""
+"""Whether images are cut into tiles, and into which."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def cfg():
 
 
 def squares(sides, size=(3000, 3000)):
-    """A picture with square objects."""
+    """An image with square objects."""
     image = {"id": 1, "width": size[0], "height": size[1]}
     objects = [
         {"image_id": 1, "category_id": 1, "iscrowd": 0, "bbox": [5, 5, side, side]}
@@ -28,7 +28,7 @@ def choose(cfg, labels, tile=None):
     return choose_tiles(cfg, *labels, tile, cfg)
 
 
-def test_pictures_are_cut_where_most_objects_are_too_small(cfg):
+def test_images_are_cut_where_most_objects_are_too_small(cfg):
     # 3000 pixels become 384: 93 pixels become 11.9, and 95 become 12.2
     small, large = squares([93] * 51 + [95] * 49), squares([93] * 49 + [95] * 51)
     assert choose(cfg, small).tiling and not choose(cfg, large).tiling
@@ -53,9 +53,9 @@ def test_most_objects_are_whole_in_the_overlap(cfg):
     tiling = choose(cfg, squares([20] * 50 + list(range(150, 200))), "auto").tiling
     assert tiling.overlap >= 189 and 2 * tiling.overlap < tiling.size
     assert tiling.size % 32 == 0 and tiling.size < 512
-    typed = choose(cfg, squares([200] * 99), tile=300)
-    assert typed.tiling.overlap == 120  # as far as that is below half a tile
-    assert typed.rows[1][2].startswith("0%")
+    given = choose(cfg, squares([200] * 99), tile=300)
+    assert given.tiling.overlap == 120  # as far as that is below half a tile
+    assert given.rows[1][2].startswith("0%")
     cfg.INPUT.TILE.OVERLAP = 17
     assert choose(cfg, squares([20] * 99)).tiling.overlap == 17
 
@@ -66,7 +66,7 @@ def test_a_side_that_is_not_cut_keeps_its_length(cfg, size):
     assert (image["width"], image["height"]) == (300, size[1])
 
 
-def test_no_picture_is_larger_than_a_tile(cfg):
+def test_no_image_is_larger_than_a_tile(cfg):
     chosen = choose(cfg, squares([5] * 99), tile=3000)
     assert chosen.tiling is None and chosen.keys == {"INPUT.TILE.SIZE": 0}
     assert len(chosen.rows) == 1 and "3000" in chosen.rows[0][2]

@@ -24,7 +24,7 @@ from lambda_det.detection import DetectionTask, load_config, load_lazy_config
 from lambda_det.detection.data import register_shapes
 from lambda_det.training.task import Task
 from lambda_det.training.trainer import Trainer
-from tests.classification.tiny import RECIPE, make_pictures
+from tests.classification.tiny import RECIPE, make_images
 from tests.detection.tiny import TINY
 from tests.reliability.runs import DETECTOR
 from tests.shapes import shapes_by_flag
@@ -100,7 +100,7 @@ def _lazy(root: Path) -> Task:
 
 
 def _classification(root: Path) -> Task:
-    make_pictures(root)
+    make_images(root)
     (root / "recipe.yaml").write_text(RECIPE)
     words = f"DATA.TRAIN {root / 'train'} DATA.VAL {root / 'val'} OUTPUT_DIR {root / 'run'} "
     words += "SOLVER.EPOCHS 10"

@@ -11,7 +11,7 @@ import torch
 
 from lambda_det.training.logged import is_of_machine
 from lambda_det.weights.formats import read_checkpoint
-from tests.classification.tiny import RECIPE, make_pictures
+from tests.classification.tiny import RECIPE, make_images
 from tests.detection.tiny import TINY, write_lazy_config
 from tests.shapes import data_words, make_shapes
 
@@ -67,7 +67,7 @@ def lazy_words(root: Path) -> list[str]:
 
 def classification_words(root: Path) -> list[str]:
     """The same for a classifier: 60 steps, with averaged weights."""
-    make_pictures(root / "pictures")
+    make_images(root / "pictures")
     (root / "recipe.yaml").write_text(RECIPE)
     words = ["--config-file", str(root / "recipe.yaml"), "--resume"]
     words += ["DATA.TRAIN", str(root / "pictures/train"), "DATA.VAL", str(root / "pictures/val")]

@@ -8,7 +8,7 @@ import torch
 from lambda_det.detection.prediction import command_line as predict
 from lambda_det.export import backbone_command as export_backbone
 from lambda_det.export import command_line as export_model
-from tests.classification.tiny import RECIPE, make_pictures
+from tests.classification.tiny import RECIPE, make_images
 from tests.malicious import write_malicious
 from tests.tool import load_tool
 from tests.training.tiny_detector import CONFIG, save_run
@@ -70,7 +70,7 @@ def test_a_checkpoint_to_resume(tmp_path, capsys, mark, main, flags):
         data = []
     else:
         (tmp_path / "c.yaml").write_text(RECIPE)
-        make_pictures(tmp_path)
+        make_images(tmp_path)
         data = ["DATA.TRAIN", tmp_path / "train", "DATA.VAL", tmp_path / "val"]
     words = ["--config-file", tmp_path / "c.yaml", "--resume", *flags, *data, "OUTPUT_DIR", run]
     _refused(main, words, capsys, mark, "model_0000005.pth", "could run a program")

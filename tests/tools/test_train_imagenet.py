@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import forked
-from tests.classification.tiny import RECIPE, make_pictures
+from tests.classification.tiny import RECIPE, make_images
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -17,12 +17,12 @@ TOOL = Path(__file__).parents[2] / "tools/train_imagenet.py"
 @pytest.fixture
 def words(tmp_path):
     """A command line, into tmp_path/NAME."""
-    pictures = tmp_path / "pictures"
-    make_pictures(pictures)
+    images = tmp_path / "pictures"
+    make_images(images)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
 
     def make(name, *pairs, flags=()):
-        data = ("DATA.TRAIN", pictures / "train", "DATA.VAL", pictures / "val")
+        data = ("DATA.TRAIN", images / "train", "DATA.VAL", images / "val")
         start = ("--config-file", tmp_path / "recipe.yaml", *flags)
         return (*start, *data, "OUTPUT_DIR", tmp_path / name, *pairs)
 

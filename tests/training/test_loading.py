@@ -335,8 +335,8 @@ def test_settings_of_a_worker():
     assert [image["threads"] for image in batch] == [(1, 1), (1, 1)]
 
 
-def pictures(record):
-    """A picture with objects, as a mapper makes it: two tensors of it share their memory."""
+def images(record):
+    """An image with objects, as a mapper makes it: two tensors of it share their memory."""
     image = torch.full((3, 64, 64), record["image_id"] % 256, dtype=torch.uint8)
     objects = Instances((64, 64))
     objects.gt_boxes = Boxes(torch.arange(8.0).reshape(2, 4) + record["image_id"])
@@ -384,10 +384,10 @@ def room(monkeypatch):
 )
 def test_full_shared_memory(monkeypatch, caplog, shared_memory, said):
     """torch's loader would wait for the batch until its timeout."""
-    loader = train(pictures, num_workers=0)
+    loader = train(images, num_workers=0)
     loader.begin(7, 0)
     expected = plain(itertools.islice(loader, 6))
-    loader = train(pictures, timeout=30)
+    loader = train(images, timeout=30)
     loader.begin(7, 0)
     shared_memory(monkeypatch)
     caplog.clear()

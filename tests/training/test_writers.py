@@ -71,7 +71,7 @@ def test_tensorboard_forgets_what_a_killed_run_wrote_after_its_checkpoint(tmp_pa
 
 
 def test_a_run_writes_to_those_that_are_named(tmp_path):
-    hook, pictures = RunWriter(), []
+    hook, images = RunWriter(), []
     named = replace(_settings(tmp_path, RECORDER), log_period=2)
     task = SimpleNamespace(dump=lambda: "SOLVER: {BASE_LR: 0.25}")
     trainer = SimpleNamespace(start_iter=0, iter=0, max_iter=4, settings=named, task=task)
@@ -84,8 +84,8 @@ def test_a_run_writes_to_those_that_are_named(tmp_path):
             storage.iter = hook.trainer.iter
             storage.put_image("drawn", np.zeros((3, 1, 1)))
             hook.after_step()
-            pictures.append(len(storage._vis_data))
+            images.append(len(storage._vis_data))
         hook.after_train()
-    assert pictures == [1, 0, 1, 0]
+    assert images == [1, 0, 1, 0]
     assert len(_MADE[-1].steps) == 4  # in each period, after each evaluation, at the end
     assert not list(tmp_path.glob("events*")) and (tmp_path / "metrics.json").exists()

@@ -30,8 +30,8 @@ from lambda_det.weights.loading import load
 from lambda_det.weights.public import fetch, read_public
 from tests.detection.tiny import on_meta
 
-PROPOSALS = 15  # of a picture
-SIZES = ((64, 96), (83, 67))  # of pictures; some maps of their batch have odd sides
+PROPOSALS = 15  # of an image
+SIZES = ((64, 96), (83, 67))  # of images; some maps of their batch have odd sides
 COCO = torchvision.models.get_weight("MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1").meta["categories"]
 OBJECTS = [c for c, name in enumerate(COCO) if name not in ("__background__", "N/A")]
 
@@ -61,7 +61,7 @@ def make(recipe: str, classes: int = len(COCO)) -> nn.Module:
     """Their detector with random weights, in float64 and evaluation mode; every tensor counts.
 
     The statistics of norms and the sizes of what the last layers predict are measured on
-    pictures; else rounding errors would grow from layer to layer, and boxes have no width.
+    images; else rounding errors would grow from layer to layer, and boxes have no width.
     """
     torch.manual_seed(0)
     model = THEIRS[recipe](num_classes=classes).double().eval()
@@ -80,7 +80,7 @@ def make(recipe: str, classes: int = len(COCO)) -> nn.Module:
     model.transform.resize = lambda image, target: (image, target)
     heads = getattr(model, "roi_heads", SimpleNamespace(detections_per_img=0))
     most, heads.detections_per_img = heads.detections_per_img, PROPOSALS  # have masks here
-    model(_pictures()[0])
+    model(_images()[0])
     heads.detections_per_img = most
     for hook in hooks:
         hook.remove()
@@ -143,15 +143,15 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
     assert error <= tolerance
 
 
-def _pictures() -> tuple[list[Tensor], list[dict]]:
+def _images() -> tuple[list[Tensor], list[dict]]:
     """RGB from 0 to 1, and the same for Detectron2."""
-    pictures = [torch.rand(3, *size, dtype=torch.float64) for size in SIZES]
-    return pictures, [{"image": 255 * picture} for picture in pictures]
+    images = [torch.rand(3, *size, dtype=torch.float64) for size in SIZES]
+    return images, [{"image": 255 * image} for image in images]
 
 
 def _compare_features(theirs: nn.Module, ours: nn.Module) -> SimpleNamespace:
     """Pixels and maps of both."""
-    pictures, batch = _pictures()
+    pictures, batch = _images()
     images, _ = theirs.transform(pictures)
     own = ours.preprocess_image(batch)
     close(own.tensor, images.tensors)
@@ -220,7 +220,7 @@ def test_an_rcnn_is_theirs_at_every_stage(recipe, in_float64):
     found = own.mask_head.layers(own.mask_pooler(features[:4], boxes))
     close(found, expected[:, OBJECTS])
     heads.mask_head, own.mask_on = None, False  # of detections they take longest
-    _compare_detections(s, theirs(s.pictures), ours)
+    _compare_detections(s, theirs(s.images), ours)
 
 
 def _by_size(tensor: Tensor) -> Tensor:
@@ -245,9 +245,9 @@ def test_a_retinanet_is_theirs_at_every_stage(in_float64, monkeypatch):
     # Detectron2 clips boxes to the image after the suppression
     with monkeypatch.context() as context:
         context.setattr(box_ops, "clip_boxes_to_image", lambda boxes, size: boxes)
-        results = theirs(s.pictures)
-    for result, picture in zip(results, s.pictures, strict=True):
-        result["boxes"] = box_ops.clip_boxes_to_image(result["boxes"], picture.shape[1:])
+        results = theirs(s.images)
+    for result, image in zip(results, s.images, strict=True):
+        result["boxes"] = box_ops.clip_boxes_to_image(result["boxes"], image.shape[1:])
         kept = box_ops.remove_small_boxes(result["boxes"], 0.01)
         result.update({key: value[kept] for key, value in result.items()})
     _compare_detections(s, results, ours)
@@ -337,8 +337,8 @@ def test_anchors_are_theirs_on_maps_of_odd_sides(recipe):
     library = detection.retinanet if "retinanet" in recipe else detection.faster_rcnn
     strides = [2**level for level in (range(3, 8) if "retinanet" in recipe else range(2, 7))]
     maps = [torch.zeros(1, 1, -(-96 // stride), -(-160 // stride)) for stride in strides]
-    pictures = SimpleNamespace(tensors=torch.zeros(1, 3, 96, 160), image_sizes=[(96, 160)])
-    (theirs,) = library._default_anchorgen()(pictures, maps)
+    images = SimpleNamespace(tensors=torch.zeros(1, 3, 96, 160), image_sizes=[(96, 160)])
+    (theirs,) = library._default_anchorgen()(images, maps)
     shapes = [ShapeSpec(stride=stride) for stride in strides]
     ours = Boxes.cat(build_anchor_generator(read(recipe), shapes)(maps)).tensor
     assert torch.equal(ours, _by_size(theirs) if "retinanet" in recipe else theirs)

@@ -16,7 +16,7 @@ from PIL import Image
 from torchvision.datasets import CIFAR10
 
 from lambda_det.errors import DataError, listed, printable, reason, refused
-from lambda_det.files import PICTURES
+from lambda_det.files import SUFFIXES
 
 try:
     import simplejpeg
@@ -194,7 +194,7 @@ def image_files(root: str | Path) -> Iterator[str]:
 
 def is_image(name: str) -> bool:
     """Whether a file has the extension of an image."""
-    return name.lower().endswith(PICTURES)
+    return name.lower().endswith(SUFFIXES)
 
 
 def _class_folders(root: str | Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Checks of an annotation file in COCO's format and of its pictures."""
+"""Checks of an annotation file in COCO's format and of its images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.records import decoding_fault, orientation, size_fault, upright_size
-from lambda_det.detection.data.report import PICTURE, TURNED, Report
+from lambda_det.detection.data.report import IMAGE, TURNED, Report
 from lambda_det.errors import DataError, printable
 
 _SAMPLED_FILES = 32
@@ -28,18 +28,18 @@ def check_coco(
     files: Literal["all", "few", "sample", "none"] = "all",
     progress: bool = False,
 ) -> Report:
-    """Check an annotation file in COCO's format and its pictures.
+    """Check an annotation file in COCO's format and its images.
 
     Args:
         json_file: the annotations.
-        image_root: the folder of the pictures.
-        files: "all" opens every picture and compares its size; "sample" looks at the heads of the
-            first, the last and some pictures between them; "few" is "all" for up to 1,000 pictures
-            and "sample" for more; "none" looks at no picture.
-        progress: show on a terminal how many pictures have been opened.
+        image_root: the folder of the images.
+        files: "all" opens every image and compares its size; "sample" looks at the heads of the
+            first, the last and some images between them; "few" is "all" for up to 1,000 images
+            and "sample" for more; "none" looks at no image.
+        progress: show on a terminal how many images have been opened.
 
     Returns:
-        The report of :func:`lambda_det.detection.data.read_coco`, with what the pictures show.
+        The report of :func:`lambda_det.detection.data.read_coco`, with what the images show.
 
     Raises:
         DataError: the file or folder is missing, or the file is not JSON or not in COCO format.
@@ -62,7 +62,7 @@ def _look_at(
     look: Callable[[dict[str, Any]], str | None],
     progress: bool,
 ) -> None:
-    """Add the faults of pictures; Pillow decodes without Python's lock, so threads help."""
+    """Add the faults of images; Pillow decodes without Python's lock, so threads help."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         faults = pool.map(look, files)
         # None: on a terminal alone
@@ -70,20 +70,20 @@ def _look_at(
         faults = tqdm(faults, "images opened", len(files), **shown)
         for file, fault in zip(files, faults, strict=True):
             if fault:
-                report.add(PICTURE, fault)
+                report.add(IMAGE, fault)
             elif file.pop("turned", False):
                 report.add(TURNED, file["name"])
 
 
 def _whole_fault(file: dict[str, Any]) -> str | None:
-    """The fault of a picture, which is read as a whole; a turn is noted in the report."""
+    """The fault of an image, which is read as a whole; a turn is noted in the report."""
     path = file["file_name"]
     if not _is_file(path):
         return f"{printable(path)} does not exist"
     if fault := decoding_fault(file):
         return fault
     with PathManager.open(path, "rb") as opened, Image.open(opened) as image:
-        # a size in the labels shows a turn by 90 degrees, unless the picture is a square
+        # a size in the labels shows a turn by 90 degrees, unless the image is a square
         file["turned"] = orientation(image) != 1 and (
             file["own_size"] or image.size[0] == image.size[1] or upright_size(image) == image.size
         )
@@ -91,7 +91,7 @@ def _whole_fault(file: dict[str, Any]) -> str | None:
 
 
 def _head_fault(file: dict[str, Any]) -> str | None:
-    """The fault that the head of a picture's file shows."""
+    """The fault that the head of an image's file shows."""
     path = file["file_name"]
     if not _is_file(path):
         return f"{printable(path)} does not exist"

@@ -1,6 +1,6 @@
 """The form in which a file writes its boxes: corners, centres or shares of 1 in place of COCO's.
 
-One box can be wrong by itself. Polygons, areas or the borders of the pictures show that all boxes
+One box can be wrong by itself. Polygons, areas or the borders of the images show that all boxes
 of a file have another form.
 """
 
@@ -27,7 +27,7 @@ class Form(NamedTuple):
 
     Attributes:
         text: its name.
-        sides: [x, y, width, height] of boxes [N, 4] and the sizes [N, 2] of their pictures.
+        sides: [x, y, width, height] of boxes [N, 4] and the sizes [N, 2] of their images.
     """
 
     text: str
@@ -93,7 +93,7 @@ class Written(NamedTuple):
     Attributes:
         text: what they are.
         numbers: the written numbers, from boxes [N, 4] in COCO's form and the sizes [N, 2] of their
-            pictures.
+            images.
     """
 
     text: str
@@ -127,7 +127,7 @@ def form_of_boxes(
     Returns:
         COCO's own form, or another one where polygons or areas prove it; and, if the form is
         another one, kind, words and first case of a finding. The kind is refused where only the
-        borders of the pictures speak for the other form, or where height comes before width.
+        borders of the images speak for the other form, or where height comes before width.
     """
     sampled = annotations[:: -(-len(annotations) // _SAMPLED) or 1]
     some = [
@@ -189,7 +189,7 @@ def _other_at_borders(
     boxes: np.ndarray,
     sizes: np.ndarray,
 ) -> tuple[Kind, str, dict[str, Any]] | None:
-    """A finding, if boxes lie outside of their pictures but would not in another form."""
+    """A finding, if boxes lie outside of their images but would not in another form."""
     wrong = ~_inside(boxes, sizes)
     if wrong.mean() < _FEW:
         return None
@@ -233,7 +233,7 @@ def is_box(box: Any) -> bool:
 
 
 def _inside(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Which boxes [N, 4] have an area and lie in their pictures, except for some pixels."""
+    """Which boxes [N, 4] have an area and lie in their images, except for some pixels."""
     slack = np.maximum(5, 0.02 * sizes.max(1, keepdims=True))
     ends = boxes[:, :2] + boxes[:, 2:]
     return ((boxes[:, 2:] > 0) & (boxes[:, :2] >= -slack) & (ends <= sizes + slack)).all(1)

@@ -33,7 +33,7 @@ from lambda_det.weights.provenance import IMAGENET_PIXELS, PixelSettings
 
 logger = logging.getLogger(__name__)
 
-_MOST_COMPARED = 20_000  # pictures; of more, only the paths and not the files are compared
+_MOST_COMPARED = 20_000  # images; of more, only the paths and not the files are compared
 _SAMPLED = 100  # number of images of segments whose heads are read before a training
 
 
@@ -224,7 +224,7 @@ def check_panoptic(metadata: Any) -> None:
 
 # ---------------------------------------------------------------------- what only all of them show
 def _warn_of_copies(data: Sequence[UsedData]) -> None:
-    """Warn of pictures to evaluate on that are also trained on, as the same file or as a copy."""
+    """Warn of images to evaluate on that are also trained on, as the same file or as a copy."""
     learnt = [file for one in _of("train", data) for file in _files(one)]
     for tested in _of("test", data):
         files = _files(tested)
@@ -238,9 +238,9 @@ def _warn_of_copies(data: Sequence[UsedData]) -> None:
         if pairs:
             cases = (copy if copy == one else f"{copy} as {one}" for copy, one in pairs)
             logger.warning(
-                f"{len(pairs)} of {len(files)} pictures of {tested.name} "
+                f"{len(pairs)} of {len(files)} images of {tested.name} "
                 f"({tested.report.json_file}) are also trained on, so its results say little of "
-                f"new pictures: {listed(cases)}"
+                f"new images: {listed(cases)}"
             )
 
 
@@ -297,7 +297,7 @@ def _refuse_nothing_to_learn(data: Sequence[UsedData]) -> None:
         )
         if is_known(trained[0].detector.architecture):
             raise DataError(text)
-        # A model of another project may learn from pictures alone
+        # A model of another project may learn from images alone
         logger.warning(text)
 
 

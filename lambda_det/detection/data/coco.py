@@ -4,7 +4,7 @@ The loader, the evaluators, ``lambda-det check``, the recipe and the page of a r
 and its report; :mod:`.ground_truth` keeps both for them, and label readers of other formats make
 its input. What is decided about one annotation stands in :mod:`.truth`. This file has the decisions
 for which the whole file is needed: ids, boxes in another form, objects that are marked as crowds,
-pictures that are listed twice, names of pictures.
+images that are listed twice, names of images.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lambda_det.detection.data.coco_format import (
     read_lists,
     whole,
 )
-from lambda_det.detection.data.picture_folder import PictureFolder, normal
+from lambda_det.detection.data.image_folder import ImageFolder, normal
 from lambda_det.detection.data.records import upright_size
 from lambda_det.detection.data.report import SIZES, Finding, Kind, Report
 from lambda_det.detection.data.truth import (
@@ -79,12 +79,12 @@ def read_coco(
 
     Args:
         json_file: the annotations.
-        image_root: the folder of the pictures, which are found below it by the ends of their names;
+        image_root: the folder of the images, which are found below it by the ends of their names;
             "" or a missing folder: names are not looked up.
         keypoints: how many an object has; None: as many as the first category names.
 
     Returns:
-        The records, in the order of the picture ids: Detectron2's dataset dicts, whose annotations
+        The records, in the order of the image ids: Detectron2's dataset dicts, whose annotations
         have an "id" (from 1) and an "area" besides. And the report with all findings, also those
         for which :meth:`Report.refusal` gives a reason: records must not be used then.
 
@@ -99,7 +99,7 @@ def read_coco(
     # What only all of them together show. The form of boxes follows from the numbers as they are
     # written, so it comes first. The share of crowds would count merged annotations twice
     _take_boxes(file)
-    _merge_pictures(file)
+    _merge_images(file)
     _crowds_as_objects(file)
     _check_names(file)
     # one annotation after the other, as that says how to read it
@@ -216,7 +216,7 @@ def _unused_root(entries: Sequence[Mapping[str, Any]], counts: Counter) -> int |
 
 
 def _take_images(file: _File) -> None:
-    """Find the pictures, and take the size of a picture itself where the file has none."""
+    """Find the images, and take the size of an image itself where the file has none."""
     report, entries = file.report, file.lists["images"]
     paths = _paths_of([entry["file_name"] for entry in entries], report)
     for entry in entries:
@@ -227,7 +227,7 @@ def _take_images(file: _File) -> None:
             file.images[number] = image
             _take_size(image, report)
         elif earlier["path"] != image["path"]:
-            words = f"picture id {number} is of {earlier['file_name']!r} and of {name!r}"
+            words = f"image id {number} is of {earlier['file_name']!r} and of {name!r}"
             report.add(kinds.ID, words)
 
 
@@ -240,18 +240,18 @@ def _take_size(image: dict[str, Any], report: Report) -> None:
                 width, height = upright_size(Image.open(file))
         except Exception:  # Pillow may raise anything; or there is no file
             said = f"{image.get('width')}x{image.get('height')}"
-            report.add(kinds.PICTURE, f"{name}, {said}: no size, and no picture that has one")
+            report.add(kinds.IMAGE, f"{name}, {said}: no size, and no image that has one")
             width, height = 1, 1
         else:
             report.add(kinds.MEANT, f"{name} has no size in the file: its own is taken")
             image["own_size"] = True
     image.update(width=width, height=height)
     if width * height > MAX_PIXELS:
-        report.add(kinds.PICTURE, f"{_named(image)}: more pixels than can be read")
+        report.add(kinds.IMAGE, f"{_named(image)}: more pixels than can be read")
 
 
 def _check_ids(file: _File) -> None:
-    """Report annotations of pictures or categories that are not listed."""
+    """Report annotations of images or categories that are not listed."""
     for annotation in file.annotations:
         for key, ids in (("image_id", file.images), ("category_id", file.report.categories)):
             if annotation[key] not in ids:
@@ -259,10 +259,10 @@ def _check_ids(file: _File) -> None:
 
 
 def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
-    """The paths of pictures by their names in the file.
+    """The paths of images by their names in the file.
 
-    The folder is searched for names that do not exist as they are written. A picture that one name
-    fits exactly is not found for another name. A picture that is not found keeps the path of its
+    The folder is searched for names that do not exist as they are written. An image that one name
+    fits exactly is not found for another name. An image that is not found keeps the path of its
     name; loading or check will report it.
     """
     root = report.image_root
@@ -273,31 +273,31 @@ def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
     missing = [name for name in paths if not (name in here or _is_file(paths[name]))]
     if not missing:
         return paths
-    folder = PictureFolder(root)
+    folder = ImageFolder(root)
     claims = {os.path.normpath(paths[name]): name for name in paths.keys() - set(missing)}
     matches = {name: folder.named(name) for name in missing}
 
     def claims_late(name: str) -> bool:
-        """In the folder cam2, cam1/0.png must not claim the picture of cam2/0.png."""
+        """In the folder cam2, cam1/0.png must not claim the image of cam2/0.png."""
         return not any(_is_in_folder(name, str(path)) for path in matches[name][1])
 
     for name in sorted(missing, key=claims_late):
-        end, pictures = matches[name]
-        if len(pictures) > 1:
-            places = listed(sorted(map(str, pictures)))
-            report.add(kinds.PICTURE, f"{name}: {end} is in several folders, {places}")
-        elif pictures:
-            path = str(pictures.pop())
+        end, images = matches[name]
+        if len(images) > 1:
+            places = listed(sorted(map(str, images)))
+            report.add(kinds.IMAGE, f"{name}: {end} is in several folders, {places}")
+        elif images:
+            path = str(images.pop())
             other = claims.setdefault(os.path.normpath(path), name)
             if normal(other) == normal(name) or _is_in_folder(name, path):
                 paths[name] = path
             else:
-                report.add(kinds.PICTURE, f"{name} is not there, and {path} is {other}")
+                report.add(kinds.IMAGE, f"{name} is not there, and {path} is {other}")
     return paths
 
 
 def _is_in_folder(name: str, path: str) -> bool:
-    """Whether a name is that of a picture below the parent of its folder, as images/0.png is."""
+    """Whether a name is that of an image below the parent of its folder, as images/0.png is."""
     parents = os.path.abspath(path).split(os.sep)
     names = [part for part in name.replace("\\", "/").split("/") if part != "."]
     return len(names) > 1 and [*map(normal, names)] == [*map(normal, parents[-len(names) :])]
@@ -345,8 +345,8 @@ def _degrees(annotation: Mapping[str, Any]) -> float:
     return degrees if is_number and abs(degrees) < FAR else 0
 
 
-def _merge_pictures(file: _File) -> None:
-    """Merge one picture under several ids, because each copy lacks the objects of the others."""
+def _merge_images(file: _File) -> None:
+    """Merge one image under several ids, because each copy lacks the objects of the others."""
     report = file.report
     first: dict[str, int] = {}
     other: dict[int, int] = {}
@@ -359,7 +359,7 @@ def _merge_pictures(file: _File) -> None:
             report.add(kinds.MEANT, words)
             if (kept["width"], kept["height"]) != (image["width"], image["height"]):
                 words = f"{_named(kept)}, and {image['width']}x{image['height']} as id {number}"
-                report.add(kinds.PICTURE, words)
+                report.add(kinds.IMAGE, words)
     if not other:
         return
     merged = set(other.values())
@@ -443,7 +443,7 @@ def _without_spelling(name: str) -> str:
 
 # ------------------------------------------------------------------------------ the objects of each
 def _make_records(file: _File) -> None:
-    """Make the records, with the annotations as they are used, in the order of the picture ids."""
+    """Make the records, with the annotations as they are used, in the order of the image ids."""
     categories = file.report.categories
     of_image: dict[int, list[dict[str, Any]]] = {number: [] for number in file.images}
     for annotation in file.annotations:
@@ -472,7 +472,7 @@ def _decided(
     Args:
         entry: of the file.
         number: the id that it gets.
-        image: the entry of its picture.
+        image: the entry of its image.
         places: the numbers of the classes, from 0, by the ids of the categories.
         file: whose report gets what is found.
     """
@@ -603,10 +603,10 @@ def _repeated(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 # --------------------------------------------------------------- in COCO's format again, for others
 def coco_content(truth: GroundTruth) -> dict[str, Any]:
-    """The content of an annotation file with everything decided, and names below the picture
+    """The content of an annotation file with everything decided, and names below the image
     folder.
 
-    The pictures have the names by which they were found, and objects keep their "source".
+    The images have the names by which they were found, and objects keep their "source".
     """
     report = truth.report
     content = _content(truth.records, report.categories)

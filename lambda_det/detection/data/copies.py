@@ -1,9 +1,9 @@
-"""Copies of one picture, which make AP too high if they are on both sides of a split.
+"""Copies of one image, which make AP too high if they are on both sides of a split.
 
-They are files of the same bytes; Roboflow's variants of a picture, which it calls
+They are files of the same bytes; Roboflow's variants of an image, which it calls
 NAME_jpg.rf.HASH.jpg; and files beside it with its name and another ending, or with a word for a
 change after or before its name, such as NAME_flip.jpg. Before a name that is only a number or very
-short, such a word is no sign of a copy: crop_3.jpg may be the third of pictures that are no copies.
+short, such a word is no sign of a copy: crop_3.jpg may be the third of images that are no copies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 __all__ = ["copies", "shared_copies"]
 
-_END = 1024  # in this number of bytes at their ends nearly all different pictures differ
+_END = 1024  # in this number of bytes at their ends nearly all different images differ
 _CHANGES = "|".join(
     (
         *("aug", "augment", "augmented", "augmentation", "copy", "variant"),
@@ -31,7 +31,7 @@ _CHANGES = "|".join(
     )
 )
 _ONE = rf"(?:{_CHANGES})[-_ ]?[0-9]*"
-# With a letter, or a number as long as those that COCO and KITTI give to pictures
+# With a letter, or a number as long as those that COCO and KITTI give to images
 _NAME = r"(?:\d{6,}|(?=.*[^\W\d_]).{3,})"
 _CHANGED = re.compile(
     rf"(?P<a>.+?)(?:[-_ ]+{_ONE})+|(?:{_ONE}[-_ ]+)+(?P<b>{_NAME})", re.IGNORECASE
@@ -39,21 +39,21 @@ _CHANGED = re.compile(
 _COPY = re.compile(r"(.+?)(_(jpe?g|png|bmp|tiff?|webp))?\.rf\.[\w-]+(\.\w+)?", re.IGNORECASE)
 
 
-def copies(pictures: Mapping[str, Path]) -> dict[str, str]:
-    """A group for each picture: its copies and itself, or itself alone.
+def copies(images: Mapping[str, Path]) -> dict[str, str]:
+    """A group for each image: its copies and itself, or itself alone.
 
     Args:
-        pictures: by name; a missing one is identified by its name alone.
+        images: by name; a missing one is identified by its name alone.
     """
-    groups = {name: _source(name) for name in pictures}
-    same: dict[str, str] = {}  # a second group of the same pictures
+    groups = {name: _source(name) for name in images}
+    same: dict[str, str] = {}  # a second group of the same images
 
     def first(group: str) -> str:
         while group in same:
             group = same[group]
         return group
 
-    for equal in [*_equal_files(pictures), *_variants(pictures)]:
+    for equal in [*_equal_files(images), *_variants(images)]:
         kept, *others = sorted({first(groups[name]) for name in equal})
         same.update(dict.fromkeys(others, kept))
     return {name: first(group) for name, group in groups.items()}
@@ -62,26 +62,26 @@ def copies(pictures: Mapping[str, Path]) -> dict[str, str]:
 def shared_copies(
     parts: Mapping[str, Iterable[str]],
 ) -> tuple[list[tuple[str, str]], list[list[str]]]:
-    """Pictures that have copies.
+    """Images that have copies.
 
     Args:
-        parts: the files of the pictures of each part of a data set, by its name.
+        parts: the files of the images of each part of a data set, by its name.
 
     Returns:
-        Pairs of a picture and its copy in an earlier part; and the copies of each picture that has
+        Pairs of an image and its copy in an earlier part; and the copies of each image that has
         several in one part.
     """
-    files = [file for pictures in parts.values() for file in pictures]
+    files = [file for images in parts.values() for file in images]
     group_of = copies({file: Path(file) for file in files})
     groups: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for part, pictures in parts.items():
-        for file in dict.fromkeys(pictures):
+    for part, images in parts.items():
+        for file in dict.fromkeys(images):
             groups[group_of[file]][part].append(file)
     pairs, within = [], []
     for group in groups.values():
         earlier, *later = group.values()
-        pairs += [(file, earlier[0]) for pictures in later for file in pictures]
-        within += [pictures for pictures in group.values() if len(pictures) > 1]
+        pairs += [(file, earlier[0]) for images in later for file in images]
+        within += [images for images in group.values() if len(images) > 1]
     return pairs, within
 
 
@@ -91,11 +91,11 @@ def _source(name: str) -> str:
     return f"{match[1]}.rf" if match else name
 
 
-def _variants(pictures: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of a picture and a variant in its folder, by their names."""
+def _variants(images: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of an image and a variant in its folder, by their names."""
     originals: dict[str, str] = {}
     pairs = []
-    for name in pictures:
+    for name in images:
         place = os.path.splitext(name.replace("\\", "/"))[0]
         other = originals.setdefault(place, name)
         pairs += [(other, name)] if other != name else []
@@ -107,42 +107,40 @@ def _variants(pictures: Iterable[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _equal_files(pictures: Mapping[str, Path]) -> list[list[str]]:
+def _equal_files(images: Mapping[str, Path]) -> list[list[str]]:
     """Groups of files with the same bytes. Few files are read: those with equal sizes, and then
     equal ends.
     """
-    groups = [list(pictures)]
+    groups = [list(images)]
     for feature in (_size, _end, _digest):
         groups = [
             names
             for group in groups
-            for names in _by_feature({name: pictures[name] for name in group}, feature)
+            for names in _by_feature({name: images[name] for name in group}, feature)
             if len(names) > 1
         ]
     return groups
 
 
-def _by_feature(
-    pictures: Mapping[str, Path], feature: Callable[[Path], Any]
-) -> Iterable[list[str]]:
-    """Groups of pictures with equal features; files that cannot be read are reported elsewhere."""
+def _by_feature(images: Mapping[str, Path], feature: Callable[[Path], Any]) -> Iterable[list[str]]:
+    """Groups of images with equal features; files that cannot be read are reported elsewhere."""
     classes: dict[Any, list[str]] = defaultdict(list)
-    for name, picture in pictures.items():
+    for name, image in images.items():
         with contextlib.suppress(OSError, ValueError):
-            if picture.is_file():  # opening a named pipe would wait for its writer
-                classes[feature(picture)].append(name)
+            if image.is_file():  # opening a named pipe would wait for its writer
+                classes[feature(image)].append(name)
     return classes.values()
 
 
-def _size(picture: Path) -> int:
-    return picture.stat().st_size
+def _size(image: Path) -> int:
+    return image.stat().st_size
 
 
-def _end(picture: Path) -> bytes:
-    with picture.open("rb") as file:
-        file.seek(-min(_END, _size(picture)), os.SEEK_END)
+def _end(image: Path) -> bytes:
+    with image.open("rb") as file:
+        file.seek(-min(_END, _size(image)), os.SEEK_END)
         return file.read()
 
 
-def _digest(picture: Path) -> bytes:
-    return hashlib.sha256(picture.read_bytes()).digest()
+def _digest(image: Path) -> bytes:
+    return hashlib.sha256(image.read_bytes()).digest()

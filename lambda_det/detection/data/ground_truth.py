@@ -118,7 +118,7 @@ def _find(
 
 
 def _version_of(json_file: str, image_root: str) -> tuple[int, ...]:
-    """What changes if the file is written, or pictures come into the folder or leave it.
+    """What changes if the file is written, or images come into the folder or leave it.
 
     Raises:
         DataError: there is no such file.

@@ -42,14 +42,14 @@ def write_labels(
     images: str | os.PathLike,
     sources: Mapping[str, Path] | None = None,
 ) -> None:
-    """Write a data set as a file of COCO's format, or as a folder with a file for each picture.
+    """Write a data set as a file of COCO's format, or as a folder with a file for each image.
 
     Args:
         content: of COCO's format, see :func:`lambda_det.own_data.labels.read_labels`.
         label_format: a key of ``WRITTEN``.
         target: the file, or the folder; existing files are replaced.
-        images: the folder from which the names of the pictures start.
-        sources: the files of pictures that are elsewhere, by their names.
+        images: the folder from which the names of the images start.
+        sources: the files of images that are elsewhere, by their names.
 
     Raises:
         DataError: as :func:`place_labels` does, or a file cannot be written.
@@ -66,36 +66,36 @@ def write_labels(
 
 
 def place_labels(names: Iterable[str], label_format: str, target: Path) -> dict[str, Path]:
-    """The file of labels of each picture by its name.
+    """The file of labels of each image by its name.
 
     Args:
-        names: of the pictures.
-        label_format: a key of ``WRITTEN``, of a format with a file for each picture.
+        names: of the images.
+        label_format: a key of ``WRITTEN``, of a format with a file for each image.
         target: the folder of these files.
 
     Raises:
-        DataError: two pictures have the same name apart from its ending; or the folder has labels
-            of other pictures, whose numbers would get the classes of a new data.yaml.
+        DataError: two images have the same name apart from its ending; or the folder has labels
+            of other images, whose numbers would get the classes of a new data.yaml.
     """
     row = WRITTEN[label_format]
-    picture_of: dict[Path, str] = {}
+    image_of: dict[Path, str] = {}
     for given in names:
         name = Path(given).with_suffix(row.ending)
-        # A name may lead out of the folder of the pictures; the labels stay in theirs
+        # A name may lead out of the folder of the images; the labels stay in theirs
         file = target.joinpath(*(part for part in name.parts if part not in ("..", name.anchor)))
-        if file in picture_of:
+        if file in image_of:
             raise DataError(
-                f"{given} and {picture_of[file]} would both have their labels in {file}; give the "
-                "pictures other names."
+                f"{given} and {image_of[file]} would both have their labels in {file}; give the "
+                "images other names."
             )
-        picture_of[file] = given
-    if row.classes_file and (left := sorted({*target.rglob(f"*{row.ending}")} - {*picture_of})):
+        image_of[file] = given
+    if row.classes_file and (left := sorted({*target.rglob(f"*{row.ending}")} - {*image_of})):
         raise DataError(
-            f"{target} has labels of other pictures, of an earlier call perhaps, to which the new "
+            f"{target} has labels of other images, of an earlier call perhaps, to which the new "
             f"{row.classes_file} does not belong: {listed(left)}; remove them, or give another "
             "folder."
         )
-    return {name: file for file, name in picture_of.items()}
+    return {name: file for file, name in image_of.items()}
 
 
 def _write_folder(
@@ -173,11 +173,11 @@ class WrittenFormat(NamedTuple):
             the reader.
         masks: how a mask is written: "outlines", one for each of its parts, or "one outline"; ""
             for a format of boxes alone.
-        ending: of the file of a picture; "" for a format with one file.
-        write: the text of the file of a picture, from its entry in COCO's format, its objects, and
+        ending: of the file of an image; "" for a format with one file.
+        write: the text of the file of an image, from its entry in COCO's format, its objects, and
             its path as seen from the file. None for COCO's own format.
         classes_file: the name of a file with the names of the classes; "" where the files of the
-            pictures have them.
+            images have them.
         write_classes: the text of that file, from the names in the order of their numbers.
     """
 

@@ -75,7 +75,7 @@ class TrainImages(EvalImages):
         max_unreadable: how many different images may be unreadable, over all loader workers of one
             training process. N processes may meet more in all.
         key: how messages name ``max_unreadable``.
-        sources: the pictures of tiles; one that cannot be read counts once.
+        sources: the images of tiles; one that cannot be read counts once.
     """
 
     def __init__(
@@ -401,7 +401,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = Fal
 
     An image that cannot be read ends it with a ``DataError``: an AP over fewer images could not be
     compared, and nothing would show it. Where ``INPUT.TILE`` cuts images, it gives their tiles, all
-    those of an image to one process, see :class:`lambda_det.detection.tiled.WholePictures`.
+    those of an image to one process, see :class:`lambda_det.detection.tiled.WholeImages`.
 
     Args:
         with_truth: each image alone with its ground truth, for the losses of training. Tiles are

@@ -22,7 +22,7 @@ from lambda_det.detection.data.records import (
     mask_fault,
     read_pixels,
 )
-from lambda_det.detection.data.tile_pixels import TileOfFile, read_tile, whole_picture
+from lambda_det.detection.data.tile_pixels import TileOfFile, read_tile, whole_image
 from lambda_det.detection.data.transforming import (
     CHANNELS,
     ImageFile,
@@ -137,8 +137,8 @@ class TolerantMapper(DatasetMapper):
         except Exception as error:
             # Image libraries may raise anything for a broken file. Reading it again distinguishes a
             # fault of the file from one of the program.
-            picture = whole_picture(dataset_dict)
-            fault = image_fault(picture, self.image_format) or mask_fault(dataset_dict)
+            image = whole_image(dataset_dict)
+            fault = image_fault(image, self.image_format) or mask_fault(dataset_dict)
             if fault is None:
                 raise
             raise DataError(fault) from error
@@ -197,7 +197,7 @@ class TolerantMapper(DatasetMapper):
         return _planes(transforms.apply_image(self._pixels(sample))), transforms
 
     def _pixels(self, sample: dict[str, Any]) -> np.ndarray:
-        """The pixels of the picture or tile, [H, W, C]."""
+        """The pixels of the image or tile, [H, W, C]."""
         if "tile" in sample:
             return read_tile(sample, self.image_format)
         return read_pixels(sample["file_name"], self.image_format)

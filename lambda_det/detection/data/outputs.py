@@ -1,4 +1,4 @@
-"""Folders that this package wrote, whose pictures and labels are not data where they lie among
+"""Folders that this package wrote, whose images and labels are not data where they lie among
 those of a user.
 """
 

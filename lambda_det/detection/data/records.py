@@ -29,7 +29,7 @@ _LYING = (5, 6, 7, 8)  # values that exchange height and width
 
 
 def orientation(image: Image.Image) -> int:
-    """EXIF's orientation of a picture, 1 for upright.
+    """EXIF's orientation of an image, 1 for upright.
 
     It is 1 for a TIFF, which Pillow turns by itself while it loads the pixels.
     """
@@ -72,7 +72,7 @@ _LONGEST = max(map(len, _ABOUT_TURNS))
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Turn a picture as its EXIF data say; this is the only place that turns pictures."""
+    """Turn an image as its EXIF data say; this is the only place that turns images."""
     turn = _TURNS.get(orientation(image))
     return image if turn is None else image.transpose(turn)
 
@@ -87,7 +87,7 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
 
 
 def read_pixels(path: str | os.PathLike, image_format: str | None = None) -> np.ndarray:
-    """The pixels of a picture, :func:`upright`, as Detectron2's reader has them.
+    """The pixels of an image, :func:`upright`, as Detectron2's reader has them.
 
     Detectron2 itself turns a TIFF a second time.
 
@@ -148,7 +148,7 @@ def as_input(image: np.ndarray, augmentations: AugmentationList) -> dict[str, An
 
 
 def size_fault(record: dict[str, Any]) -> str | None:
-    """One sentence on a picture whose head has another size than its record says; or None.
+    """One sentence on an image whose head has another size than its record says; or None.
 
     It is also None where the head cannot be read, which the reader of the pixels will report.
     """
@@ -184,7 +184,7 @@ def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None
 
 
 def decoding_fault(record: dict[str, Any]) -> str | None:
-    """As :func:`image_fault`, for a picture that is only looked at.
+    """As :func:`image_fault`, for an image that is only looked at.
 
     A JPEG is read completely, but decoded at an eighth of its size, in an eighth of the time. Of a
     PNG the checksums are compared, which cover every byte of its pixels.

@@ -39,21 +39,21 @@ class Kind(NamedTuple):
 
 
 ID = Kind(REFUSED, "id that is not listed, or is used twice")
-PICTURE = Kind(REFUSED, "picture that is missing, cannot be read or has another size")
+IMAGE = Kind(REFUSED, "image that is missing, cannot be read or has another size")
 FORM = Kind(REFUSED, "box in another form than its format has")
 BOX = Kind(UNUSABLE, "object without a usable box, which is left out")
-OUTSIDE = Kind(UNUSABLE, "box far over the border of its picture, where it is cut")
+OUTSIDE = Kind(UNUSABLE, "box far over the border of its image, where it is cut")
 MASK = Kind(UNUSABLE, "mask that cannot be used; its usable part, or the box, replaces it")
 VALUE = Kind(DOUBTFUL, "value of an annotation that cannot be used, and counts as absent")
-BORDER = Kind(REPAIRED, "box a few pixels over the border of its picture, where it is cut")
+BORDER = Kind(REPAIRED, "box a few pixels over the border of its image, where it is cut")
 MEANT = Kind(REPAIRED, "entry that is read as it was meant")
 CLASS = Kind(DOUBTFUL, "classes whose names are the same, or differ by blanks or letter case alone")
 CROWD = Kind(DOUBTFUL, "crowd, one of unusually many; crowds are neither learnt nor counted in AP")
-TURNED = Kind(DOUBTFUL, "picture that its EXIF data turn; its labels must fit the turned picture")
-TWICE = Kind(DOUBTFUL, "object that is in its picture twice: AP counts one of the two as missed")
+TURNED = Kind(DOUBTFUL, "image that its EXIF data turn; its labels must fit the turned image")
+TWICE = Kind(DOUBTFUL, "object that is in its image twice: AP counts one of the two as missed")
 TINY = Kind(DOUBTFUL, "object less than a pixel wide or high, as a slip of the mouse makes it")
-DENSE = Kind(NOTED, "picture with more than COCO's 100 objects, which AP counts nevertheless")
-EMPTY = Kind(NOTED, "picture without an object")
+DENSE = Kind(NOTED, "image with more than COCO's 100 objects, which AP counts nevertheless")
+EMPTY = Kind(NOTED, "image without an object")
 UNSEEN = Kind(NOTED, "class without an object")
 # Each of Roboflow's files in COCO's format has one, so it is no reason for a warning
 ROOT = Kind(NOTED, "category above all others that has no object, which is no class")
@@ -62,7 +62,7 @@ NO_MASK = Kind(NOTED, "object without a mask, while other objects have one")
 
 @dataclass
 class Finding:
-    """How often a kind of finding occurs, and its first cases: file, picture, id."""
+    """How often a kind of finding occurs, and its first cases: file, image, id."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
@@ -74,19 +74,19 @@ class Report:
 
     Attributes:
         json_file: the annotation file, or the labels that it was converted from.
-        image_root: the folder of its pictures.
+        image_root: the folder of its images.
         images, annotations, crowds: their numbers; crowds also count as annotations.
-        empty: pictures without annotations, or with crowds alone.
+        empty: images without annotations, or with crowds alone.
         usable: annotations to train on: they are no crowds, and have a box.
         masks: annotations with a mask.
-        most: number of objects of the picture with the most objects.
+        most: number of objects of the image with the most objects.
         categories: names by id, in the order of the ids.
         keypoints: names of an object's keypoints, of the first category that has any.
         counts: annotations by category id, crowds included.
         sizes: annotations by COCO's sizes: small, medium, large.
         findings: that occur, by kind.
-        files: for each picture "file_name" (the whole path), "name" (in the labels), "width",
-            "height", and "own_size": whether these are the picture's, because the labels have none.
+        files: for each image "file_name" (the whole path), "name" (in the labels), "width",
+            "height", and "own_size": whether these are the image's, because the labels have none.
     """
 
     json_file: str

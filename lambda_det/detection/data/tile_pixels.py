@@ -1,4 +1,4 @@
-"""Read the pixels of tiles, so that a large picture is not decoded again for each of its tiles."""
+"""Read the pixels of tiles, so that a large image is not decoded again for each of its tiles."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from lambda_det.detection.data.records import read_pixels
 from lambda_det.detection.data.transforming import Placement, placed
 from lambda_det.training.stream import Sources
 
-__all__ = ["KEPT", "TileOfFile", "read_tile", "sources_of", "whole_picture"]
+__all__ = ["KEPT", "TileOfFile", "read_tile", "sources_of", "whole_image"]
 
-# Bytes of decoded pictures that each process keeps: three of 100 million pixels, as three channels
+# Bytes of decoded images that each process keeps: three of 100 million pixels, as three channels
 KEPT = 2**30
-_GREY = 128  # of pixels that belong to no picture, as in the augmentations
+_GREY = 128  # of pixels that belong to no image, as in the augmentations
 
 
-class _Pictures:
-    """The decoded pictures that were used last, as far as ``limit`` bytes hold them.
+class _Images:
+    """The decoded images that were used last, as far as ``limit`` bytes hold them.
 
     One that is larger is kept as well, alone.
     """
@@ -49,12 +49,12 @@ class _Pictures:
         return self._kept[key]
 
 
-_pictures = _Pictures(KEPT)
+_images = _Images(KEPT)
 
 
-def whole_picture(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a picture without its objects, from its own record or from one of its tiles."""
-    height, width = record.get("picture_size", (record.get("height"), record.get("width")))
+def whole_image(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of an image without its objects, from its own record or from one of its tiles."""
+    height, width = record.get("image_size", (record.get("height"), record.get("width")))
     size = {} if height is None else {"height": height, "width": width}
     return {"file_name": record["file_name"], **size}
 
@@ -72,14 +72,14 @@ def read_tile(record: Mapping[str, Any], image_format: str) -> np.ndarray:
         [H, W, C], which may be changed.
 
     Raises:
-        SizeMismatchError: the picture is of another size than its record says.
+        SizeMismatchError: the image is of another size than its record says.
         Exception: of any kind, as Pillow raises it for a broken file.
     """
-    picture = _pictures.read(record["file_name"], image_format)
-    if picture.shape[:2] != tuple(record["picture_size"]):
+    image = _images.read(record["file_name"], image_format)
+    if image.shape[:2] != tuple(record["image_size"]):
         raise SizeMismatchError(record["file_name"])
     x0, y0, x1, y1 = record["tile"]
-    pixels = picture[y0:y1, x0:x1].copy()
+    pixels = image[y0:y1, x0:x1].copy()
     if record["ignored"]:
         is_ignored = np.zeros(pixels.shape[:2], bool)
         for box in record["ignored"]:
@@ -116,7 +116,7 @@ class TileOfFile:
 
 
 def sources_of(records: Sequence[Mapping[str, Any]]) -> Sources | None:
-    """The pictures of records of tiles, for an order that reads each picture once; None where none
+    """The images of records of tiles, for an order that reads each image once; None where none
     is of a tile.
     """
     if not any("tile" in record for record in records):
@@ -127,7 +127,7 @@ def sources_of(records: Sequence[Mapping[str, Any]]) -> Sources | None:
     for record in records:
         number = numbers.setdefault(record["file_name"], len(numbers))
         if number == len(sizes):
-            height, width = record.get("picture_size", (0, 0))  # others are read once anyway
+            height, width = record.get("image_size", (0, 0))  # others are read once anyway
             sizes.append(3 * height * width)
         of_record.append(number)
     return Sources(np.array(of_record), np.array(sizes), KEPT)

@@ -1,4 +1,4 @@
-"""Records of tiles, made of records of pictures: what a training draws where pictures are cut."""
+"""Records of tiles, made of records of images: what a training draws where images are cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lambda_det.detection.data.truth import Decided, around, corners, runs_of
 from lambda_det.detection.tiles import Tile, Tiling
 from lambda_det.errors import ConfigError, DataError, counted, printable
 
-__all__ = ["LEAST_LEFT", "number_of_pictures", "part_of", "tile_records", "tiles_to_test"]
+__all__ = ["LEAST_LEFT", "number_of_whole_images", "part_of", "tile_records", "tiles_to_test"]
 
 # An object is learnt in each tile that shows at least this share of what the best tile shows of its
 # box. A box that overlaps an object by an IoU of less than this counts as background in Detectron2
@@ -38,21 +38,21 @@ def tile_records(
     over when the tile is read. Crowds stay crowds.
 
     Args:
-        records: of pictures, about whose annotations everything is decided.
+        records: of images, about whose annotations everything is decided.
         tiling: how they are cut.
         empty: the largest number of tiles without an object, as a multiple of those with objects.
             They are spread evenly at random over all of them, always in the same way.
         report: whether the log says how many tiles there are.
 
     Returns:
-        The record of a tile has its height, width and annotations, the "tile" in the picture, the
-        "picture_size", height and width, and the boxes "ignored", x0, y0, x1, y1, in its pixels.
-        A picture that is not larger than a tile keeps its record. Where this holds for all, the
+        The record of a tile has its height, width and annotations, the "tile" in the image, the
+        "image_size", height and width, and the boxes "ignored", x0, y0, x1, y1, in its pixels.
+        An image that is not larger than a tile keeps its record. Where this holds for all, the
         result has all records.
 
     Raises:
         ConfigError: the share of empty tiles is invalid, or objects have turned boxes.
-        DataError: a record lacks the size of its picture.
+        DataError: a record lacks the size of its image.
     """
     if not 0 <= empty < float("inf"):
         raise ConfigError(f"INPUT.TILE.EMPTY is {empty}; it must be a number from 0.")
@@ -79,7 +79,7 @@ def tile_records(
         if report:
             _say(
                 logging.INFO,
-                f"No picture is larger than a tile of {tiling.size} pixels (INPUT.TILE.SIZE), so "
+                f"No image is larger than a tile of {tiling.size} pixels (INPUT.TILE.SIZE), so "
                 "they are trained on whole.",
             )
         return list(records)
@@ -91,8 +91,8 @@ def tile_records(
     return [record for _, record in sorted(full + chosen, key=itemgetter(0))]
 
 
-def number_of_pictures(records: Iterable[Mapping[str, Any]]) -> int:
-    """The number of pictures that records of tiles, and of whole pictures, are of."""
+def number_of_whole_images(records: Iterable[Mapping[str, Any]]) -> int:
+    """The number of images that records of tiles, and of whole images, are of."""
     whole, cut = 0, set()
     for record in records:
         if "tile" in record:
@@ -103,7 +103,7 @@ def number_of_pictures(records: Iterable[Mapping[str, Any]]) -> int:
 
 
 def tiles_to_test(records: Iterable[Mapping[str, Any]], tiling: Tiling) -> list[Mapping[str, Any]]:
-    """The records of all tiles to test on, picture by picture and row by row, without objects.
+    """The records of all tiles to test on, image by image and row by row, without objects.
 
     They have the keys of :func:`tile_records`, and raise the same error.
     """
@@ -119,7 +119,7 @@ def part_of(annotation: Mapping[str, Any], tile: Tile) -> dict[str, Any] | None:
 
     Args:
         annotation: of a Detectron2 dataset dict, with a box that is not turned.
-        tile: of its picture.
+        tile: of its image.
     """
     box = np.array(corners(annotation))
     low, high = np.maximum(box[:2], tile[:2]), np.minimum(box[2:], tile[2:])
@@ -147,7 +147,7 @@ def _report(
     _say(
         logging.INFO,
         f"{counted(full + chosen, 'tile')} of {tiling.size} pixels, with an overlap of "
-        f"{tiling.overlap}, of {counted(len(records), 'picture')}: {full} with objects, and "
+        f"{tiling.overlap}, of {counted(len(records), 'image')}: {full} with objects, and "
         f"{chosen} of the {bare} without (INPUT.TILE.EMPTY)",
     )
     objects = sum(
@@ -170,7 +170,7 @@ def _say(level: int, text: str) -> None:
 def _record_of(
     record: Mapping[str, Any], tile: Tile | None, objects: _Objects | None
 ) -> Mapping[str, Any]:
-    """The record of a tile; that of the picture where ``tile`` is None."""
+    """The record of a tile; that of the image where ``tile`` is None."""
     if tile is None:
         return record
     objects = objects or _Objects(Decided(), [])
@@ -180,7 +180,7 @@ def _record_of(
         "height": tile.y1 - tile.y0,
         "width": tile.x1 - tile.x0,
         "tile": tile,
-        "picture_size": (record["height"], record["width"]),
+        "image_size": (record["height"], record["width"]),
         "annotations": objects.annotations,
         "ignored": objects.ignored,
     }
@@ -200,7 +200,7 @@ class _Objects(NamedTuple):
 
 
 def _in_tiles(record: Mapping[str, Any], tiles: Sequence[Tile]) -> tuple[dict[Tile, _Objects], int]:
-    """The objects of a picture by the tiles that show a part of them.
+    """The objects of an image by the tiles that show a part of them.
 
     Returns:
         Them, and the number of objects that are cut in every tile.
@@ -243,7 +243,7 @@ def _part(annotation: Mapping[str, Any], box: np.ndarray, tile: Tile) -> dict[st
     """An annotation within a tile, in its pixels; None where the tile shows nothing of its mask.
 
     Args:
-        box: the corners of its box within the tile, in the pixels of the picture.
+        box: the corners of its box within the tile, in the pixels of the image.
     """
     origin = np.array([tile.x0, tile.y0] * 2)
     part = {"category_id": annotation["category_id"], "iscrowd": annotation.get("iscrowd", 0)}
@@ -275,7 +275,7 @@ def _clipped_outline(polygons: Sequence[Sequence[float]], tile: Tile) -> list[li
 
 
 def _clipped_runs(mask: Mapping[str, Any], tile: Tile) -> dict[str, Any] | None:
-    """A run-length mask within a tile; None if it is empty. The picture is not decoded.
+    """A run-length mask within a tile; None if it is empty. The image is not decoded.
 
     The runs go down the columns, so only the columns of the tile that the object has are made.
     """

@@ -50,7 +50,7 @@ def decide(
 
     Args:
         annotation: in Detectron2's dataset format; it is not changed.
-        height, width: of the picture; None if they are unknown, and then masks and border are not
+        height, width: of the image; None if they are unknown, and then masks and border are not
             checked.
         keypoints: how many an object has; None: any number.
 
@@ -161,7 +161,7 @@ def _with_usable_box(
         return annotation, []
     inside = [max(x0, 0), max(y0, 0), min(x1, width), min(y1, height)]
     if inside[2] - inside[0] <= 0 or inside[3] - inside[1] <= 0:
-        return None, [(BOX, f"{words} is outside of the picture")]
+        return None, [(BOX, f"{words} is outside of the image")]
     is_near = beyond <= max(_FEW_PIXELS, _FEW_SHARE * max(height, width))
     kind = BORDER if is_near else OUTSIDE
     return _as_sides(annotation, inside), [(kind, f"{words} is {beyond:g} pixels over the border")]
@@ -282,14 +282,14 @@ def without_holes(mask: Any, area: float, height: int, width: int) -> dict[str, 
     Args:
         mask: of an annotation after :func:`decide`.
         area: that the file states.
-        height, width: of the picture.
+        height, width: of the image.
 
     Returns:
         Run lengths, because a polygon cannot have a hole.
     """
     if not isinstance(mask, list) or len(mask) < 2 or area >= _ADDED * sum(map(area_of, mask)):
         return None
-    # Only the box around the polygons is decoded, because a picture may be large
+    # Only the box around the polygons is decoded, because an image may be large
     points = np.concatenate([np.reshape(part, (-1, 2)) for part in mask])
     x0, y0 = np.floor(points.min(0)).astype(int).clip(0)
     x1, y1 = np.minimum(np.ceil(points.max(0)).astype(int) + 1, (width, height))
@@ -408,7 +408,7 @@ def usable_mask(
 def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[str, Any] | None:
     """A run-length mask in COCO's compressed form; None if it is empty or not of that size.
 
-    No pixel is decoded, since a picture may have many millions of them.
+    No pixel is decoded, since an image may have many millions of them.
     """
     try:
         if list(segmentation["size"]) != [height, width] or height * width > MAX_PIXELS:

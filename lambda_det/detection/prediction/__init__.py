@@ -1,4 +1,4 @@
-"""Trained detectors on images and videos: results as arrays, pictures and annotation files."""
+"""Trained detectors on images and videos: results as arrays, drawings and annotation files."""
 
 from lambda_det.detection.prediction.predictor import Prediction, Predictor
 

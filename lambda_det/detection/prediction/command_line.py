@@ -41,11 +41,11 @@ With the best checkpoint of a run, or a detector that lambda-det export wrote:
   %(prog)s output/run --input photo.jpg --output pictures
   %(prog)s detector.onnx --input holiday/ film.mp4 --output pictures
 
-With annotations beside the pictures, for labelling tools, in COCO's format or another one:
+With annotations beside the images, for labelling tools, in COCO's format or another one:
   %(prog)s output/run --input holiday/ --output pictures --json holiday.json
   %(prog)s output/run --input holiday/ --output pictures --format yolo
 
-With tables, found.csv of all instances and found_counts.csv of each picture:
+With tables, found.csv of all instances and found_counts.csv of each image:
   %(prog)s output/run --input holiday/ --output pictures --csv found.csv
 
 Another checkpoint, and configuration keys at the end:
@@ -84,7 +84,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--limit", type=int, metavar="N", help="only the first N images of --dataset"
     )
-    parser.add_argument("--output", metavar="DIR", required=True, help="folder of the pictures")
+    parser.add_argument("--output", metavar="DIR", required=True, help="folder of the drawings")
     parser.add_argument(
         "--score-threshold",
         type=float,
@@ -93,7 +93,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         f"evaluation of the run, {DEFAULT_THRESHOLD:g} where none is known",
     )
     parser.add_argument(
-        "--no-labels", action="store_true", help="write no classes and scores into the pictures"
+        "--no-labels", action="store_true", help="write no classes and scores into the images"
     )
     parser.add_argument("--device", metavar="D", help="cpu or cuda; default: MODEL.DEVICE")
     parser.add_argument(
@@ -103,7 +103,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--csv",
         metavar="FILE",
         help="also write a table: picture, class, score, box in pixels and area of each instance; "
-        "FILE of found.csv also makes found_counts.csv, with the counts by picture and class",
+        "FILE of found.csv also makes found_counts.csv, with the counts by image and class",
     )
     parser.add_argument(
         "--format",
@@ -136,11 +136,9 @@ def run(args: argparse.Namespace) -> None:
     else:
         source = open_run(source, args.checkpoint, raw=args.raw, opts=args.opts)
     if args.dataset:
-        pictures = plan_dataset(
-            args.dataset, source.config, args.output, args.overwrite, args.limit
-        )
+        images = plan_dataset(args.dataset, source.config, args.output, args.overwrite, args.limit)
     else:
-        pictures = plan_files(args.input, args.output, args.overwrite)
+        images = plan_files(args.input, args.output, args.overwrite)
     labels = Path(args.output, "labels.json" if args.format == "coco" else "labels")
     made = [args.csv, counts_file(args.csv)] if args.csv else []
     files = [os.path.abspath(file) for file in (args.json, *made) if file]
@@ -151,7 +149,7 @@ def run(args: argparse.Namespace) -> None:
     if args.format:
         refuse_existing(labels, args.overwrite, folder=args.format != "coco")
     if args.format and args.format != "coco":  # two equal names are refused before the work
-        place_labels((p.name for p in pictures if not p.is_video), args.format, labels)
+        place_labels((p.name for p in images if not p.is_video), args.format, labels)
     mark_output(args.output)
     predictor = Predictor(
         source,
@@ -178,11 +176,11 @@ def run(args: argparse.Namespace) -> None:
         tables = Tables(names)
         writers.append((tables, partial(tables.save, Path(args.csv))))
     collectors = [collector for collector, _ in writers]
-    result = predict(predictor, pictures, collectors, with_labels=not args.no_labels)
+    result = predict(predictor, images, collectors, with_labels=not args.no_labels)
     for _, save in writers:
         save()
     instances = counted(result.instances, "instance")
-    print(f"{instances} on {counted(len(result.written), 'picture')} in {printable(args.output)}")
+    print(f"{instances} on {counted(len(result.written), 'image')} in {printable(args.output)}")
     least, threshold = predictor.least_score, predictor.score_threshold
     if result.written and not result.instances and threshold > least:
         limit = f" down to {least:g}, the threshold of the export" if least else ""
@@ -201,7 +199,7 @@ def _threshold_in_words(predictor: Predictor, given: float | None) -> str:
     if predictor.least_score > predictor.score_threshold:
         value += f" (the export leaves out what is below {predictor.least_score:.3g})"
     if given is not None:
-        return f"{value}, as typed"
+        return f"{value}, as given"
     if predictor.best_score is None:
         return f"{value}, because no evaluation of these weights has recorded a best one"
     return f"{value}, which has the best F1 at the evaluation of these weights"

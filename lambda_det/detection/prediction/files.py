@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from PIL import Image
 from tqdm import tqdm
 
-from lambda_det.detection.data.picture_folder import walk
+from lambda_det.detection.data.image_folder import walk
 from lambda_det.detection.data.registration import check_files, registered_files
 from lambda_det.detection.drawing import draw_predictions, side_by_side
 from lambda_det.detection.prediction.predictor import (
@@ -33,9 +33,9 @@ from lambda_det.detection.prediction.predictor import (
 )
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, listed, printable
-from lambda_det.files import PICTURES, relative_path, writing_to
+from lambda_det.files import SUFFIXES, relative_path, writing_to
 
-__all__ = ["Collector", "Outcome", "Picture", "plan_dataset", "plan_files", "predict"]
+__all__ = ["Collector", "Input", "Outcome", "plan_dataset", "plan_files", "predict"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _WRITTEN_SUFFIXES = frozenset([".jpeg", ".jpg", ".png"])
 
 
 @dataclass
-class Picture:
+class Input:
     """An image or video file to predict on, and the file to draw it to.
 
     Attributes:
@@ -67,7 +67,7 @@ class Picture:
         return self.source.suffix.lower() in VIDEO_SUFFIXES
 
 
-def plan_files(inputs: Iterable[str | Path], output: str | Path, overwrite: bool) -> list[Picture]:
+def plan_files(inputs: Iterable[str | Path], output: str | Path, overwrite: bool) -> list[Input]:
     """List the images and videos to predict on and their targets. Writes nothing.
 
     Args:
@@ -81,14 +81,14 @@ def plan_files(inputs: Iterable[str | Path], output: str | Path, overwrite: bool
         ConfigError: two targets coincide, or a file would be overwritten.
     """
     output = Path(output)
-    pictures = []
+    images = []
     for given in map(str, inputs):
         folder, files = _files_of(given, output)
         for file in files:
             name = file.relative_to(folder)
-            pictures.append(Picture(file, _target(output, name), name.as_posix()))
-    _check_targets(pictures, overwrite)
-    return pictures
+            images.append(Input(file, _target(output, name), name.as_posix()))
+    _check_targets(images, overwrite)
+    return images
 
 
 def plan_dataset(
@@ -97,7 +97,7 @@ def plan_dataset(
     output: str | Path,
     overwrite: bool,
     limit: int | None = None,
-) -> list[Picture]:
+) -> list[Input]:
     """List the images of a registered data set, their ground truth and their targets.
 
     Args:
@@ -133,7 +133,7 @@ def plan_dataset(
         relative = Path(relative_path(file, images))
         truth = record.get("annotations", [])
         target = _target(Path(output), relative)
-        pictures.append(Picture(file, target, relative.as_posix(), truth, true_names))
+        pictures.append(Input(file, target, relative.as_posix(), truth, true_names))
     _check_targets(pictures, overwrite, (Path(record["file_name"]) for record in records))
     return pictures
 
@@ -150,18 +150,18 @@ def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
     folder = path if is_folder else Path(f"{re.split('[*?[]', given)[0]}x").parent
     paths = walk(path) if is_folder else map(Path, glob.glob(given, recursive=True))
     files = [path for path in sorted(paths) if path.is_file()]
-    # The output folder may lie inside the input folder and hold pictures of an earlier run
+    # The output folder may lie inside the input folder and hold drawings of an earlier run
     made = output.resolve()
     if folder.resolve() in made.parents:
         files = [file for file in files if made not in file.resolve().parents]
     if is_folder:
-        there, files = files, list(filter(_is_picture, files))
+        there, files = files, list(filter(_is_image, files))
         kinds = Counter(path.suffix.lower() or "without an ending" for path in there)
         kinds -= Counter(path.suffix.lower() or "without an ending" for path in files)
         others = listed((f"{count} {kind}" for kind, count in kinds.most_common()), 5)
         if not files:
             raise DataError(
-                f"The folder {path} holds no image ({' '.join(PICTURES)}), but {others}; give "
+                f"The folder {path} holds no image ({' '.join(SUFFIXES)}), but {others}; give "
                 "another one."
             )
         if kinds:
@@ -174,17 +174,17 @@ def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
     raise DataError(f"There is no file or folder {given}; {hint}.")
 
 
-def _is_picture(path: Path) -> bool:
-    """Whether a file of a folder is a picture by its ending, or without one by its content."""
+def _is_image(path: Path) -> bool:
+    """Whether a file of a folder is an image by its ending, or without one by its content."""
     if path.suffix:
-        return path.suffix.lower() in PICTURES
+        return path.suffix.lower() in SUFFIXES
     with contextlib.suppress(Exception), Image.open(path):  # Pillow may raise anything
         return True
     return False
 
 
 def _target(output: Path, relative: Path) -> Path:
-    # a data set may have images outside its folder; their pictures stay inside the output folder
+    # a data set may have images outside its folder; their drawings stay inside the output folder
     relative = Path(*(part for part in relative.parts if part not in ("..", relative.anchor)))
     suffix = relative.suffix.lower()
     if suffix in VIDEO_SUFFIXES:
@@ -194,28 +194,25 @@ def _target(output: Path, relative: Path) -> Path:
     return output / relative.with_name(relative.name + ".png")
 
 
-def _check_targets(
-    pictures: Sequence[Picture], overwrite: bool, others: Iterable[Path] = ()
-) -> None:
+def _check_targets(images: Sequence[Input], overwrite: bool, others: Iterable[Path] = ()) -> None:
     """Refuse targets that coincide, exist, or are an input or one of the ``others``."""
     sources: dict[Path, Path] = {}
-    inputs = {path.resolve() for path in (*(picture.source for picture in pictures), *others)}
-    for picture in pictures:
-        other = sources.setdefault(picture.target, picture.source)
-        if other != picture.source:
+    inputs = {path.resolve() for path in (*(image.source for image in images), *others)}
+    for image in images:
+        other = sources.setdefault(image.target, image.source)
+        if other != image.source:
             raise ConfigError(
-                f"{other} and {picture.source} would both be drawn to {picture.target}; use two "
+                f"{other} and {image.source} would both be drawn to {image.target}; use two "
                 "runs with different output folders."
             )
-        if picture.target.resolve() in inputs:
+        if image.target.resolve() in inputs:
             raise ConfigError(
-                f"{picture.target} is an input and would be overwritten; give another output "
-                "folder."
+                f"{image.target} is an input and would be overwritten; give another output folder."
             )
     existing = [target for target in sources if target.exists()]
     if existing and not overwrite:
         raise ConfigError(
-            f"{existing[0]} exists already, as do {len(existing)} of the pictures in all; add "
+            f"{existing[0]} exists already, as do {len(existing)} of the images in all; add "
             "--overwrite to replace them, or give another output folder."
         )
 
@@ -237,7 +234,7 @@ class Collector(Protocol):
 
 def predict(
     predictor: Predictor,
-    pictures: Sequence[Picture],
+    images: Sequence[Input],
     collectors: Sequence[Collector] = (),
     *,
     with_labels: bool = True,
@@ -248,49 +245,49 @@ def predict(
 
     Args:
         predictor: the detector.
-        pictures: of :func:`plan_files` or :func:`plan_dataset`.
+        images: of :func:`plan_files` or :func:`plan_dataset`.
         collectors: get the predictions on images; those on videos are only drawn.
-        with_labels: write classes and scores into the pictures.
+        with_labels: write classes and scores into the images.
 
     Raises:
         DataError: none of the files can be read.
-        ConfigError: a picture cannot be written.
+        ConfigError: an image cannot be written.
     """
     result = Outcome()
-    videos = [picture for picture in pictures if picture.is_video]
+    videos = [image for image in images if image.is_video]
     if videos and collectors:
         logger.warning(
             "Annotations and tables are written only for images: %s is only drawn.",
             listed(str(v.source) for v in videos),
         )
-    with tqdm(pictures, unit="file", disable=len(pictures) == 1) as progress:
-        for picture in progress:
+    with tqdm(images, unit="file", disable=len(images) == 1) as progress:
+        for image in progress:
             try:
-                if picture.is_video:
-                    counts, frames = _draw_video(predictor, picture, with_labels)
+                if image.is_video:
+                    counts, frames = _draw_video(predictor, image, with_labels)
                     where = f" in {frames} frames"
                 else:
-                    prediction = _draw_image(predictor, picture, with_labels)
+                    prediction = _draw_image(predictor, image, with_labels)
                     counts, where = prediction.counts, ""
                     for collector in collectors:
-                        collector.add(picture.name, prediction, picture.source)
+                        collector.add(image.name, prediction, image.source)
                 result.instances += sum(counts.values())
-                result.written.append(picture.target)
-                line = f"{printable(picture.name)}: {counts_in_words(counts)}{where}"
+                result.written.append(image.target)
+                line = f"{printable(image.name)}: {counts_in_words(counts)}{where}"
                 progress.write(line)  # between two states of the bar
             except DataError as error:
-                result.unreadable.append(picture.source)
+                result.unreadable.append(image.source)
                 progress.clear()
                 logger.warning("%s It is skipped.", error)
     if not result.written:
         raise DataError(
-            f"None of the {len(pictures)} files can be read; the first is {pictures[0].source}, "
+            f"None of the {len(images)} files can be read; the first is {images[0].source}, "
             "see the warnings above."
         )
     return result
 
 
-def _draw_image(predictor: Predictor, picture: Picture, with_labels: bool) -> Prediction:
+def _draw_image(predictor: Predictor, picture: Input, with_labels: bool) -> Prediction:
     image = read_bgr(picture.source)
     prediction = predictor(image)
     names, instances = predictor.class_names, prediction.instances
@@ -314,39 +311,35 @@ def _draw_image(predictor: Predictor, picture: Picture, with_labels: bool) -> Pr
     return prediction
 
 
-def _draw_video(
-    predictor: Predictor, picture: Picture, with_labels: bool
-) -> tuple[Counter[str], int]:
+def _draw_video(predictor: Predictor, image: Input, with_labels: bool) -> tuple[Counter[str], int]:
     """Draw all frames in the size and rate of the video.
 
     Returns:
         The number of instances of each class in all frames, and the number of frames.
     """
-    for path in map(str, (picture.source, picture.target)):
+    for path in map(str, (image.source, image.target)):
         if path.encode("utf-8", "replace").decode() != path:
             # OpenCV ends the process at such a name
             raise DataError(
                 f"The video {printable(path)} has a name that is no Unicode, which OpenCV cannot "
                 "read or write; rename the file or its folder."
             )
-    capture = cv2.VideoCapture(str(picture.source))
+    capture = cv2.VideoCapture(str(image.source))
     first = capture.read()[1]
     if first is None:
-        raise DataError(f"The video {picture.source} cannot be read: it has no first frame.")
+        raise DataError(f"The video {image.source} cannot be read: it has no first frame.")
     announced, rate = (capture.get(name) for name in (cv2.CAP_PROP_FRAME_COUNT, cv2.CAP_PROP_FPS))
     if not 0 < rate < 1000:
-        logger.warning("%s records no frame rate; 25 is used.", picture.source)
+        logger.warning("%s records no frame rate; 25 is used.", image.source)
         rate = 25.0
     counts: Counter[str] = Counter()
     drawn = 0
-    with _written(picture.target) as draft:
+    with _written(image.target) as draft:
         codec = cv2.VideoWriter_fourcc(*"mp4v")
         writer = cv2.VideoWriter(str(draft), codec, rate, first.shape[1::-1])
         try:
             total = max(int(announced), 0) or None
-            for frame in tqdm(
-                _frames(first, capture), total=total, desc=picture.name, unit="frame"
-            ):
+            for frame in tqdm(_frames(first, capture), total=total, desc=image.name, unit="frame"):
                 found = predictor(frame)
                 drawn += 1
                 counts.update(found.counts)
@@ -362,7 +355,7 @@ def _draw_video(
         if cv2.VideoCapture(str(draft)).get(cv2.CAP_PROP_FRAME_COUNT) < drawn:
             raise OSError("frames are missing in it; look whether the disk has free space")
     if drawn < announced:
-        logger.warning("%s ends after %d of %d frames.", picture.source, drawn, announced)
+        logger.warning("%s ends after %d of %d frames.", image.source, drawn, announced)
     return counts, drawn
 
 

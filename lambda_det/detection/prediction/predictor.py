@@ -26,7 +26,7 @@ from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import as_input, read_image
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.saved_run import SavedRun, open_run, usable_score
-from lambda_det.detection.tiled import WholePicture
+from lambda_det.detection.tiled import WholeImage
 from lambda_det.detection.tiles import Tiling
 from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, UserError, printable
@@ -37,9 +37,9 @@ __all__ = ["DEFAULT_THRESHOLD", "Prediction", "Predictor", "counts_in_words", "r
 
 logger = logging.getLogger(__name__)
 
-Picture = str | os.PathLike | np.ndarray
+ImageLike = str | os.PathLike | np.ndarray
 DEFAULT_THRESHOLD = 0.5  # of the scores
-_NOTEBOOK_SIDE = 1000  # the longer side of a picture in a notebook, in pixels, at most
+_NOTEBOOK_SIDE = 1000  # the longer side of an image in a notebook, in pixels, at most
 # From images as Detectron2's models take them to their "instances"
 Detect = Callable[[list[dict[str, Any]]], list[dict[str, Instances]]]
 # For the ending of a file the class, in another module, that opens its detector and is called as
@@ -56,11 +56,11 @@ class Prediction:
 
         found = predictor("photo.jpg")
         found                              # Prediction(7 circle, 2 square; 640x480)
-        found.plot()                       # in a notebook a picture, as ``found`` itself
+        found.plot()                       # in a notebook an image, as ``found`` itself
         pandas.DataFrame(found.to_dict())
 
     Attributes:
-        instances: Detectron2's, on the CPU. Of a picture that was cut into tiles, ``pred_masks``
+        instances: Detectron2's, on the CPU. Of an image that was cut into tiles, ``pred_masks``
             are :class:`lambda_det.detection.run_masks.RunMasks`.
         class_names: of all classes of the detector; None if they are not known.
         image: the file, or the pixels [H, W, 3], BGR. Of several images in one call pixels are not
@@ -79,7 +79,7 @@ class Prediction:
         return f"Prediction({counts_in_words(self.counts)}; {width}x{height})"
 
     def _repr_png_(self) -> bytes | None:
-        """The picture of a notebook; None where the pixels are not known."""
+        """The image of a notebook; None where the pixels are not known."""
         with contextlib.suppress(UserError):
             content = io.BytesIO()
             scale = min(1.0, _NOTEBOOK_SIDE / max(self.instances.image_size))
@@ -128,7 +128,7 @@ class Prediction:
     def masks(self) -> np.ndarray | None:
         """[N, H, W] bool; None for a detector without masks.
 
-        ``instances.pred_masks`` gives them one at a time, which a picture of 100 megapixels needs.
+        ``instances.pred_masks`` gives them one at a time, which an image of 100 megapixels needs.
         """
         return self.instances.pred_masks.numpy() if self.instances.has("pred_masks") else None
 
@@ -158,7 +158,7 @@ class Prediction:
 
         Args:
             image: a path, or an array [H, W, 3] of uint8, BGR; None for that of the prediction.
-            scale: size of the picture relative to the image.
+            scale: size of the drawing relative to the image.
             with_labels: write classes and scores.
 
         Returns:
@@ -196,7 +196,7 @@ class Prediction:
         overwrite: bool = False,
         **options: Any,
     ) -> None:
-        """Write the picture of :meth:`plot` to a file.
+        """Write the image of :meth:`plot` to a file.
 
         Args:
             path: of the file; its ending is the format.
@@ -358,7 +358,7 @@ class Predictor:
         return partial(Predictor, **options), (source,)
 
     def __call__(
-        self, images: Picture | Iterable[Picture], channels: str = "BGR"
+        self, images: ImageLike | Iterable[ImageLike], channels: str = "BGR"
     ) -> Prediction | list[Prediction]:
         """Find the instances of one image or of several.
 
@@ -384,7 +384,7 @@ class Predictor:
             found += self._predict(batch, channels)
         return found
 
-    def _predict(self, images: Sequence[Picture], channels: str) -> list[Prediction]:
+    def _predict(self, images: Sequence[ImageLike], channels: str) -> list[Prediction]:
         with torch.no_grad():
             if self._tiling is None:
                 pixels = [self._read(image, channels) for image in images]
@@ -403,16 +403,16 @@ class Predictor:
         return [output["instances"].to("cpu") for output in self._detect(inputs)]
 
     def _detected_in_tiles(self, pixels: np.ndarray) -> Instances:
-        """The instances of a picture [H, W, 3] of any size, a batch of its tiles at a time."""
+        """The instances of an image [H, W, 3] of any size, a batch of its tiles at a time."""
         height, width = pixels.shape[:2]
-        picture, rest = WholePicture(height, width), iter(self._tiling.tiles(height, width))
+        image, rest = WholeImage(height, width), iter(self._tiling.tiles(height, width))
         while batch := list(islice(rest, self._batch_size)):
             found = self._detected([pixels[t.y0 : t.y1, t.x0 : t.x1] for t in batch])
             for tile, instances in zip(batch, found, strict=True):
-                picture.add(tile, instances)
-        return picture.instances()
+                image.add(tile, instances)
+        return image.instances()
 
-    def _read(self, image: Picture, channels: str) -> np.ndarray:
+    def _read(self, image: ImageLike, channels: str) -> np.ndarray:
         """The pixels [H, W, 3] of an image, in the order of the detector."""
         if isinstance(image, (str, os.PathLike)):
             image, channels = read_bgr(image), "BGR"

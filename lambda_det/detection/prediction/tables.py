@@ -1,4 +1,4 @@
-"""Predictions as tables: a row for each instance, and the counts of each picture."""
+"""Predictions as tables: a row for each instance, and the counts of each image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tables:
     """Collects predictions, and writes them as two files of comma-separated values.
 
     The one has the columns picture and those of :meth:`Prediction.to_dict`. The other has a row for
-    each picture, also for one in which nothing was found: its name, the number of instances of
+    each image, also for one in which nothing was found: its name, the number of instances of
     each class, and their total.
     """
 

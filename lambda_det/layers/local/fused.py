@@ -275,7 +275,7 @@ class _Plan(NamedTuple):
     programs: int
 
 
-@functools.lru_cache(maxsize=1024)  # pictures may have many sizes
+@functools.lru_cache(maxsize=1024)  # images may have many sizes
 def _plan(
     kind: str, index: int, dtype: torch.dtype, batch: int, height: int, width: int, depth: int
 ) -> _Plan:

@@ -14,15 +14,15 @@ import numpy as np
 from PIL import Image
 
 from lambda_det.detection.data.coco_format import READER, read_json, read_lists
-from lambda_det.detection.data.picture_folder import PICTURES, normal, walk
+from lambda_det.detection.data.image_folder import SUFFIXES, normal, walk
 from lambda_det.detection.data.records import upright
 from lambda_det.errors import DataError, counted, listed, printable
 from lambda_det.files import read_text
 from lambda_det.own_data.drafts import stem_with_part, write_draft
 from lambda_det.own_data.labels.findings import (
     ELSEWHERE,
+    NO_IMAGE,
     NO_LABELS,
-    NO_PICTURE,
     OTHER_COPY,
     OTHER_NAME,
     RENAMED,
@@ -30,13 +30,13 @@ from lambda_det.own_data.labels.findings import (
     Findings,
 )
 from lambda_det.own_data.labels.formats import COCO, FORMATS, format_of, recognise
+from lambda_det.own_data.labels.images import MissingImage, NamedImages
 from lambda_det.own_data.labels.objects import (
-    LabelledPicture,
+    LabelledImage,
     area,
     reading,
     size_of,
 )
-from lambda_det.own_data.labels.pictures import MissingPicture, Pictures
 from lambda_det.own_data.labels.yolo import read_yolo, yolo_names
 
 logger = logging.getLogger(__name__)
@@ -51,20 +51,20 @@ def read_labels(
 
     Args:
         place: a folder of Pascal VOC, LabelMe, VIA or CVAT files, such a file, YOLO's data.yaml, a
-            file of COCO's, or a list of pictures (``.txt``) in or below the folder of their labels.
-        images: the folder of the pictures; by default that of the labels. Names are relative to it.
-        paths: the pictures to consider; by default all in ``images``.
+            file of COCO's, or a list of images (``.txt``) in or below the folder of their labels.
+        images: the folder of the images; by default that of the labels. Names are relative to it.
+        paths: the images to consider; by default all in ``images``.
 
     Returns:
         ``images``, ``annotations`` and ``categories``: those of data.yaml in its order, others by
         name. The size of an image is the one that its file of labels states, or that of the
-        picture. Objects with polygons or masks have a ``segmentation``. Images and objects have a
+        image. Objects with polygons or masks have a ``segmentation``. Images and objects have a
         ``source``: their file of labels, and the place in it. The entry ``lambda_det`` has the
         findings and how the labels write boxes, as ``READER`` in
         :mod:`lambda_det.detection.data.coco_format` describes.
 
     Raises:
-        DataError: a file cannot be read, or no picture is there.
+        DataError: a file cannot be read, or no image is there.
     """
     place = Path(place)
     home = place
@@ -74,35 +74,35 @@ def read_labels(
     row = FORMATS[name]
     if row.read is None:
         return read_json(only(home, files))
-    if row.pictures == "all":
+    if row.images == "all":
         files = [Path(only(home, files))]
     folder = Path(images or (home if home.is_dir() else home.parent))
-    pictures = Pictures(folder, paths)
+    pictures = NamedImages(folder, paths)
     if home != place:
-        pictures = Pictures(folder, _listed_pictures(place, pictures))
-        if row.pictures == "one":
+        pictures = NamedImages(folder, _listed_images(place, pictures))
+        if row.images == "one":
             names = {name for path in pictures.paths for name in _names_of_labels(path.name)}
             files = [file for file in files if normal(file.stem) in names]
     findings = Findings()
-    rows = [picture for file in files for picture in row.read(file, pictures, findings)]
+    rows = [image for file in files for image in row.read(file, pictures, findings)]
     if not rows:
         if pictures.paths or home != place:
             count = len(pictures.paths)
-            raise DataError(f"{place}: of {count} pictures in {folder}, none has labels.")
+            raise DataError(f"{place}: of {count} images in {folder}, none has labels.")
         endings = Counter(path.suffix.lower() for path in walk(folder))
         there = listed(f"{count} {ending}" for ending, count in endings.most_common())
         raise DataError(
-            f"{place}: there is no picture in {folder} of a format that is read "
-            f"({' '.join(PICTURES)}), but {there}; write the pictures in one of them."
+            f"{place}: there is no image in {folder} of a format that is read "
+            f"({' '.join(SUFFIXES)}), but {there}; write the images in one of them."
         )
-    for thing in (thing for picture in rows for thing in picture.objects):
+    for thing in (thing for image in rows for thing in image.objects):
         if not thing.label.strip():
             raise DataError(f"{thing.where}: its class has no name; name or remove the object.")
     if row.read is read_yolo:
         classes = list(yolo_names(files[0]).values())
     else:
-        classes = sorted({thing.label for picture in rows for thing in picture.objects})
-    placed = _placed(rows, row.pictures == "one", pictures, findings)
+        classes = sorted({thing.label for image in rows for thing in image.objects})
+    placed = _placed(rows, row.images == "one", pictures, findings)
     for path in _without_labels(placed, pictures):
         findings.add(NO_LABELS, str(path))
     content = _content(placed, folder, classes, findings)
@@ -112,7 +112,7 @@ def read_labels(
 
 
 def _is_list(place: Path) -> bool:
-    """Whether it is a list of pictures, and not of names of classes, nor a COCO file of this
+    """Whether it is a list of images, and not of names of classes, nor a COCO file of this
     ending.
     """
     if not place.is_file() or place.suffix != ".txt":
@@ -120,77 +120,75 @@ def _is_list(place: Path) -> bool:
     return not place.name.endswith(_LISTS) and format_of(place) != COCO
 
 
-def _listed_pictures(list_file: Path, pictures: Pictures) -> list[Path]:
-    """The pictures that a list names, one in each line.
+def _listed_images(list_file: Path, images: NamedImages) -> list[Path]:
+    """The images that a list names, one in each line.
 
     Raises:
         DataError: one is not there.
     """
     lines = enumerate(map(str.strip, read_text(list_file).splitlines()), 1)
     return [
-        pictures.find(f"{list_file}, line {number}", list_file.parent, line)
+        images.find(f"{list_file}, line {number}", list_file.parent, line)
         for number, line in lines
         if line and not line.startswith("#")
     ]
 
 
-# ------------------------------------------------------------------ the picture of a file of labels
+# ------------------------------------------------------------------ the image of a file of labels
 def _placed(
-    rows: Iterable[LabelledPicture], are_alone: bool, pictures: Pictures, findings: Findings
-) -> list[tuple[LabelledPicture, Path]]:
-    """Labelled pictures that exist, with their files.
+    rows: Iterable[LabelledImage], are_alone: bool, images: NamedImages, findings: Findings
+) -> list[tuple[LabelledImage, Path]]:
+    """Labelled images that exist, with their files.
 
     Args:
-        rows: the pictures.
-        are_alone: whether a file of labels belongs to one picture, and may have its name.
+        rows: the images.
+        are_alone: whether a file of labels belongs to one image, and may have its name.
 
     Raises:
-        DataError: no picture exists, or two labels name the same one.
+        DataError: no image exists, or two labels name the same one.
     """
     rows = list(rows)
     if are_alone:
-        _compare_copies(rows, pictures, findings)
+        _compare_copies(rows, images, findings)
     placed, missing = [], []
     for row in rows:
         try:
-            placed.append((row, _picture_of(row, are_alone, pictures, findings)))
-        except MissingPicture as error:
+            placed.append((row, _image_of(row, are_alone, images, findings)))
+        except MissingImage as error:
             missing.append((row, error))
     if missing and not placed:
         raise missing[0][1]
     for row, path in placed:
-        if _is_elsewhere(row.name, path, pictures.folder):
+        if _is_elsewhere(row.name, path, images.folder):
             findings.add(ELSEWHERE, f"{row.source}: {row.name}, and there is {path}")
     for row, _ in missing:
-        findings.add(NO_PICTURE, f"{row.source}: {row.name}")
+        findings.add(NO_IMAGE, f"{row.source}: {row.name}")
     _refuse_second_claims(placed)
     return placed
 
 
-def _compare_copies(
-    rows: Sequence[LabelledPicture], pictures: Pictures, findings: Findings
-) -> None:
-    """Check whether copies in files of labels show the pictures that the files name.
+def _compare_copies(rows: Sequence[LabelledImage], images: NamedImages, findings: Findings) -> None:
+    """Check whether copies in files of labels show the images that the files name.
 
-    Only some are compared, because few pictures are right where pictures were exchanged.
+    Only some are compared, because few images are right where images were exchanged.
     """
     with_copies = [row for row in rows if row.copy and _has_the_name(row)]
     for row in with_copies[:: -(-len(with_copies) // _COMPARED) or 1]:
-        with contextlib.suppress(MissingPicture):
-            path = pictures.find(str(row.source), row.source.parent, row.name)
+        with contextlib.suppress(MissingImage):
+            path = images.find(str(row.source), row.source.parent, row.name)
             copy = _decoded(row.copy)
             if copy is not None and _difference(copy, path) > _SAME:
                 findings.add(OTHER_COPY, f"{row.source} names {row.name}")
 
 
-def _has_the_name(row: LabelledPicture) -> bool:
-    """Whether a file of labels is called like the picture that it names."""
+def _has_the_name(row: LabelledImage) -> bool:
+    """Whether a file of labels is called like the image that it names."""
     return normal(row.source.stem) in _names_of_labels(row.name)
 
 
-def _names_of_labels(picture: str) -> tuple[str, str]:
-    """What a file of labels of one picture may be called, without its own ending."""
-    name = picture.replace("\\", "/").rpartition("/")[2]
+def _names_of_labels(image: str) -> tuple[str, str]:
+    """What a file of labels of one image may be called, without its own ending."""
+    name = image.replace("\\", "/").rpartition("/")[2]
     return normal(Path(name).stem), normal(name)
 
 
@@ -198,20 +196,18 @@ _COMPARED = 50  # number of files of labels whose copies are decoded
 
 
 def _is_elsewhere(name: str, path: Path, folder: Path) -> bool:
-    """Whether a name has another folder than its file has below the folder of all pictures."""
+    """Whether a name has another folder than its file has below the folder of all images."""
     parents = [part for part in name.replace("\\", "/").split("/")[:-1] if part.strip(".")]
     if not parents or path.parent == folder:
         return False
     return normal(parents[-1]).casefold() != normal(path.parent.name).casefold()
 
 
-def _picture_of(
-    row: LabelledPicture, is_alone: bool, pictures: Pictures, findings: Findings
-) -> Path:
-    """The file of a labelled picture.
+def _image_of(row: LabelledImage, is_alone: bool, images: NamedImages, findings: Findings) -> Path:
+    """The file of a labelled image.
 
-    Pictures may have been renamed since they were labelled. Where the file of labels has the name
-    of one picture and names another one, its own copy or its size decides between them.
+    Images may have been renamed since they were labelled. Where the file of labels has the name
+    of one image and names another one, its own copy or its size decides between them.
 
     Raises:
         DataError: it is not there, or it is not clear which one it is.
@@ -220,15 +216,15 @@ def _picture_of(
     names = [f"{row.subset}/{row.name}", row.name] if row.subset else [row.name]
     own = row.source.stem
     if not is_alone or _has_the_name(row):
-        return pictures.find(where, home, *names)
+        return images.find(where, home, *names)
     named = called = None
-    with contextlib.suppress(MissingPicture):
-        named = pictures.find(where, home, row.name)
-    with contextlib.suppress(MissingPicture):
-        called = pictures.find(where, home, own)
+    with contextlib.suppress(MissingImage):
+        named = images.find(where, home, row.name)
+    with contextlib.suppress(MissingImage):
+        called = images.find(where, home, own)
     there = [path for path in (named, called) if path]
     if not there:
-        return pictures.find(where, home, row.name)
+        return images.find(where, home, row.name)
     copy = _decoded(row.copy)
     if copy is not None:
         fitting = [path for path in there if _difference(copy, path) < _SAME]
@@ -253,44 +249,44 @@ _SAME = 6  # mean difference in levels of grey of a copy that was compressed aga
 
 
 def _decoded(copy: bytes | None) -> np.ndarray | None:
-    """The copy of a picture as :func:`_small` gives it; None if there is none that is a picture."""
+    """The copy of an image as :func:`_small` gives it; None if there is none that is an image."""
     with contextlib.suppress(Exception):  # Pillow may raise anything
         return _small(io.BytesIO(copy or b""))
     return None
 
 
-def _difference(copy: np.ndarray, picture: Path) -> float:
-    """The mean difference of two pictures in levels of grey, at a small size."""
-    with reading(picture, "remove or mend it"):
-        return float(abs(copy - _small(picture)).mean())
+def _difference(copy: np.ndarray, image: Path) -> float:
+    """The mean difference of two images in levels of grey, at a small size."""
+    with reading(image, "remove or fix it"):
+        return float(abs(copy - _small(image)).mean())
 
 
 def _small(file: io.BytesIO | Path) -> np.ndarray:
-    """A picture in levels of grey [64, 64]."""
+    """An image in levels of grey [64, 64]."""
     with Image.open(file) as image:
         image.draft("L", (64, 64))
         return np.asarray(upright(image).convert("L").resize((64, 64)), float)
 
 
 def _without_labels(
-    placed: Iterable[tuple[LabelledPicture, Path]], pictures: Pictures
+    placed: Iterable[tuple[LabelledImage, Path]], images: NamedImages
 ) -> list[Path]:
-    """The pictures that no labels name, without drawings of the labels, which have the names of
-    pictures.
+    """The images that no labels name, without drawings of the labels, which have the names of
+    images.
     """
     used = {path for _, path in placed}
     names = {normal(path.stem) for path in used}
-    return [path for path in pictures.paths if path not in used and normal(path.stem) not in names]
+    return [path for path in images.paths if path not in used and normal(path.stem) not in names]
 
 
-def _refuse_second_claims(placed: Iterable[tuple[LabelledPicture, Path]]) -> None:
-    """Refuse pictures with two labels. A picture that one file names twice by the same name has two
+def _refuse_second_claims(placed: Iterable[tuple[LabelledImage, Path]]) -> None:
+    """Refuse images with two labels. An image that one file names twice by the same name has two
     entries.
 
     Raises:
-        DataError: two files, or two names in one file, mean the same picture.
+        DataError: two files, or two names in one file, mean the same image.
     """
-    claims: dict[Path, LabelledPicture] = {}
+    claims: dict[Path, LabelledImage] = {}
     doubled = []
     for row, path in placed:
         first = claims.setdefault(path, row)
@@ -303,7 +299,7 @@ def _refuse_second_claims(placed: Iterable[tuple[LabelledPicture, Path]]) -> Non
         both = f"{row.source}: {row.name} and {first.name}"
     else:
         both = f"{row.source} and {first.source}"
-    more = f" ({len(doubled)} such pictures in all)" if len(doubled) > 1 else ""
+    more = f" ({len(doubled)} such images in all)" if len(doubled) > 1 else ""
     raise DataError(
         f"{printable(both)} both name {path}{more}; correct the name in one of them, or give one "
         "of the files alone."
@@ -312,7 +308,7 @@ def _refuse_second_claims(placed: Iterable[tuple[LabelledPicture, Path]]) -> Non
 
 # -------------------------------------------------------------------------------------- the content
 def _content(
-    placed: Sequence[tuple[LabelledPicture, Path]],
+    placed: Sequence[tuple[LabelledImage, Path]],
     folder: Path,
     classes: Sequence[str],
     findings: Findings,
@@ -346,10 +342,10 @@ def _content(
     return {"images": images, "annotations": annotations, "categories": categories}
 
 
-def _size(row: LabelledPicture, path: Path, findings: Findings) -> tuple[int, int]:
+def _size(row: LabelledImage, path: Path, findings: Findings) -> tuple[int, int]:
     """The size to which the boxes refer: what their file states, if they fit into it.
 
-    ``check`` and the reader of records find out whether it is the picture's, as for COCO files.
+    ``check`` and the reader of records find out whether it is the image's, as for COCO files.
     """
     if row.size is None or not row.objects:
         return size_of(path)
@@ -363,8 +359,8 @@ def _size(row: LabelledPicture, path: Path, findings: Findings) -> tuple[int, in
     return own
 
 
-def _fits(row: LabelledPicture, size: tuple[int, int]) -> bool:
-    """Whether all boxes are within a picture of a size, except for one pixel."""
+def _fits(row: LabelledImage, size: tuple[int, int]) -> bool:
+    """Whether all boxes are within an image of a size, except for one pixel."""
     corners = np.array([thing.box for thing in row.objects]).reshape(-1, 4)
     return bool((corners[:, 2:] <= np.array(size) + 1).all())
 
@@ -372,12 +368,12 @@ def _fits(row: LabelledPicture, size: tuple[int, int]) -> bool:
 def _log(
     place: Path,
     name: str,
-    placed: Sequence[tuple[LabelledPicture, Path]],
+    placed: Sequence[tuple[LabelledImage, Path]],
     findings: Findings,
 ) -> None:
     counts = Counter(thing.label for row, _ in placed for thing in row.objects)
     objects = ", ".join(f"{count} {label}" for label, count in counts.most_common())
-    count = counted(len(placed), "picture")
+    count = counted(len(placed), "image")
     logger.info(f"{place}: {name}, {count} with {objects or 'no object'}")
     for kind, cases in findings.items():
         logger.warning(f"{len(cases)} x {kind.text}; first: {printable(cases[0])}")
@@ -402,7 +398,7 @@ def as_coco(*places: tuple[str, str], folder: Path, classes: Sequence[str] = ())
     """Make files in COCO's format from labels of any format.
 
     Args:
-        places: labels as in :func:`read_labels` and the folder of their pictures, of the parts of
+        places: labels as in :func:`read_labels` and the folder of their images, of the parts of
             one data set: all get the classes of all. Files of COCO's format and missing ones are
             returned as they are.
         folder: for the files that are made from the others.

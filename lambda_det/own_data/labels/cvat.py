@@ -1,4 +1,4 @@
-"""CVAT's XML for images: a file for all pictures of a task or project."""
+"""CVAT's XML for images: a file for all images of a task or project."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy as np
 from lambda_det.detection.data.truth import MAX_PIXELS
 from lambda_det.errors import DataError
 from lambda_det.own_data.labels.findings import Findings, unread_shape
+from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.objects import (
+    LabelledImage,
     LabelledObject,
-    LabelledPicture,
     around,
     ellipse,
     of_mask,
@@ -22,11 +23,10 @@ from lambda_det.own_data.labels.objects import (
     reading,
     turned_box,
 )
-from lambda_det.own_data.labels.pictures import Pictures
 from lambda_det.own_data.labels.xml import line_of, read_xml, stated_size
 
 
-def read_cvat(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPicture]:
+def read_cvat(file: Path, _: NamedImages, findings: Findings) -> Iterator[LabelledImage]:
     nodes = list(read_xml(file).iter("image"))
     if not nodes:
         raise DataError(f"{file} has no image; export it as CVAT for images 1.1, not for video.")
@@ -41,11 +41,11 @@ def read_cvat(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledP
                 objects.append(thing._replace(where=where))
             else:
                 findings.add(unread_shape(shape.tag), where)
-        yield LabelledPicture(file, node.get("name", ""), objects, size, node.get("subset", ""))
+        yield LabelledImage(file, node.get("name", ""), objects, size, node.get("subset", ""))
 
 
 def _object(shape: ElementTree.Element, size: tuple[int, int] | None) -> LabelledObject | None:
-    """The object of a shape in a picture of a given size; None for a type that is not read."""
+    """The object of a shape in an image of a given size; None for a type that is not read."""
     value = shape.attrib
     degrees = float(value.get("rotation", 0))
     if shape.tag == "box":

@@ -10,26 +10,26 @@ from lambda_det.errors import printable
 _FIRST, _LONGEST = 3, 600  # number of cases of a kind that are kept, and letters of one case
 _LONGEST_TYPE = 40  # letters of the type of a shape
 
-NO_PICTURE = Kind(DOUBTFUL, "labels without a picture that can be read, which are left out")
+NO_IMAGE = Kind(DOUBTFUL, "labels without an image that can be read, which are left out")
 COUNT = Kind(DOUBTFUL, "number of classes that differs from the number of their names")
 OTHER_LIST = Kind(DOUBTFUL, "list of names that has another name for a class, and is not used")
-SHARED = Kind(DOUBTFUL, "label file of two pictures of one name; both have its objects")
+SHARED = Kind(DOUBTFUL, "label file of two images of one name; both have its objects")
 ATTRIBUTE = Kind(DOUBTFUL, "object whose class is of another attribute than in most objects")
 MORE_ATTRIBUTES = Kind(NOTED, "object with several attributes; the first one is its class")
 JOINED = Kind(NOTED, "shapes of one class and group, which are one object")
 POSES = Kind(NOTED, "points of poses after boxes, which are not used; data.yaml has no kpt_shape")
-NO_FILE = Kind(NOTED, "picture without a label file, which counts as one without an object")
-FAR = Kind(NOTED, "label file in another folder, found by the name of its picture")
-NO_LABELS = Kind(NOTED, "picture without labels, which is not used")
-ELSEWHERE = Kind(NOTED, "picture that is in another folder than its labels name")
+NO_FILE = Kind(NOTED, "image without a label file, which counts as one without an object")
+FAR = Kind(NOTED, "label file in another folder, found by the name of its image")
+NO_LABELS = Kind(NOTED, "image without labels, which is not used")
+ELSEWHERE = Kind(NOTED, "image that is in another folder than its labels name")
 NO_CLASSES = Kind(NOTED, 'file whose shapes have no class; they are of a class called "object"')
 NO_CLASS = Kind(NOTED, "shape called __ignore__, which is left out")
 DIFFICULT = Kind(NOTED, "object marked as difficult, which is an object like the others")
 EMPTY_MASK = Kind(REPAIRED, "empty mask, which its rectangle replaces")
-SIZE = Kind(REPAIRED, "labels whose size is too small for their boxes; the picture's is used")
-RENAMED = Kind(REPAIRED, "labels that name another picture than the one to which they belong")
-OTHER_NAME = Kind(REFUSED, "labels that have the name of one picture and name another one")
-OTHER_COPY = Kind(REFUSED, "labels whose imageData shows another picture than they name")
+SIZE = Kind(REPAIRED, "labels whose size is too small for their boxes; the image's is used")
+RENAMED = Kind(REPAIRED, "labels that name another image than the one to which they belong")
+OTHER_NAME = Kind(REFUSED, "labels that have the name of one image and name another one")
+OTHER_COPY = Kind(REFUSED, "labels whose imageData shows another image than they name")
 
 
 def unread_shape(shape: str) -> Kind:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lambda_det.detection.data.picture_folder import outputs_below, walk
+from lambda_det.detection.data.image_folder import outputs_below, walk
 from lambda_det.errors import DataError, listed
 from lambda_det.files import decoded
 from lambda_det.own_data.labels.cvat import read_cvat
 from lambda_det.own_data.labels.findings import Findings
+from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.labelme import read_labelme
-from lambda_det.own_data.labels.objects import LabelledPicture, reading
-from lambda_det.own_data.labels.pictures import Pictures
+from lambda_det.own_data.labels.objects import LabelledImage, reading
 from lambda_det.own_data.labels.via import read_via
 from lambda_det.own_data.labels.voc import read_voc
 from lambda_det.own_data.labels.xml import root_name
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 COCO = "COCO"
-Reader = Callable[[Path, Pictures, Findings], Iterator[LabelledPicture]]
+Reader = Callable[[Path, NamedImages, Findings], Iterator[LabelledImage]]
 
 
 class LabelFormat(NamedTuple):
@@ -47,9 +47,9 @@ class LabelFormat(NamedTuple):
         signs: words at the top of the file: ``<root>`` of XML, ``"key"`` of JSON, ``key:`` of YAML.
             One of them is enough. ``"*.key"`` is a key of an entry. Where a row has no signs, the
             name of the file is enough.
-        read: reads the pictures with their objects; None for COCO's own.
-        pictures: how many pictures a file describes: "all" of a data set, "some" or "one". A file
-            of "one" has the name of its picture with another ending, so that its own name is not
+        read: reads the images with their objects; None for COCO's own.
+        images: how many images a file describes: "all" of a data set, "some" or "one". A file
+            of "one" has the name of its image with another ending, so that its own name is not
             that of a part, such as train.json.
         boxes: how labels write boxes, of ``BOX_FORMS`` of ``detection/data/box_form.py``. Readers
             give corners in pixels whatever it is; this decides what wrong labels look like.
@@ -58,7 +58,7 @@ class LabelFormat(NamedTuple):
     endings: tuple[str, ...]
     signs: tuple[str, ...]
     read: Reader | None
-    pictures: Literal["all", "some", "one"]
+    images: Literal["all", "some", "one"]
     boxes: str
 
 

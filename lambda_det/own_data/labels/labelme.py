@@ -1,4 +1,4 @@
-"""LabelMe's JSON, a file for each picture; and its shapes, which other formats resemble."""
+"""LabelMe's JSON, a file for each image; and its shapes, which other formats resemble."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from lambda_det.own_data.labels.findings import (
     Findings,
     unread_shape,
 )
+from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.objects import (
+    LabelledImage,
     LabelledObject,
-    LabelledPicture,
     around,
     ellipse,
     of_mask,
@@ -31,7 +32,6 @@ from lambda_det.own_data.labels.objects import (
     reading,
     size_of,
 )
-from lambda_det.own_data.labels.pictures import Pictures
 from lambda_det.own_data.labels.xml import stated_size
 
 _IGNORED = "__ignore__"  # this is no class: LabelMe's own exporters leave it out
@@ -39,7 +39,7 @@ _NO_GROUP = (None, "", -1, "-1")  # as tools write that a shape stands alone
 _OUTLINES = ("polygon", "rotation", "oriented_rectangle", "quadrilateral")  # also X-AnyLabeling's
 
 
-def read_labelme(file: Path, pictures: Pictures, findings: Findings) -> Iterator[LabelledPicture]:
+def read_labelme(file: Path, images: NamedImages, findings: Findings) -> Iterator[LabelledImage]:
     content = read_json(str(file))
     shapes = content.get("shapes") or []
     if not isinstance(shapes, list):
@@ -47,12 +47,12 @@ def read_labelme(file: Path, pictures: Pictures, findings: Findings) -> Iterator
     name = str(content.get("imagePath") or file.stem)
     size = mask_size = stated_size(content.get("imageWidth"), content.get("imageHeight"))
     if size is None and any(isinstance(s, dict) and s.get("mask") for s in shapes):
-        mask_size = size_of(pictures.find(str(file), file.parent, name, file.stem))
+        mask_size = size_of(images.find(str(file), file.parent, name, file.stem))
     copy = None
     with contextlib.suppress(TypeError, ValueError):
         copy = base64.b64decode(content.get("imageData")) or None
     objects = objects_of(file, shapes, findings, mask_size)
-    yield LabelledPicture(file, name, objects, size, copy=copy)
+    yield LabelledImage(file, name, objects, size, copy=copy)
 
 
 def objects_of(
@@ -69,7 +69,7 @@ def objects_of(
         file: of the shapes.
         shapes: ``convert`` makes each of them a shape of LabelMe's.
         findings: for shapes that are left out.
-        size: width and height of the picture, which masks of a part of it need.
+        size: width and height of the image, which masks of a part of it need.
         place: of the shapes in the file, for messages.
     """
     groups: dict[Any, list[LabelledObject]] = {}

@@ -1,4 +1,4 @@
-"""The result of a reader of a label format: pictures with objects, made from the shapes in its
+"""The result of a reader of a label format: images with objects, made from the shapes in its
 file.
 """
 
@@ -20,8 +20,8 @@ from lambda_det.detection.data.truth import area_of, rectangle, turned_rectangle
 from lambda_det.errors import DataError, refused
 
 __all__ = [
+    "LabelledImage",
     "LabelledObject",
-    "LabelledPicture",
     "area",
     "around",
     "ellipse",
@@ -36,7 +36,7 @@ _CIRCLE = 32  # number of corners of a polygon in place of a circle
 
 
 class LabelledObject(NamedTuple):
-    """An object in a picture.
+    """An object in an image.
 
     Attributes:
         label: its class.
@@ -51,17 +51,17 @@ class LabelledObject(NamedTuple):
     where: str = ""
 
 
-class LabelledPicture(NamedTuple):
-    """A picture in a file of labels.
+class LabelledImage(NamedTuple):
+    """An image in a file of labels.
 
     Attributes:
         source: the file of labels.
-        name: of the picture, which may be a path of another machine.
+        name: of the image, which may be a path of another machine.
         objects: in it.
         size: width and height that the file of labels states, to which its numbers refer; None
             where it states none.
         subset: the part of the data to which it belongs, where the format has parts.
-        copy: the picture itself, if the file of labels holds a copy.
+        copy: the image itself, if the file of labels holds a copy.
     """
 
     source: Path
@@ -92,8 +92,8 @@ _ERRORS = (
 
 
 def size_of(picture: Path) -> tuple[int, int]:
-    """Width and height of a picture, upright as training and annotation tools show it."""
-    with reading(picture, "remove or mend it"), Image.open(picture) as image:
+    """Width and height of an image, upright as training and annotation tools show it."""
+    with reading(picture, "remove or fix it"), Image.open(picture) as image:
         return upright_size(image)
 
 
@@ -134,12 +134,12 @@ def turned_box(
 def of_mask(
     label: str, part: np.ndarray, corner: tuple[int, int], size: tuple[int, int]
 ) -> LabelledObject | None:
-    """The object of the mask of a part of a picture; None if it is empty.
+    """The object of the mask of a part of an image; None if it is empty.
 
     Args:
-        part: [h, w]; what is out of the picture is cut.
+        part: [h, w]; what is out of the image is cut.
         corner: x and y of its first pixel.
-        size: width and height of the picture; its pixels are not touched, because it may have
+        size: width and height of the image; its pixels are not touched, because it may have
             millions.
     """
     (left, top), (width, height) = corner, size
@@ -148,7 +148,7 @@ def of_mask(
     columns, rows = np.flatnonzero(part.any(0)), np.flatnonzero(part.any(1))
     if not len(rows):
         return None
-    # Runs go down the columns of the picture, and from the end of one to the next
+    # Runs go down the columns of the image, and from the end of one to the next
     edges = np.diff(np.pad(part.astype(np.int8), ((1, 1), (0, 0))), axis=0).T
     starts, ends = (
         (left + column) * height + top + row

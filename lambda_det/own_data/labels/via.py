@@ -1,4 +1,4 @@
-"""VIA's JSON (the VGG Image Annotator): a file for all pictures of a folder, or a project."""
+"""VIA's JSON (the VGG Image Annotator): a file for all images of a folder, or a project."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.errors import listed
 from lambda_det.own_data.labels.findings import ATTRIBUTE, MORE_ATTRIBUTES, NO_CLASSES, Findings
+from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.labelme import objects_of
-from lambda_det.own_data.labels.objects import LabelledPicture, ellipse, reading
-from lambda_det.own_data.labels.pictures import Pictures
+from lambda_det.own_data.labels.objects import LabelledImage, ellipse, reading
 
 
-def read_via(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPicture]:
+def read_via(file: Path, _: NamedImages, findings: Findings) -> Iterator[LabelledImage]:
     content = read_json(str(file))
     with reading(file, "export it again as JSON"):
         entries = [
@@ -31,7 +31,7 @@ def read_via(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPi
             others = [f"{key!r}: {value!r}" for key, value in _values(region) if value != label]
             if others:
                 findings.add(MORE_ATTRIBUTES, f"{where}: {words}, and not {listed(others)}")
-        yield LabelledPicture(file, name, objects)
+        yield LabelledImage(file, name, objects)
     if [*cases] == [""]:
         findings.add(NO_CLASSES, str(file))
     usual = max(cases, key=lambda attribute: len(cases[attribute]), default="")

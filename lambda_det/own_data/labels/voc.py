@@ -1,4 +1,4 @@
-"""Pascal VOC's XML: a file for each picture."""
+"""Pascal VOC's XML: a file for each image."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from lambda_det.own_data.labels.findings import DIFFICULT, Findings
-from lambda_det.own_data.labels.objects import LabelledPicture, reading, turned_box
-from lambda_det.own_data.labels.pictures import Pictures
+from lambda_det.own_data.labels.images import NamedImages
+from lambda_det.own_data.labels.objects import LabelledImage, reading, turned_box
 from lambda_det.own_data.labels.xml import line_of, read_xml, stated_size
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
-def read_voc(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPicture]:
+def read_voc(file: Path, _: NamedImages, findings: Findings) -> Iterator[LabelledImage]:
     """Read a file. Corners are used as they are written, because today's tools do not add 1 as the
     VOC devkit does.
     """
@@ -31,7 +31,7 @@ def read_voc(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPi
             findings.add(DIFFICULT, where)
     name = (root.findtext("filename") or "").strip() or file.stem
     size = stated_size(root.findtext("size/width"), root.findtext("size/height"))
-    yield LabelledPicture(file, name, objects, size)
+    yield LabelledImage(file, name, objects, size)
 
 
 def _degrees(node: ElementTree.Element) -> float:

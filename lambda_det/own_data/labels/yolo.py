@@ -1,4 +1,4 @@
-"""YOLO's labels: a text file for each picture, and a file with the names of the classes."""
+"""YOLO's labels: a text file for each image, and a file with the names of the classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lambda_det.detection.data.picture_folder import PICTURES, normal, walk
+from lambda_det.detection.data.image_folder import SUFFIXES, normal, walk
 from lambda_det.detection.data.report import CLASS
 from lambda_det.errors import DataError, listed
 from lambda_det.files import decoded, read_text
@@ -21,20 +21,20 @@ from lambda_det.own_data.labels.findings import (
     COUNT,
     FAR,
     NO_FILE,
-    NO_PICTURE,
+    NO_IMAGE,
     OTHER_LIST,
     POSES,
     SHARED,
     Findings,
 )
+from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.objects import (
+    LabelledImage,
     LabelledObject,
-    LabelledPicture,
     polygon,
     reading,
     size_of,
 )
-from lambda_det.own_data.labels.pictures import Pictures
 from lambda_det.own_data.part_names import named_part
 
 __all__ = [
@@ -61,34 +61,34 @@ class _Loader(yaml.SafeLoader):
         super().flatten_mapping(node)
 
 
-def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[LabelledPicture]:
-    """Read the labels of all pictures; a picture without a label file has no object."""
+def read_yolo(file: Path, images: NamedImages, findings: Findings) -> Iterator[LabelledImage]:
+    """Read the labels of all images; an image without a label file has no object."""
     names, has_points = yolo_names(file), "kpt_shape" in yolo_content(file)
     _count_names(file, names, findings)
-    label_files, are_far = _label_files(pictures, file.parent)
+    label_files, are_far = _label_files(images, file.parent)
     if not has_points and _are_poses(dict.fromkeys(filter(None, label_files.values()))):
         has_points = True
         findings.add(POSES, str(file))
-    first: dict[Path, Path] = {}  # the picture of each label file
-    for picture in pictures.paths:
-        labels = label_files.get(picture)
+    first: dict[Path, Path] = {}  # the image of each label file
+    for image in images.paths:
+        labels = label_files.get(image)
         objects = []
         if not labels:
-            findings.add(NO_FILE, str(picture))
+            findings.add(NO_FILE, str(image))
         else:
             if are_far:
-                findings.add(FAR, f"{labels}: {picture}")
-            if first.setdefault(labels, picture) != picture:
-                findings.add(SHARED, f"{labels}: {first[labels]} and {picture}")
-            size = np.array(size_of(picture))
+                findings.add(FAR, f"{labels}: {image}")
+            if first.setdefault(labels, image) != image:
+                findings.add(SHARED, f"{labels}: {first[labels]} and {image}")
+            size = np.array(size_of(image))
             for number, words in _lines(labels):
                 # a box, and the points of a pose
                 words = words[:5] if has_points else words
                 objects.append(_object(words, size, names, f"{labels}, line {number}"))
-        yield LabelledPicture(labels or picture, str(picture.absolute()), objects)
+        yield LabelledImage(labels or image, str(image.absolute()), objects)
     _compare_names(file, names, {labels.parent for labels in first}, findings)
-    for labels, reason in _unused(pictures.folder, file.parent, label_files.values()):
-        findings.add(NO_PICTURE, f"{labels}{reason}")
+    for labels, reason in _unused(images.folder, file.parent, label_files.values()):
+        findings.add(NO_IMAGE, f"{labels}{reason}")
 
 
 def _lines(labels: Path) -> Iterator[tuple[int, list[str]]]:
@@ -133,7 +133,7 @@ def _have_points(numbers: np.ndarray, each: int) -> bool:
     places = points[..., :2]
     seen = places.any(-1, keepdims=True)
     seen = seen & (points[..., 2:] > 0) if each == 3 else seen
-    slack = 0.01  # of the picture
+    slack = 0.01  # of the image
     fit = (sides > 0) & (centre - sides / 2 > -slack) & (centre + sides / 2 < 1 + slack)
     fit = fit & ((abs(places - centre) <= sides / 2 + slack) | ~seen)
     fits = fit.all((1, 2))
@@ -257,44 +257,44 @@ def _names_in(file: Path) -> dict[int, str]:
     return {}
 
 
-def has_labels(picture: Path) -> bool:
-    """Whether a picture has a label file in one of the places where all tools look for it."""
-    return _label_file(picture, picture, _text_files) is not None
+def has_labels(image: Path) -> bool:
+    """Whether an image has a label file in one of the places where all tools look for it."""
+    return _label_file(image, image, _text_files) is not None
 
 
-def _label_files(pictures: Pictures, home: Path) -> tuple[dict[Path, Path], bool]:
-    """The label file of each picture that has one, and whether they are far from the pictures.
+def _label_files(images: NamedImages, home: Path) -> tuple[dict[Path, Path], bool]:
+    """The label file of each image that has one, and whether they are far from the images.
 
-    They are in the places where all tools look for them. Where no picture has one there, it is the
-    only one of the picture's name that lies below the folders of pictures and names, and belongs to
-    no other picture. Where some pictures have, the others are background: a file of their name
+    They are in the places where all tools look for them. Where no image has one there, it is the
+    only one of the image's name that lies below the folders of images and names, and belongs to
+    no other image. Where some images have, the others are background: a file of their name
     elsewhere may be a prediction.
 
     Args:
-        pictures: of the data set.
+        images: of the data set.
         home: the folder of the list of names.
 
     Raises:
-        DataError: there are several of a picture's name.
+        DataError: there are several of an image's name.
     """
     listing = functools.cache(_text_files)
     found: dict[Path, Path] = {}
-    for picture in pictures.paths:
-        name = picture.relative_to(pictures.folder).as_posix()
-        if labels := _label_file(picture, home / name, listing):
-            found[picture] = labels
+    for image in images.paths:
+        name = image.relative_to(images.folder).as_posix()
+        if labels := _label_file(image, home / name, listing):
+            found[image] = labels
     if found:
         return found, False
-    return _elsewhere(pictures.paths, pictures.folder, home), True
+    return _elsewhere(images.paths, images.folder, home), True
 
 
-def _elsewhere(pictures: Iterable[Path], folder: Path, home: Path) -> dict[Path, Path]:
-    """The label files of pictures that have none in the usual places, see :func:`_label_files`."""
+def _elsewhere(images: Iterable[Path], folder: Path, home: Path) -> dict[Path, Path]:
+    """The label files of images that have none in the usual places, see :func:`_label_files`."""
     listing = functools.cache(_text_files)
     root = Path(os.path.commonpath([folder.absolute(), home.absolute()]))
     there = dict.fromkeys(path.absolute() for path in (*walk(folder), *walk(home)))
-    # A picture of another part may have the same name, and labels in a usual place
-    others = [path for path in there if path.suffix.lower() in PICTURES]
+    # An image of another part may have the same name, and labels in a usual place
+    others = [path for path in there if path.suffix.lower() in SUFFIXES]
     taken = {_label_file(path, path, listing) for path in others}
     named: dict[str, list[Path]] = {}
     for path in there:
@@ -302,11 +302,11 @@ def _elsewhere(pictures: Iterable[Path], folder: Path, home: Path) -> dict[Path,
         if is_text and looks_like_labels(path):
             named.setdefault(normal(path.stem), []).append(path)
     claimed: dict[Path, list[Path]] = {}
-    for picture in pictures:
-        part = named_part(picture.absolute().parent, root)
+    for image in images:
+        part = named_part(image.absolute().parent, root)
         candidates = [
             path
-            for path in named.get(normal(picture.stem), ())
+            for path in named.get(normal(image.stem), ())
             if named_part(path.parent, root) in ("", part)
         ]
         # labels of the same part come before those of none
@@ -314,27 +314,27 @@ def _elsewhere(pictures: Iterable[Path], folder: Path, home: Path) -> dict[Path,
         candidates = own or candidates
         if len(candidates) > 1:
             raise DataError(
-                f"{picture} has {len(candidates)} files of labels, {listed(candidates)}; remove "
+                f"{image} has {len(candidates)} files of labels, {listed(candidates)}; remove "
                 "those that do not count, or name the folder of those that do, with their "
-                f'classes.txt: --train "{candidates[0].parent}" --images "{picture.parent}".'
+                f'classes.txt: --train "{candidates[0].parent}" --images "{image.parent}".'
             )
         for path in candidates:
-            claimed.setdefault(path, []).append(picture)
+            claimed.setdefault(path, []).append(image)
     return {claims[0]: path for path, claims in claimed.items() if len(claims) == 1}
 
 
-def _label_file(picture: Path, beside_names: Path, listing: Listing) -> Path | None:
-    for place in _places(picture, beside_names):
+def _label_file(image: Path, beside_names: Path, listing: Listing) -> Path | None:
+    for place in _places(image, beside_names):
         if labels := listing(place.parent).get(normal(place.stem)):
             return labels
     return None
 
 
-def _places(picture: Path, beside_names: Path) -> tuple[Path, Path, Path]:
-    """The places of a label file: labels/ where the path of a picture has images/, beside it, or
+def _places(image: Path, beside_names: Path) -> tuple[Path, Path, Path]:
+    """The places of a label file: labels/ where the path of an image has images/, beside it, or
     beside the names.
     """
-    return _among_labels(picture), picture.absolute(), beside_names.absolute()
+    return _among_labels(image), image.absolute(), beside_names.absolute()
 
 
 def _among_labels(path: Path) -> Path:
@@ -355,16 +355,16 @@ def _text_files(folder: Path) -> dict[str, Path]:
     return {normal(name.removesuffix(".txt")): folder / name for name in names}
 
 
-def _unused(folder: Path, home: Path, of_pictures: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    """The label files without a picture below a folder, with what is in the picture's place."""
+def _unused(folder: Path, home: Path, of_images: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    """The label files without an image below a folder, with what is in the image's place."""
     listing = functools.cache(_text_files)
     below = list(walk(folder))
     labels_folder = _among_labels(folder)
     if labels_folder != folder.absolute() and labels_folder.is_dir():
         below += walk(labels_folder)
-    used, others = {path.absolute() for path in of_pictures}, {}
+    used, others = {path.absolute() for path in of_images}, {}
     for path in below:
-        if path.suffix.lower() in PICTURES:
+        if path.suffix.lower() in SUFFIXES:
             places = _places(path, home / path.relative_to(folder))
             used.update(listing(place.parent).get(normal(place.stem)) for place in places)
         elif path.suffix.lower() != ".txt":

@@ -219,7 +219,7 @@ class _Evidence:
     @cached_property
     def bad_by_size(self) -> tuple[int, int, int, int]:
         """How many of the small objects are missed or boxed badly, and of how many; of others."""
-        bad = self.missed | {self.predictions[i].meant for i in self.places("localisation")}
+        bad = self.missed | {self.predictions[i].matched for i in self.places("localisation")}
         large = self.counted - self.small
         return len(bad & self.small), len(self.small), len(bad & large), len(large)
 
@@ -359,7 +359,7 @@ def _mistaken(run: _Evidence) -> Iterator[Change]:
 
 def _confused(run: _Evidence) -> Iterator[Change]:
     pair_of = {
-        i: frozenset((run.predictions[i].category, run.classes[run.predictions[i].meant]))
+        i: frozenset((run.predictions[i].category, run.classes[run.predictions[i].matched]))
         for i in run.places("class")
     }
     pairs = Counter(pair_of.values()).most_common()
@@ -400,9 +400,9 @@ def _too_small(run: _Evidence) -> Iterator[Change]:
         return
     how = "on tiles of large images (--tile auto), or at a larger size (--size)"
     if run.is_tiled:
-        # in tiles of a typed side objects keep their pixels; a size beside it enlarges them
+        # in tiles of a given side objects keep their pixels; a size beside it enlarges them
         how = "on smaller tiles (--tile)" if run.scale < 1 else "on enlarged tiles (--tile, --size)"
-    small_boxes = run.places("localisation", lambda p: p.meant in run.small)
+    small_boxes = run.places("localisation", lambda p: p.matched in run.small)
     yield Change(
         "missed",
         f"Train {how}: the objects are too small in the network's input.",
@@ -415,7 +415,7 @@ def _too_small(run: _Evidence) -> Iterator[Change]:
 
 def _loose(run: _Evidence) -> Iterator[Change]:
     blamed = run.small if run.size_is_blamed else frozenset()  # their size is the reason
-    loose = run.places("localisation", lambda p: p.meant not in blamed)
+    loose = run.places("localisation", lambda p: p.matched not in blamed)
     if not loose:
         return
     which = f"an object of {SMALL} pixels or more" if blamed else "an object"

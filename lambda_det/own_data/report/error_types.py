@@ -29,14 +29,14 @@ class JudgedPrediction(NamedTuple):
         verdict: "right"; "class": a good box of another class; "localisation": the box overlaps its
             object too little; "duplicate": the object was found already; "background": no object
             is near; "both": class and localisation are wrong.
-        meant: id of the annotation to which it is assigned, None for "background".
+        matched: id of the annotation to which it is assigned, None for "background".
     """
 
     image: Any
     category: int
     score: float
     verdict: str
-    meant: int | None
+    matched: int | None
 
 
 def sort_errors(
@@ -64,18 +64,18 @@ def sort_errors(
         same = np.array([e["category_id"] for e in found], int)[:, None] == classes[None]
         chosen = assign(iou, crowds.tolist(), same)
         iou = np.where(crowds[None], 0.0, iou)
-        meant = set()
+        matched = set()
         for row, (entry, index) in enumerate(zip(found, chosen, strict=True)):
             if index == IGNORED:
                 continue
             verdict, index = ("right", index) if index != FALSE else _wrong(iou[row], same[row])
             if verdict in ("right", "class", "localisation"):
-                meant.add(index)
+                matched.add(index)
             annotation = None if index is None else objects[index]["id"]
             predictions.append(
                 JudgedPrediction(image, entry["category_id"], entry["score"], verdict, annotation)
             )
-        missed |= {o["id"] for i, o in enumerate(objects) if not crowds[i] and i not in meant}
+        missed |= {o["id"] for i, o in enumerate(objects) if not crowds[i] and i not in matched}
     return predictions, missed
 
 
@@ -127,11 +127,11 @@ def repaired(
         wrong: places of those to repair.
         classes: category by the id of the annotation.
     """
-    taken = {p.meant for p in predictions if p.verdict == "right"}
+    taken = {p.matched for p in predictions if p.verdict == "right"}
     result = [p for place, p in enumerate(predictions) if place not in wrong]
     for prediction in sorted((predictions[place] for place in wrong), key=lambda p: -p.score):
-        meant = prediction.meant
-        if prediction.verdict in ("class", "localisation") and meant not in taken:
-            taken.add(meant)
-            result.append(prediction._replace(verdict="right", category=classes[meant]))
+        matched = prediction.matched
+        if prediction.verdict in ("class", "localisation") and matched not in taken:
+            taken.add(matched)
+            result.append(prediction._replace(verdict="right", category=classes[matched]))
     return result

@@ -60,7 +60,7 @@ def read_saved(run: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError):
         config = None
     if not isinstance(config, dict):
-        raise DataError(f"{path} is not a saved configuration; mend it.")
+        raise DataError(f"{path} is not a saved configuration; fix it.")
     return config
 
 

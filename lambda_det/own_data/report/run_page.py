@@ -16,7 +16,7 @@ from detectron2.config import CfgNode
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.registration import registered_files
-from lambda_det.detection.data.tile_records import number_of_pictures
+from lambda_det.detection.data.tile_records import number_of_whole_images
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, UserError
 from lambda_det.files import replace_text, writing_to
@@ -270,7 +270,7 @@ def _epochs(task: DetectionTask, steps: int) -> Epochs | None:
         return None
     images = len(records)
     epochs = steps * config.SOLVER.IMS_PER_BATCH / images
-    return Epochs(epochs, epochs_for(images, number_of_pictures(records)))
+    return Epochs(epochs, epochs_for(images, number_of_whole_images(records)))
 
 
 def _add_classes(page: Page, evaluated: Evaluated) -> None:

@@ -33,7 +33,7 @@ from lambda_det.distributed.memory import keep_memory
 from lambda_det.training.precision import Precision
 
 SHAPES = runpy.run_path(str(Path(__file__).parents[3] / "datasets" / "make_shapes.py"))
-DRAWN = 128  # side of the pictures before they are resized
+DRAWN = 128  # side of the images before they are resized
 # A logit beside 80 others of about 0. With random weights no score would exceed the threshold, and
 # no masks would be computed; with this logit the first class is found everywhere.
 FOUND = 5.0
@@ -49,13 +49,13 @@ ZOO = {
 
 
 class Detector(nn.Module):
-    """A detector as a function of pictures: its loss in training, and otherwise its predictions.
+    """A detector as a function of images: its loss in training, and otherwise its predictions.
 
     Args:
         model: takes Detectron2's batches.
         inference: the model for inference; it may share the parameters.
         precision: of training.
-        samples: what a batch holds for each picture besides its pixels.
+        samples: what a batch holds for each image besides its pixels.
         keeps: whether the process keeps the memory that it frees, as ours do.
     """
 
@@ -72,10 +72,9 @@ class Detector(nn.Module):
         self.keeps = keeps
         self._inference = [inference.eval()]  # its parameters must not be trained or counted
 
-    def forward(self, *pictures: Tensor) -> Tensor | list[dict[str, Any]]:
+    def forward(self, *images: Tensor) -> Tensor | list[dict[str, Any]]:
         batch = [
-            {**sample, "image": picture}
-            for sample, picture in zip(self.samples, pictures, strict=True)
+            {**sample, "image": image} for sample, image in zip(self.samples, images, strict=True)
         ]
         keep_memory() if self.keeps else give_back_memory()
         if not self.training:
@@ -103,18 +102,18 @@ def our_detector(
     Args:
         depth: 50, 101 or 152.
         changes: KEY, VALUE, ... beside configs/mask_rcnn_lambdaresnet{depth}.yaml.
-        batch: number of pictures.
-        side: of a picture.
+        batch: number of images.
+        side: of an image.
         device: where the model is made.
     """
     cfg = _config(depth, ["INPUT.LSJ.SIZE", side, *changes], device)
     task = DetectionTask(cfg)
     # with the configuration alone the layout would also depend on the processor
     model = build_model(cfg) if changes else task.build_model()
-    pictures, samples = _pictures(batch, side)
-    _find_something(model, pictures, samples)
+    images, samples = _images(batch, side)
+    _find_something(model, images, samples)
     inference = for_inference(model, cfg.TEST.PRECISION, channels_last=cfg.MODEL.CHANNELS_LAST)
-    return Detector(model, inference, Precision.of(read_settings(cfg)), samples), pictures
+    return Detector(model, inference, Precision.of(read_settings(cfg)), samples), images
 
 
 def detectron2_detector(
@@ -127,9 +126,9 @@ def detectron2_detector(
     changes += ["MODEL.BACKBONE.NAME", "build_resnet_fpn_backbone", "MODEL.RESNETS.DEPTH", depth]
     changes += ["MODEL.RESNETS.OUT_FEATURES", ["res2", "res3", "res4", "res5"]]
     model = build_plain_model(_config(50, changes, device))
-    pictures, samples = _pictures(batch, side)
-    _find_something(model, pictures, samples)
-    return Detector(model, model, Precision(device, None), samples, keeps=False), pictures
+    images, samples = _images(batch, side)
+    _find_something(model, images, samples)
+    return Detector(model, model, Precision(device, None), samples, keeps=False), images
 
 
 def zoo_detector(name: str, fast: bool, side: int) -> tuple[Detector, tuple[Tensor, ...]]:
@@ -138,13 +137,13 @@ def zoo_detector(name: str, fast: bool, side: int) -> tuple[Detector, tuple[Tens
     Args:
         name: of ZOO.
         fast: after ``lambda_det.accelerate``.
-        side: of the picture.
+        side: of the image.
     """
     torch.manual_seed(0)
     cfg = detectron2_config(ZOO[name])
     cfg.MODEL.DEVICE = "cpu"
     model = build_plain_model(cfg)
-    pictures, samples = _pictures(1, side)
+    images, samples = _images(1, side)
     instances = samples[0]["instances"]
     if cfg.MODEL.KEYPOINT_ON:
         instances.gt_classes.zero_()
@@ -153,9 +152,9 @@ def zoo_detector(name: str, fast: bool, side: int) -> tuple[Detector, tuple[Tens
     seen = torch.full((len(instances), POINTS, 1), 2.0)
     instances.gt_keypoints = Keypoints(torch.cat([places, seen], dim=2))
     samples[0]["sem_seg"] = torch.randint(cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES, (side, side))
-    _find_something(model, pictures, samples)
+    _find_something(model, images, samples)
     model = accelerate(model) if fast else model
-    return Detector(model, model, Precision("cpu", None), samples, keeps=fast), pictures
+    return Detector(model, model, Precision("cpu", None), samples, keeps=fast), images
 
 
 def _config(depth: int, changes: list[Any], device: str) -> CfgNode:
@@ -166,7 +165,7 @@ def _config(depth: int, changes: list[Any], device: str) -> CfgNode:
 
 @torch.no_grad()
 def _find_something(
-    model: nn.Module, pictures: tuple[Tensor, ...], samples: list[dict[str, Any]]
+    model: nn.Module, images: tuple[Tensor, ...], samples: list[dict[str, Any]]
 ) -> None:
     if isinstance(model, RetinaNet):
         model.head.cls_score.bias += FOUND / 2
@@ -174,7 +173,7 @@ def _find_something(
         predictor = model.roi_heads.box_predictor
         for stage in predictor if isinstance(predictor, nn.ModuleList) else [predictor]:
             stage.cls_score.bias[0] = FOUND
-    take_statistics(Detector(model, model, Precision("cpu", None), samples), *pictures)
+    take_statistics(Detector(model, model, Precision("cpu", None), samples), *images)
 
 
 @torch.no_grad()
@@ -199,21 +198,21 @@ def _take_statistics(norm: FrozenBatchNorm2d, inputs: tuple[Tensor]) -> None:
     norm.running_var, norm.running_mean = torch.var_mean(inputs[0], (0, 2, 3))
 
 
-def _pictures(batch: int, side: int) -> tuple[tuple[Tensor, ...], list[dict[str, Any]]]:
-    pictures, samples = zip(*(_picture(side, number) for number in range(batch)), strict=True)
-    return pictures, list(samples)
+def _images(batch: int, side: int) -> tuple[tuple[Tensor, ...], list[dict[str, Any]]]:
+    images, samples = zip(*(_image(side, number) for number in range(batch)), strict=True)
+    return images, list(samples)
 
 
-def _picture(side: int, number: int) -> tuple[Tensor, dict[str, Any]]:
+def _image(side: int, number: int) -> tuple[Tensor, dict[str, Any]]:
     """One of the shapes data set, resized: uint8 [3, side, side], and its annotations."""
     rng = SHAPES["image_rng"](0, "train", number)
     shapes = SHAPES["place_shapes"](rng, DRAWN)
     drawn = SHAPES["paint_shapes"](rng, SHAPES["background"](rng, DRAWN), shapes)
-    picture = F.interpolate(torch.from_numpy(drawn).permute(2, 0, 1)[None], size=(side, side))[0]
+    image = F.interpolate(torch.from_numpy(drawn).permute(2, 0, 1)[None], size=(side, side))[0]
     polygons = [polygon * (side / DRAWN) for _, polygon in shapes]
     instances = Instances((side, side))
     instances.gt_classes = torch.tensor([category for category, _ in shapes])
     boxes = [[*polygon.min(axis=0), *polygon.max(axis=0)] for polygon in polygons]
     instances.gt_boxes = Boxes(torch.tensor(boxes, dtype=torch.float32))
     instances.gt_masks = PolygonMasks([[polygon.reshape(-1)] for polygon in polygons])
-    return picture, {"instances": instances, "height": side, "width": side}
+    return image, {"instances": instances, "height": side, "width": side}

@@ -385,7 +385,7 @@ def detector(args: Options, setting: Setting) -> list[Group]:
 def accelerated(args: Options, setting: Setting) -> list[Group]:
     """Detectron2's own detectors with ``lambda_det.accelerate``, at 800x800, on a CPU.
 
-    Six of its model zoo with ResNet-50, one picture a step, random weights, float32. Ratios are to
+    Six of its model zoo with ResNet-50, one image a step, random weights, float32. Ratios are to
     the same detector without it, whose process gives freed memory back to the system.
     """
     side, groups = image_side(args, 800, 256), []

@@ -75,11 +75,11 @@ def backbone(name: str, side: int) -> tuple[Network, tuple[Tensor, ...]]:
 def mask_rcnn(name: str, side: int) -> tuple[Network, tuple[Tensor, ...]]:
     """Mask R-CNN for images of this size; masks within their boxes."""
     if name == "ResNet-50":
-        made, pictures = detectron2_detector(50, 1, side, "cpu")
+        made, images = detectron2_detector(50, 1, side, "cpu")
     else:
-        made, pictures = our_detector(50, ["SOLVER.AMP.ENABLED", False], 1, side, "cpu")
+        made, images = our_detector(50, ["SOLVER.AMP.ENABLED", False], 1, side, "cpu")
     network = detector_network(made.model, fixed=(side, side))
-    return network, as_inputs(network, pictures[0].float(), 1)
+    return network, as_inputs(network, images[0].float(), 1)
 
 
 # the names of the compared networks, by the functions that make them

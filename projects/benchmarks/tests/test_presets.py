@@ -139,15 +139,15 @@ def test_all_detectors_find_something_and_learn():
         *(partial(detectors.zoo_detector, name, True) for name in ("RetinaNet", "Keypoint R-CNN")),
     ):
         zoo = make.func is detectors.zoo_detector
-        model, pictures = make(side=64, **({} if zoo else {"batch": 1, "device": "cpu"}))
+        model, images = make(side=64, **({} if zoo else {"batch": 1, "device": "cpu"}))
         # The folded copy for inference is neither trained nor counted
         assert len(list(model.parameters())) == len(list(model.model.parameters()))
-        loss = model.train()(*pictures)
+        loss = model.train()(*images)
         assert loss.requires_grad and loss.isfinite()
         with torch.no_grad():
-            (found,) = model.eval()(*pictures)
+            (found,) = model.eval()(*images)
         found = found["instances"]
-        assert len(found) > 20  # 100 on larger pictures
+        assert len(found) > 20  # 100 on larger images
         assert zoo or found.pred_masks.shape[1:] == (64, 64)
 
 

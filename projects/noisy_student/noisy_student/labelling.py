@@ -165,7 +165,7 @@ def predict(
             if unreadable > max_unreadable:
                 raise DataError(
                     f"{unreadable} images could not be read, and --max-unreadable is "
-                    f"{max_unreadable}: mend them, or raise it; what was done is kept in "
+                    f"{max_unreadable}: fix them, or raise it; what was done is kept in "
                     f"{predictions}."
                 )
             here = [names[done + place] for place in range(len(items))]

@@ -18,14 +18,14 @@ from lambda_det.errors import ConfigError, DataError, WeightsError
 from noisy_student.labelling import Choice, _choose, list_images, predict, select
 from noisy_student.pseudo_labels import PseudoLabelSource, read_pseudo_labels
 from noisy_student.teacher import load_teacher
-from tests.classification.tiny import COLOURS, RECIPE, make_pictures
+from tests.classification.tiny import COLOURS, RECIPE, make_images
 from tests.malicious import Program
 
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     root = tmp_path_factory.mktemp("teacher")
-    make_pictures(root / "pictures")
+    make_images(root / "pictures")
     return root / "pictures"
 
 
@@ -72,7 +72,7 @@ def load(path, *, weights=None, classes=None):
 
 @pytest.fixture
 def unlabelled(pictures, tmp_path):
-    """Pictures whose names, apart from their folder, say nothing; and one that is broken."""
+    """Images whose names, apart from their folder, say nothing; and one that is broken."""
     images = tmp_path / "images"
     shutil.copytree(pictures / "val", images)
     (images / "broken.jpg").write_bytes(b"\xff\xd8\xff but no more")

@@ -2,7 +2,7 @@ import pytest
 import timm
 import torch
 
-from tests.classification.tiny import make_pictures
+from tests.classification.tiny import make_images
 from tests.malicious import write_malicious
 from tests.tool import load_tool
 
@@ -12,7 +12,7 @@ tool = load_tool("pseudo_label", "projects/noisy_student")
 @pytest.fixture
 def words(tmp_path):
     """A command line with a small timm teacher of three classes."""
-    make_pictures(tmp_path)
+    make_images(tmp_path)
     network = timm.create_model("test_resnet", num_classes=1000)
     torch.save(network.state_dict(), tmp_path / "weights.pth")
     (tmp_path / "classes.txt").write_text("".join(f"class {n}\n" for n in range(1000)))
@@ -93,7 +93,7 @@ def test_a_missing_image_folder(words, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("ending", [".pth", ".pkl"])
 def test_a_program_in_a_teachers_file_does_not_run(tmp_path, capsys, ending):
-    make_pictures(tmp_path)
+    make_images(tmp_path)
     mark = tmp_path / "the-program-ran"
     evil = write_malicious(tmp_path / f"evil{ending}", mark)
     assert tool.main([str(evil), str(tmp_path / "train"), str(tmp_path / "labels.tsv")]) == 2

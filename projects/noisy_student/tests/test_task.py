@@ -13,7 +13,7 @@ from lambda_det.config import leaves
 from lambda_det.errors import ConfigError, DataError
 from noisy_student.pseudo_labels import write_pseudo_labels
 from noisy_student.task import Student, StudentTask, get_student_config
-from tests.classification.tiny import COLOURS, RECIPE, make_pictures
+from tests.classification.tiny import COLOURS, RECIPE, make_images
 from tests.reliability.ends import Killed, kill_before
 
 PROJECT = Path(__file__).parents[1]
@@ -21,28 +21,28 @@ CLASSES = sorted(COLOURS)
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    make_pictures(root := tmp_path_factory.mktemp("pictures"))
+def images(tmp_path_factory):
+    make_images(root := tmp_path_factory.mktemp("pictures"))
     return root
 
 
-def write_labels(path, pictures, first=0):
+def write_labels(path, images, first=0):
     """Of the nine images of val, from the first of them on; the label of image n is n % 3."""
-    names = sorted(str(p.relative_to(pictures / "val")) for p in (pictures / "val").rglob("*.jpg"))
+    names = sorted(str(p.relative_to(images / "val")) for p in (images / "val").rglob("*.jpg"))
     rows = [(name, [(n % 3, 0.7), ((n + 1) % 3, 0.2)]) for n, name in enumerate(names)]
     write_pseudo_labels(path, rows[first:], classes=CLASSES, teacher="x", root="y")
 
 
 @pytest.fixture
-def arguments(pictures, tmp_path):
+def arguments(images, tmp_path):
     """Makes the parsed command line of a run in tmp_path/run, 8 labelled and 12 other images."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    write_labels(tmp_path / "labels.tsv", pictures)
+    write_labels(tmp_path / "labels.tsv", images)
     pairs = {
-        "DATA.TRAIN": pictures / "train",
-        "DATA.VAL": pictures / "val",
+        "DATA.TRAIN": images / "train",
+        "DATA.VAL": images / "val",
         "DATA.PSEUDO_LABELS": tmp_path / "labels.tsv",
-        "DATA.PSEUDO_IMAGES": pictures / "val",
+        "DATA.PSEUDO_IMAGES": images / "val",
         "DATA.PSEUDO_RATIO": 1.5,
         "INPUT.RANDAUGMENT.LAYERS": 0,
         "OUTPUT_DIR": tmp_path / "run",
@@ -151,17 +151,17 @@ def test_batches_can_be_begun_anywhere(task):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_is_the_run_that_was_not(arguments, pictures, tmp_path, monkeypatch):
+def test_killed_and_resumed_is_the_run_that_was_not(arguments, images, tmp_path, monkeypatch):
     """Of 24 labelled images, 8 a step in 2 epochs: the steps are those of the labelled ones."""
     run(arguments(OUTPUT_DIR=tmp_path / "whole"), StudentTask)
     with monkeypatch.context() as patch:
         kill_before(patch, 5)
         with pytest.raises(Killed):
             run(arguments(), StudentTask)
-    write_labels(tmp_path / "labels.tsv", pictures, first=1)
+    write_labels(tmp_path / "labels.tsv", images, first=1)
     with pytest.raises(DataError, match=r"DATA\.PSEUDO_LABELS"):
         run(arguments("--resume"), StudentTask)
-    write_labels(tmp_path / "labels.tsv", pictures)
+    write_labels(tmp_path / "labels.tsv", images)
     run(arguments("--resume"), StudentTask)
     whole, resumed = (
         torch.load(tmp_path / name / "model_final.pth", weights_only=True)

@@ -285,10 +285,10 @@ def _zeroed(good: bytes, rng: random.Random) -> bytes:
 
 
 def _of_another_mode(good: bytes, rng: random.Random) -> bytes:
-    """The picture in another of Pillow's modes and formats, maybe turned by its EXIF data."""
-    picture = Image.open(io.BytesIO(good)).convert("RGB")
+    """The image in another of Pillow's modes and formats, maybe turned by its EXIF data."""
+    image = Image.open(io.BytesIO(good)).convert("RGB")
     if rng.random() < 0.2:
-        picture = picture.resize(rng.choice(((1, 1), (1, 64), (63, 64), (500, 2), (64, 65))))
+        image = image.resize(rng.choice(((1, 1), (1, 64), (63, 64), (500, 2), (64, 65))))
     mode = rng.choice(("L", "1", "P", "RGBA", "CMYK", "I", "F", "LA", "YCbCr", "I;16", "HSV"))
     kind = rng.choice(("PNG", "TIFF", "GIF", "BMP", "WEBP", "JPEG", "PPM", "ICO"))
     options: dict[str, Any] = {}
@@ -299,18 +299,18 @@ def _of_another_mode(good: bytes, rng: random.Random) -> bytes:
         if rng.random() < 0.3:
             options["exif"] = options["exif"][:-1] + rng.randbytes(9)
     if rng.random() < 0.2 and kind in ("GIF", "TIFF", "WEBP", "PNG"):
-        options |= {"save_all": True, "append_images": [picture.rotate(90)]}
+        options |= {"save_all": True, "append_images": [image.rotate(90)]}
     content = io.BytesIO()
     try:
-        picture.convert(mode).save(content, kind, **options)
+        image.convert(mode).save(content, kind, **options)
     except Exception:  # not every format has every mode
         content = io.BytesIO()
-        picture.save(content, "JPEG")
+        image.save(content, "JPEG")
     return content.getvalue()
 
 
 def _bomb(good: bytes, rng: random.Random) -> bytes:
-    """A PNG or BMP file of a few bytes that says it is a picture of gigabytes."""
+    """A PNG or BMP file of a few bytes that says it is an image of gigabytes."""
     width, height = rng.choice(((60000, 60000), (2**31 - 1, 1), (1, 2**31 - 1), (14000, 14000)))
     if rng.random() < 0.3:
         return b"BM" + struct.pack("<IIIIiiHHIIiiII", 66, 0, 54, 40, width, height, 1, 24, *[0] * 6)

@@ -40,7 +40,7 @@ def test_images_are_opened_where_an_evaluation_would_end(registered, content, tm
         check_datasets(cfg, train=True, test=False)
 
 
-def test_pictures_that_are_trained_and_evaluated_on_are_named(registered, content, caplog):
+def test_images_that_are_trained_and_evaluated_on_are_named(registered, content, caplog):
     """The two sets have files of equal bytes in two folders."""
     cfg = registered(content, test=content)
     check_datasets(cfg, train=True, test=True)
@@ -63,7 +63,7 @@ def test_classes_to_evaluate_on_that_are_not_trained_on_are_named(registered, co
 
 
 def test_parts_without_a_class_in_common_are_refused(registered, content):
-    """As folders for the pictures of each class are, if they are called valid and invalid."""
+    """As folders for the images of each class are, if they are called valid and invalid."""
     other = json.loads(json.dumps(content))
     for data, category in ((content, 0), (other, 1)):
         for entry in data["annotations"]:

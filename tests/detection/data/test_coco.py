@@ -90,7 +90,7 @@ FINDINGS = [
     (kinds.ID, put("categories", 1, id=1), "id 1", 4),
     (kinds.ID, _fifth(image_id=99), "annotation 5 of image 99: image_id 99", 7),
     (kinds.ID, _fifth(category_id=2), "annotation 5 of image 30 (30.png, 64x48): category_id 2", 7),
-    (kinds.PICTURE, put("images", 2, width=2**40), f"30.png, {2**40}x48", 8),
+    (kinds.IMAGE, put("images", 2, width=2**40), f"30.png, {2**40}x48", 8),
     *((kinds.BOX, _fifth(bbox=box), "annotation 5 of image 30 (30.png, 64x48): bbox", 7)
       for box in (
         [1, 2, 3], [1, 2, math.nan, 3], [0, 0, 10**400, 5], [1, 2, 3, 0], [1, 2, -3, 4],
@@ -292,7 +292,7 @@ def test_images_of_as_many_pixels_as_pillow_reads_and_one_more(content, write):
         pixels = 2 * Image.MAX_IMAGE_PIXELS + over
         content["images"][2].update(width=pixels, height=1)
         report = read_coco(*write(content)).report
-        assert (kinds.PICTURE in report.findings) == bool(over)
+        assert (kinds.IMAGE in report.findings) == bool(over)
     # nor is its mask unpacked
     assert usable_runs({"size": [1, pixels], "counts": [pixels]}, 1, pixels) is None
 
@@ -346,7 +346,7 @@ def test_ids_in_another_form(content, write, form):
     assert read_coco(json_file, images) == before
 
 
-def test_a_size_that_is_missing_is_that_of_the_picture(content, write, tmp_path):
+def test_a_size_that_is_missing_is_that_of_the_image(content, write, tmp_path):
     json_file, images = write(content)
     for entry, size in zip(content["images"], ({}, {"width": 0}, {"width": None}), strict=False):
         entry.pop("height")
@@ -357,22 +357,22 @@ def test_a_size_that_is_missing_is_that_of_the_picture(content, write, tmp_path)
     assert findings(truth.report) == {kinds.MEANT: 3}
     Path(images, "20.png").unlink()
     report = read_coco(json_file, images).report
-    assert "20.png" in report.findings[kinds.PICTURE].first[0] and report.refusal()
+    assert "20.png" in report.findings[kinds.IMAGE].first[0] and report.refusal()
 
 
-# What a file calls its pictures, and what is found
+# What a file calls its images, and what is found
 NAMES = {
     "/home/ann/set1/images/{}": None,
     "../../label-studio/media/upload/4/{}": None,
     "C:\\set\\images\\{}": None,
     "https://example.org/set/{}?token=1": None,
     "images/{}": None,
-    "cam1/{}": "cam1/",  # of pictures that are in this folder and in another
+    "cam1/{}": "cam1/",  # of images that are in this folder and in another
 }
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_pictures_are_found_below_the_folder(content, write, name):
+def test_images_are_found_below_the_folder(content, write, name):
     json_file, images = write(content)
     for entry in content["images"]:
         if NAMES[name]:
@@ -403,18 +403,18 @@ def test_pictures_are_found_below_the_folder(content, write, name):
         (["a.png"], ["one/a.png", "pictures/a.png"], "^one/a.png .*is pictures/a.png"),
     ],
 )
-def test_names_that_do_not_say_which_picture(write, tmp_path, there, names, words):
+def test_names_that_do_not_say_which_image(write, tmp_path, there, names, words):
     for name in there:
         (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (64, 48)).save(tmp_path / "pictures" / name)
     content = made_content(dict(enumerate(names)), [annotation(1, 0, [1, 1, 5, 5])], {1: "a"})
     (tmp_path / "set.json").write_text(json.dumps(content))
     report = check_coco(tmp_path / "set.json", tmp_path / "pictures")
-    assert re.search(words, " ".join(report.findings[kinds.PICTURE].first))
+    assert re.search(words, " ".join(report.findings[kinds.IMAGE].first))
     assert report.refusal()
 
 
-def test_one_picture_under_two_ids_is_merged(content, write):
+def test_one_image_under_two_ids_is_merged(content, write):
     """Each of the two has objects of its own, and one that both have."""
     content["images"][1]["file_name"] = "./10.png"
     content["annotations"][2].update(bbox=[4, 6, 20, 16], category_id=1)
@@ -432,9 +432,9 @@ def test_one_picture_under_two_ids_is_merged(content, write):
     assert report.refusal() is None
 
 
-def test_two_sizes_of_one_picture(content, write):
+def test_two_sizes_of_one_image(content, write):
     content["images"][1].update(file_name="10.png", width=32)
-    assert kinds.PICTURE in read_coco(*write(content)).report.findings
+    assert kinds.IMAGE in read_coco(*write(content)).report.findings
 
 
 def test_a_category_above_all_others_is_no_class(content, write):
@@ -475,7 +475,7 @@ FORMS = {
 
 
 def boxes_of(form: str, count: int = 40, masks: bool = True, areas: bool = True) -> dict:
-    """A file whose boxes all have a form, in the whole picture."""
+    """A file whose boxes all have a form, in the whole image."""
     rng = np.random.default_rng(0)
     entries = []
     for number in range(1, count + 1):
@@ -678,24 +678,24 @@ def test_missing_file_and_folder(content, write, tmp_path):
             check_coco(*place)
 
 
-def test_pictures_are_opened(content, write, monkeypatch):
+def test_images_are_opened(content, write, monkeypatch):
     json_file, images = write(content)
     Path(images, "10.png").unlink()
     data = Path(images, "20.png").read_bytes()
     Path(images, "20.png").write_bytes(data[:-3000])
     Image.new("RGB", (48, 64)).save(Path(images, "30.png"))
     report = check_coco(json_file, images)
-    finding = report.findings[kinds.PICTURE]
-    assert finding.count == 3 and set(findings(report)) == {kinds.PICTURE}
+    finding = report.findings[kinds.IMAGE]
+    assert finding.count == 3 and set(findings(report)) == {kinds.IMAGE}
     words = ("10.png does not exist", "20.png cannot be read", "30.png is 48x64")
     assert all(word in case for word, case in zip(words, finding.first, strict=True))
-    # The report on the annotations is kept; what was found in the pictures is not.
+    # The report on the annotations is kept; what was found in the images is not.
     assert check_coco(json_file, images, files="none").findings == {}
     # The head of a broken file may be sound
-    assert check_coco(json_file, images, files="sample").findings[kinds.PICTURE].count == 2
+    assert check_coco(json_file, images, files="sample").findings[kinds.IMAGE].count == 2
     assert check_coco(json_file, images, files="few").findings == report.findings
     monkeypatch.setattr(annotations, "_FEW_FILES", report.images - 1)
-    assert check_coco(json_file, images, files="few").findings[kinds.PICTURE].count == 2
+    assert check_coco(json_file, images, files="few").findings[kinds.IMAGE].count == 2
 
 
 def _save_turned(path: Path, number: int, size: tuple[int, int]) -> None:
@@ -705,16 +705,16 @@ def _save_turned(path: Path, number: int, size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("files", ["all", "sample"])
-def test_labels_of_a_picture_that_was_not_turned(content, write, files):
+def test_labels_of_an_image_that_was_not_turned(content, write, files):
     """The size says so where the turn exchanges height and width; else somebody has to look."""
     json_file, images = write(content)
     _save_turned(Path(images, "10.png"), 6, (64, 48))
     _save_turned(Path(images, "20.png"), 3, (64, 48))
     _save_turned(Path(images, "30.png"), 8, (48, 64))  # labelled as it is shown
     report = check_coco(json_file, images, files=files)
-    assert "10.png" in report.findings[kinds.PICTURE].first[0]
-    assert "EXIF" in report.findings[kinds.PICTURE].first[0]
-    assert findings(report) == {kinds.PICTURE: 1} | ({kinds.TURNED: 1} if files == "all" else {})
+    assert "10.png" in report.findings[kinds.IMAGE].first[0]
+    assert "EXIF" in report.findings[kinds.IMAGE].first[0]
+    assert findings(report) == {kinds.IMAGE: 1} | ({kinds.TURNED: 1} if files == "all" else {})
 
 
 def test_a_changed_file_is_read_again(content, write):

@@ -1,4 +1,4 @@
-"""Copies of one picture, by the names of their files."""
+"""Copies of one image, by the names of their files."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from lambda_det.detection.data.copies import copies
 
 
 @pytest.mark.parametrize(
-    ("picture", "other", "are_copies"),
+    ("image", "other", "are_copies"),
     [
         ("3.jpg", "3_crop.jpg", True),
         ("3.jpg", "3.png", True),
@@ -21,6 +21,6 @@ from lambda_det.detection.data.copies import copies
         ("a1.jpg", "dark_a1.jpg", False),
     ],
 )
-def test_a_word_before_a_number_or_a_short_name_is_no_sign_of_a_copy(picture, other, are_copies):
-    groups = copies({name: Path(name) for name in (picture, other)})
-    assert (groups[picture] == groups[other]) is are_copies
+def test_a_word_before_a_number_or_a_short_name_is_no_sign_of_a_copy(image, other, are_copies):
+    groups = copies({name: Path(name) for name in (image, other)})
+    assert (groups[image] == groups[other]) is are_copies

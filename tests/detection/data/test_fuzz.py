@@ -61,7 +61,7 @@ def test_each_kind_of_broken_image_alone(ground_truth, kind):
     case = Case(json.dumps(content).encode(), images, with_step=True)
     outcome = take(case, ground_truth)
     if kind in ("mode", "flipped", "zeroed"):
-        assert "used" in outcome  # what the bytes say may still be a picture
+        assert "used" in outcome  # what the bytes say may still be an image
     elif kind in BROKEN_FILES or kind == "forbidden":
         assert outcome == "DataError and used"
     else:

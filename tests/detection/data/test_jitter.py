@@ -158,5 +158,5 @@ def test_colour_is_refused_by_key(cfg, changes, named):
     assert TolerantMapper(cfg, is_train=False).color is None
 
 
-def test_colour_is_off_unless_its_key_is_typed(cfg):
+def test_colour_is_off_unless_its_key_is_given(cfg):
     assert TolerantMapper(cfg, is_train=True).color is None

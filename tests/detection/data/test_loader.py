@@ -258,7 +258,7 @@ def test_tiles_are_drawn_from_any_place(tiles, workers):
     assert batches(loader, 3) == expected[:3]
 
 
-def test_an_unreadable_picture_of_many_tiles_counts_once(tiles, tmp_path, caplog):
+def test_an_unreadable_image_of_many_tiles_counts_once(tiles, tmp_path, caplog):
     tiles.DATALOADER.MAX_UNREADABLE_IMAGES = 1
     (tmp_path / "set" / "4.png").write_bytes(b"broken")
     found = batches(build_train_loader(tiles, 2), 60)

@@ -1,4 +1,4 @@
-"""Every reader sees a picture upright, in whatever format it is stored."""
+"""Every reader sees an image upright, in whatever format it is stored."""
 
 import struct
 import zlib
@@ -18,16 +18,16 @@ from lambda_det.detection.data.records import (
     upright_size,
 )
 from lambda_det.detection.data.transforming import ImageFile
-from tests.stored_pictures import TURNED, TURNS, UPRIGHT, made_picture, stored
+from tests.stored_images import TURNED, TURNS, UPRIGHT, made_image, stored
 
 
 @pytest.fixture(scope="module")
 def picture() -> np.ndarray:
-    return made_picture()
+    return made_image()
 
 
 def readings(cfg, path) -> dict[str, np.ndarray]:
-    """The picture of a file in BGR, by who reads it."""
+    """The image of a file in BGR, by who reads it."""
     record = {"file_name": str(path), "height": 48, "width": 64, "annotations": []}
     cfg.INPUT.LSJ.ENABLED, cfg.INPUT.RANDOM_FLIP = False, "none"
     cfg.INPUT.MIN_SIZE_TRAIN, cfg.INPUT.MIN_SIZE_TEST = (48,), 48
@@ -46,7 +46,7 @@ def assert_alike(image: np.ndarray, picture: np.ndarray, who: str) -> None:
 
 @pytest.mark.parametrize("number", TURNS)
 @pytest.mark.parametrize("kind", TURNED)
-def test_a_picture_is_turned_once(cfg, tmp_path, picture, kind, number):
+def test_an_image_is_turned_once(cfg, tmp_path, picture, kind, number):
     path = stored(tmp_path, picture, kind, number)
     with Image.open(path) as image:
         assert upright_size(image) == (64, 48)

@@ -1,4 +1,4 @@
-"""Records of tiles against a slow reference: each object is drawn into the whole picture."""
+"""Records of tiles against a slow reference: each object is drawn into the whole image."""
 
 import logging
 import random
@@ -21,8 +21,8 @@ TILING = Tiling(size=60, overlap=12)
 
 
 @pytest.fixture
-def picture(tmp_path):
-    """A record of a picture of random pixels."""
+def image(tmp_path):
+    """A record of an image of random pixels."""
     pixels = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
     path = tmp_path / "picture.png"
     Image.fromarray(pixels).save(path)
@@ -73,10 +73,10 @@ def pixels_of(mask, height, width):
 
 
 @pytest.mark.parametrize("form", ["runs", "polygons"])
-def test_each_tile_has_the_part_of_each_object(picture, form):
+def test_each_tile_has_the_part_of_each_object(image, form):
     rng = random.Random(1)
     for _ in range(8):
-        record = with_objects(picture, drawn_objects(rng, 6, form))
+        record = with_objects(image, drawn_objects(rng, 6, form))
         masks = [pixels_of(one["segmentation"], HEIGHT, WIDTH) for one in record["annotations"]]
         tiles = TILING.tiles(HEIGHT, WIDTH)
         by_tile = {one["tile"]: one for one in tile_records([record], TILING, empty=100.0)}
@@ -107,8 +107,8 @@ def test_each_tile_has_the_part_of_each_object(picture, form):
                     np.testing.assert_allclose(found[0]["bbox"], edges, atol=1.5)
 
 
-def test_an_object_that_is_whole_keeps_its_numbers(picture):
-    record = with_objects(picture, [box(50.25, 3.5, 8.25, 5.0)])
+def test_an_object_that_is_whole_keeps_its_numbers(image):
+    record = with_objects(image, [box(50.25, 3.5, 8.25, 5.0)])
     made = tile_records([record], TILING, empty=0.0)
     assert [one["tile"][:2] for one in made] == [(0, 0), (48, 0)]
     for one, x0 in zip(made, (50.25, 2.25), strict=True):
@@ -119,22 +119,22 @@ def test_an_object_that_is_whole_keeps_its_numbers(picture):
         assert isinstance(one["annotations"], Decided)
 
 
-def test_little_that_is_left_is_ignored_and_crowds_stay(picture):
+def test_little_that_is_left_is_ignored_and_crowds_stay(image):
     objects = [box(46, 5, 20, 10), box(46, 30, 20, 10, iscrowd=1, category_id=1)]
-    first, _ = tile_records([with_objects(picture, objects)], TILING, empty=0.0)
+    first, _ = tile_records([with_objects(image, objects)], TILING, empty=0.0)
     # the first tile ends at 60, and shows 14 of 20 columns; the second begins at 48
     assert [a["iscrowd"] for a in first["annotations"]] == [0, 1]
-    narrow = tile_records([with_objects(picture, [box(55, 5, 20, 10)])], TILING, empty=100.0)
+    narrow = tile_records([with_objects(image, [box(55, 5, 20, 10)])], TILING, empty=100.0)
     assert narrow[0]["tile"][:2] == (0, 0) and not narrow[0]["annotations"]
     assert narrow[0]["ignored"] == [[55, 5, 60, 15]]
     objects = [box(5, 30, 9, 9), box(55, 5, 20, 10, iscrowd=1, category_id=1)]
-    (crowd,) = tile_records([with_objects(picture, objects)], TILING, empty=0.0)
+    (crowd,) = tile_records([with_objects(image, objects)], TILING, empty=0.0)
     assert [a["iscrowd"] for a in crowd["annotations"]] == [0, 1]
     assert not crowd["ignored"]
 
 
-def test_tiles_without_objects_are_a_share_of_those_with(picture):
-    record = with_objects(picture, [box(5, 5, 10, 10), box(130, 90, 10, 10)])
+def test_tiles_without_objects_are_a_share_of_those_with(image):
+    record = with_objects(image, [box(5, 5, 10, 10), box(130, 90, 10, 10)])
     records = [record] * 5
     made = tile_records(records, TILING, empty=0.5)
     empty = [one for one in made if not one["annotations"]]
@@ -145,31 +145,31 @@ def test_tiles_without_objects_are_a_share_of_those_with(picture):
     assert len(tile_records(records, TILING, empty=1e9)) == 5 * all_tiles
 
 
-def test_pictures_that_are_not_larger_than_a_tile_stay(picture, caplog):
+def test_images_that_are_not_larger_than_a_tile_stay(image, caplog):
     caplog.set_level(logging.INFO)
-    records = [with_objects(picture, [box(5, 5, 10, 10)]), with_objects(picture, [])]
+    records = [with_objects(image, [box(5, 5, 10, 10)]), with_objects(image, [])]
     large = Tiling(size=WIDTH, overlap=0)
     assert tile_records(records, large, empty=0.0) == records
     assert caplog.text.count("INPUT.TILE.SIZE") == 1
 
 
-def test_tiles_that_are_smaller_than_the_objects_are_named(picture, caplog):
+def test_tiles_that_are_smaller_than_the_objects_are_named(image, caplog):
     objects = [box(5, 5, 100, 80), box(10, 10, 100, 80), *[box(5, 5, 9, 9)] * 5]
-    made = tile_records([with_objects(picture, objects)], TILING, empty=0.0)
+    made = tile_records([with_objects(image, objects)], TILING, empty=0.0)
     assert "2 of 7 objects (29%)" in caplog.text
     # its parts are learnt, as prediction joins them again
     assert sum(len(one["annotations"]) > 0 for one in made) > 3
     caplog.clear()
-    tile_records([with_objects(picture, objects[1:] + objects[2:])], TILING, empty=0.0)
+    tile_records([with_objects(image, objects[1:] + objects[2:])], TILING, empty=0.0)
     assert "objects (" not in caplog.text
 
 
-def test_what_cannot_be_cut_is_refused(picture):
+def test_what_cannot_be_cut_is_refused(image):
     with pytest.raises(ConfigError, match=r"INPUT\.TILE\.EMPTY"):
-        tile_records([picture], TILING, empty=-1.0)
+        tile_records([image], TILING, empty=-1.0)
     turned = {**box(0, 0, 1, 1), "bbox": [20, 20, 9, 9, 30], "bbox_mode": BoxMode.XYWHA_ABS}
     with pytest.raises(ConfigError, match="XYWHA_ABS"):
-        tile_records([{**picture, "annotations": Decided([turned])}], TILING, empty=0.0)
+        tile_records([{**image, "annotations": Decided([turned])}], TILING, empty=0.0)
     with pytest.raises(DataError, match=r"picture\.png"):
         tile_records([{"file_name": "picture.png"}], TILING, empty=0.0)
 
@@ -187,9 +187,9 @@ def mapper(cfg):
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_tile_has_the_pixels_of_its_place(picture, mapper, exact):
-    pixels = np.asarray(Image.open(picture["file_name"]))[:, :, ::-1]
-    record = with_objects(picture, [box(57, 5, 20, 10), box(40, 8, 18.5, 4)])
+def test_a_tile_has_the_pixels_of_its_place(image, mapper, exact):
+    pixels = np.asarray(Image.open(image["file_name"]))[:, :, ::-1]
+    record = with_objects(image, [box(57, 5, 20, 10), box(40, 8, 18.5, 4)])
     mapped = mapper(exact_pixels=exact)
     for one in tile_records([record], TILING, empty=100.0):
         sample = mapped(one)
@@ -204,18 +204,18 @@ def test_a_tile_has_the_pixels_of_its_place(picture, mapper, exact):
         assert torch.equal(found, torch.tensor(learnt).float().reshape(-1, 4))
 
 
-def test_a_picture_is_decoded_once_for_its_tiles(picture, mapper, monkeypatch):
+def test_an_image_is_decoded_once_for_its_tiles(image, mapper, monkeypatch):
     reads = []
     read = tile_pixels.read_pixels
     monkeypatch.setattr(
         tile_pixels, "read_pixels", lambda *args: (reads.append(args), read(*args))[1]
     )
-    monkeypatch.setattr(tile_pixels, "_pictures", tile_pixels._Pictures(2 * 3 * WIDTH * HEIGHT))
+    monkeypatch.setattr(tile_pixels, "_images", tile_pixels._Images(2 * 3 * WIDTH * HEIGHT))
     others = []
     for number in range(3):
-        path = picture["file_name"].replace(".png", f"{number}.png")
-        Image.open(picture["file_name"]).save(path)
-        others.append({**picture, "file_name": path})
+        path = image["file_name"].replace(".png", f"{number}.png")
+        Image.open(image["file_name"]).save(path)
+        others.append({**image, "file_name": path})
     records = tile_records([with_objects(one, [box(5, 5, 9, 9)]) for one in others], TILING, 100.0)
     mapped = mapper()
     for one in records:
@@ -231,8 +231,8 @@ def test_a_picture_is_decoded_once_for_its_tiles(picture, mapper, monkeypatch):
     assert len(reads) == 5
 
 
-def test_a_picture_of_another_size_is_named(picture, mapper):
-    taller = {**picture, "height": HEIGHT + 1}
+def test_an_image_of_another_size_is_named(image, mapper):
+    taller = {**image, "height": HEIGHT + 1}
     (one,) = tile_records([with_objects(taller, [box(5, 5, 9, 9)])], TILING, empty=0.0)
     with pytest.raises(DataError, match=f"{WIDTH}x{HEIGHT} .*{WIDTH}x{HEIGHT + 1}"):
         mapper()(one)

@@ -27,7 +27,7 @@ RGB = CHANNELS["RGB"]
 JITTER = [*large_scale_jitter(0.1, 2.0, 100), T.RandomFlip()]
 
 
-def picture(height, width, seed=0):
+def image(height, width, seed=0):
     """Smooth colours with edges: noise of a few pixels, and rectangles."""
     rng = np.random.default_rng(seed)
     noise = rng.normal(size=(height // 4 + 2, width // 4 + 2, 3)).astype(np.float32) * 60 + 128
@@ -90,7 +90,7 @@ def test_augmentations_that_look_at_pixels_are_not_drawn_by_size():
 @pytest.mark.parametrize("image_format", ["BGR", "RGB"])
 @pytest.mark.parametrize("flip", [{"horizontal": True}, {"horizontal": False, "vertical": True}])
 def test_what_is_not_enlarged_has_detectron2_s_pixels(write, image_format, flip):
-    path = write(picture(150, 203))
+    path = write(image(150, 203))
     for scale in (0.1, 0.37, 0.9, 1.0):
         augmentations = [*large_scale_jitter(scale, scale, 203), T.RandomFlip(prob=1.0, **flip)]
         ours, theirs = both(path, drawn(augmentations, (150, 203)), image_format)
@@ -98,7 +98,7 @@ def test_what_is_not_enlarged_has_detectron2_s_pixels(write, image_format, flip)
 
 
 def test_an_enlarged_image_is_within_a_level_of_detectron2_s_and_of_float64(write):
-    pixels = picture(97, 131)
+    pixels = image(97, 131)
     path = write(pixels)
     for seed, scale in enumerate((1.01, 1.3, 1.7, 2.0) * 3):
         transforms = drawn([*large_scale_jitter(scale, scale, 131), *JITTER[2:]], (97, 131), seed)
@@ -116,7 +116,7 @@ def test_an_enlarged_image_is_within_a_level_of_detectron2_s_and_of_float64(writ
 @pytest.mark.parametrize("size", [(403, 601), (400, 600)])
 def test_a_jpeg_that_shrinks_is_close_and_in_its_place(write, scale, size):
     """At a half, a fourth or an eighth of its size, too, where the last pixel is cut."""
-    path = write(picture(*size), "JPEG", quality=95)
+    path = write(image(*size), "JPEG", quality=95)
     ours, theirs = both(path, drawn(large_scale_jitter(scale, scale, 601, pad=False), size))
     difference = (ours - theirs).abs().double()
     assert (0 < difference.mean() < 3) if scale < 0.25 else (difference.max() == 0)
@@ -133,7 +133,7 @@ def test_a_jpeg_that_shrinks_is_close_and_in_its_place(write, scale, size):
 def test_turned_images(write, turn, kind):
     exif = Image.Exif()
     exif[274] = turn
-    path = write(picture(80, 120), kind, exif=exif)
+    path = write(image(80, 120), kind, exif=exif)
     size = ImageFile(path).size
     assert size == detection_utils.read_image(path).shape[:2]
     ours, theirs = both(path, drawn([*large_scale_jitter(0.7, 0.7, 120), *JITTER[2:]], size))
@@ -142,7 +142,7 @@ def test_turned_images(write, turn, kind):
 
 @pytest.mark.parametrize("kind", ["L", "CMYK", "RGB with rubbish in it"])
 def test_jpegs_of_other_kinds_are_read_as_detectron2_reads_them(write, kind):
-    path = write(picture(80, 120), "JPEG", kind.split()[0])
+    path = write(image(80, 120), "JPEG", kind.split()[0])
     if "rubbish" in kind:
         data = Path(path).read_bytes()
         Path(path).write_bytes(data[:-2] + b"rubbish" * 9 + data[-2:])
@@ -229,7 +229,7 @@ def test_a_sample_is_that_of_detectron2_s_way(write, tmp_path, kind, seed):
     labels = rng.integers(0, 9, size, dtype=np.uint8)
     Image.fromarray(labels).save(tmp_path / "labels.png")
     record = {
-        "file_name": write(picture(*size)),
+        "file_name": write(image(*size)),
         "sem_seg_file_name": str(tmp_path / "labels.png"),
         "height": size[0],
         "width": size[1],

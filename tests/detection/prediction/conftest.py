@@ -16,7 +16,7 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture
-def picture():
+def image():
     """Noise of 48x64 pixels, blue and red far apart."""
     image = np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8)
     image[:, :, 0] //= 4
@@ -24,12 +24,12 @@ def picture():
 
 
 @pytest.fixture
-def images(tmp_path, picture):
+def images(tmp_path, image):
     """A folder with images in it and below it."""
     folder = tmp_path / "images"
     (folder / "below").mkdir(parents=True)
     for name in ("a.png", "b.jpg", "below/c.bmp"):
-        cv2.imwrite(str(folder / name), picture)
+        cv2.imwrite(str(folder / name), image)
     (folder / "notes.txt").write_text("no image")
     return folder
 

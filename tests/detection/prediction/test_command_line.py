@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lambda_det.detection.data.picture_folder import outputs_below
+from lambda_det.detection.data.image_folder import outputs_below
 from lambda_det.detection.prediction import command_line as tool
 from tests import forked
 
@@ -33,7 +33,7 @@ def test_works_as_a_command_from_another_folder(run, image, tmp_path):
     words.insert(words.index(str(image)), "broken.jpg")
     done = forked.run([*words, "--score-threshold", "0"], tmp_path / "printed", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    texts = (str(run[1]), "photo.png: ", "5 instances on 1 picture", "1 could not be read")
+    texts = (str(run[1]), "photo.png: ", "5 instances on 1 image", "1 could not be read")
     for text in texts:
         assert text in done.stdout
     assert cv2.imread(str(tmp_path / "out" / "photo.png")).shape == (48, 64, 3)
@@ -66,15 +66,15 @@ def test_a_checkpoint_stands_for_the_folder_of_its_run(run, image, tmp_path, cap
     ],
 )
 def test_mistakes_end_in_one_sentence(run, image, tmp_path, capsys, more, words):
-    typed = arguments(run, image, tmp_path)
+    given = arguments(run, image, tmp_path)
     if more[0] == "detector.onnx":
-        typed, more = [more[0], *typed[1:]], more[1:]
-    typed += more
+        given, more = [more[0], *given[1:]], more[1:]
+    given += more
     if words is None:
         with pytest.raises(SystemExit):
-            tool.main(typed)
+            tool.main(given)
         return
-    assert tool.main(typed) == 2
+    assert tool.main(given) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ") and message.count("\n") == 1
     assert words in message
@@ -82,11 +82,11 @@ def test_mistakes_end_in_one_sentence(run, image, tmp_path, capsys, more, words)
 
 
 @pytest.mark.slow
-def test_a_run_by_its_folder_and_annotations_beside_the_pictures(run, image, tmp_path, capsys):
+def test_a_run_by_its_folder_and_annotations_beside_the_images(run, image, tmp_path, capsys):
     words = arguments(run, image, tmp_path)
     words += ["--score-threshold", "0", "--json", str(tmp_path / "found.json")]
     assert tool.main(words) == 0
-    assert "5 instances on 1 picture" in capsys.readouterr().out
+    assert "5 instances on 1 image" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "found.json").read_text())["annotations"]) == 5
     assert tmp_path / "out" in outputs_below(tmp_path)  # which are no data
     (tmp_path / "out/photo.png").unlink()
@@ -99,12 +99,12 @@ def test_a_run_by_its_folder_and_annotations_beside_the_pictures(run, image, tmp
     words[words.index("0")] = "1"
     assert tool.main([*words, "--overwrite"]) == 0
     printed = capsys.readouterr().out
-    assert "0 instances on 1 picture" in printed and "--score-threshold" in printed
+    assert "0 instances on 1 image" in printed and "--score-threshold" in printed
 
 
 @pytest.mark.slow
-def test_labels_of_other_tools_beside_the_pictures(run, image, tmp_path, capsys):
-    """Of two inputs, each label names its picture; names that clash are refused before the work."""
+def test_labels_of_other_tools_beside_the_images(run, image, tmp_path, capsys):
+    """Of two inputs, each label names its image; names that clash are refused before the work."""
     other, out = tmp_path / "other", tmp_path / "out"
     other.mkdir()
     shutil.copy(image, other / "two.png")
@@ -138,11 +138,11 @@ def test_counts_by_class_are_printed_and_written_as_tables(run, image, tmp_path,
     with (tmp_path / "found_counts.csv").open(newline="") as file:
         counts = list(csv.DictReader(file))
     assert len(rows) == 10 and [row["picture"] for row in counts] == ["photo.png", "again.png"]
-    for of_picture in counts:
-        name, total = of_picture.pop("picture"), of_picture.pop("total")
+    for of_image in counts:
+        name, total = of_image.pop("picture"), of_image.pop("total")
         assert total == "5"
         found = Counter(row["class"] for row in rows if row["picture"] == name)
-        assert found == {key: int(value) for key, value in of_picture.items() if int(value)}
+        assert found == {key: int(value) for key, value in of_image.items() if int(value)}
         line = next(line for line in printed.splitlines() if line.startswith(f"{name}: "))
         assert all(f"{count} {key}" in line for key, count in found.items())
     for left, other in (("found.csv", "found_counts.csv"), ("found_counts.csv", "found.csv")):
@@ -156,7 +156,7 @@ def test_counts_by_class_are_printed_and_written_as_tables(run, image, tmp_path,
 
 
 @pytest.mark.slow
-def test_the_best_score_of_the_run_is_the_threshold_unless_one_is_typed(
+def test_the_best_score_of_the_run_is_the_threshold_unless_one_is_given(
     run, image, tmp_path, capsys, caplog
 ):
     folder = tmp_path / "run"

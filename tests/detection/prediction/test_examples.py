@@ -53,7 +53,7 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """All that the examples name: runs with data, weights, pictures, a video, an exported file."""
+    """All that the examples name: runs with data, weights, images, a video, an exported file."""
     folder = tmp_path_factory.mktemp("examples")
     make_shapes(folder / "datasets", num_train=1, num_val=4, size=64)
     data = {name: str(folder / "datasets/shapes" / name) for name in ("train", "val")}
@@ -136,22 +136,22 @@ def test_an_exported_file_finds_the_same(folder, monkeypatch):
 
 
 def finds_the_same(path: Path, folder: Path):
-    """A file without its .json finds what its run does on every picture."""
+    """A file without its .json finds what its run does on every image."""
     path = Path(shutil.copy(path, folder / "moved.onnx"))
-    pictures = [cv2.imread(str(file)) for file in (folder / "datasets/shapes/val").iterdir()]
+    images = [cv2.imread(str(file)) for file in (folder / "datasets/shapes/val").iterdir()]
     original = Predictor(folder / "output/run", score_threshold=0.3)
     exported = Predictor(path, score_threshold=0.3, batch_size=3)
-    for picture, found in zip(pictures, exported(pictures), strict=True):
-        expected = original(picture)
+    for image, found in zip(images, exported(images), strict=True):
+        expected = original(image)
         np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
         np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-3, atol=1e-3)
         assert found.names == expected.names
         assert not found.masks.size or (found.masks == expected.masks).mean() > 0.99
-    assert max(map(len, exported(pictures))) > 1
+    assert max(map(len, exported(images))) > 1
 
 
 def finds_the_same_in_tiles(path: Path, folder: Path):
-    """The file of a run that cuts pictures differs in its metadata: Predictor and the program."""
+    """The file of a run that cuts images differs in its metadata: Predictor and the program."""
     run = open_run(
         folder / "output/run", opts=["INPUT.TILE.SIZE", "40", "INPUT.TILE.OVERLAP", "12"]
     )
@@ -160,9 +160,9 @@ def finds_the_same_in_tiles(path: Path, folder: Path):
     onnx.helper.set_model_props(model, about | {"tile": json.dumps(run.about()["tile"])})
     tiled = folder / "tiled.onnx"
     onnx.save(model, tiled)
-    picture = sorted((folder / "datasets/shapes/val").iterdir())[-2]
-    expected = Predictor(run, score_threshold=0.3)(picture)
-    found = Predictor(tiled, score_threshold=0.3)(picture)
+    image = sorted((folder / "datasets/shapes/val").iterdir())[-2]
+    expected = Predictor(run, score_threshold=0.3)(image)
+    found = Predictor(tiled, score_threshold=0.3)(image)
     assert len(expected) > 1 and found.names == expected.names
     np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-3, atol=1e-3)
@@ -172,14 +172,14 @@ def finds_the_same_in_tiles(path: Path, folder: Path):
 def the_program_of_the_page_finds_the_same(
     path: Path, folder: Path, expected: Prediction | None = None
 ):
-    """Without lambda_det, on a picture of the run, whose scores are low."""
-    picture = sorted((folder / "datasets/shapes/val").iterdir())[-2]
+    """Without lambda_det, on an image of the run, whose scores are low."""
+    image = sorted((folder / "datasets/shapes/val").iterdir())[-2]
     lean = "import sys; sys.modules.update(dict.fromkeys(('torch', 'detectron2', 'lambda_det')))\n"
     program = (ROOT / "docs/detect.py").read_text("utf-8").replace(" >= 0.5:", " >= 0.3:")
-    words = [sys.executable, "-c", lean + program, path, picture]
+    words = [sys.executable, "-c", lean + program, path, image]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    expected = expected or Predictor(folder / "output/run", score_threshold=0.3)(picture)
+    expected = expected or Predictor(folder / "output/run", score_threshold=0.3)(image)
     assert len(expected) > 1
     assert re.findall(r"^(\w+) 0", done.stdout, re.M) == expected.names
     areas = [int(area) for area in re.findall(r"mask of (\d+)", done.stdout)]

@@ -21,7 +21,7 @@ from lambda_det.detection.prediction.annotations import Annotations
 from lambda_det.detection.prediction.files import plan_dataset, plan_files, predict
 from lambda_det.detection.prediction.tables import Tables
 from lambda_det.errors import ConfigError, DataError
-from lambda_det.files import PICTURES
+from lambda_det.files import SUFFIXES
 from tests.coco import found
 from tests.training.tiny_detector import tiny_config
 
@@ -47,13 +47,13 @@ def test_channels_keep_their_order():
         assert (np.abs(drawn.astype(int) - image) <= 1).all()
 
 
-def test_names_and_numbers_serve_as_labels_of_boxes_with_masks_and_without(picture):
-    draw_predictions(picture, instances([[5, 5, 50, 40]]), ["$\\frac$ \x1b\n", "b"])  # no formula
+def test_names_and_numbers_serve_as_labels_of_boxes_with_masks_and_without(image):
+    draw_predictions(image, instances([[5, 5, 50, 40]]), ["$\\frac$ \x1b\n", "b"])  # no formula
     for masks in (True, False):
         found = instances([[5, 5, 50, 40]], masks=masks)
-        named = draw_predictions(picture, found, ["cat", "dog"])
-        numbered = draw_predictions(picture, found, None)
-        for one, other in ((numbered, picture), (named, numbered)):
+        named = draw_predictions(image, found, ["cat", "dog"])
+        numbered = draw_predictions(image, found, None)
+        for one, other in ((numbered, image), (named, numbered)):
             assert (np.abs(one.astype(int) - other).max(-1) > 40).any()
 
 
@@ -81,7 +81,7 @@ def test_a_box_is_seen_on_any_colour_and_hides_no_small_object(scale):
         assert not inside.any()
 
 
-def test_a_smaller_picture_is_that_of_a_smaller_image():
+def test_a_smaller_image_is_that_of_a_smaller_image():
     """Half of one whose boxes, masks and keypoints have twice the coordinates."""
     small = instances([[10, 10, 30, 40], [50, 20, 70, 60]], height=100, width=120)
     large = instances([[20, 20, 60, 80], [100, 40, 140, 120]], height=200, width=240)
@@ -167,7 +167,7 @@ def test_both_halves_of_a_reduced_pair_have_one_size(size):
 
 @pytest.mark.parametrize("pattern", ["", "**/*.*[gp]"])
 def test_folders_keep_their_order_and_foreign_formats_become_png(images, pattern):
-    """Pictures of an earlier run, in a folder among the images, are no input."""
+    """Drawings of an earlier run, in a folder among the images, are no input."""
     output = images / "drawn"
     output.mkdir()
     shutil.copy(images / "a.png", output / "a.png")
@@ -177,14 +177,14 @@ def test_folders_keep_their_order_and_foreign_formats_become_png(images, pattern
     assert [p.source.name for p in pictures] == ["a.png", "b.jpg", "c.bmp"]
 
 
-def test_a_folder_gives_the_pictures_of_every_format_and_counts_the_rest(tmp_path, picture, caplog):
+def test_a_folder_gives_the_images_of_every_format_and_counts_the_rest(tmp_path, image, caplog):
     """One without an ending is known by its content."""
-    content = cv2.imencode(".png", picture)[1].tobytes()
-    pictures = [*(f"p{ending}" for ending in PICTURES), "Q.JFIF", "without"]
-    for name in (*pictures, "film.mp4", "notes.txt", "more.txt", "README"):
-        (tmp_path / name).write_bytes(content if name in pictures else b"no picture")
+    content = cv2.imencode(".png", image)[1].tobytes()
+    images = [*(f"p{ending}" for ending in SUFFIXES), "Q.JFIF", "without"]
+    for name in (*images, "film.mp4", "notes.txt", "more.txt", "README"):
+        (tmp_path / name).write_bytes(content if name in images else b"no image")
     found = plan_files([tmp_path], tmp_path / "out", overwrite=False)
-    assert sorted(one.name for one in found) == sorted(pictures)
+    assert sorted(one.name for one in found) == sorted(images)
     for counted in ("passed over: 2 .txt", "1 .mp4", "1 without an ending"):
         assert counted in caplog.text
     with pytest.raises(DataError, match=r"holds no image.* but 1 \.mp4"):
@@ -229,17 +229,17 @@ def with_data(json_file, images):
 
 
 def test_a_dataset_brings_its_ground_truth(predictor, annotated, tmp_path):
-    pictures = plan_dataset("tiny_annotated", tiny_config(), tmp_path / "out", False)
-    assert [p.target.name for p in pictures] == ["a.png", "b.jpg"]
-    assert [len(p.annotations) for p in pictures] == [1, 0]
-    first = pictures[0]
+    images = plan_dataset("tiny_annotated", tiny_config(), tmp_path / "out", False)
+    assert [p.target.name for p in images] == ["a.png", "b.jpg"]
+    assert [len(p.annotations) for p in images] == [1, 0]
+    first = images[0]
     assert first.true_class_names[first.annotations[0]["category_id"]] == "class7"
     assert len(plan_dataset("tiny_annotated", tiny_config(), tmp_path / "out", False, 1)) == 1
-    predict(predictor, pictures)
+    predict(predictor, images)
     assert cv2.imread(str(first.target)).shape == (384 + 26, 2 * 512 + 4, 3)
 
 
-def test_pictures_of_a_dataset_stay_inside_the_output_folder(annotated, tmp_path):
+def test_images_of_a_dataset_stay_inside_the_output_folder(annotated, tmp_path):
     json_file, images = annotated
     content = json.loads(json_file.read_text())
     content["images"][0]["file_name"] = "../a.png"
@@ -273,7 +273,7 @@ def test_datasets_that_cannot_be_drawn(annotated, tmp_path, name, output, words)
 # ---- drawing files
 
 
-def test_every_image_gets_its_picture(predictor, images, tmp_path):
+def test_every_image_gets_its_image(predictor, images, tmp_path):
     for name, size in (("flat.png", (1, 300)), ("thin.png", (300, 1))):
         cv2.imwrite(str(images / name), np.zeros((*size, 3), np.uint8))
     output = tmp_path / "out"
@@ -281,8 +281,8 @@ def test_every_image_gets_its_picture(predictor, images, tmp_path):
     result = predict(predictor, planned)
     files = sorted(p for p in output.rglob("*") if p.is_file())
     assert files == sorted(result.written) and len(files) == 5
-    for picture in planned:
-        assert cv2.imread(str(picture.target)).shape == cv2.imread(str(picture.source)).shape
+    for image in planned:
+        assert cv2.imread(str(image.target)).shape == cv2.imread(str(image.source)).shape
     assert result.instances > 0 and not result.unreadable
 
 
@@ -310,9 +310,9 @@ def test_what_cannot_be_read_or_written(predictor, tmp_path, names, output, erro
     cv2.imwrite(str(tmp_path / "c.png"), np.zeros((8, 8, 3), np.uint8))
     cv2.imwrite(str(tmp_path / "d.ppm"), np.zeros((1, 65_600, 3), np.uint8))
     planned = plan_files([tmp_path / name for name in names], tmp_path / output, False)
-    for picture in planned:
-        if picture.source.suffix == ".ppm":
-            picture.target = picture.target.with_name("d.jpg")
+    for image in planned:
+        if image.source.suffix == ".ppm":
+            image.target = image.target.with_name("d.jpg")
     with pytest.raises(error, match=words):
         predict(predictor, planned)
     assert not list(tmp_path.glob("out/*"))
@@ -359,16 +359,16 @@ def _interrupted(*_, **__):
 
 
 @pytest.mark.parametrize("end", ["interrupted", "full and said", "full and not said"])
-def test_a_video_cut_short_leaves_no_half_picture(predictor, tmp_path, monkeypatch, end):
+def test_a_video_cut_short_leaves_no_half_image(predictor, tmp_path, monkeypatch, end):
     write_video(tmp_path / "film.mp4")
-    pictures = plan_files([tmp_path / "film.mp4"], tmp_path / "out", False)
+    images = plan_files([tmp_path / "film.mp4"], tmp_path / "out", False)
     if end == "interrupted":
         monkeypatch.setattr("lambda_det.detection.prediction.files.draw_predictions", _interrupted)
     else:
         real, says_so = cv2.VideoWriter, end == "full and said"
         monkeypatch.setattr(cv2, "VideoWriter", lambda *words: _FullDisk(real(*words), says_so))
     with pytest.raises((KeyboardInterrupt, ConfigError), match=r"^$|out/film\.mp4"):
-        predict(predictor, pictures)
+        predict(predictor, images)
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -519,7 +519,7 @@ def test_annotations_wait_in_little_memory():
 
 
 def test_tables_of_instances_and_of_counts(tmp_path):
-    """Areas are of masks; a picture without instances is counted; a name may have commas."""
+    """Areas are of masks; an image without instances is counted; a name may have commas."""
     tables = Tables(["circle", "square, round", "ring"])
     tables.add("a.png", Prediction(instances([[5, 5, 50.5, 40], [1, 2, 4, 6], [0, 0, 9, 9]])))
     tables.add("b.png", Prediction(instances([])))

@@ -28,7 +28,7 @@ from lambda_det.export.sources import network_to_export
 from tests.coco import found as made
 from tests.detection.tiny import NARROW
 from tests.export.unrecorded import record_nothing
-from tests.stored_pictures import LOSSLESS, TURNED, UPRIGHT, made_picture, stored
+from tests.stored_images import LOSSLESS, TURNED, UPRIGHT, made_image, stored
 from tests.training.tiny_detector import tiny_config
 
 LAZY_CONFIG = Path(__file__).parents[3] / "configs" / "mask_rcnn_lambdaresnet50.py"
@@ -64,15 +64,15 @@ def test_predicts_as_detectron2_does(run, channels, size):
 
 
 @pytest.mark.parametrize("kind", [*TURNED, *UPRIGHT])
-def test_a_path_is_predicted_as_the_upright_picture_in_it(predictor, tmp_path, kind):
-    picture = made_picture()
+def test_a_path_is_predicted_as_the_upright_image_in_it(predictor, tmp_path, kind):
+    image = made_image()
     for number in (1, 3, 6, 7) if kind in TURNED else (1,):
-        path = stored(tmp_path, picture, kind, number)
+        path = stored(tmp_path, image, kind, number)
         found = predictor(path)
         assert len(found) > 0 and found.instances.image_size == (48, 64)
         assert same(found, predictor(read_bgr(path)))
         if kind in LOSSLESS:
-            assert same(found, predictor(picture, channels="RGB"))
+            assert same(found, predictor(image, channels="RGB"))
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +104,10 @@ def lazy_run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_run_of_a_lazy_config_predicts_as_its_evaluation(lazy_run, picture, tmp_path):
+def test_the_run_of_a_lazy_config_predicts_as_its_evaluation(lazy_run, image, tmp_path):
     folder, lazy = lazy_run
-    found = Predictor(folder, score_threshold=0.0)(picture)
-    cv2.imwrite(str(tmp_path / "photo.png"), picture)
+    found = Predictor(folder, score_threshold=0.0)(image)
+    cv2.imwrite(str(tmp_path / "photo.png"), image)
     mapper = instantiate(lazy.dataloader.test.mapper)
     record = mapper({"file_name": str(tmp_path / "photo.png"), "height": 48, "width": 64})
     assert record["image"].shape[-1] == 96
@@ -124,41 +124,41 @@ def test_the_run_of_a_lazy_config_predicts_as_its_evaluation(lazy_run, picture, 
     assert found.class_names is None  # the checkpoint does not say them
     lazy = copy.deepcopy(lazy)
     lazy.train.init_checkpoint = str(folder / "model_final.pth")
-    assert same(Predictor(lazy, score_threshold=0.0)(picture), found)
+    assert same(Predictor(lazy, score_threshold=0.0)(image), found)
 
 
 @pytest.mark.slow
-def test_a_lazy_config_has_a_precision(lazy_run, picture):
+def test_a_lazy_config_has_a_precision(lazy_run, image):
     folder, lazy = lazy_run
-    asked = Predictor(folder, score_threshold=0.0, precision="bfloat16")(picture)
-    assert not same(asked, Predictor(folder, score_threshold=0.0)(picture))
+    asked = Predictor(folder, score_threshold=0.0, precision="bfloat16")(image)
+    assert not same(asked, Predictor(folder, score_threshold=0.0)(image))
     lazy = copy.deepcopy(lazy)
     lazy.train.test_precision = "bfloat16"
     lazy.train.init_checkpoint = str(folder / "model_final.pth")
-    assert same(Predictor(lazy, score_threshold=0.0)(picture), asked)
+    assert same(Predictor(lazy, score_threshold=0.0)(image), asked)
 
 
-def test_threshold_leaves_out_what_scores_lower(run, predictor, picture):
-    scores = predictor(picture).scores
+def test_threshold_leaves_out_what_scores_lower(run, predictor, image):
+    scores = predictor(image).scores
     threshold = float(np.sort(scores)[len(scores) // 2]) - 1e-6
-    found = Predictor(run[1], score_threshold=threshold)(picture)
+    found = Predictor(run[1], score_threshold=threshold)(image)
     assert 0 < len(found) < len(scores)
     assert (found.scores >= threshold).all()
 
 
 @pytest.mark.slow
 def test_the_best_score_of_the_evaluation_is_the_threshold_where_none_is_given(
-    run, picture, tmp_path
+    run, image, tmp_path
 ):
     """Of the weights that are taken; 0.5 where none is recorded."""
-    scores = Predictor(run[1], score_threshold=0.0)(picture).scores
+    scores = Predictor(run[1], score_threshold=0.0)(image).scores
     best = float(np.sort(scores)[-2])
     content = torch.load(run[1], weights_only=True)
     recorded = {"best_scores": {"raw": best, "ema": 0.9}, "config": run[0].read_text()}
     torch.save({**content, "run": recorded}, tmp_path / "model_final.pth")
     predictor = Predictor(tmp_path / "model_final.pth", score_threshold=None)
     assert predictor.best_score == predictor.score_threshold == best
-    assert len(predictor(picture)) == 2
+    assert len(predictor(image)) == 2
     averaged = {**content, "run": recorded, "ema": {"model": content["model"]}}
     torch.save(averaged, tmp_path / "model_final.pth")
     assert Predictor(tmp_path / "model_final.pth", score_threshold=None).score_threshold == 0.9
@@ -169,8 +169,8 @@ def test_the_best_score_of_the_evaluation_is_the_threshold_where_none_is_given(
     assert (unknown.score_threshold, unknown.best_score) == (0.5, None)
 
 
-def test_results_are_plain_arrays(predictor, picture):
-    found = predictor(picture)
+def test_results_are_plain_arrays(predictor, image):
+    found = predictor(image)
     count = len(found)
     assert count > 0
     shapes = [found.boxes.shape, found.scores.shape, found.classes.shape, found.masks.shape]
@@ -202,8 +202,8 @@ def test_a_result_is_a_line_a_table_and_areas():
     assert "nothing" in repr(Prediction(made((48, 64), [])))
 
 
-def test_masks_in_run_lengths_are_measured_and_drawn_without_their_pixels(picture, monkeypatch):
-    result = _found(image=picture)
+def test_masks_in_run_lengths_are_measured_and_drawn_without_their_pixels(image, monkeypatch):
+    result = _found(image=image)
     of_pixels, areas = np.asarray(result.plot()), result.areas
     result.instances.pred_masks = RunMasks.of(result.instances.pred_masks)
     monkeypatch.setattr(RunMasks, "numpy", None)
@@ -212,15 +212,15 @@ def test_masks_in_run_lengths_are_measured_and_drawn_without_their_pixels(pictur
     assert (np.abs(of_runs - of_pixels) > 60).mean() < 0.02
 
 
-def test_a_result_is_a_picture(predictor, picture, tmp_path):
+def test_a_result_is_an_image(predictor, image, tmp_path):
     """Of a file, of pixels, and in a notebook; several results do not keep pixels."""
     path = tmp_path / "photo.png"
-    cv2.imwrite(str(path), picture)
+    cv2.imwrite(str(path), image)
     result = predictor(path)
-    expected = draw_predictions(picture, result.instances, predictor.class_names)
-    for one in (result, predictor([path])[0], predictor(picture)):
+    expected = draw_predictions(image, result.instances, predictor.class_names)
+    for one in (result, predictor([path])[0], predictor(image)):
         np.testing.assert_array_equal(np.asarray(one.plot())[:, :, ::-1], expected)
-    rgb = predictor(picture[:, :, ::-1], channels="RGB")
+    rgb = predictor(image[:, :, ::-1], channels="RGB")
     np.testing.assert_array_equal(np.asarray(rgb.plot())[:, :, ::-1], expected)
     shown = Image.open(io.BytesIO(result._repr_png_()))
     assert shown.format == "PNG" and shown.size == (64, 48)
@@ -230,16 +230,16 @@ def test_a_result_is_a_picture(predictor, picture, tmp_path):
         result.save(tmp_path / "new" / "found.png")
     result.save(tmp_path / "new" / "found.png", overwrite=True, scale=2)
     assert Image.open(tmp_path / "new" / "found.png").size == (128, 96)
-    bare = predictor([picture])[0]
+    bare = predictor([image])[0]
     assert bare.image is None and bare._repr_png_() is None
     with pytest.raises(ConfigError, match="several"):
         bare.plot()
-    np.testing.assert_array_equal(np.asarray(bare.plot(picture))[:, :, ::-1], expected)
+    np.testing.assert_array_equal(np.asarray(bare.plot(image))[:, :, ::-1], expected)
     with pytest.raises(ConfigError, match="48, 64"):
-        bare.plot(picture[:20])
+        bare.plot(image[:20])
 
 
-def test_a_large_picture_is_small_in_a_notebook():
+def test_a_large_image_is_small_in_a_notebook():
     large = made((1500, 4000), [[30, 10, 1033, 1013]])
     result = Prediction(large, image=np.zeros((1500, 4000, 3), np.uint8))
     assert Image.open(io.BytesIO(result._repr_png_())).size == (1000, 375)
@@ -256,28 +256,28 @@ def test_one_image_in_all_forms(predictor, picture, tmp_path):
 
 
 @pytest.mark.slow
-def test_several_images_and_batches(run, predictor, picture):
-    wide = np.ascontiguousarray(picture[:20])
-    expected = [predictor(picture), predictor(wide)]
-    for images in ([picture, wide], (image for image in (picture, wide))):
+def test_several_images_and_batches(run, predictor, image):
+    wide = np.ascontiguousarray(image[:20])
+    expected = [predictor(image), predictor(wide)]
+    for images in ([image, wide], (image for image in (image, wide))):
         assert all(map(same, predictor(images), expected))
-    batch = Predictor(run[1], score_threshold=0.0, batch_size=4)(np.stack([picture] * 3))
+    batch = Predictor(run[1], score_threshold=0.0, batch_size=4)(np.stack([image] * 3))
     assert len(batch) == 3
     for found in batch:
         np.testing.assert_allclose(found.boxes, expected[0].boxes, rtol=1e-4, atol=1e-3)
     assert predictor([]) == []
     # A padded image would have other scores
-    two_sizes = Predictor(run[1], score_threshold=0.0, batch_size=2)([picture, wide])
+    two_sizes = Predictor(run[1], score_threshold=0.0, batch_size=2)([image, wide])
     assert all(map(same, two_sizes, expected))
 
 
-def test_a_copy_opens_the_same_again(run, predictor, picture):
-    threshold = float(predictor(picture).scores.max()) - 1e-6
+def test_a_copy_opens_the_same_again(run, predictor, image):
+    threshold = float(predictor(image).scores.max()) - 1e-6
     made = Predictor(run[1], score_threshold=threshold, batch_size=2)
     copies = [pickle.loads(pickle.dumps(made)), copy.deepcopy(made)]
     assert len(pickle.dumps(made)) < 1000
     for other in copies:
-        assert same(other(picture), made(picture)) and len(other(picture)) == 1
+        assert same(other(image), made(image)) and len(other(image)) == 1
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_what_is_no_image(predictor, picture, tmp_path, monkeypatch, image, name
 
 
 @pytest.mark.slow
-def test_the_best_and_averaged_weights_come_first(run, predictor, picture, tmp_path):
+def test_the_best_and_averaged_weights_come_first(run, predictor, image, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run[0].parent, folder)
     content = torch.load(run[1], weights_only=True)
@@ -310,7 +310,7 @@ def test_the_best_and_averaged_weights_come_first(run, predictor, picture, tmp_p
     torch.save(best, folder / "model_best.pth")
     torch.save({**best, "iteration": 149}, folder / "model_0000149.pth")
     found = Predictor(folder, score_threshold=0.0)
-    np.testing.assert_allclose(found(picture).scores, 0.25)  # of three classes and the background
+    np.testing.assert_allclose(found(image).scores, 0.25)  # of three classes and the background
     assert str(found.origin) == f"{folder / 'model_best.pth'} (after 100 steps, averaged weights)"
     for options, taken in (
         ({"raw": True}, "model_best.pth (after 100 steps, raw weights)"),
@@ -319,7 +319,7 @@ def test_the_best_and_averaged_weights_come_first(run, predictor, picture, tmp_p
     ):
         found = Predictor(folder, score_threshold=0.0, **options)
         assert str(found.origin) == str(folder / taken)
-        assert same(found(picture), predictor(picture)) == ("raw" in taken)
+        assert same(found(image), predictor(image)) == ("raw" in taken)
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_an_exported_detector_that_does_not_say_its_sizes_warns(monkeypatch, cap
 
 @pytest.mark.slow
 def test_an_exported_detector_of_a_lazy_config_finds_the_same(
-    lazy_run, picture, tmp_path, monkeypatch
+    lazy_run, image, tmp_path, monkeypatch
 ):
     record_nothing(monkeypatch)
     path, folder = tmp_path / "detector.onnx", lazy_run[0]
@@ -377,7 +377,7 @@ def test_an_exported_detector_of_a_lazy_config_finds_the_same(
     network = network_to_export(folder, opts=opts)
     assert export_network(network, path, sizes=[(64, 96)]).passed
     exported = lambda_det.Predictor(path, score_threshold=0.0)
-    expected, found = Predictor(folder, score_threshold=0.0)(picture), exported(picture)
+    expected, found = Predictor(folder, score_threshold=0.0)(image), exported(image)
     np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-3, atol=1e-4)
     assert (found.classes == expected.classes).all()

@@ -68,7 +68,7 @@ def test_ap50_is_coco_s(seed):
 
 
 @pytest.mark.parametrize(
-    ("category", "box", "verdict", "meant"),
+    ("category", "box", "verdict", "matched"),
     [
         (1, (12, 10, 40, 40), "right", 1),
         (1, (100, 12, 40, 40), "class", 2),
@@ -77,11 +77,11 @@ def test_ap50_is_coco_s(seed):
         (1, (10, 150, 20, 20), "background", None),
     ],
 )
-def test_each_kind_of_error_is_told(category, box, verdict, meant):
+def test_each_kind_of_error_is_told(category, box, verdict, matched):
     (found,), missed = sort_errors(made_of(OBJECTS), [predicted(category, box)], "bbox")
-    assert (found.verdict, found.meant) == (verdict, meant)
-    # One that is meant is not missed, though the prediction is wrong
-    expected = {1, 2, 3} - ({meant} if verdict in ("right", "class", "localisation") else set())
+    assert (found.verdict, found.matched) == (verdict, matched)
+    # One that is matched is not missed, though the prediction is wrong
+    expected = {1, 2, 3} - ({matched} if verdict in ("right", "class", "localisation") else set())
     assert missed == expected
 
 
@@ -113,7 +113,7 @@ def test_a_repair_finds_an_object_once():
     predictions, missed = sort_errors(truth, entries, "bbox")
     classes = {i: a["category_id"] for i, a in truth.anns.items()}
     after = repaired(predictions, {0, 1, 2, 3}, classes)
-    assert [(p.category, p.meant, p.verdict) for p in after] == [(2, 2, "right"), (2, 3, "right")]
+    assert [(p.category, p.matched, p.verdict) for p in after] == [(2, 2, "right"), (2, 3, "right")]
     assert missed == {1}
     assert ap50(after, {2: 2}) == 100
 

@@ -1,4 +1,4 @@
-"""The pictures below a folder, found by the names that labels have for them."""
+"""The images below a folder, found by the names that labels have for them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from lambda_det.detection.data.outputs import is_output
-from lambda_det.files import PICTURES
+from lambda_det.files import SUFFIXES
 
-__all__ = ["PICTURES", "PictureFolder", "in_any_form", "normal", "outputs_below", "walk"]
+__all__ = ["SUFFIXES", "ImageFolder", "in_any_form", "normal", "outputs_below", "walk"]
 
 # other endings of a format
 _ONE_FORMAT = {".jpeg": ".jpg", ".jpe": ".jpg", ".jfif": ".jpg", ".tiff": ".tif"}
 
-# names of folders that say nothing about their pictures
+# names of folders that say nothing about their images
 _GENERAL = (
     "image",
     "images",
@@ -105,23 +105,23 @@ def in_any_form(path: Path) -> Path:
     return here
 
 
-class PictureFolder:
-    """The pictures below a folder, by the ends of their paths.
+class ImageFolder:
+    """The images below a folder, by the ends of their paths.
 
     Attributes:
         folder: where they are.
-        paths: of all pictures, in order.
+        paths: of all images, in order.
     """
 
     def __init__(self, folder: str | os.PathLike, paths: Iterable[Path] | None = None) -> None:
         """
         Args:
             folder: where they are.
-            paths: of the pictures to consider; None for all below the folder.
+            paths: of the images to consider; None for all below the folder.
         """
         self.folder = Path(folder)
         paths = walk(folder) if paths is None else paths
-        self.paths = sorted(path for path in paths if path.suffix.lower() in PICTURES)
+        self.paths = sorted(path for path in paths if path.suffix.lower() in SUFFIXES)
         self._ends: dict[str, set[Path]] = {}
         self._folded: dict[str, set[Path]] = {}  # see _folded
         self._folders: set[str] = set()
@@ -137,11 +137,11 @@ class PictureFolder:
                     self._folded.setdefault(_folded(key), set()).add(path)
 
     def named(self, name: str) -> tuple[str, set[Path]]:
-        """The pictures with the longest end of a name, and that end; none: "", set().
+        """The images with the longest end of a name, and that end; none: "", set().
 
         A name may be a path of another machine or an address. Its ending may be missing, and
         capital letters count only where two names differ by nothing else. A folder in the name
-        counts where that folder has pictures here, or where the pictures are in another one:
+        counts where that folder has images here, or where the images are in another one:
         cam2/0.png is not cam1/0.png.
         """
         for text in _readings(name):
@@ -153,17 +153,17 @@ class PictureFolder:
                 if start and parts[start - 1] in self._folders:
                     break
                 end = "/".join(parts[start:])
-                pictures = self._ends.get(end) or self._folded.get(_folded(end)) or set()
+                images = self._ends.get(end) or self._folded.get(_folded(end)) or set()
                 if not is_elsewhere and _telling(parts[:start]):
                     # no other folder may tell them apart
-                    pictures = pictures & self._in_folders.get(_telling(parts[start:-1]), set())
-                if pictures:
-                    return end, set(pictures)
+                    images = images & self._in_folders.get(_telling(parts[start:-1]), set())
+                if images:
+                    return end, set(images)
         return "", set()
 
 
 def _telling(folders: Iterable[str]) -> tuple[str, ...]:
-    """Those of the names of folders that tell pictures apart, without capital letters."""
+    """Those of the names of folders that tell images apart, without capital letters."""
     folded = (folder.casefold() for folder in folders)
     return tuple(folder for folder in folded if folder not in _GENERAL)
 
@@ -174,7 +174,7 @@ def _folded(name: str) -> str:
     return stem + _ONE_FORMAT.get(dot + ending, dot + ending)
 
 
-# Label Studio puts a number before the names of pictures that are sent to it
+# Label Studio puts a number before the names of images that are sent to it
 _UPLOADED = re.compile(r"(?:^|[/\\])[0-9a-f]{8}-([^/\\]+)$")
 # and the number of the project is the folder
 _OF_PROJECT = re.compile(r"(?:^|[/\\])(?:images|upload)[/\\]\d+[/\\]([^/\\]+)$")

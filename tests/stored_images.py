@@ -1,4 +1,4 @@
-"""One picture in every format that Pillow and OpenCV read, with EXIF's orientations."""
+"""One image in every format that Pillow and OpenCV read, with EXIF's orientations."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-# What is stored so that EXIF's orientation makes the picture of it
+# What is stored so that EXIF's orientation makes the image of it
 TURNS = {
     1: None,
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -33,14 +33,14 @@ UPRIGHT = {"BMP": "bmp", "GIF": "gif", "PPM": "ppm", "JPEG2000": "jp2", "TGA": "
 LOSSLESS = ("PNG", "WEBP", "TIFF", "TIFF, packed", "BMP", "PPM", "TGA")
 
 
-def made_picture() -> np.ndarray:
+def made_image() -> np.ndarray:
     """RGB [48, 64, 3] that no turn leaves as it is."""
     small = np.random.default_rng(0).integers(0, 255, (3, 4, 3), dtype=np.uint8)
     return np.kron(small, np.ones((16, 16, 1), np.uint8))
 
 
 def stored(folder: Path, picture: np.ndarray, kind: str, number: int = 1) -> Path:
-    """The file of a picture in a format, which its orientation turns upright."""
+    """The file of an image in a format, which its orientation turns upright."""
     if kind == "AVIF" and not features.check("avif"):
         pytest.skip("this Pillow has no AVIF")
     if kind in UPRIGHT:

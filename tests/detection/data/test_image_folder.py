@@ -1,21 +1,21 @@
-"""The pictures that names in labels mean."""
+"""The images that names in labels mean."""
 
 import unicodedata
 
 import pytest
 from PIL import Image
 
-from lambda_det.detection.data import picture_folder
+from lambda_det.detection.data import image_folder
+from lambda_det.detection.data.image_folder import ImageFolder, outputs_below, walk
 from lambda_det.detection.data.outputs import mark_output
-from lambda_det.detection.data.picture_folder import PictureFolder, outputs_below, walk
-from lambda_det.files import PICTURES
+from lambda_det.files import SUFFIXES
 
 
-def make(root, *names: str) -> PictureFolder:
+def make(root, *names: str) -> ImageFolder:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
-    return PictureFolder(root)
+    return ImageFolder(root)
 
 
 @pytest.mark.parametrize(
@@ -36,53 +36,53 @@ def make(root, *names: str) -> PictureFolder:
         "file:///images/%61.jpg",
     ],
 )
-def test_a_picture_is_found_by_the_end_of_its_name(tmp_path, name):
-    pictures = make(tmp_path, "images/a.jpg", "images/b.jpg")
-    assert pictures.named(name)[1] == {tmp_path / "images/a.jpg"}
+def test_an_image_is_found_by_the_end_of_its_name(tmp_path, name):
+    images = make(tmp_path, "images/a.jpg", "images/b.jpg")
+    assert images.named(name)[1] == {tmp_path / "images/a.jpg"}
 
 
 @pytest.mark.parametrize("name", ["c.jpg", "", ".", "xa.jpg", "https://[/c.jpg", "a.jp"])
-def test_a_name_of_no_picture(tmp_path, name):
+def test_a_name_of_no_image(tmp_path, name):
     assert make(tmp_path, "images/a.jpg").named(name) == ("", set())
 
 
-def test_several_pictures_of_a_name(tmp_path):
-    pictures = make(tmp_path, "one/a.jpg", "two/a.jpg", "A.png", "a.png")
-    assert len(pictures.named("a.jpg")[1]) == 2
-    assert pictures.named("set/one/a.jpg") == ("one/a.jpg", {tmp_path / "one/a.jpg"})
-    assert pictures.named("a.png")[1] == {tmp_path / "a.png"}  # capital letters tell these apart
-    assert len(pictures.named("A.PNG")[1]) == 2
+def test_several_images_of_a_name(tmp_path):
+    images = make(tmp_path, "one/a.jpg", "two/a.jpg", "A.png", "a.png")
+    assert len(images.named("a.jpg")[1]) == 2
+    assert images.named("set/one/a.jpg") == ("one/a.jpg", {tmp_path / "one/a.jpg"})
+    assert images.named("a.png")[1] == {tmp_path / "a.png"}  # capital letters tell these apart
+    assert len(images.named("A.PNG")[1]) == 2
 
 
-def test_a_folder_in_a_name_counts_where_it_has_pictures(tmp_path):
-    pictures = make(tmp_path, "cam1/0.png", "cam2/1.png")
-    assert pictures.named("cam2/0.png") == ("", set())
-    assert pictures.named("cam3/0.png") == ("", set())
-    assert pictures.named("/home/me/cam3/0.png")[1] == {tmp_path / "cam1/0.png"}
+def test_a_folder_in_a_name_counts_where_it_has_images(tmp_path):
+    images = make(tmp_path, "cam1/0.png", "cam2/1.png")
+    assert images.named("cam2/0.png") == ("", set())
+    assert images.named("cam3/0.png") == ("", set())
+    assert images.named("/home/me/cam3/0.png")[1] == {tmp_path / "cam1/0.png"}
 
 
 def test_the_number_of_a_project_of_label_studio_is_no_folder(tmp_path):
-    pictures = make(tmp_path, "greenhouse/a.png", "greenhouse/b.png")
-    assert pictures.named("images/1/a.png")[1] == {tmp_path / "greenhouse/a.png"}
-    assert pictures.named("cameras/1/a.png") == ("", set())
+    images = make(tmp_path, "greenhouse/a.png", "greenhouse/b.png")
+    assert images.named("images/1/a.png")[1] == {tmp_path / "greenhouse/a.png"}
+    assert images.named("cameras/1/a.png") == ("", set())
 
 
-def test_a_name_is_found_without_a_walk_over_the_pictures_that_end_alike(tmp_path, monkeypatch):
-    pictures = PictureFolder(tmp_path, [tmp_path / f"cam{n}/0.png" for n in range(400)])
-    read, normal = [], picture_folder.normal
-    monkeypatch.setattr(picture_folder, "normal", lambda name: read.append(name) or normal(name))
-    assert pictures.named("lost/0.png") == ("", set())
+def test_a_name_is_found_without_a_walk_over_the_images_that_end_alike(tmp_path, monkeypatch):
+    images = ImageFolder(tmp_path, [tmp_path / f"cam{n}/0.png" for n in range(400)])
+    read, normal = [], image_folder.normal
+    monkeypatch.setattr(image_folder, "normal", lambda name: read.append(name) or normal(name))
+    assert images.named("lost/0.png") == ("", set())
     assert read == ["lost/0.png"]
 
 
 @pytest.mark.parametrize("folder", ["", "images/", "data/images/"])
 @pytest.mark.parametrize("name", ["default/{}", "images/{}", "task_7/{}", "default\\{}"])
-def test_folders_that_say_nothing_of_their_pictures(tmp_path, folder, name):
-    """CVAT's exports name a folder of their subset, which the pictures are not in."""
-    pictures = make(tmp_path, f"{folder}0.png")
-    assert pictures.named(name.format("0.png"))[1] == {tmp_path / folder / "0.png"}
-    pictures = make(tmp_path, f"{folder}cam1/1.png", f"{folder}cam2/1.png")
-    assert pictures.named(name.format("cam2/1.png"))[1] == {tmp_path / folder / "cam2/1.png"}
+def test_folders_that_say_nothing_of_their_images(tmp_path, folder, name):
+    """CVAT's exports name a folder of their subset, which the images are not in."""
+    images = make(tmp_path, f"{folder}0.png")
+    assert images.named(name.format("0.png"))[1] == {tmp_path / folder / "0.png"}
+    images = make(tmp_path, f"{folder}cam1/1.png", f"{folder}cam2/1.png")
+    assert images.named(name.format("cam2/1.png"))[1] == {tmp_path / folder / "cam2/1.png"}
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_two_endings_of_one_format(tmp_path, there, name, found):
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_names_are_compared_in_one_form_of_unicode(tmp_path, form):
-    pictures = make(tmp_path, unicodedata.normalize(form, "süß/café.jpg"))
+    images = make(tmp_path, unicodedata.normalize(form, "süß/café.jpg"))
     for other in ("NFC", "NFD"):
-        assert pictures.named(unicodedata.normalize(other, "süß/café.jpg"))[1]
+        assert images.named(unicodedata.normalize(other, "süß/café.jpg"))[1]
 
 
 @pytest.mark.posix
@@ -154,7 +154,7 @@ def test_converted_labels_are_left_out_beside_those_that_they_were_made_of(tmp_p
     assert [path.name for path in walk(tmp_path / "moved")] == ["a.png", "a.txt"]
 
 
-def test_pillow_reads_every_picture(tmp_path):
+def test_pillow_reads_every_image(tmp_path):
     Image.init()
     read = {ending for ending, name in Image.registered_extensions().items() if name in Image.OPEN}
-    assert set(PICTURES) - read <= {".avif"}  # Pillow before 11.3
+    assert set(SUFFIXES) - read <= {".avif"}  # Pillow before 11.3

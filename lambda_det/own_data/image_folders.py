@@ -1,4 +1,4 @@
-"""The folder of the pictures of a file in COCO's format."""
+"""The folder of the images of a file in COCO's format."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from lambda_det.detection.data.coco_format import read_json
-from lambda_det.detection.data.picture_folder import PictureFolder, walk
+from lambda_det.detection.data.image_folder import ImageFolder, walk
 from lambda_det.errors import DataError, listed, printable
 
 __all__ = ["folder_of_coco"]
 
 
 def folder_of_coco(file: Path, above: Path, is_of_part: Callable[[Path], bool]) -> Path:
-    """The folder from which the names in a file of COCO's format lead to its pictures.
+    """The folder from which the names in a file of COCO's format lead to its images.
 
     Args:
         file: in COCO's format.
@@ -24,7 +24,7 @@ def folder_of_coco(file: Path, above: Path, is_of_part: Callable[[Path], bool]) 
             come first.
 
     Raises:
-        DataError: no folder holds its pictures, or several hold the same names.
+        DataError: no folder holds its images, or several hold the same names.
     """
     names = _names(file)
     whole = [folder for folder in _folders(above) if _holds(folder, names)]
@@ -39,7 +39,7 @@ def folder_of_coco(file: Path, above: Path, is_of_part: Callable[[Path], bool]) 
 
 
 def _names(file: Path) -> list[str]:
-    """The names of the pictures; the reader of the file refuses values that are no names."""
+    """The names of the images; the reader of the file refuses values that are no names."""
     images = read_json(str(file)).get("images")
     entries = images if isinstance(images, list) else []
     names = [entry.get("file_name") for entry in entries if isinstance(entry, dict)]
@@ -66,16 +66,16 @@ def _holds(folder: Path, names: Collection[str]) -> bool:
 def _spread(
     file: Path, above: Path, names: Collection[str], is_of_part: Callable[[Path], bool]
 ) -> Path:
-    """The folder above the pictures to which the ends of some names lead."""
-    pictures, places = PictureFolder(above), {}
+    """The folder above the images to which the ends of some names lead."""
+    images, places = ImageFolder(above), {}
     for name in names:
-        found = pictures.named(name)[1]
+        found = images.named(name)[1]
         if paths := {path for path in found if is_of_part(path.parent)} or found:
             places[name] = paths
     if not places:
         name = printable(next(iter(names), ""))
         raise DataError(
-            f"{file}: its picture {name!r} is in no folder of {above}; name the folder with "
+            f"{file}: its image {name!r} is in no folder of {above}; name the folder with "
             f"--train {file} --images DIR."
         )
     for name, paths in places.items():
@@ -87,6 +87,6 @@ def _spread(
 
 def _several(file: Path, name: str, folders: Iterable[Path]) -> DataError:
     return DataError(
-        f"{file}: its picture {printable(name)!r} is in each of {listed(folders)}; name the folder "
+        f"{file}: its image {printable(name)!r} is in each of {listed(folders)}; name the folder "
         f"with --train {file} --images DIR."
     )
