@@ -132,7 +132,7 @@ def test_killed_before_any_step(train, whole, tmp_path, monkeypatch, variant, st
 def test_statistics_that_did_not_end_come_before_it(
     train, whole, tmp_path, monkeypatch, evaluation
 ):
-    variant = "accumulated, precise statistics"
+    variant = "accumulated, precise statistics, by AdamW"
     folder, words = tmp_path / "run", VARIANTS[variant].split()
     original, calls = trainer_module.estimate_statistics, []
 
