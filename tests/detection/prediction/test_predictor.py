@@ -245,14 +245,14 @@ def test_a_large_image_is_small_in_a_notebook():
     assert Image.open(io.BytesIO(result._repr_png_())).size == (1000, 375)
 
 
-def test_one_image_in_all_forms(predictor, picture, tmp_path):
+def test_one_image_in_all_forms(predictor, image, tmp_path):
     path = tmp_path / "photo.png"
-    cv2.imwrite(str(path), picture)
-    expected = predictor(picture)
-    for image in (path, str(path)):
-        assert same(predictor(image), expected)
-    assert same(predictor(picture[:, :, ::-1], channels="RGB"), expected)
-    assert not same(predictor(picture, channels="RGB"), expected)
+    cv2.imwrite(str(path), image)
+    expected = predictor(image)
+    for form in (path, str(path)):
+        assert same(predictor(form), expected)
+    assert same(predictor(image[:, :, ::-1], channels="RGB"), expected)
+    assert not same(predictor(image, channels="RGB"), expected)
 
 
 @pytest.mark.slow
@@ -281,7 +281,7 @@ def test_a_copy_opens_the_same_again(run, predictor, image):
 
 
 @pytest.mark.parametrize(
-    ("image", "named"),
+    ("wrong", "named"),
     [
         (np.zeros((4, 4, 4), np.uint8), r"\(4, 4, 4\)"),
         (np.zeros((4, 4), np.uint8), r"\(4, 4\)"),
@@ -291,13 +291,13 @@ def test_a_copy_opens_the_same_again(run, predictor, image):
         ("deep.png", r"deep\.png .*8 bits"),  # it would become white
     ],
 )
-def test_what_is_no_image(predictor, picture, tmp_path, monkeypatch, image, named):
+def test_what_is_no_image(predictor, image, tmp_path, monkeypatch, wrong, named):
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.full((64, 64), 3000, np.uint16)).save("deep.png")
     with pytest.raises((ConfigError, DataError), match=named):
-        predictor(image)
+        predictor(wrong)
     with pytest.raises(ConfigError, match="rgb"):
-        predictor(picture, channels="rgb")
+        predictor(image, channels="rgb")
 
 
 @pytest.mark.slow
