@@ -145,7 +145,11 @@ def _steps(model, loader, steps, *, debug, **options):
 @pytest.mark.parametrize(
     ("debug", "beginning", "end"),
     [
-        (True, "layers.2 (Linear) gives an output in which 2 of 2 numbers are not ", "a lower learning rate."),
+        (
+            True,
+            "layers.2 (Linear) gives an output in which 2 of 2 numbers are not ",
+            "a lower learning rate.",
+        ),
         (False, "A loss is not finite (loss_fit nan", "--resume --debug-numerics names the layer."),
     ],
 )
