@@ -76,7 +76,7 @@ def test_the_folder_of_a_run(tmp_path):
     run = lambda_det.Run(tmp_path)
     assert run.metrics == [] and run.predictor().origin.file == run.best == str(weights)
     assert "model_final.pth" in repr(run)
-    assert run.report(images=1).is_file()
+    assert run.report(pictures=1).is_file()
     weights.unlink()
     (tmp_path / "last_checkpoint").unlink()
     with pytest.raises(WeightsError, match="no checkpoint"):

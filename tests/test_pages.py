@@ -176,7 +176,7 @@ def _shown(outputs: list[dict]) -> str:
     values = [output["data"] for output in outputs if output["output_type"] == "execute_result"]
     if not values:
         return ""
-    return "picture" if {"image/png", "image/jpeg"} & values[0].keys() else "text"
+    return "image" if {"image/png", "image/jpeg"} & values[0].keys() else "text"
 
 
 def test_the_notebook(own_data: Path):

@@ -142,13 +142,13 @@ def test_names_are_those_of_the_checkpoint(trained, change):
 def test_a_report_reads_results_by_name(evaluated, change, tmp_path):
     folder = tmp_path / "report"
     shutil.copytree(evaluated, folder)
-    before = build_report(folder, images=1).text()
+    before = build_report(folder, pictures=1).text()
     change()
-    after = build_report(folder, images=1).text()
+    after = build_report(folder, pictures=1).text()
     assert _rows(after) == _rows(before)
     assert any("circle" in row for row in _rows(before))
     change({"circle": "disc"})
-    assert "evaluate the run again" in build_report(folder, images=1).text()
+    assert "evaluate the run again" in build_report(folder, pictures=1).text()
 
 
 def _rows(page: str) -> list[str]:

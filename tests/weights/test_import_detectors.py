@@ -220,7 +220,7 @@ def test_an_rcnn_is_theirs_at_every_stage(recipe, in_float64):
     found = own.mask_head.layers(own.mask_pooler(features[:4], boxes))
     close(found, expected[:, OBJECTS])
     heads.mask_head, own.mask_on = None, False  # of detections they take longest
-    _compare_detections(s, theirs(s.images), ours)
+    _compare_detections(s, theirs(s.pictures), ours)
 
 
 def _by_size(tensor: Tensor) -> Tensor:
@@ -245,8 +245,8 @@ def test_a_retinanet_is_theirs_at_every_stage(in_float64, monkeypatch):
     # Detectron2 clips boxes to the image after the suppression
     with monkeypatch.context() as context:
         context.setattr(box_ops, "clip_boxes_to_image", lambda boxes, size: boxes)
-        results = theirs(s.images)
-    for result, image in zip(results, s.images, strict=True):
+        results = theirs(s.pictures)
+    for result, image in zip(results, s.pictures, strict=True):
         result["boxes"] = box_ops.clip_boxes_to_image(result["boxes"], image.shape[1:])
         kept = box_ops.remove_small_boxes(result["boxes"], 0.01)
         result.update({key: value[kept] for key, value in result.items()})
