@@ -849,17 +849,17 @@ FAULTS = [
     ),
     _fault(
         "Imports run one way",
-        "lambda_det/own_data/flags.py",
-        "config = load_config(named, file)",
-        "config = load_config(named)",
+        "lambda_det/detection/config.py",
+        "config = load_config(without_data, file)",
+        "config = load_config(without_data)",
         "training/test_config_file.py::test_a_command_opens_each_file_once",
     ),
     _fault(
         "Imports run one way",
         "lambda_det/own_data/flags.py",
-        "from lambda_det.training.config_file import ConfigFile\n",
-        "from lambda_det.own_data.labels import COCO\n"
-        "from lambda_det.training.config_file import ConfigFile\n",
+        "from lambda_det.detection.config import Prepared\n",
+        "from lambda_det.detection.config import Prepared\n"
+        "from lambda_det.own_data.labels import COCO\n",
         "test_imports.py::test_the_import_changes_nothing_of_pytorch_and_imports_no_wing",
     ),
 ]

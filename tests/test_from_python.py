@@ -7,8 +7,8 @@ import pytest
 
 import lambda_det
 from lambda_det import get_config
+from lambda_det.detection.config import Prepared
 from lambda_det.errors import ConfigError, DataError, WeightsError
-from lambda_det.own_data.flags import Configured
 from lambda_det.training.log import BufferedLog
 from tests.shapes import make_shapes
 from tests.training.tiny_detector import save_run
@@ -20,8 +20,8 @@ LAZY, KEY = "mask_rcnn_lambdaresnet50.py", "train.init_checkpoint"
 def started(monkeypatch, tmp_path):
     """What would be trained, in a folder where a run has begun."""
     runs = []
-    nothing = Configured(get_config("mask_rcnn_lambdaresnet50.yaml"), None)
-    monkeypatch.setattr("lambda_det.own_data.flags.configure", lambda args, file: nothing)
+    nothing = Prepared(get_config("mask_rcnn_lambdaresnet50.yaml"), None)
+    monkeypatch.setattr("lambda_det.own_data.flags.prepared", lambda args, config: nothing)
     monkeypatch.setattr(
         "lambda_det.training.start.run", lambda args, task, **others: runs.append(args)
     )

@@ -9,7 +9,8 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
 
 from detectron2.config import CfgNode, get_cfg
 from detectron2.utils import comm
@@ -26,6 +27,18 @@ logger = logging.getLogger(__name__)
 _ONLY_OUR_TRAINER = ("DATALOADER", "DATASETS", "INPUT", "SOLVER", "TEST")
 # flags of files of data, each with the key that it stands for
 _FILE_FLAGS = ("train_json", "train_images", "test_json", "test_images")
+
+
+class Prepared(NamedTuple):
+    """A configuration with the data of a command line.
+
+    Attributes:
+        config: with the keys of the command line, and with those that follow from own data.
+        file: that it is of; None for none.
+    """
+
+    config: CfgNode
+    file: str | None
 
 
 def load_config(args: argparse.Namespace, file: ConfigFile | None = None) -> CfgNode:
@@ -46,11 +59,34 @@ def load_config(args: argparse.Namespace, file: ConfigFile | None = None) -> Cfg
         file = ConfigFile(args.config_file)
     cfg = _with_pairs(file, args.opts or ())
     _keep_literal(cfg, args.opts or ())
-    set_files(cfg, args)
+    _set_files(cfg, args)
     return cfg
 
 
-def set_files(cfg: CfgNode, args: argparse.Namespace) -> None:
+def load_with_data(args: argparse.Namespace, file: ConfigFile | None = None) -> Prepared:
+    """The configuration of a command line whose flags may name own data, which are then prepared.
+
+    Args:
+        args: as for :func:`load_config`; None in place of a file chooses one for the data.
+            ``prepare`` names a function of ``args`` and of the configuration, as "module:name". It
+            gives the configuration for the data, or None where there is nothing to prepare.
+        file: that of ``args.config_file``, where it was opened already.
+
+    Raises:
+        ConfigError: as :func:`load_config` does.
+        UserError: the data cannot be prepared.
+    """
+    config = None
+    if args.config_file is not None:
+        without_data = argparse.Namespace(config_file=args.config_file, opts=args.opts)
+        config = load_config(without_data, file)
+    if prepared := resolve_name(args.prepare)(args, config):
+        return prepared
+    _set_files(config, args)
+    return Prepared(config, args.config_file)
+
+
+def _set_files(cfg: CfgNode, args: argparse.Namespace) -> None:
     """Set the keys of files of data by their flags; those that are absent or None are left out."""
     for flag in _FILE_FLAGS:
         if path := getattr(args, flag, None):  # so the run's config.yaml can be used in any folder

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 from torch.optim import Optimizer
 
-from lambda_det.detection.config import load_config, with_projects
+from lambda_det.detection.config import load_config, load_with_data, with_projects
 from lambda_det.detection.data import classes, register_json_datasets
 from lambda_det.detection.data.registration import forget_all_but
 from lambda_det.detection.data.shapes import register_shapes_among
@@ -160,6 +160,11 @@ class DetectionTask(Task):
     # ------------------------------------------------------------------------------- configuration
     @classmethod
     def read(cls, args: argparse.Namespace, file: ConfigFile | None = None) -> DetectionTask:
+        if hasattr(args, "prepare"):  # own data, which go with YAML
+            prepared = load_with_data(args, file)
+            task = cls(prepared.config)
+            task.config_file = prepared.file
+            return task
         config = load_any_config(args, file)
         is_program = isinstance(config, DictConfig)
         return cls(config, partial(load_lazy_config, args) if is_program else None)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import NamedTuple
 
 from detectron2.config import CfgNode
 
-from lambda_det.detection.config import load_config, set_files
-from lambda_det.training.config_file import ConfigFile
+from lambda_det.detection.config import Prepared
 
-__all__ = ["AUTO", "PARTS", "Configured", "add_flags", "configure"]
+__all__ = ["AUTO", "PARTS", "add_flags", "prepared"]
 
 AUTO = "auto"  # --tile auto: tiles by the rule, also where objects are not that small
 PARTS = ("train", "test")  # flags name the files of each: --train-json, --test-images
@@ -33,20 +31,8 @@ _FLAGS = (
 )
 
 
-class Configured(NamedTuple):
-    """A configuration.
-
-    Attributes:
-        config: with the keys of the command line.
-        file: that it is of; None for none.
-    """
-
-    config: CfgNode
-    file: str | None
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for own data, and let :func:`configure` read the configuration."""
+    """Add the flags for own data, which :func:`prepared` looks at."""
     data = parser.add_argument_group(
         "your own data",
         "instead of DATASETS.TRAIN and .TEST; labels of COCO, YOLO, Pascal VOC, LabelMe, VIA, CVAT",
@@ -109,7 +95,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="cut images in memory into overlapping tiles of N pixels, in which objects keep their "
         "pixels; 0: whole images; auto: by a rule, as where most objects would be too small",
     )
-    parser.set_defaults(configure="lambda_det.own_data.flags:configure")
+    parser.set_defaults(prepare="lambda_det.own_data.flags:prepared")
 
 
 def _tile(text: str) -> int | str:
@@ -119,24 +105,18 @@ def _tile(text: str) -> int | str:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of pixels; give one, 0 or {AUTO}")
 
 
-def configure(args: argparse.Namespace, file: ConfigFile | None = None) -> Configured:
-    """The configuration of a command line, after own data were prepared, if it names some.
+def prepared(args: argparse.Namespace, config: CfgNode | None) -> Prepared | None:
+    """The configuration with own data, or None where there is nothing to prepare.
 
     Args:
         args: of a parser with :func:`add_flags`; they are only read.
-        file: that of ``args.config_file``, where it was opened already.
+        config: of the file that they name, with the given keys; None where they name none.
 
     Raises:
-        ConfigError: as :func:`lambda_det.detection.load_config` does.
         UserError: as :func:`lambda_det.own_data.prepare.prepare` does.
     """
-    config = None
-    if args.config_file is not None:
-        named = argparse.Namespace(config_file=args.config_file, opts=args.opts)
-        config = load_config(named, file)
     if not _has_work(args, config):
-        set_files(config, args)
-        return Configured(config, args.config_file)
+        return None
     from lambda_det.own_data.prepare import prepare
 
     return prepare(args, config)

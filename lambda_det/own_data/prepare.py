@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from detectron2.config import CfgNode
 from tabulate import tabulate
 
-from lambda_det.detection.config import changed_config
+from lambda_det.detection.config import Prepared, changed_config
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data import register_json_datasets
 from lambda_det.detection.data.ground_truth import forget_records
@@ -30,7 +30,7 @@ from lambda_det.modeling.specs import STRIDE
 from lambda_det.own_data import recipe
 from lambda_det.own_data.choice import DEFAULT, choose
 from lambda_det.own_data.data_files import Data, Row, read_data
-from lambda_det.own_data.flags import AUTO, Configured
+from lambda_det.own_data.flags import AUTO
 from lambda_det.own_data.input_size import SIZES, sizes_for
 from lambda_det.own_data.machine import Machine
 from lambda_det.own_data.run_data import FILE_KEYS, PreparedRun, keep_file, write_data
@@ -79,7 +79,7 @@ class _Start(NamedTuple):
     rows: Sequence[Row] = ()
 
 
-def prepare(args: argparse.Namespace, config: CfgNode | None) -> Configured:
+def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
     """Replace the flags for own data by keys of a configuration, and the labels by files.
 
     With ``--resume`` the data and the recipe of the run stay; ``--data`` is only checked for
@@ -128,7 +128,7 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Configured:
     if args.num_gpus * args.num_machines > 1:  # its processes read for themselves
         forget_records(but=())
     keys |= {"RECIPE.ENABLED": False, "RECIPE.KEEP": kept}
-    return Configured(_with(start, keys, args), file)
+    return Prepared(_with(start, keys, args), file)
 
 
 # -------------------------------------------------------------------------------- the configuration

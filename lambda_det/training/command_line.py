@@ -211,8 +211,7 @@ def run(
     """Train or evaluate as a command line says, in as many processes as it says.
 
     Args:
-        args: of :func:`run_parser`. ``configure`` names a function of these and of the file, as
-            "module:name", which gives the configuration, and the file that it is of.
+        args: of :func:`run_parser`.
         task: in place of that of the flags.
         file: that of ``args.config_file``, where it was opened already.
 
@@ -232,9 +231,6 @@ def run(
     kind = task or resolve_name(args.task)
     # Read here, and not in the processes, so that a mistake is reported once and at once
     with kept_messages() as messages:
-        if configure := getattr(args, "configure", None):
-            config, config_file = resolve_name(configure)(args, file)
-            made = kind(config)
-        else:
-            config_file, made = args.config_file, kind.read(args, file)
+        made = kind.read(args, file)
+    config_file = made.config_file or args.config_file
     start.run(args, made, config_file=config_file, messages=messages)

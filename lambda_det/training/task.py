@@ -42,6 +42,7 @@ class Task(ABC):
         test_keys: which data an evaluation is on; in the folder of a run they are those of the run.
         metrics: results by which a checkpoint may be the best; the first that exists counts.
         advice: what usually helps when a loss is not finite, for the end of a sentence.
+        config_file: of the configuration, where it is another than that of the command line.
     """
 
     settings: Settings
@@ -50,6 +51,7 @@ class Task(ABC):
     test_keys: FixedKeys = FixedKeys(())
     metrics: tuple[str, ...] = ()
     advice: str = "a lower learning rate"
+    config_file: str | None = None
 
     # ------------------------------------------------------------------------------- configuration
     @classmethod

@@ -19,7 +19,6 @@ from lambda_det.detection import DetectionTask, lazy_parser
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.own_data import choice
 from lambda_det.own_data.command_line import main as check_main
-from lambda_det.own_data.flags import configure
 from lambda_det.own_data.labels import FORMATS
 from lambda_det.training.log import kept_messages
 from tests.coco import annotation, coco_content
@@ -64,9 +63,9 @@ def prepared(*words):
         args.opts += ["OUTPUT_DIR", args.output]
     before = copy.deepcopy(args)
     with kept_messages() as records:
-        made = configure(args)
+        task = DetectionTask.read(args)
     assert args == before
-    return Prepared(*made, records)
+    return Prepared(task.config, task.config_file, records)
 
 
 def table(args):
@@ -129,6 +128,15 @@ def test_the_recipe_follows_from_machine_and_connection(
     assert ("MODEL.WEIGHTS" in rows["recipe"][1]) is not connected
     assert ("DATALOADER.NUM_WORKERS" in rows) is (memory is not None)
     assert ("SOLVER.IMS_PER_BATCH" in rows) is (memory is not None and recipe.startswith("light"))
+
+
+def test_a_run_records_the_file_that_was_chosen(data, monkeypatch):
+    files = []
+    monkeypatch.setattr(
+        "lambda_det.training.start.run", lambda args, task, config_file, **_: files.append(config_file)
+    )
+    assert cli.main(["train", "--data", str(data), "--output", str(data.parent / "run")]) == 0
+    assert [Path(file).stem for file in files] == ["light_mobilenet_v2_openimages"]
 
 
 def test_weights_that_are_kept_need_no_connection(data):
