@@ -128,8 +128,10 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
         world_size: number of processes.
 
     Raises:
-        ConfigError: the batch cannot be divided among the processes and the accumulated batches.
+        ConfigError: there are no steps, or the batch cannot be divided among the processes and the
+            accumulated batches.
     """
+    settings.check_training()
     given = [name for name in SCALED if settings.key(name) in settings.unscaled]
     reference, images = settings.reference_world_size, settings.images_per_step
     by_rule = "images_per_step" not in given and images is not None

@@ -63,7 +63,7 @@ _AMP = ("auto", "bfloat16", "float16", None)
 _CLIPPING = ("value", "norm", "full_model")
 _RULES: dict[str, Rule] = {
     "accumulate": POSITIVE,
-    "max_iter": POSITIVE,
+    "max_iter": NOT_NEGATIVE,
     "seed": (
         lambda seed: seed < 2**32,
         "below 4294967296; a run draws its own where it is below 0",
@@ -83,6 +83,8 @@ _RULES: dict[str, Rule] = {
     "clipping.limit": (lambda limit: 0 < limit < math.inf, "above 0, such as 1.0"),
     "clipping.norm_type": (lambda norm: norm > 0, "above 0, such as 2.0"),
 }
+# What an evaluation alone does not need
+_RULES_OF_TRAINING: dict[str, Rule] = {"max_iter": POSITIVE}
 
 
 def check(key: str, value: Any, rule: Rule) -> None:
@@ -179,6 +181,14 @@ class Settings:
         for name, rule in _RULES.items():
             if not name.startswith("clipping.") or self.clipping is not None:
                 check(self.key(name), attrgetter(name)(self), rule)
+
+    def check_training(self) -> None:
+        """
+        Raises:
+            ConfigError: nothing can be trained with a setting, with which there can be evaluations.
+        """
+        for name, rule in _RULES_OF_TRAINING.items():
+            check(self.key(name), getattr(self, name), rule)
 
     def of_a_step(self) -> dict[str, Any]:
         """The settings that decide which images a step takes, by name; a resumed run keeps them."""

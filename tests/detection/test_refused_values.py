@@ -13,9 +13,10 @@ from torch._utils import ExceptionWrapper
 
 import lambda_det
 from lambda_det.config import leaves
-from lambda_det.detection import lazy_parser, load_config, parser
+from lambda_det.detection import DetectionTask, lazy_parser, load_config, parser
 from lambda_det.detection.model import build_model
 from lambda_det.detection.parts import of_yaml
+from lambda_det.detection.schedule import scale_settings
 from lambda_det.errors import ConfigError
 from lambda_det.training.command_line import main
 from lambda_det.training.library_errors import naming_keys
@@ -109,7 +110,7 @@ def _check(text: str, key: str, value: object, allowed: str) -> None:
         ("MODEL.RPN.SMOOTH_L1_BETA", -1.0),
         ("MODEL.SEM_SEG_HEAD.COMMON_STRIDE", 3),
         ("SEED", 2**40),
-        ("SOLVER.MAX_ITER", 0),
+        ("SOLVER.MAX_ITER", -1),
         ("TEST.AUG.MIN_SIZES", ()),
         ("TEST.DETECTIONS_PER_IMAGE", 0),
         ("TEST.EXPECTED_RESULTS", [["bbox", "AP", 38.5]]),
@@ -120,6 +121,15 @@ def test_what_detectron2_would_take_in_silence_or_refuse_after_hours(key, value)
     with pytest.raises(ConfigError) as caught:
         of_yaml(_load(RCNN, key, value))
     _check(str(caught.value), key, value, "it must be ")
+
+
+def test_no_steps_are_refused_where_there_is_a_training():
+    """Scaled to the processes they would be one."""
+    cfg = _load(RCNN, "SOLVER.MAX_ITER", 0)
+    DetectionTask(cfg).prepare(train=False)
+    with pytest.raises(ConfigError) as caught:
+        scale_settings(of_yaml(cfg).settings, 1)
+    _check(str(caught.value), "SOLVER.MAX_ITER", 0, "it must be ")
 
 
 @pytest.mark.parametrize(
