@@ -226,6 +226,7 @@ def check(
         Whether nothing is wrong.
 
     Raises:
+        ConfigError: ``labels`` is empty.
         DataError: the data cannot be read at all.
     """
     from lambda_det.own_data import command_line

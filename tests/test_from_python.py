@@ -110,6 +110,8 @@ def test_a_data_set_is_checked(tmp_path, capsys):
     assert lambda_det.check(labels, images, open_images=False) is True
     with pytest.raises(DataError, match="nowhere"):
         lambda_det.check(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="LABELS"):
+        lambda_det.check("")
 
 
 def test_each_run_of_a_process_has_its_log(tmp_path, capsys):

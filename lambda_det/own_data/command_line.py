@@ -31,6 +31,7 @@ from lambda_det.detection.data.report import (
     Report,
 )
 from lambda_det.errors import (
+    ConfigError,
     DataError,
     command_parser,
     counted,
@@ -73,8 +74,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.data:
         arguments.json, arguments.images = arguments.data, arguments.json
-    if bool(arguments.dataset) == bool(arguments.json):
-        parser.error("give either LABELS and IMAGES or --dataset NAME")
     return arguments
 
 
@@ -188,8 +187,11 @@ def check(arguments: argparse.Namespace) -> int:
     """Print what is wrong with a data set, and return the exit status.
 
     Raises:
+        ConfigError: no data set is named, or two are.
         DataError: the data cannot be read at all.
     """
+    if bool(arguments.dataset) == bool(arguments.json):
+        raise ConfigError("Name one data set to check: LABELS with their IMAGES, or --dataset NAME.")
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
         return _check(arguments, Path(folder))
 
