@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterable
 
@@ -12,6 +11,7 @@ from detectron2.utils.events import EventStorage
 from torch import nn
 
 from lambda_det.distributed.leaving import UntilAsked
+from lambda_det.native.calls import copied
 from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all, seeded
 
@@ -63,7 +63,7 @@ def _with_losses(model: nn.Module) -> nn.Module:
 
     It draws no images, and the divisor of a RetinaNet's losses stays that of the training.
     """
-    model = copy.deepcopy(model).train()
+    model = copied(model).train()
     for module in model.modules():
         if "vis_period" in vars(module):
             module.vis_period = 0

@@ -7,7 +7,6 @@ subclasses with the same parameters, which compute the same more slowly.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import TypeVar
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 from lambda_det.layers import ContentLambda, LambdaLayer, RelativePosition
 from lambda_det.layers.lambda_layer import normalize_keys
 from lambda_det.layers.local import dilated
+from lambda_det.native.calls import copied
 
 __all__ = ["portable_copy"]
 
@@ -32,7 +32,7 @@ def portable_copy(model: Module) -> Module:
     Names and parameters are those of the model.
     """
     # with weights laid out for channels last, the exporters would ask for the layout of every map
-    model = copy.deepcopy(model).eval().to(memory_format=torch.contiguous_format)
+    model = copied(model).eval().to(memory_format=torch.contiguous_format)
     for module in model.modules():
         form = _form(module)
         if form is not None:

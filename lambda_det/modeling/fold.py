@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from itertools import pairwise
 from typing import TypeVar
@@ -17,7 +16,7 @@ from lambda_det.cpu.winograd import FAST_CONVOLUTIONS, FAST_SEQUENCES
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.parts import SqueezeExcitation
 from lambda_det.modeling.resnet import Bottleneck
-from lambda_det.native.calls import is_hooked
+from lambda_det.native.calls import copied, is_hooked
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -42,7 +41,7 @@ def fold_norms(model: Model) -> Model:
     convolution that is used in several places, or that differs from its norm in dtype or number of
     channels.
     """
-    model = _copied(model).eval()
+    model = copied(model).eval()
     modules = [*model.modules()]
     places = Counter(child for module in modules for child in module._modules.values())
     left = {inner for module in modules if not _is_read(module) for inner in module.modules()}
@@ -60,16 +59,6 @@ def fold_norms(model: Model) -> Model:
         if type(module) is Bottleneck and _squeezes_early(module, free):
             module.__class__ = _FoldedBottleneck
     return model
-
-
-def _copied(model: Model) -> Model:
-    """A copy of a network, also of one with weight norm or pruning, whose hooks compute kernels.
-
-    Such a kernel is part of autograd's graph, which cannot be copied.
-    """
-    attributes = (x for module in model.modules() for x in vars(module).values())
-    computed = [x for x in attributes if isinstance(x, Tensor) and not x.is_leaf]
-    return copy.deepcopy(model, {id(x): x.detach().clone() for x in computed})
 
 
 class _FoldedBottleneck(Bottleneck):

@@ -1,17 +1,20 @@
-"""What functions that replace PyTorch's own must know of hooks and of autograd."""
+"""What is to know of hooks and of autograd, to replace functions of PyTorch or to copy a model."""
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from lambda_det.native import is_transformed
 
-__all__ = ["differentiable_once", "is_eager_on_gpu", "is_hooked"]
+__all__ = ["copied", "differentiable_once", "is_eager_on_gpu", "is_hooked"]
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def is_eager_on_gpu(x: Tensor) -> bool:
@@ -38,6 +41,17 @@ def is_hooked(module: nn.Module) -> bool:
         or of_all._global_backward_hooks
         or of_all._global_backward_pre_hooks
     )
+
+
+def copied(model: Model) -> Model:
+    """A copy of a network, also of one with weight norm or pruning, whose hooks compute kernels.
+
+    Such a kernel is part of autograd's graph, which PyTorch refuses to copy. The hooks of the copy
+    compute it anew, of the copy's parameters.
+    """
+    attributes = (x for module in model.modules() for x in vars(module).values())
+    computed = [x for x in attributes if isinstance(x, Tensor) and not x.is_leaf]
+    return copy.deepcopy(model, {id(x): x.detach().clone() for x in computed})
 
 
 def differentiable_once(backward: Callable) -> Callable:

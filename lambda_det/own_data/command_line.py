@@ -191,7 +191,7 @@ def check(arguments: argparse.Namespace) -> int:
         DataError: the data cannot be read at all.
     """
     if bool(arguments.dataset) == bool(arguments.json):
-        raise ConfigError("Name one data set to check: LABELS with their IMAGES, or --dataset NAME.")
+        raise ConfigError("Name one data set: LABELS with their IMAGES, or --dataset NAME.")
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
         return _check(arguments, Path(folder))
 

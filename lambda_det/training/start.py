@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import functools
 import io
 import logging
@@ -29,6 +28,7 @@ from lambda_det.distributed.connection import on_all, on_main_process
 from lambda_det.distributed.launch import launch
 from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.native.calls import copied
 from lambda_det.training.checkpoint_files import Checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.hooks import Progress
@@ -208,7 +208,7 @@ def evaluate(
     SafeCheckpointer(task.network(model)).load(path, [], content=content)
     models = {RAW: model}
     if "ema" in content:
-        models[EMA] = copy.deepcopy(model)
+        models[EMA] = copied(model)
         task.network(models[EMA]).load_state_dict(content["ema"]["model"])
     on_main_process(lambda: task.check_data(train=False))
 

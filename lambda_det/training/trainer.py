@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import signal
 import weakref
@@ -25,6 +24,7 @@ from lambda_det.distributed.connection import (
 )
 from lambda_det.distributed.signals import StopRequest, catch_signals
 from lambda_det.errors import ConfigError, Interrupted, Preempted, UserError
+from lambda_det.native.calls import copied
 from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.evaluation import Evaluation
@@ -105,7 +105,7 @@ class Trainer(TrainerBase):
         distributed = task.distribute(self.model)
         self.averaged = self.average = None
         if settings.ema_decay:
-            self.averaged = copy.deepcopy(self.model)
+            self.averaged = copied(self.model)
             self.average = ExponentialAverage(
                 task.network(self.model), task.network(self.averaged), settings.ema_decay
             )

@@ -6,6 +6,7 @@ import torch
 from detectron2.modeling import build_model
 from detectron2.utils.events import EventStorage, get_event_storage
 from torch import nn
+from torch.nn.utils import prune
 
 from lambda_det.detection.task import DetectionTask
 from lambda_det.detection.validation_loss import mean_losses
@@ -61,6 +62,15 @@ def test_means_over_the_images_without_a_trace():
     assert 0 < first["loss_b"] - out.abs().mean() < 1
     assert abs(first["total_loss"] - first["loss_a"] - first["loss_b"]) < 1e-9
     assert mean_losses(model, [], Precision("cpu", None)) == {}
+
+
+def test_weights_that_a_hook_computes_are_no_obstacle():
+    """PyTorch refuses to copy such a model."""
+    model, images = _scrambled(), list(torch.randn(5, 3))
+    expected = mean_losses(model, [images], Precision("cpu", None))
+    prune.identity(model.head[0], "weight")
+    assert not model.head[0].weight.is_leaf
+    assert mean_losses(model, [images], Precision("cpu", None)) == expected
 
 
 class _Dense(nn.Module):

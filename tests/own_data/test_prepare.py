@@ -133,7 +133,8 @@ def test_the_recipe_follows_from_machine_and_connection(
 def test_a_run_records_the_file_that_was_chosen(data, monkeypatch):
     files = []
     monkeypatch.setattr(
-        "lambda_det.training.start.run", lambda args, task, config_file, **_: files.append(config_file)
+        "lambda_det.training.start.run",
+        lambda args, task, config_file, **_: files.append(config_file),
     )
     assert cli.main(["train", "--data", str(data), "--output", str(data.parent / "run")]) == 0
     assert [Path(file).stem for file in files] == ["light_mobilenet_v2_openimages"]

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import threading
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from detectron2.engine import HookBase
 from detectron2.utils.events import EventStorage
 from fvcore.common.param_scheduler import ExponentialParamScheduler
 from torch import nn
+from torch.nn.utils import prune, spectral_norm
 
 from lambda_det.distributed.connection import AT_LENGTH, IN_STEPS
 from lambda_det.errors import ConfigError, DiskError, Preempted, WeightsError
@@ -32,7 +34,7 @@ from lambda_det.training.task import RAW, Task
 from lambda_det.training.trainer import STATISTICS_SEED, Trainer
 from lambda_det.weights.formats import write_torch
 from tests.reliability.runs import content, differences, metrics
-from tests.training.toy import ToyModel, items, settings
+from tests.training.toy import ToyModel, items, settings, weights
 
 
 class _Loader:
@@ -163,6 +165,28 @@ def test_a_run_with_averages_and_statistics_is_resumed_to_the_bit(folder, tmp_pa
     assert saved["precise_statistics"] == ["ema", "raw"] and saved["ema"]["updates"] == 6
     with (folder / "summary.csv").open() as file:
         assert [row["step"] for row in csv.DictReader(file)] == ["3", "5", "6"]
+
+
+class _Computed(ToyTask):
+    """Trains a model of which a hook computes the last weights."""
+
+    def build_model(self):
+        model = _Noisy()
+        self.change(model.layers[-1])
+        return model
+
+
+@pytest.mark.parametrize("change", [spectral_norm, partial(prune.identity, name="weight")])
+def test_weights_that_a_hook_computes_are_averaged(folder, change):
+    """PyTorch refuses to copy such a model."""
+    _Computed.change = staticmethod(change)
+    trainer = Trainer(_Computed(folder, ema_decay=0.5))
+    trainer.train()
+    other = trainer.task.build_model().eval()
+    other.load_state_dict(trainer.averaged.state_dict())
+    assert not torch.equal(weights(other), weights(trainer.model))
+    batch = items(4)
+    assert trainer.averaged(batch) == other(batch)
 
 
 def test_only_weights_that_are_evaluated_have_precise_statistics(folder):
