@@ -261,7 +261,7 @@ def test_the_objects_of_a_saved_file(tmp_path):
         ("~train.max_iter", "remove"),
         ("train.test_precision=float8", "train.test_precision is 'float8'"),
         ("optimizer.lr=0", "optimizer.lr is 0"),
-        ("train.max_iter=0", "train.max_iter is 0"),
+        ("train.max_iter=-1", "train.max_iter is -1"),
         ("train.event_writers=wandb", "train.event_writers is 'wandb'"),
         ("--resume", "words after the flags"),
         ("MODEL.DEVICE", "MODEL.DEVICE"),
