@@ -21,7 +21,7 @@ from detectron2.utils import comm
 from lambda_det.distributed.leaving import leave_if_asked
 from lambda_det.errors import listed
 from lambda_det.files import replace_text
-from lambda_det.training.logged import is_of_averaged_weights
+from lambda_det.training.logged import is_of_averaged_weights, plain_name
 from lambda_det.training.task import SAMPLE, Results
 
 __all__ = ["Evaluation", "append_summary", "cut_summary"]
@@ -157,7 +157,8 @@ class Evaluation(HookBase):
     def _compare(self, values: Mapping[str, float], step: int) -> str:
         """Keep the best; returns a clause about it for the log."""
         settings = self.trainer.settings
-        name = settings.best_metric or _first_metric(values, self.trainer.task.metrics)
+        name = _named(values, settings.best_metric)
+        name = name or _first_metric(values, self.trainer.task.metrics)
         if name not in values:
             if values:
                 logger.warning(
@@ -238,6 +239,17 @@ def _chance(interval: tuple[float, float] | None) -> str:
         return ""
     low, high = interval
     return f" ({low:.1f} to {high:.1f} by chance of the images)"
+
+
+def _named(values: Mapping[str, float], metric: str) -> str:
+    """The result that a user's name means; the name itself where there is none.
+
+    It is the result of that name, or else the first one with more in its name: the data set before
+    it, or that it is of averaged weights.
+    """
+    if not metric or metric in values:
+        return metric
+    return next((name for name in values if f"/{plain_name(name)}".endswith(f"/{metric}")), metric)
 
 
 def _first_metric(values: Mapping[str, float], metrics: tuple[str, ...]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lambda_det.errors import DataError
 
-__all__ = ["is_loss", "is_of_averaged_weights", "is_of_machine", "read_metrics"]
+__all__ = ["is_loss", "is_of_averaged_weights", "is_of_machine", "plain_name", "read_metrics"]
 
 # True where another machine measures another value. The other values follow from the steps: they
 # are kept over a resume, and compared between runs.
@@ -46,6 +46,11 @@ def is_loss(name: str) -> bool:
 def is_of_averaged_weights(name: str) -> bool:
     """Whether a result of an evaluation is that of averaged weights, such as "bbox_EMA/AP"."""
     return bool(_AVERAGED.search(name))
+
+
+def plain_name(name: str) -> str:
+    """The name of a result without the word that it is of averaged weights."""
+    return re.sub(r"_EMA(?=/\w+$)", "", name)
 
 
 def read_metrics(run: str | Path) -> list[dict[str, float]]:
