@@ -20,8 +20,8 @@ from lambda_det.errors import (
 )
 
 __all__ = [
-    "DRAFT",
     "SUFFIXES",
+    "TEMPORARY",
     "decoded",
     "disk_of",
     "read_text",
@@ -38,7 +38,7 @@ SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     *(".avif", ".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".tga"),
 )
-DRAFT = ".tmp"  # ends the name of a file that is not complete yet
+TEMPORARY = ".tmp"  # ends the name of a file until it is complete
 
 
 def relative_path(path: str | Path, start: str | Path) -> str:
@@ -165,13 +165,14 @@ def replace_file(
     Args:
         path: of the file; its folder must exist.
         write: called with a file that is open for writing bytes.
-        check: called with the path of the draft when the draft is on the disk. If it raises, the
-            old file stays.
+        check: called with the path of the temporary file when that is on the disk. If it raises,
+            the old file stays.
     """
-    draft = f"{path}{DRAFT}"  # in the same folder, because a move is atomic only within one disk
+    # In the same folder, because a move is atomic only within one disk
+    temporary = f"{path}{TEMPORARY}"
     own = None
     try:
-        with open(draft, "wb") as file:
+        with open(temporary, "wb") as file:
             own = os.fstat(file.fileno())
             write(file)
             file.flush()
@@ -182,14 +183,14 @@ def replace_file(
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             # While the file is open, no other can get its number, by which it is known below
             if check is not None:
-                check(draft)
-        os.replace(draft, path)
+                check(temporary)
+        os.replace(temporary, path)
         sync_folder(Path(path).parent)
     finally:
         # Where the folder was removed, another run may write the same file in a new one by now
         with contextlib.suppress(FileNotFoundError):
-            if own is not None and os.path.samestat(own, os.stat(draft)):
-                os.unlink(draft)
+            if own is not None and os.path.samestat(own, os.stat(temporary)):
+                os.unlink(temporary)
 
 
 def sync_folder(folder: str | Path) -> None:

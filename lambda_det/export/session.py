@@ -122,29 +122,29 @@ def export_network(
     check_output(output, overwrite)
     form.check(network)
     sizes = _sizes(network, sizes)
-    draft = output.with_name(f"{output.stem}.unverified{output.suffix}")
+    temporary = output.with_name(f"{output.stem}.unverified{output.suffix}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the comparison says what they fear
-            seconds = _write(form, network, example(network, images), draft)
+            seconds = _write(form, network, example(network, images), temporary)
             inputs = list(comparison_inputs(network, sizes, images))
             with torch.no_grad():
                 outputs = list(network.original(*inputs[0]))
-                runner = form.read(draft, outputs)
+                runner = form.read(temporary, outputs)
                 comparisons = [compare(network, runner, x) for x in inputs]
-        report = ExportReport(output, seconds, draft.stat().st_size, comparisons)
+        report = ExportReport(output, seconds, temporary.stat().st_size, comparisons)
         about = file_facts(network, report)
         if report.passed and form.finish:
-            form.finish(draft, about)
+            form.finish(temporary, about)
         if report.passed and network.prove:
-            report = replace(report, proof=network.prove(ExportedDetector(draft)))
+            report = replace(report, proof=network.prove(ExportedDetector(temporary)))
         if report.passed:
-            os.replace(draft, output)
+            os.replace(temporary, output)
             replace_text(sidecar(output), json.dumps(about, indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error}.") from error
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return report
 
 

@@ -49,14 +49,14 @@ def export_backbone(
     """
     check_target(path, overwrite=overwrite)
     path = Path(path)
-    # A folder, so that the draft has the final suffix and name
+    # A folder, so that the temporary file has the final suffix and name
     folder = tempfile.TemporaryDirectory(prefix=".unverified_", dir=path.parent)
     with writing_to(path), folder as place:
-        draft = Path(place, path.name)
-        save_backbone(content, draft)
-        errors = verify_backbone(draft, checkpoint)
+        temporary = Path(place, path.name)
+        save_backbone(content, temporary)
+        errors = verify_backbone(temporary, checkpoint)
         if passes(content, errors):
-            os.replace(draft, path)
+            os.replace(temporary, path)
     return errors
 
 

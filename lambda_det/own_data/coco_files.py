@@ -10,7 +10,7 @@ from typing import Any
 
 from lambda_det.errors import DataError, refused
 
-__all__ = ["identifying_stem", "stem_with_part", "write_draft"]
+__all__ = ["identifying_stem", "stem_with_part", "write_coco"]
 
 # Names of files that lie in the folders of several parts; the first is Roboflow's
 _OF_ALL_PARTS = ("_annotations.coco", "annotations", "labels", "result")
@@ -33,7 +33,7 @@ def identifying_stem(file: Path) -> str:
     return f"{stem_with_part(file).removesuffix(f'_{digest}')}_{digest}"
 
 
-def write_draft(content: Any, folder: Path, stem: str) -> str:
+def write_coco(content: Any, folder: Path, stem: str) -> str:
     """Write a file in COCO's format into a folder, under a new name.
 
     Raises:

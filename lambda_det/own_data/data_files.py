@@ -1,4 +1,4 @@
-"""From the flags for own data to files in COCO's format, which lie in a folder of drafts."""
+"""From the flags for own data to files in COCO's format, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class Data(NamedTuple):
         return coco_content(truth)
 
 
-def read_data(args: argparse.Namespace, draft: Path, rows: list[Row]) -> Data:
+def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Data:
     """The data that flags name, with images held out where nothing to evaluate on is named.
 
     Args:
         args: of the command line.
-        draft: the folder for the files.
+        temporary: a folder for the files.
         rows: gets those of the table.
 
     Raises:
         ConfigError: flags do not go together.
         DataError: the data are not of a known format, or not found; or the share leaves nothing.
     """
-    parts = read_labels(args, draft, rows, single_class=bool(args.single_class))
+    parts = read_labels(args, temporary, rows, single_class=bool(args.single_class))
     asked = args.data or (args.config_file is None and args.train_json)
     group_by, stratify = args.group_by or "", bool(args.stratify)
     share = args.val_share
@@ -76,18 +76,18 @@ def read_data(args: argparse.Namespace, draft: Path, rows: list[Row]) -> Data:
         raise ConfigError("--val-share needs --data or --train-json, to hold out some images.")
     split = Split(share, group_by, stratify)
     labels, images = parts["train"]
-    train, test = hold_out(labels, images, split, folder=draft)
+    train, test = hold_out(labels, images, split, folder=temporary)
     return Data({**parts, "train": (train, images), "test": (test, images)}, parts, split)
 
 
 def read_labels(
-    args: argparse.Namespace, draft: Path, rows: list[Row], *, single_class: bool
+    args: argparse.Namespace, temporary: Path, rows: list[Row], *, single_class: bool
 ) -> dict[str, tuple[str, str]]:
     """Convert labels of any format to COCO files, each with the folder of its images, by part.
 
     Args:
         args: of the command line.
-        draft: the folder for the files.
+        temporary: a folder for the files.
         rows: gets those of the table.
         single_class: whether all objects are of one class.
 
@@ -103,7 +103,7 @@ def read_labels(
         raise ConfigError("--val-share is for data without a --test-json; give one of them.")
     parts: dict[str, tuple[str, str]] = {}
     if args.data:
-        name, found = find_parts(args.data, args.train_images, folder=draft)
+        name, found = find_parts(args.data, args.train_images, folder=temporary)
         rows.append(("labels", name, f"of what lies in {args.data}"))
         named = {part.name: part for part in found}
         parts["train"] = str(named["train"].labels), str(named["train"].images)
@@ -124,13 +124,14 @@ def read_labels(
             named[part] = labels, images or str(find_images(labels))
         elif images and not args.data:
             raise ConfigError(f"--{part}-images is given without --{part}-json; give both.")
-    files = as_coco(*named.values(), folder=draft)
+    files = as_coco(*named.values(), folder=temporary)
     parts |= {
         part: (file, images) for file, (part, (_, images)) in zip(files, named.items(), strict=True)
     }
     if single_class:
         rows.append(("classes", "one", "--single-class"))
         parts = {
-            part: (as_single_class(file, draft), images) for part, (file, images) in parts.items()
+            part: (as_single_class(file, temporary), images)
+            for part, (file, images) in parts.items()
         }
     return parts

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.saved_run import SavedRun
 from lambda_det.errors import ConfigError, DataError, listed
-from lambda_det.own_data.drafts import identifying_stem
+from lambda_det.own_data.coco_files import identifying_stem
 from lambda_det.own_data.labels import (
     COCO,
     as_coco,
@@ -57,7 +57,7 @@ def choose_data(
     part: str | None,
     labels: str | None,
     images: str | None,
-    draft: Path,
+    temporary: Path,
 ) -> DataToEvaluate | None:
     """The data that the flags name; None for the data on which the run is evaluated.
 
@@ -65,7 +65,7 @@ def choose_data(
         saved: the run.
         home: its folder.
         data, part, labels, images: as of :func:`lambda_det.own_data.evaluate.evaluate`.
-        draft: a folder for labels that are converted.
+        temporary: a folder for labels that are converted.
 
     Raises:
         ConfigError: flags do not go together.
@@ -83,35 +83,35 @@ def choose_data(
     for place in (data, labels, images):
         refuse_address(place or "")
     if labels:
-        return _of_labels(saved, home, labels, images, draft)
+        return _of_labels(saved, home, labels, images, temporary)
     if data:
-        return _of_folder(saved, home, data, part, draft)
+        return _of_folder(saved, home, data, part, temporary)
     return _of_run(saved, home, part)
 
 
 def _of_labels(
-    saved: SavedRun, home: Path, labels: str, images: str | None, draft: Path
+    saved: SavedRun, home: Path, labels: str, images: str | None, temporary: Path
 ) -> DataToEvaluate:
     if not Path(labels).exists():
         raise DataError(f"The labels {labels} of --json do not exist.")
     pictures = images or str(find_images(labels))
     if _has_single_class(home):
-        (file,) = as_coco((labels, pictures), folder=draft)
-        file = as_single_class(file, draft)
+        (file,) = as_coco((labels, pictures), folder=temporary)
+        file = as_single_class(file, temporary)
     else:
-        (file,) = as_coco((labels, pictures), folder=draft, classes=_classes_of(saved))
+        (file,) = as_coco((labels, pictures), folder=temporary, classes=_classes_of(saved))
     return _named(file, pictures, labels)
 
 
 def _of_folder(
-    saved: SavedRun, home: Path, data: str, part: str | None, draft: Path
+    saved: SavedRun, home: Path, data: str, part: str | None, temporary: Path
 ) -> DataToEvaluate:
-    form, places = find_parts(data, folder=draft)
+    form, places = find_parts(data, folder=temporary)
     parts = {place.name: place for place in places}
     chosen = parts[_chosen(parts, part, data)]
     file = str(chosen.labels)
     if _has_single_class(home):
-        file = as_single_class(file, draft)
+        file = as_single_class(file, temporary)
     elif form != COCO:
         # only this part: another one may have objects of classes that the run does not have
         content = read_json(file)

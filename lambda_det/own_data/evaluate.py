@@ -159,8 +159,11 @@ def evaluate(
     """
     saved = open_run(run, checkpoint, raw=raw, opts=opts)
     home = Path(saved.origin.file).parent
-    with tempfile.TemporaryDirectory(prefix="lambda_det_") as draft, BufferedLog(quiet=True) as log:
-        chosen = choose_data(saved, home, data, part, labels, images, Path(draft))
+    with (
+        tempfile.TemporaryDirectory(prefix="lambda_det_") as temporary,
+        BufferedLog(quiet=True) as log,
+    ):
+        chosen = choose_data(saved, home, data, part, labels, images, Path(temporary))
         folder = Path(output) if output else home / "evaluations" / (chosen.name if chosen else "")
         with disk_of(folder):
             take_folder(folder, is_named=bool(output))

@@ -15,7 +15,7 @@ from lambda_det.detection.data.coco_format import read_lists
 from lambda_det.detection.data.copies import copies
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.errors import ConfigError, DataError, listed, refused
-from lambda_det.own_data.drafts import stem_with_part, write_draft
+from lambda_det.own_data.coco_files import stem_with_part, write_coco
 
 __all__ = ["Split", "hold_out", "part_of", "smallest_share"]
 
@@ -104,7 +104,7 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
             "or a file with --test-json"
         )
     stem = stem_with_part(Path(json_file))
-    return write_draft(train, folder, f"{stem}_kept"), write_draft(val, folder, f"{stem}_held_out")
+    return write_coco(train, folder, f"{stem}_kept"), write_coco(val, folder, f"{stem}_held_out")
 
 
 def _halves(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from lambda_det.detection.data.coco_format import READER
 from lambda_det.detection.data.image_folder import SUFFIXES, outputs_below, walk
 from lambda_det.errors import DataError, listed
-from lambda_det.own_data.drafts import write_draft
+from lambda_det.own_data.coco_files import write_coco
 from lambda_det.own_data.held_out import part_of
 from lambda_det.own_data.image_folders import folder_of_coco
 from lambda_det.own_data.labels import (
@@ -96,7 +96,7 @@ def find_parts(
         parts = {}
         stem = os.path.basename(os.path.abspath(root))
         for part, (content, pictures) in contents.items():
-            file = write_draft(content, folder, f"{stem}_{part}")
+            file = write_coco(content, folder, f"{stem}_{part}")
             parts[part] = Part(Path(file), pictures, content[READER]["labels"], part)
     return name, [parts[part] for part in PART_WORDS if part in parts]
 

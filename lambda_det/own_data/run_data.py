@@ -22,9 +22,9 @@ from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.image_folder import SUFFIXES, walk
 from lambda_det.detection.data.outputs import mark_output
 from lambda_det.errors import ConfigError, DataError, refused
-from lambda_det.files import DRAFT
+from lambda_det.files import TEMPORARY
+from lambda_det.own_data.coco_files import identifying_stem
 from lambda_det.own_data.data_files import Data, read_labels
-from lambda_det.own_data.drafts import identifying_stem
 from lambda_det.own_data.flags import PARTS
 from lambda_det.own_data.held_out import Split
 from lambda_det.training.log import show
@@ -140,14 +140,14 @@ def keep_file(file: str, folder: Path) -> Path:
 
 def _write(path: Path, content: bytes) -> None:
     """Write a file, which other processes may write at the same time."""
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}{DRAFT}")
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
     with refused(DataError, f"{path} cannot be written", "", OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            draft.write_bytes(content)
-            os.replace(draft, path)
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
         finally:
-            draft.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def _write_sources(folder: Path, sources: Mapping[str, Any]) -> None:
@@ -208,7 +208,7 @@ class PreparedRun:
     def is_of(self, file: str) -> bool:
         return os.path.realpath(file) == os.path.realpath(self.file)
 
-    def data(self, args: argparse.Namespace, draft: Path) -> dict[str, Any]:
+    def data(self, args: argparse.Namespace, temporary: Path) -> dict[str, Any]:
         """The keys of its data, and of the file to evaluate on if another is named.
 
         Labels of the same content are those of the run, wherever they are now. Its images are then
@@ -216,7 +216,7 @@ class PreparedRun:
 
         Args:
             args: of the command line.
-            draft: a folder for labels that are converted.
+            temporary: a folder for labels that are converted.
 
         Raises:
             ConfigError: another share is held out.
@@ -228,7 +228,7 @@ class PreparedRun:
         if args.data or args.train_json or args.test_json:
             before = self.sources["digests"]
             is_single = self.sources.get("single_class", False)
-            named = read_labels(args, draft, [], single_class=is_single)
+            named = read_labels(args, temporary, [], single_class=is_single)
             for part, (file, images) in named.items():
                 if part == "test" and args.test_json:
                     keys |= _keys_of(part, keep_file(file, self.file.parent), images)

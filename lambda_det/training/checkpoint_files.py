@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lambda_det.errors import WeightsError, listed
-from lambda_det.files import DRAFT, replace_text, sync_folder
+from lambda_det.files import TEMPORARY, replace_text, sync_folder
 from lambda_det.weights.formats import check_torch_file, read_checkpoint
 
 __all__ = [
@@ -26,8 +26,8 @@ __all__ = [
     "point_to",
     "read_newest",
     "refuse_no_run",
-    "remove_drafts",
     "remove_old",
+    "remove_temporary_files",
 ]
 
 logger = logging.getLogger(__name__)
@@ -234,9 +234,9 @@ def point_to(folder: str, name: str) -> None:
     replace_text(Path(folder, _POINTER), name)
 
 
-def remove_drafts(folder: str) -> None:
-    """Remove the drafts of a process that was killed while it wrote a checkpoint."""
-    for path in (*Path(folder).glob(f"*.pth{DRAFT}"), Path(folder, _POINTER + DRAFT)):
+def remove_temporary_files(folder: str) -> None:
+    """Remove the temporary files of a process that was killed while it wrote a checkpoint."""
+    for path in (*Path(folder).glob(f"*.pth{TEMPORARY}"), Path(folder, _POINTER + TEMPORARY)):
         path.unlink(missing_ok=True)
 
 
@@ -256,16 +256,16 @@ def link_file(path: str | Path, link: str | Path) -> None:
     """Give a file a second name, and replace what had that name; copy it where links are
     impossible.
     """
-    draft = Path(f"{link}{DRAFT}")
-    draft.unlink(missing_ok=True)
+    temporary = Path(f"{link}{TEMPORARY}")
+    temporary.unlink(missing_ok=True)
     try:
         try:
-            os.link(path, draft)
+            os.link(path, temporary)
         except OSError:
-            shutil.copyfile(path, draft)
-            with open(draft, "rb+") as file:
+            shutil.copyfile(path, temporary)
+            with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
-        os.replace(draft, link)
+        os.replace(temporary, link)
         sync_folder(Path(link).parent)
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -23,8 +23,8 @@ from lambda_det.training.checkpoint_files import (
     last_checkpoint,
     link_file,
     point_to,
-    remove_drafts,
     remove_old,
+    remove_temporary_files,
 )
 from lambda_det.training.library_errors import writing
 from lambda_det.weights.formats import write_torch
@@ -111,9 +111,9 @@ class SafeCheckpointer(DetectionCheckpointer):
     def save(self, name: str, **extra: Any) -> None:
         """Copy model, training state and ``extra``, and have them written to NAME.pth.
 
-        A thread writes a draft, reads it back, gives it its name, points last_checkpoint to it and
-        only then removes older ones; see :meth:`wait`. It waits for a save that is still being
-        written. It does nothing without a folder, and on all processes except the first.
+        A thread writes a temporary file, reads it back, renames it and points last_checkpoint to
+        it. Only then it removes older ones; see :meth:`wait`. It waits for a save that is still
+        being written. It does nothing without a folder, and on all processes except the first.
 
         Args:
             name: ``model_`` and seven digits of the iteration, or another, such as model_final.
@@ -170,18 +170,18 @@ class SafeCheckpointer(DetectionCheckpointer):
             with writing(path):
                 yield
         except DiskError:
-            self.check_folder()  # a draft that was removed together with the folder
+            self.check_folder()  # a temporary file that was removed together with it
             raise
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         path = os.path.join(self.save_dir, f"{name}.pth")
 
-        def check(draft: str) -> None:
-            check_checkpoint(draft)
+        def check(temporary: str) -> None:
+            check_checkpoint(temporary)
             self.check_folder()
 
         with self._writing(path):
-            remove_drafts(self.save_dir)
+            remove_temporary_files(self.save_dir)
             replace_file(path, lambda file: write_torch(content, file), check)
             point_to(self.save_dir, f"{name}.pth")
             if self._keep is not None:

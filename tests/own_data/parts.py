@@ -5,12 +5,12 @@ from pathlib import Path
 
 from lambda_det.own_data import layouts
 
-_DRAFTS = tempfile.TemporaryDirectory()
+_TEMPORARY = tempfile.TemporaryDirectory()
 
 
-def draft_folder() -> Path:
-    return Path(tempfile.mkdtemp(dir=_DRAFTS.name))
+def temporary_folder() -> Path:
+    return Path(tempfile.mkdtemp(dir=_TEMPORARY.name))
 
 
 def find_parts(*places):
-    return layouts.find_parts(*places, folder=draft_folder())
+    return layouts.find_parts(*places, folder=temporary_folder())

@@ -466,7 +466,7 @@ def test_files_of_one_name_are_called_by_their_part(data, parts, name):
 
 
 def test_converted_labels_are_called_by_the_user_s_folder(data, monkeypatch):
-    """Not by that of the draft, which has another name each time, however it is written."""
+    """However it is written, and not by the temporary folder, which has another name each time."""
     (data / "labels").mkdir()
     for file in data.glob("*.xml"):
         file.rename(data / "labels" / file.name)

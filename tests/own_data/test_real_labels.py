@@ -20,7 +20,7 @@ from lambda_det.own_data import command_line
 from lambda_det.own_data.held_out import Split, hold_out
 from lambda_det.own_data.labels import read_labels, recognise
 from lambda_det.own_data.labels.findings import NO_LABELS
-from tests.own_data.parts import draft_folder, find_parts
+from tests.own_data.parts import find_parts, temporary_folder
 
 YAML = "names: [cup, key]\n"
 LINE = "0 .5 .5 .5 .5\n"
@@ -967,7 +967,7 @@ def test_copies_of_one_image_are_held_out_together(place, tmp_path):
         train, val = (
             {image["file_name"].removeprefix(place) for image in read_json(file)["images"]}
             for file in hold_out(
-                str(tmp_path / "a.json"), str(tmp_path), split, folder=draft_folder()
+                str(tmp_path / "a.json"), str(tmp_path), split, folder=temporary_folder()
             )
         )
         for start in {name.partition("_jpg")[0] for name in names if "_jpg" in name}:

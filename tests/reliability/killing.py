@@ -27,7 +27,7 @@ class Kill:
 
     Attributes:
         at: "time", so many seconds after training has begun; "operation", just before the process
-            opens, renames, links or removes files of checkpoints for the n-th time; "draft", so
+            opens, renames, links or removes files of checkpoints for the n-th time; "temporary", so
             many seconds after a checkpoint that is not complete yet is seen in the folder; "stall",
             not at all, but the disk takes so many seconds for the first checkpoint.
         amount: those seconds, or that n; with n = 0 it is not killed, and the log ends with
@@ -53,14 +53,14 @@ def train(
     Returns:
         Its exit status; -9 if it was killed.
     """
-    left = _drafts(folder)  # by a run that was killed before
+    left = _temporary_files(folder)  # by a run that was killed before
     process = CONTEXT.Process(target=_main, args=(tool, list(words), str(log), kill))
     process.start()
     end = time.monotonic() + _LIMIT
-    if kill and kill.at == "draft":
-        while process.is_alive() and _drafts(folder) <= left:
+    if kill and kill.at == "temporary":
+        while process.is_alive() and _temporary_files(folder) <= left:
             time.sleep(0.0005)
-            assert time.monotonic() < end, f"no draft and no end; see {log}"
+            assert time.monotonic() < end, f"no temporary file and no end; see {log}"
         time.sleep(kill.amount)
         process.kill()
     process.join(max(end - time.monotonic(), 1))
@@ -70,7 +70,7 @@ def train(
     return process.exitcode
 
 
-def _drafts(folder: Path) -> set[tuple[int, int]]:
+def _temporary_files(folder: Path) -> set[tuple[int, int]]:
     """Incomplete checkpoints, by inode and time, which another file of that name does not share."""
     found = set()
     for path in folder.glob("*.tmp"):

@@ -43,11 +43,11 @@ def _output(tool: str, folder: Path) -> list[str]:
 
 
 def _moments(seed: int) -> list[Kill]:
-    """At any time, or while a checkpoint is a draft, or between operations on files."""
+    """At any time, or while a checkpoint has its temporary name, or between operations on files."""
     rng = random.Random(seed)
     rest = KILLS // 3
     moments = [Kill("time", rng.uniform(0, 1)) for _ in range(KILLS - 2 * rest)]
-    moments += [Kill("draft", rng.uniform(0, 0.03)) for _ in range(rest)]
+    moments += [Kill("temporary", rng.uniform(0, 0.03)) for _ in range(rest)]
     moments += [Kill("operation", rng.randint(1, 12)) for _ in range(rest)]
     rng.shuffle(moments)
     return moments

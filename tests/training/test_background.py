@@ -60,9 +60,9 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, slow):
     assert _value(last_checkpoint(str(tmp_path))) == 1.0
 
 
-@pytest.mark.parametrize("draft_is", ["kept", "removed", "another's"])
-def test_a_folder_that_another_run_gets_meanwhile_is_left_alone(tmp_path, slow, draft_is):
-    """And it is the reason that is named, also where the draft went with the folder."""
+@pytest.mark.parametrize("file_is", ["kept", "removed", "another's"])
+def test_a_folder_that_another_run_gets_meanwhile_is_left_alone(tmp_path, slow, file_is):
+    """And it is the reason that is named, also where the temporary file went with the folder."""
     ended = False
 
     def check():
@@ -73,17 +73,17 @@ def test_a_folder_that_another_run_gets_meanwhile_is_left_alone(tmp_path, slow, 
     checkpointer.check_folder = check
     checkpointer.save("model_0000001")
     assert slow.begun.wait(30)
-    draft = tmp_path / "model_0000001.pth.tmp"
-    if draft_is != "kept":
-        draft.unlink()
-    if draft_is == "another's":
-        draft.write_text("the same step of the other run")
+    temporary = tmp_path / "model_0000001.pth.tmp"
+    if file_is != "kept":
+        temporary.unlink()
+    if file_is == "another's":
+        temporary.write_text("the same step of the other run")
     ended = True
     slow.set()
     with pytest.raises(ConfigError, match="another's"):
         checkpointer.wait()
-    assert draft.exists() == (draft_is == "another's")
-    others = [draft, tmp_path / "model_0000001.pth"]
+    assert temporary.exists() == (file_is == "another's")
+    others = [temporary, tmp_path / "model_0000001.pth"]
     for file in others:
         file.touch()
     checkpointer.save("model_0000001")

@@ -14,8 +14,8 @@ from lambda_det.training.checkpoint_files import (
     numbered,
     point_to,
     read_newest,
-    remove_drafts,
     remove_old,
+    remove_temporary_files,
 )
 
 
@@ -156,10 +156,10 @@ def test_old_ones_are_removed(folder):
     assert [path.name for path in numbered(folder)] == ["model_12345678.pth"]
 
 
-def test_drafts_are_removed(folder):
+def test_temporary_files_are_removed(folder):
     for name in ("model_0000009.pth.tmp", "last_checkpoint.tmp", "notes.tmp"):
         (folder / name).touch()
-    remove_drafts(str(folder))
+    remove_temporary_files(str(folder))
     assert [path.name for path in folder.glob("*.tmp")] == ["notes.tmp"]
 
 

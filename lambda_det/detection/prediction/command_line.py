@@ -170,8 +170,8 @@ def run(args: argparse.Namespace) -> None:
         exact = Annotations(names)
         writers.append((exact, partial(exact.save, Path(args.json))))
     if args.format:
-        drafts = Annotations(names, for_hands=True)
-        writers.append((drafts, partial(drafts.save, labels, args.format)))
+        editable = Annotations(names, for_hands=True)
+        writers.append((editable, partial(editable.save, labels, args.format)))
     if args.csv:
         tables = Tables(names)
         writers.append((tables, partial(tables.save, Path(args.csv))))

@@ -304,10 +304,10 @@ def _draw_image(predictor: Predictor, picture: Input, with_labels: bool) -> Pred
         )
     # Not cv2.imwrite, which does not say why a file cannot be written
     is_encoded, content = cv2.imencode(picture.target.suffix, drawn)
-    with _written(picture.target) as draft:
+    with _written(picture.target) as temporary:
         if not is_encoded:
             raise OSError(f"its format does not hold {drawn.shape[1]}x{drawn.shape[0]} pixels")
-        draft.write_bytes(content)
+        temporary.write_bytes(content)
     return prediction
 
 
@@ -334,9 +334,9 @@ def _draw_video(predictor: Predictor, image: Input, with_labels: bool) -> tuple[
         rate = 25.0
     counts: Counter[str] = Counter()
     drawn = 0
-    with _written(image.target) as draft:
+    with _written(image.target) as temporary:
         codec = cv2.VideoWriter_fourcc(*"mp4v")
-        writer = cv2.VideoWriter(str(draft), codec, rate, first.shape[1::-1])
+        writer = cv2.VideoWriter(str(temporary), codec, rate, first.shape[1::-1])
         try:
             total = max(int(announced), 0) or None
             for frame in tqdm(_frames(first, capture), total=total, desc=image.name, unit="frame"):
@@ -352,7 +352,7 @@ def _draw_video(predictor: Predictor, image: Input, with_labels: bool) -> tuple[
         finally:
             writer.release()
         # The end of a file is written on release, which reports no full disk
-        if cv2.VideoCapture(str(draft)).get(cv2.CAP_PROP_FRAME_COUNT) < drawn:
+        if cv2.VideoCapture(str(temporary)).get(cv2.CAP_PROP_FRAME_COUNT) < drawn:
             raise OSError("frames are missing in it; look whether the disk has free space")
     if drawn < announced:
         logger.warning("%s ends after %d of %d frames.", image.source, drawn, announced)
@@ -369,11 +369,11 @@ def _frames(first: np.ndarray, capture: cv2.VideoCapture) -> Iterator[np.ndarray
 @contextlib.contextmanager
 def _written(target: Path) -> Iterator[Path]:
     """Write to a temporary name, which is renamed at the end, so ``target`` is complete."""
-    draft = target.with_name(f"unfinished-{target.name}")
+    temporary = target.with_name(f"unfinished-{target.name}")
     try:
         with writing_to(target):
-            yield draft
-            os.replace(draft, target)
+            yield temporary
+            os.replace(temporary, target)
     finally:
         with contextlib.suppress(OSError):
-            draft.unlink()
+            temporary.unlink()

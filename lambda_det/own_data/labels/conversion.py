@@ -18,7 +18,7 @@ from lambda_det.detection.data.image_folder import SUFFIXES, normal, walk
 from lambda_det.detection.data.records import upright
 from lambda_det.errors import DataError, counted, listed, printable
 from lambda_det.files import read_text
-from lambda_det.own_data.drafts import stem_with_part, write_draft
+from lambda_det.own_data.coco_files import stem_with_part, write_coco
 from lambda_det.own_data.labels.findings import (
     ELSEWHERE,
     NO_IMAGE,
@@ -417,8 +417,8 @@ def as_coco(*places: tuple[str, str], folder: Path, classes: Sequence[str] = ())
             contents[index] = read_labels(path, images)
     give_all_classes(contents.values(), classes)
     for index, content in contents.items():
-        # They are named by the user's folder; that of the draft has another name each time
-        files[index] = write_draft(content, folder, stem_with_part(Path(files[index])))
+        # They are named by the user's folder; the temporary folder has another name each time
+        files[index] = write_coco(content, folder, stem_with_part(Path(files[index])))
     return files
 
 
@@ -439,7 +439,7 @@ def as_single_class(file: str, folder: Path) -> str:
     content["categories"] = [{"id": 1, "name": SINGLE_CLASS}]
     for annotation in content["annotations"]:
         annotation["category_id"] = 1
-    return write_draft(content, folder, stem_with_part(Path(file)))
+    return write_coco(content, folder, stem_with_part(Path(file)))
 
 
 def give_all_classes(contents: Collection[dict[str, Any]], classes: Sequence[str] = ()) -> None:
