@@ -503,14 +503,14 @@ FAULTS = [
     ),
     # ----------------------------------------------------------------------------------- own data
     _fault(
-        "Labels of COCO, YOLO",
+        "Labels of each format",
         "lambda_det/own_data/labels/yolo.py",
         "return polygon(name, numbers.reshape(-1, 2) * size)._replace(where=where)",
         "return polygon(name, numbers.reshape(-1, 2) * size[::-1])._replace(where=where)",
-        "own_data/test_labels.py::test_yolo_polygons",
+        "own_data/test_label_formats.py::test_yolo_polygons",
     ),
     _fault(
-        "Labels of COCO, YOLO",
+        "Labels of each format",
         "lambda_det/detection/data/image_folder.py",
         "if here != root and is_output(here, there, root):",
         "if here == root and is_output(here, there, root):",

@@ -35,7 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags for own data, which :func:`prepared` looks at."""
     data = parser.add_argument_group(
         "your own data",
-        "instead of DATASETS.TRAIN and .TEST; labels of COCO, YOLO, Pascal VOC, LabelMe, VIA, CVAT",
+        "instead of DATASETS.TRAIN and .TEST; lambda-det check --help lists the formats of labels",
     )
     data.add_argument(
         "--data",

@@ -1,7 +1,5 @@
-"""Labels of other tools: each format against what it says in pixels, and its obvious mistakes."""
+"""Labels of other tools: which files and images belong together, and their obvious mistakes."""
 
-import base64
-import io
 import json
 
 import numpy as np
@@ -16,28 +14,13 @@ from lambda_det.own_data.command_line import convert_main
 from lambda_det.own_data.labels import read_labels, recognise
 from lambda_det.own_data.labels.objects import of_mask
 from lambda_det.own_data.labels.yolo import yolo_names
+from tests.own_data.test_label_formats import boxes, image
 
 VOC = """<annotation><filename>{name}</filename><size><width>1</width><height>1</height></size>
 {objects}</annotation>"""
 EMPTY = VOC.format(name="a.png", objects="")
 VOC_OBJECT = """<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax>
 <ymax>{}</ymax></bndbox></object>"""
-CVAT = """<annotations><image id="0" name="sub/größe 1.png" width="40" height="30">
-<box label="a" xtl="1" ytl="2" xbr="11" ybr="7"/>
-<box label="b" xtl="10" ytl="10" xbr="20" ybr="20" rotation="90"/>
-<polygon label="a" points="1,1;5,1;5,4"/>
-<mask label="b" left="3" top="2" width="2" height="2" rle="1,3"/>
-<points label="a" points="1,1"/></image></annotations>"""
-
-
-def image(file, size=(40, 30)):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size).save(file)
-
-
-def boxes(content):
-    names = {entry["id"]: entry["name"] for entry in content["categories"]}
-    return [(names[a["category_id"]], a["bbox"]) for a in content["annotations"]]
 
 
 def test_pascal_voc(tmp_path, caplog):
@@ -69,48 +52,6 @@ def test_labels_may_have_the_whole_name_of_their_image(tmp_path):
     for place, names in ((tmp_path, ["a.png", "b.png", "c.png"]), (listed, ["a.png", "b.png"])):
         content = read_labels(place, tmp_path)
         assert [image["file_name"] for image in content["images"]] == names
-
-
-def test_cvat(tmp_path):
-    image(tmp_path / "sub" / "größe 1.png")
-    (tmp_path / "annotations.xml").write_text(CVAT, "utf-8")
-    content = read_labels(tmp_path)
-    assert content["images"][0]["file_name"] == "sub/größe 1.png"
-    plain, turned, triangle, mask = content["annotations"]
-    assert plain["bbox"] == [1, 2, 10, 5] and "segmentation" not in plain
-    assert turned["bbox"] == pytest.approx([10, 10, 10, 10]) and turned["segmentation"]
-    assert triangle["segmentation"] == [[1, 1, 5, 1, 5, 4]] and triangle["bbox"] == [1, 1, 4, 3]
-    assert mask["bbox"] == [3, 2, 2, 2]
-    found = pycocotools.mask.decode(mask["segmentation"])
-    assert found.shape == (30, 40) and found[2:4, 3:5].tolist() == [[0, 1], [1, 1]]
-
-
-def test_a_box_turns_clockwise_as_in_cvat(tmp_path):
-    """By 45 degrees the corner at the upper left comes to the top."""
-    image(tmp_path / "a.png")
-    box = '<box label="a" xtl="10" ytl="10" xbr="20" ybr="12" rotation="90"/>'
-    (tmp_path / "a.xml").write_text(f'<annotations><image name="a.png">{box}</image></annotations>')
-    (one,) = read_labels(tmp_path)["annotations"]
-    assert one["bbox"] == pytest.approx([14, 6, 2, 10])
-    assert one["segmentation"][0][:2] == pytest.approx([16, 6])  # was the upper left
-
-
-def test_turned_boxes_of_cvat_and_polygons_of_roboflow_in_pascal_voc(tmp_path):
-    image(tmp_path / "a.png")
-    numbers = {"x1": 10, "y1": 10, "x2": 20, "y2": 10, "x3": 15, "y3": 12}
-    corners = "".join(f"<{key}>{number}</{key}>" for key, number in numbers.items())
-    words = "<attributes><attribute><name>{}</name><value>{}</value></attribute></attributes>"
-    box = "<bndbox><xmin>10</xmin><ymin>10</ymin><xmax>20</xmax><ymax>12</ymax></bndbox>"
-    things = [words.format("rotation", "90.0"), words.format("rotation", "0.0")]
-    things += ["", f"<polygon>{corners}</polygon>", "<polygon><pt><x>1</x></pt></polygon>"]
-    objects = "".join(f"<object><name>a</name>{box}{thing}</object>" for thing in things)
-    (tmp_path / "a.xml").write_text(VOC.format(name="a.png", objects=objects))
-    content = read_labels(tmp_path)
-    expected = [[14, 6, 2, 10]] + 4 * [[10, 10, 10, 2]]
-    assert [a["bbox"] for a in content["annotations"]] == [pytest.approx(b) for b in expected]
-    masks = [a.get("segmentation") for a in content["annotations"]]
-    assert masks[0] and masks[1:3] == [None, None] and masks[4] is None
-    assert masks[3] == [[10, 10, 20, 10, 15, 12]]
 
 
 POSES = [
@@ -153,40 +94,6 @@ def test_poses_are_boxes_also_where_data_yaml_does_not_say_so(tmp_path, lines, a
     assert len(content[READER]["findings"]) == are_poses
 
 
-def test_labelme(tmp_path):
-    image(tmp_path / "a.png")
-    shapes = [
-        {"label": "a", "points": [[11, 7], [1, 2]], "shape_type": "rectangle"},
-        {"label": "b", "points": [[0, 0], [4, 0], [4, 4]], "shape_type": "polygon", "group_id": 7},
-        {"label": "b", "points": [[8, 8], [9, 8], [9, 9]], "shape_type": "polygon", "group_id": 7},
-        {"label": "a", "points": [[10, 10], [13, 14]], "shape_type": "circle"},
-        {"label": "a", "points": [[10, 10]], "shape_type": "point"},
-        {"label": "__ignore__", "points": [[1, 1], [9, 1], [9, 9]], "shape_type": "polygon"},
-    ]
-    (tmp_path / "a.json").write_text(json.dumps({"imagePath": "..\\x\\a.png", "shapes": shapes}))
-    content = read_labels(tmp_path)
-    assert boxes(content)[:2] == [("a", [1, 2, 10, 5]), ("b", [0, 0, 9, 9])]
-    assert len(content["annotations"][1]["segmentation"]) == 2
-    assert content["annotations"][2]["bbox"] == pytest.approx([5, 5, 10, 10])
-    areas = [annotation["area"] for annotation in content["annotations"]]
-    assert areas == pytest.approx([50, 8.5, 25 * 16 * np.sin(np.pi / 16)])
-    assert [category["name"] for category in content["categories"]] == ["a", "b"]
-
-
-def test_labelme_masks(tmp_path):
-    """A PNG of a part of the image, from the upper left corner of its box on."""
-    image(tmp_path / "a.png")
-    png = io.BytesIO()
-    Image.fromarray(np.array([[0, 1], [1, 1]], bool)).save(png, "PNG")
-    shape = {"label": "a", "points": [[3, 2], [4, 3]], "shape_type": "mask"}
-    shape["mask"] = base64.b64encode(png.getvalue()).decode()
-    (tmp_path / "a.json").write_text(json.dumps({"imagePath": "a.png", "shapes": [shape]}))
-    (one,) = read_labels(tmp_path)["annotations"]
-    found = pycocotools.mask.decode(one["segmentation"])
-    assert found.shape == (30, 40) and found[2:4, 3:5].tolist() == [[0, 1], [1, 1]]
-    assert found.sum() == 3 == one["area"] and one["bbox"] == [3, 2, 2, 2]
-
-
 def test_masks_of_a_part_are_pycocotools_masks_of_the_image():
     random = np.random.default_rng(0)
     for _ in range(500):
@@ -203,32 +110,6 @@ def test_masks_of_a_part_are_pycocotools_masks_of_the_image():
         assert thing.mask["counts"].encode() == pycocotools.mask.encode(image)["counts"]
         x, y, w, h = pycocotools.mask.toBbox(pycocotools.mask.encode(image)).tolist()
         assert thing.box == (x, y, x + w, y + h)
-
-
-def test_via(tmp_path):
-    """Of a folder, and of a project; a class is the first attribute that has a value."""
-    image(tmp_path / "a.png")
-    corners = {"all_points_x": [0, 4, 4], "all_points_y": [0, 0, 4]}
-    ticked, turned = {"type": {"b": False, "c": True}}, {"rx": 8, "ry": 2, "theta": np.pi / 6}
-    shapes = [
-        ({"name": "rect", "x": 1, "y": 2, "width": 10, "height": 5}, {"kind": "", "type": "a"}),
-        ({"name": "polygon", **corners}, ticked),
-        ({"name": "circle", "cx": 10, "cy": 10, "r": 5}, {}),
-        ({"name": "ellipse", "cx": 20, "cy": 10, **turned}, {"a": " ", "name": "d", "type": "e"}),
-        ({"name": "polyline", **corners}, ticked),
-    ]
-    regions = [{"shape_attributes": s, "region_attributes": a} for s, a in shapes]
-    for kind in (list, lambda regions: {str(n): region for n, region in enumerate(regions)}):
-        entry = {"filename": "a.png", "regions": kind(regions), "file_attributes": {}}
-        content = {"a.png9": entry}
-        if kind is list:
-            content = {"_via_settings": {}, "_via_img_metadata": content}
-        (tmp_path / "a.json").write_text(json.dumps(content))
-        content = read_labels(tmp_path)
-        assert [name for name, _ in boxes(content)] == ["a", "c", "object", "d"]
-        found = [box for _, box in boxes(content)][:3]
-        assert np.allclose(found, [[1, 2, 10, 5], [0, 0, 4, 4], [5, 5, 10, 10]])
-        assert content["annotations"][3]["segmentation"][0][:2] == pytest.approx([20 + 48**0.5, 14])
 
 
 def test_yolo_labels_lie_beside_images_of_a_folder_images(tmp_path):
@@ -248,17 +129,6 @@ def test_an_image_that_lies_is_turned_as_in_training(tmp_path):
     (image,), (one,) = content["images"], content["annotations"]
     assert read_image({**image, "file_name": str(tmp_path / "a.jpg")}).shape == (40, 30, 3)
     assert one["bbox"] == [7.5, 0, 15, 40]
-
-
-def test_yolo_polygons(tmp_path):
-    image(tmp_path / "a.png")
-    (tmp_path / "data.yaml").write_text("names: {'0': x, 3: y}\n", "utf-8-sig")
-    (tmp_path / "b.yaml").write_text("names: [another]\n")
-    (tmp_path / "a.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n\n")
-    content = read_labels(tmp_path)
-    (one,) = content["annotations"]
-    assert [category["name"] for category in content["categories"]] == ["x", "y"]
-    assert one["segmentation"][0] == pytest.approx([4, 3, 20, 3, 20, 15])
 
 
 @pytest.mark.parametrize("form", ["[{}, {}, {}, {}]", "{{0: {}, 1: {}, 2: {}, 3: {}}}"])

@@ -19,7 +19,6 @@ from lambda_det.detection import DetectionTask, lazy_parser
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.own_data import choice
 from lambda_det.own_data.command_line import main as check_main
-from lambda_det.own_data.labels import FORMATS
 from lambda_det.training.log import kept_messages
 from tests.coco import annotation, coco_content
 from tests.detection.tiny import on_meta
@@ -786,11 +785,6 @@ def test_sizes_that_are_named_stay(data):
         args = prepared(*run, *words)
         assert keys(args).INPUT.MIN_SIZE_TEST == 384
         assert keys(args).MODEL.RPN.IN_FEATURES[0] == finest
-
-
-def test_the_help_names_every_format():
-    words = " ".join(cli.detector_parser().format_help().split())
-    assert [name for name in FORMATS if name.partition(" with ")[0] not in words] == []
 
 
 def test_flags_and_pairs_come_in_any_order():

@@ -50,8 +50,8 @@ def read_labels(
     """Read the labels of a file or folder into COCO's format.
 
     Args:
-        place: a folder of Pascal VOC, LabelMe, VIA or CVAT files, such a file, YOLO's data.yaml, a
-            file of COCO's, or a list of images (``.txt``) in or below the folder of their labels.
+        place: a file of labels, a folder of them, or a list of images (``.txt``) in or below the
+            folder of their labels.
         images: the folder of the images; by default that of the labels. Names are relative to it.
         paths: the images to consider; by default all in ``images``.
 
