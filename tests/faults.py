@@ -369,7 +369,7 @@ FAULTS = [
     _fault(
         "A damaged checkpoint is noticed",
         "lambda_det/weights/formats.py",
-        "if any(record.CRC for record in archive.infolist()) and (bad := archive.testzip()):",
+        "if any(member.CRC for member in archive.infolist()) and (bad := archive.testzip()):",
         "if False and (bad := archive.testzip()):",
         "tools/test_damaged_runs.py::test_a_spoiled_checkpoint_is_made_again_from_the_one_before",
     ),
@@ -691,8 +691,8 @@ FAULTS = [
     _fault(
         "Four names for Python",
         "lambda_det/own_data/report/reading.py",
-        "results_of([record], averaged=True, endings=SCORES)",
-        "results_of([record], averaged=False, endings=SCORES)",
+        "results_of([line], averaged=True, endings=SCORES)",
+        "results_of([line], averaged=False, endings=SCORES)",
         "test_from_python.py::test_results_have_the_same_names_for_every_recipe",
     ),
     _fault(

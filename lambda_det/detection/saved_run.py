@@ -47,7 +47,7 @@ __all__ = [
     "open_run",
     "run_of_checkpoint",
     "usable_score",
-    "with_record",
+    "with_network",
 ]
 
 # Keys of the weights that a training starts from; those of a run are in its checkpoints
@@ -82,8 +82,8 @@ class SavedRun:
     @property
     def best_score(self) -> float | None:
         """The score with the best F1 at the evaluation of these weights; None if it is unknown."""
-        record = self.content.get(RUN)
-        scores = record.get(BEST_SCORES) if isinstance(record, Mapping) else None
+        entry = self.content.get(RUN)
+        scores = entry.get(BEST_SCORES) if isinstance(entry, Mapping) else None
         if not isinstance(scores, Mapping):  # of another trainer of Detectron2
             return None
         return usable_score(scores.get(EMA if self.origin.averaged else RAW))
@@ -220,11 +220,10 @@ def _opened(
     return SavedRun(Origin.of(file, content, raw=raw), config, parts, content, facts)
 
 
-def with_record(content: Mapping[str, Any], file: str) -> Mapping[str, Any]:
-    """The content of a checkpoint with a record of its backbone.
+def with_network(content: Mapping[str, Any], file: str) -> Mapping[str, Any]:
+    """The content of a checkpoint, in which its backbone is named.
 
-    A checkpoint of another trainer of Detectron2 has no record; the config.yaml beside it names the
-    backbone.
+    A checkpoint of another trainer of Detectron2 does not name it; the config.yaml beside it does.
     """
     beside = Path(file).with_name("config.yaml")
     network, _ = recorded_network(content)
@@ -232,17 +231,17 @@ def with_record(content: Mapping[str, Any], file: str) -> Mapping[str, Any]:
         return content
     parts = read_parts(load_any_config(argparse.Namespace(config_file=str(beside), opts=[])))
     with torch.device("meta"):
-        record = recorded_backbone(parts.make_backbone())
+        entry = recorded_backbone(parts.make_backbone())
     pixels = parts.pixels.as_meta() if parts.pixels else {}
-    return {**content, RUN: {**pixels, **record}} if record else content
+    return {**content, RUN: {**pixels, **entry}} if entry else content
 
 
 def _configuration(
     content: Mapping[str, Any], file: str, opts: Sequence[str]
 ) -> CfgNode | DictConfig:
     """The configuration of a checkpoint, recorded in it or beside it."""
-    record = content.get(RUN)
-    text = record.get("config") if isinstance(record, Mapping) else None
+    entry = content.get(RUN)
+    text = entry.get("config") if isinstance(entry, Mapping) else None
     if isinstance(text, str):
         return load_saved_config(text, opts, file)
     beside = Path(file).with_name("config.yaml")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lambda_det.detection.saved_run import add_checkpoint_flags, with_record
+from lambda_det.detection.saved_run import add_checkpoint_flags, with_network
 from lambda_det.errors import ConfigError, command_parser, exit_status
 from lambda_det.export.backbone import extract_backbone, in_half
 from lambda_det.export.public import read_source
@@ -85,7 +85,7 @@ def export(args: argparse.Namespace) -> int:
     if Path(args.output).resolve() == Path(path).resolve():
         raise ConfigError(f"{args.output} is the checkpoint itself; give OUTPUT another name.")
     check_target(args.output, overwrite=args.overwrite)
-    checkpoint = with_record(read_source(path, args.model), path)
+    checkpoint = with_network(read_source(path, args.model), path)
     content = extract_backbone(
         checkpoint,
         weights="model" if args.raw else None,

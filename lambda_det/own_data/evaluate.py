@@ -230,12 +230,12 @@ def _results(
     with contextlib.suppress(UserError):  # the model predicts semantic masks, or nothing
         classes = evaluate_run(folder).results
     where = printable(source or ", ".join(task.parts.test_names))
-    records = [{"iteration": 0, **flatten_results_dict(values)}]
+    metrics = [{"iteration": 0, **flatten_results_dict(values)}]
     return ResultsOnData(
         folder=folder,
         weights=str(saved.origin),
         data=f"{counted(len(files), 'image')} of {where}",
-        results=results_of(records, averaged, endings=SCORES),
+        results=results_of(metrics, averaged, endings=SCORES),
         own=results_of(read_metrics(home), averaged, saved.origin.step, SCORES),
         trained_on=trained_on,
         images=len(files),

@@ -1,4 +1,4 @@
-"""Hooks of every training: records, smoothed values, checkpoints."""
+"""Hooks of every training: logged and smoothed values, checkpoints."""
 
 from __future__ import annotations
 
@@ -255,9 +255,9 @@ class RunWriter(HookBase):
         return {"written": written, "due": self._is_due() and written < step - 1}
 
     def _is_due(self) -> bool:
-        """Whether the files get a record of this step.
+        """Whether the files get a line for this step.
 
-        Each evaluation has one of its own: a record has the last value of each name, and of two
+        Each evaluation has one of its own: a line has the last value of each name, and of two
         evaluations within a period of the log the first would be lost.
         """
         trainer = self.trainer

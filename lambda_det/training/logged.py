@@ -54,25 +54,25 @@ def plain_name(name: str) -> str:
 
 
 def read_metrics(run: str | Path) -> list[dict[str, float]]:
-    """The records of a run's metrics.json; none where there is no such file.
+    """The lines of a run's metrics.json; none where there is no such file.
 
     A last line that a kill cut short is left out.
 
     Raises:
-        DataError: a line before it is no record.
+        DataError: a line before it is none of a run.
     """
     path = Path(run, "metrics.json")
     if not path.is_file():
         return []
-    lines = path.read_text("utf-8").splitlines()
-    records = []
-    for number, line in enumerate(lines, start=1):
+    texts = path.read_text("utf-8").splitlines()
+    metrics = []
+    for number, text in enumerate(texts, start=1):
         try:
-            record = json.loads(line)
-            record["iteration"] + 1
+            line = json.loads(text)
+            line["iteration"] + 1
         except (ValueError, TypeError, KeyError) as error:
-            if number == len(lines):
+            if number == len(texts):
                 break
-            raise DataError(f"Line {number} of {path} is no record of a run.") from error
-        records.append(record)
-    return records
+            raise DataError(f"Line {number} of {path} has no values of a step.") from error
+        metrics.append(line)
+    return metrics

@@ -84,14 +84,14 @@ def check_torch_file(path: str | Path) -> Any:
     """As :func:`read_torch`, but map the tensors from the disk instead of copying them.
 
     Use it to verify a file. It takes the time of one read and next to no memory. Do not use the
-    tensors: a tensor that is longer than its record shows the bytes behind the record.
+    tensors: a tensor that is longer than its member of the archive shows the bytes behind it.
     """
     return _read_torch(path, mmap=True)
 
 
 def _read_torch(path: str | Path, *, mmap: bool) -> Any:
     try:
-        zipped = _check_records(path)
+        zipped = _check_members(path)
         with _numpy_allowed():
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and zipped)
     except OSError:
@@ -109,14 +109,14 @@ def _read_torch(path: str | Path, *, mmap: bool) -> Any:
         ) from error
 
 
-def _check_records(path: str | Path) -> bool:
-    """Verify the records of a zip archive, the format of ``torch.save`` since PyTorch 1.6.
+def _check_members(path: str | Path) -> bool:
+    """Verify the members of a zip archive, the format of ``torch.save`` since PyTorch 1.6.
 
     Returns:
         False if the file is no zip archive and nothing was verified.
 
     Raises:
-        zipfile.BadZipFile: a record is compressed, or differs from its checksum. Broken archives
+        zipfile.BadZipFile: a member is compressed, or differs from its checksum. Broken archives
             may raise others.
         pickle.UnpicklingError: the file is a tar archive, which is not safe to read.
     """
@@ -129,9 +129,9 @@ def _check_records(path: str | Path) -> bool:
             return False
         with zipfile.ZipFile(file) as archive:
             # torch.save never compresses, and a few megabytes could take all memory
-            if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
-                raise zipfile.BadZipFile("it has compressed records")
-            if any(record.CRC for record in archive.infolist()) and (bad := archive.testzip()):
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                raise zipfile.BadZipFile("it has compressed members")
+            if any(member.CRC for member in archive.infolist()) and (bad := archive.testzip()):
                 raise zipfile.BadZipFile(f"{bad} differs from its checksum")
     return True
 

@@ -119,12 +119,12 @@ def run_once(args: argparse.Namespace) -> int:
 
     from lambda_benchmarks.first_hour import is_broken
     from lambda_benchmarks.report import describe_machine
-    from lambda_benchmarks.units import Record, run_part
+    from lambda_benchmarks.units import Results, run_part
 
     chosen = chosen_units(args)
     machine = describe_machine(torch.device(args.device), ("detectron2", "cuda-bindings", "timm"))
-    record = Record(args.output.resolve() / "first_hour.json", machine)
-    finished = run_part(chosen, record, 60 * args.minutes, lambda: is_broken(args.device))
+    results = Results(args.output.resolve() / "first_hour.json", machine)
+    finished = run_part(chosen, results, 60 * args.minutes, lambda: is_broken(args.device))
     return 0 if finished else LEFT
 
 

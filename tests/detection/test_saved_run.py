@@ -15,7 +15,7 @@ from torch import nn
 from lambda_det.detection import saved_run
 from lambda_det.detection.lazy import load_lazy_config
 from lambda_det.detection.prediction import Predictor
-from lambda_det.detection.saved_run import open_run, with_record
+from lambda_det.detection.saved_run import open_run, with_network
 from lambda_det.detection.task import DetectionTask, recorded_backbone
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.modeling import create_backbone
@@ -128,13 +128,13 @@ MODEL:
 )
 def test_the_backbone_of_detectron2_s_checkpoint(name, resnets, options, tmp_path):
     (tmp_path / "config.yaml").write_text(YAML.format(name=name, resnets=resnets))
-    content = with_record({"model": {}}, str(tmp_path / "model.pth"))
+    content = with_network({"model": {}}, str(tmp_path / "model.pth"))
     network, found = recorded_network(content)
     assert network == "lambda_resnet26_slim"
     assert found == {"norm": found["norm"], "scope": 3, **options}
     assert wanted_pixels(content).mean == [1.0, 2.0, 3.5]
     (tmp_path / "config.yaml").write_text("MODEL: {BACKBONE: {NAME: build_resnet_backbone}}")
-    assert recorded_network(with_record({"model": {}}, str(tmp_path / "model.pth"))) == (None, {})
+    assert recorded_network(with_network({"model": {}}, str(tmp_path / "model.pth"))) == (None, {})
 
 
 def test_options_that_no_file_can_hold_are_not_recorded():

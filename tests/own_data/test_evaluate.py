@@ -50,8 +50,8 @@ def whole(shapes, tmp_path_factory) -> Path:
     torch.save({**content, **task.checkpoint_content({})}, folder / "model_final.pth")
     (folder / "last_checkpoint").write_text("model_final.pth")
     save_config(task)
-    record = {"iteration": STEPS - 1, "bbox_EMA/AP": 12.5, "bbox/AP": 77.0}
-    (folder / "metrics.json").write_text(json.dumps(record) + "\n")
+    line = {"iteration": STEPS - 1, "bbox_EMA/AP": 12.5, "bbox/AP": 77.0}
+    (folder / "metrics.json").write_text(json.dumps(line) + "\n")
     (folder / "data").mkdir()
     rest = json.loads(Path(shapes["test_json"]).read_text())
     rest["images"] = rest["images"][:2]

@@ -77,8 +77,8 @@ def classification_words(root: Path) -> list[str]:
 def content(path: Path) -> dict[str, Any]:
     """The content of a checkpoint without times and folders, which differ between runs."""
     result = read_checkpoint(path)
-    for record in ("recipe", "run"):
-        result.get(record, {}).pop("config", None)
+    for entry in ("recipe", "run"):
+        result.get(entry, {}).pop("config", None)
     return {key: value for key, value in result.items() if key != "results"}
 
 

@@ -109,14 +109,14 @@ def last_error(capsys) -> Callable[[], str]:
     return last_error
 
 
-def _records(folder: Path) -> list[dict[str, float]]:
+def _lines(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
 
 
 def _losses(folder: Path) -> dict[str, float]:
     """The losses of the third step."""
-    [record] = [r for r in _records(folder) if r["iteration"] == 2 and "total_loss" in r]
-    return {name: value for name, value in record.items() if "loss" in name}
+    [line] = [r for r in _lines(folder) if r["iteration"] == 2 and "total_loss" in r]
+    return {name: value for name, value in line.items() if "loss" in name}
 
 
 def _snapshot(folder: Path) -> dict[str, bytes]:
@@ -129,7 +129,7 @@ def test_a_run_leaves_all_it_should(trained):
     names = {p.name for p in trained.iterdir()}
     assert {"config.yaml", "log.txt", "metrics.json", "model_final.pth", "inference"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
-    assert any("bbox/AP" in record and "segm/AP" in record for record in _records(trained))
+    assert any("bbox/AP" in line and "segm/AP" in line for line in _lines(trained))
     state = torch.load(trained / "model_final.pth", weights_only=True)
     assert state["iteration"] == 2 and state["trainer"]["of_a_step"]["images_per_step"] == 2
 
@@ -158,7 +158,7 @@ def test_the_same_folder_again_is_refused_and_untouched(kind, trained, last_erro
 
 def test_resume_goes_on_where_it_stopped(kind, trained):
     assert kind.train("--resume", output=trained, steps=5) == 0
-    iterations = [record["iteration"] for record in _records(trained)]
+    iterations = [line["iteration"] for line in _lines(trained)]
     assert iterations == sorted(set(iterations)) and 4 in iterations
     state = torch.load(trained / "model_final.pth", weights_only=True)
     assert state["iteration"] == 4 and state["trainer"]["iteration"] == 4

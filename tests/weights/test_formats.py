@@ -84,7 +84,7 @@ def test_a_byte_that_was_altered_anywhere_is_noticed_or_does_nothing(state, data
             noticed += 1
         else:
             assert _same(content, state), place
-    assert noticed > 50  # the rest are names and dates of the archive, and the padding of records
+    assert noticed > 50  # the rest are names and dates of the archive, and the padding of members
 
 
 def test_a_number_of_a_weight_that_was_altered_is_noticed(data, tmp_path, state):
@@ -138,7 +138,7 @@ def test_a_tar_archive_is_refused(tmp_path, monkeypatch, read):
 
 
 @READERS
-def test_records_that_are_compressed_are_refused_before_they_are_unpacked(
+def test_members_that_are_compressed_are_refused_before_they_are_unpacked(
     data, tmp_path, monkeypatch, read
 ):
     """torch.save never compresses; some megabytes can become more than the memory."""

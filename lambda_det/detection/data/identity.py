@@ -87,20 +87,20 @@ def entries_of(
 
     Args:
         entries: as an evaluation wrote them.
-        results: their file. Where no record is beside it, as after an evaluation by another
-            program, they are used as they are.
+        results: their file. Where no file with their data is beside it, as after an evaluation
+            by another program, they are used as they are.
         name: of the data set with whose ground truth they will be compared.
         ground_truth: of it.
 
     Raises:
-        DataError: they belong to other data, or the file beside them is no such record.
+        DataError: they belong to other data, or the file beside them does not say to which.
     """
     beside = results.with_name(FILE)
     if not beside.is_file():
         return entries
     # another program may have written a file of this name
     faults = (OSError, ValueError, LookupError, TypeError, RecursionError)
-    what = f"{beside} cannot be read as the record of an evaluation's data"
+    what = f"{beside}, which says to which data the results belong, cannot be read"
     with refused(DataError, what, "evaluate again", *faults):
         of = json.loads(beside.read_text("utf-8"))
         then = [category["id"] for category in of["categories"]]

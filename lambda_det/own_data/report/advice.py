@@ -106,7 +106,7 @@ def advise(
     ground_truth: COCO,
     entries: Sequence[Mapping[str, Any]],
     iou_type: str,
-    records: Sequence[Mapping[str, float]],
+    metrics: Sequence[Mapping[str, float]],
     trained: Mapping[str, int],
     *,
     scale: float = 1.0,
@@ -123,7 +123,7 @@ def advise(
 
     Args:
         ground_truth, entries, iou_type: as for :func:`sort_errors`.
-        records: of the run's metrics.json, for its curves.
+        metrics: of the run's metrics.json, for its curves.
         trained: number of objects of each class in training, by its name; empty if unknown.
         scale: sides of the network's input as a share of those of the images, or of their tiles.
         is_cascade: whether the detector has several box heads in a row already.
@@ -139,7 +139,7 @@ def advise(
         predictions,
         missed,
         iou_type,
-        records,
+        metrics,
         trained,
         scale,
         is_cascade,
@@ -173,7 +173,7 @@ class _Evidence:
     predictions: Sequence[JudgedPrediction]
     missed: Set[int]
     iou_type: str
-    records: Sequence[Mapping[str, float]]
+    metrics: Sequence[Mapping[str, float]]
     trained: Mapping[str, int]
     scale: float
     is_cascade: bool
@@ -239,21 +239,21 @@ class _Evidence:
     @cached_property
     def points(self) -> list[tuple[float, float]]:
         """The step and the AP50 of each evaluation."""
-        return _points(self.records, self.iou_type)
+        return _points(self.metrics, self.iou_type)
 
     @cached_property
     def losses(self) -> tuple[float, float] | None:
         """The loss of the training images, as the median of the last third of the steps, and that
         of the test images at the last evaluation; None if one of them is unknown.
         """
-        tested = [record for record in self.records if _TEST_LOSS in record]
+        tested = [line for line in self.metrics if _TEST_LOSS in line]
         if not tested:
             return None
         last = tested[-1]["iteration"]
         trained = [
-            record["total_loss"]
-            for record in self.records
-            if "total_loss" in record and last * 2 / 3 < record["iteration"] <= last
+            line["total_loss"]
+            for line in self.metrics
+            if "total_loss" in line and last * 2 / 3 < line["iteration"] <= last
         ]
         return (statistics.median(trained), tested[-1][_TEST_LOSS]) if trained else None
 
@@ -483,7 +483,7 @@ def _unlike_training(run: _Evidence) -> Iterator[Change]:
         f"The loss is {run.losses[1]:.2g} on the test images, and {run.losses[0]:.2g} on those of "
         "the training."
     )
-    if fallen >= _LEAST_RISE and _forgets(run.records, run.points):
+    if fallen >= _LEAST_RISE and _forgets(run.metrics, run.points):
         yield Change(
             "training",
             "Add images to the training, and do not train longer. The best checkpoint is the one "
@@ -523,7 +523,7 @@ def _longer(run: _Evidence) -> Iterator[Change]:
     change = f"Train longer, with {until}."
     rise, before, value = _rise(points)
     is_young = rise >= _YOUNG * value > 0
-    if rise > 0 and (is_young or (rise >= _LEAST_RISE and not _forgets(run.records, points))):
+    if rise > 0 and (is_young or (rise >= _LEAST_RISE and not _forgets(run.metrics, points))):
         yield Change(
             "training",
             change,
@@ -534,8 +534,8 @@ def _longer(run: _Evidence) -> Iterator[Change]:
         )
     elif run.is_short and (len(points) < 3 or not run.is_usable):
         yield Change("training", change, math.nan, f"The run had {run.epochs}.", comes_first=True)
-    # without records it is the page of an evaluation
-    elif run.records and not run.is_usable and not run.is_apart:
+    # without metrics it is the page of an evaluation
+    elif run.metrics and not run.is_usable and not run.is_apart:
         yield Change(
             "training",
             f"Look at {FIRST_BATCH}, whether each object has its box and its class, and at the "
@@ -547,13 +547,13 @@ def _longer(run: _Evidence) -> Iterator[Change]:
         )
 
 
-def _points(records: Sequence[Mapping[str, float]], iou_type: str) -> list[tuple[float, float]]:
+def _points(metrics: Sequence[Mapping[str, float]], iou_type: str) -> list[tuple[float, float]]:
     """The step and the AP50 of each evaluation."""
     name = label_of(f"{iou_type}/AP50")
     # Detectron2 writes NaN for an evaluation without any prediction
     return [
         (row["step"] - 1, 0.0 if math.isnan(row[name]) else row[name])
-        for row in evaluations_of(records)
+        for row in evaluations_of(metrics)
         if name in row
     ]
 
@@ -572,14 +572,12 @@ def _rise(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     return value - max(early), max(early), value
 
 
-def _forgets(records: Sequence[Mapping[str, float]], points: Sequence[tuple[float, float]]) -> bool:
+def _forgets(metrics: Sequence[Mapping[str, float]], points: Sequence[tuple[float, float]]) -> bool:
     """Whether the loss of the test set rises."""
     start = next((step for step, ap in points if ap >= USABLE_AP50), math.inf)
     start = max(start, points[-1][0] / 3)
     losses = [
-        record[_TEST_LOSS]
-        for record in records
-        if _TEST_LOSS in record and record["iteration"] >= start
+        line[_TEST_LOSS] for line in metrics if _TEST_LOSS in line and line["iteration"] >= start
     ]
     return bool(losses) and min(losses) < 0.98 * losses[-1]
 

@@ -82,13 +82,13 @@ def draw_curves(runs: Sequence[str], picture: str) -> None:
     Raises:
         DataError: a folder holds no run.
     """
-    records = {}
+    metrics = {}
     for run in map(Path, runs):
         if not (run / "metrics.json").is_file():
             raise DataError(f"There is no {run / 'metrics.json'}; name the folder of a run.")
         label = f"{run.resolve().name}: " if len(runs) > 1 else ""
-        records[label] = read_metrics(run)
-    figure = draw_totals(records)
+        metrics[label] = read_metrics(run)
+    figure = draw_totals(metrics)
     with writing_to(picture), refused(ConfigError, f"{picture} cannot be drawn", "", ValueError):
         figure.savefig(picture)
 

@@ -49,15 +49,15 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, 
     Args:
         axes: to draw in.
         title: one of ``PANELS``.
-        runs: records of :func:`lambda_det.training.logged.read_metrics` by the beginning of their
+        runs: metrics of :func:`lambda_det.training.logged.read_metrics` by the beginning of their
             labels.
     """
     belongs, percent = PANELS[title], "percent" in title
     style: dict[str, Any] = {"ms": 3}
     colors: dict[str, str] = {}
-    for label, records in runs.items():
-        for name in sorted({name for record in records for name in record if belongs(name)}):
-            points = [(r["iteration"] + 1, r[name]) for r in records if name in r]
+    for label, metrics in runs.items():
+        for name in sorted({name for line in metrics for name in line if belongs(name)}):
+            points = [(r["iteration"] + 1, r[name]) for r in metrics if name in r]
             points = points[:: -(-len(points) // _POINTS)]
             # A loss of the test set has the colour of the training's, and is dashed
             trained = label + name.removeprefix("validation/")
@@ -77,12 +77,12 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, 
     return is_drawn
 
 
-def draw_curves(records: Sequence[Mapping[str, float]]) -> list[str]:
+def draw_curves(metrics: Sequence[Mapping[str, float]]) -> list[str]:
     """The panels for which a run has logged something, as SVG."""
     figures = []
     for title in PANELS:
         figure, axes = new_axes(5.2, 3.4)
-        if draw_panel(axes, title, {"": records}):
+        if draw_panel(axes, title, {"": metrics}):
             figures.append(to_svg(figure, f"{title} over the steps"))
     return figures
 

@@ -25,10 +25,10 @@ def plot_curves(run: str | Path) -> Image.Image:
     Raises:
         DataError: the run has logged no step yet.
     """
-    if not (records := read_metrics(run)):
+    if not (metrics := read_metrics(run)):
         raise DataError(f"{run} has logged no step yet.")
     content = io.BytesIO()
-    draw_totals({"": records}).savefig(content, format="png")
+    draw_totals({"": metrics}).savefig(content, format="png")
     return Image.open(content).convert("RGB")
 
 

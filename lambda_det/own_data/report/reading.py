@@ -106,7 +106,7 @@ class RunState:
     """How far a run is, and which of its checkpoints counts.
 
     Attributes:
-        records: of :func:`read_metrics`.
+        metrics: of :func:`read_metrics`.
         steps: number of finished steps.
         planned: number of steps of the configuration; 0 if unknown.
         last: the name of the last checkpoint; "" for none.
@@ -115,7 +115,7 @@ class RunState:
         is_best: whether ``weights`` are those of the best checkpoint.
     """
 
-    records: Sequence[Mapping[str, float]]
+    metrics: Sequence[Mapping[str, float]]
     steps: int
     planned: int
     last: str
@@ -145,13 +145,13 @@ class RunState:
     def results(self) -> dict[str, Result]:
         """The results of the weights that count, by their names in metrics.json."""
         if self.weights is None:
-            return results_of(self.records, averaged=False)
+            return results_of(self.metrics, averaged=False)
         step = self.weights.step if self.is_best else None
-        return results_of(self.records, self.weights.averaged, step)
+        return results_of(self.metrics, self.weights.averaged, step)
 
 
 def results_of(
-    records: Sequence[Mapping[str, float]],
+    metrics: Sequence[Mapping[str, float]],
     averaged: bool,
     step: int | None = None,
     endings: tuple[str, ...] = _RESULTS,
@@ -159,7 +159,7 @@ def results_of(
     """The results of one of two kinds of weights, the trained or the averaged ones.
 
     Args:
-        records: of :func:`read_metrics`.
+        metrics: of :func:`read_metrics`.
         averaged: the kind. If only the other kind was evaluated, its results are given.
         step: after which the weights were saved; None for the last evaluation.
         endings: of the names of results; by default those by which a checkpoint is chosen.
@@ -168,9 +168,9 @@ def results_of(
         Results by their names in metrics.json.
     """
     values: dict[str, float] = {}
-    for record in records:
-        if step is None or record["iteration"] < step:
-            values.update(record)
+    for line in metrics:
+        if step is None or line["iteration"] < step:
+            values.update(line)
     results = {
         name: Result(value, values.get(f"{name}_low"), values.get(f"{name}_high"))
         for name, value in values.items()
@@ -186,20 +186,20 @@ def results_of(
     return own or results
 
 
-def evaluations_of(records: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+def evaluations_of(metrics: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """A row for each evaluation: "step", and its results by names that do not depend on the recipe.
 
     They are those of averaged weights where these were evaluated, such as "box AP", "box AP50" and
     "mask AP"; with several data sets the name of one stands before, such as "mine/box AP".
 
     Args:
-        records: of :func:`read_metrics`.
+        metrics: of :func:`read_metrics`.
     """
     rows = []
-    for record in records:
-        if results := results_of([record], averaged=True, endings=SCORES):
+    for line in metrics:
+        if results := results_of([line], averaged=True, endings=SCORES):
             named = {label_of(n, with_weights=False): r.value for n, r in results.items()}
-            rows.append({"step": int(record["iteration"]) + 1, **named})
+            rows.append({"step": int(line["iteration"]) + 1, **named})
     return rows
 
 
@@ -214,17 +214,17 @@ def read_state(run: Path, config: Mapping[str, Any]) -> RunState:
         DataError: metrics.json is damaged.
         WeightsError: the checkpoint is.
     """
-    records = read_metrics(run)
+    metrics = read_metrics(run)
     last, chosen = last_checkpoint(str(run)), choose_checkpoint(str(run))
     weights = Origin.of(chosen, read_checkpoint(chosen)) if os.path.isfile(chosen) else None
     planned = config.get("SOLVER", {}).get("MAX_ITER") or config.get("train", {}).get("max_iter")
     # the run may have stopped between the last line of the log and the checkpoint
     numbered = re.fullmatch(r"model_(\d+)\.pth", os.path.basename(last))
-    iterations = [int(record["iteration"]) for record in records]
+    iterations = [int(line["iteration"]) for line in metrics]
     if numbered:
         iterations.append(int(numbered[1]))
     return RunState(
-        records,
+        metrics,
         max(iterations, default=-1) + 1,
         planned or 0,
         os.path.basename(last),

@@ -144,11 +144,11 @@ def _run_head(run: Path, state: RunState, config: Mapping[str, Any]) -> Page:
         f"{state.sentences()}{sampled} config.yaml has its configuration"
         + (f", which began with {origin}." if origin else "."),
     )
-    if state.records:
+    if state.metrics:
         page.numbers(_summary(state))
         _add_warnings(page, run)
         page.section("Curves")
-        page.figures(*draw_curves(state.records))
+        page.figures(*draw_curves(state.metrics))
     else:
         _add_warnings(page, run)
         page.section("Curves", "The run has logged no step yet.")
@@ -175,8 +175,8 @@ def _evaluation_head(folder: Path) -> Page | None:
 def _summary(state: RunState) -> dict[str, str]:
     """What a reader looks for first: results of the best checkpoint, steps, speed, memory."""
     last: dict[str, float] = {}
-    for record in state.records:
-        last.update(record)
+    for line in state.metrics:
+        last.update(line)
     numbers = {
         result.label(name): f"{result.value:.1f}" for name, result in state.results().items()
     }
@@ -184,7 +184,7 @@ def _summary(state: RunState) -> dict[str, str]:
     if "total_loss" in last:
         numbers["last total loss"] = f"{last['total_loss']:.3g}"
     middle = {
-        key: statistics.median(record[key] for record in state.records if key in record)
+        key: statistics.median(line[key] for line in state.metrics if key in line)
         for key in ("time", "data_time", "images_per_second")
         if key in last
     }
@@ -195,7 +195,7 @@ def _summary(state: RunState) -> dict[str, str]:
     if "images_per_second" in middle:
         numbers["images a second (median)"] = f"{middle['images_per_second']:.3g}"
     if "peak_memory" in last:
-        most = max(record.get("peak_memory", 0.0) for record in state.records)
+        most = max(line.get("peak_memory", 0.0) for line in state.metrics)
         numbers["GB of memory at most, first process"] = f"{most:.1f}"
     return numbers
 
@@ -226,7 +226,7 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, is_cascade: b
         ground_truth,
         evaluated.entries,
         iou_type,
-        state.records,
+        state.metrics,
         trained,
         scale=scale,
         is_cascade=is_cascade,

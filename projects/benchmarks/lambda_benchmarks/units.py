@@ -1,8 +1,8 @@
 """Long measurements in small units: each writes its result at once, and is not repeated.
 
-A part is one process that takes the next units until its time is over. The record is a JSON file; a
-Markdown table is made of it. A unit that ends its process, by a crash or a time limit, is tried
-again for its number of attempts, and then has the failure as its result.
+A part is one process that takes the next units until its time is over. The results are a JSON
+file, of which a Markdown table is made. A unit that ends its process, by a crash or a time limit,
+is tried again for its number of attempts, and then has the failure as its result.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Unit:
     attempts: int = 2
 
 
-class Record:
+class Results:
     """The results of all parts in a file.
 
     Args:
@@ -114,7 +114,7 @@ def _shown(value: Any) -> str:
 
 def run_part(
     units: Sequence[Unit],
-    record: Record,
+    results: Results,
     seconds: float,
     is_broken: Callable[[], bool] = lambda: False,
 ) -> bool:
@@ -122,7 +122,7 @@ def run_part(
 
     Args:
         units: in their order.
-        record: of what was made before.
+        results: of what was made before.
         seconds: of the part.
         is_broken: whether this process can no longer work; it is called after each error.
 
@@ -131,17 +131,17 @@ def run_part(
     """
     deadline, first = time.monotonic() + seconds, True
     for unit in units:
-        if record.is_finished(unit):
+        if results.is_finished(unit):
             continue
-        if record.attempts(unit) >= unit.attempts:
-            text = f"its process ended {record.attempts(unit)} times, by a crash or a time limit"
-            record.finish(unit, [{"case": unit.name, "result": text}], 0.0)
+        if results.attempts(unit) >= unit.attempts:
+            text = f"its process ended {results.attempts(unit)} times, by a crash or a time limit"
+            results.finish(unit, [{"case": unit.name, "result": text}], 0.0)
             continue
         if not first and time.monotonic() + unit.seconds > deadline:
             return False
         first = False
         print(f"{unit.part}: {unit.name}", flush=True)
-        record.begin(unit)
+        results.begin(unit)
         start, failed = time.monotonic(), False
         try:
             rows = unit.work(deadline)
@@ -150,7 +150,7 @@ def run_part(
         except Exception as error:  # libraries raise errors of their own
             text = OUT_OF_MEMORY if is_out_of_memory(error) else reason(error)[:300]
             rows, failed = [{"case": unit.name, "result": text}], True
-        record.finish(unit, rows, time.monotonic() - start)
+        results.finish(unit, rows, time.monotonic() - start)
         if failed and is_broken():
-            return all(record.is_finished(unit) for unit in units)
+            return all(results.is_finished(unit) for unit in units)
     return True

@@ -14,7 +14,7 @@ import torch
 
 from lambda_benchmarks import detectors, first_hour, measure
 from lambda_benchmarks.first_hour import ROOT, SMALL, Place, Scale
-from lambda_benchmarks.units import Record, Unfinished, Unit, run_part
+from lambda_benchmarks.units import Results, Unfinished, Unit, run_part
 from lambda_det import create_backbone, get_config
 from lambda_det.layers.local import IMPLEMENTATIONS
 from tests import forked
@@ -26,8 +26,8 @@ MACHINE = {"gpu": "a card"}
 
 
 @pytest.fixture
-def record(tmp_path):
-    return Record(tmp_path / "results" / "first_hour.json", MACHINE)
+def results(tmp_path):
+    return Results(tmp_path / "results" / "first_hour.json", MACHINE)
 
 
 def unit(name, work, **others):
@@ -41,39 +41,39 @@ def row(text):
 # ---- units
 
 
-def test_each_result_is_written_at_once_and_not_made_again(record):
+def test_each_result_is_written_at_once_and_not_made_again(results):
     def stop(deadline):
-        assert set(json.loads(record.path.read_text())["units"]) == {"one"}
+        assert set(json.loads(results.path.read_text())["units"]) == {"one"}
         raise KeyboardInterrupt
 
     made = [unit("one", row("first")), unit("two", stop), unit("three", row("third"))]
     with pytest.raises(KeyboardInterrupt):
-        run_part(made, record, 60)
-    again = Record(record.path, {})
+        run_part(made, results, 60)
+    again = Results(results.path, {})
     assert again.content["machine"] == MACHINE and again.attempts(made[1]) == 1
     made[0] = unit("one", stop)
     made[1] = unit("two", row("sec|ond"))
     assert run_part(made, again, 60)
-    table = record.path.with_suffix(".md").read_text()
+    table = results.path.with_suffix(".md").read_text()
     assert table.index("first") < table.index("sec/ond") < table.index("third")
     assert "a card" in table and table.count("0.25") == 3
 
 
-def test_a_part_ends_with_its_time(record):
+def test_a_part_ends_with_its_time(results):
     made = [
         unit("one", row("one"), seconds=1000),  # the first is begun in any case
         unit("two", row("two"), seconds=1),
         unit("long", row("long"), seconds=1000),
         unit("after", row("after"), seconds=1),
     ]
-    assert not run_part(made, record, 100)
-    assert set(record.content["units"]) == {"one", "two"}
-    assert not run_part(made[:2] + made[3:] + made[2:3], record, 0)
-    assert set(record.content["units"]) == {"one", "two", "after"}
-    assert run_part(made, record, 100) and record.is_finished(made[2])
+    assert not run_part(made, results, 100)
+    assert set(results.content["units"]) == {"one", "two"}
+    assert not run_part(made[:2] + made[3:] + made[2:3], results, 0)
+    assert set(results.content["units"]) == {"one", "two", "after"}
+    assert run_part(made, results, 100) and results.is_finished(made[2])
 
 
-def test_what_is_stopped_goes_on_in_the_next_part(record):
+def test_what_is_stopped_goes_on_in_the_next_part(results):
     def training(deadline):
         training.parts += 1
         if training.parts < 3:
@@ -82,12 +82,12 @@ def test_what_is_stopped_goes_on_in_the_next_part(record):
 
     training.parts = 0
     made = [unit("training", training, attempts=6), unit("after", row("after"))]
-    assert not run_part(made, record, 60) and not run_part(made, record, 60)
-    assert run_part(made, record, 60)
-    assert "AP 60" in record.table() and "after" in record.table()
+    assert not run_part(made, results, 60) and not run_part(made, results, 60)
+    assert run_part(made, results, 60)
+    assert "AP 60" in results.table() and "after" in results.table()
 
 
-def test_errors_are_results_and_the_others_go_on(record):
+def test_errors_are_results_and_the_others_go_on(results):
     def fail(error):
         def work(deadline):
             raise error
@@ -99,27 +99,27 @@ def test_errors_are_results_and_the_others_go_on(record):
         unit("kernel", fail(RuntimeError("an illegal\nmemory access"))),
         unit("last", row("last")),
     ]
-    assert run_part(made, record, 60)
-    table = record.table()
+    assert run_part(made, results, 60)
+    table = results.table()
     assert "out of memory" in table and "an illegal memory access" in table and "last" in table
 
 
-def test_a_broken_device_ends_the_process_and_the_next_part_goes_on(record):
+def test_a_broken_device_ends_the_process_and_the_next_part_goes_on(results):
     def fail(deadline):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     made = [unit("kernel", fail), unit("after", row("after"))]
-    assert not run_part(made, record, 60, is_broken=lambda: True)
-    assert set(record.content["units"]) == {"kernel"}
-    assert run_part(made, record, 60)
+    assert not run_part(made, results, 60, is_broken=lambda: True)
+    assert set(results.content["units"]) == {"kernel"}
+    assert run_part(made, results, 60)
 
 
-def test_a_unit_that_ends_its_process_is_tried_twice(record):
+def test_a_unit_that_ends_its_process_is_tried_twice(results):
     made = [unit("crash", row("crash")), unit("after", row("after"))]
     for _ in range(2):
-        record.begin(made[0])  # and the process was gone
-    assert run_part(made, record, 60)
-    assert "ended 2 times" in record.table() and "after" in record.table()
+        results.begin(made[0])  # and the process was gone
+    assert run_part(made, results, 60)
+    assert "ended 2 times" in results.table() and "after" in results.table()
 
 
 # ---- what is missing is named before the first part
@@ -338,11 +338,11 @@ def smaller(monkeypatch):
 
 def rehearse(parts, folder, **options):
     place = Place("cpu", folder, SMALL, **options)
-    record = Record(folder / "first_hour.json", MACHINE)
+    results = Results(folder / "first_hour.json", MACHINE)
     made = [unit for unit in first_hour.units(place) if unit.part in parts]
     made = [unit for unit in made if unit.name != "--num-gpus 1"]  # as the demo
-    assert run_part(made, record, 600)
-    return [row for unit in made for row in record.content["units"][unit.name]["rows"]]
+    assert run_part(made, results, 600)
+    return [row for unit in made for row in results.content["units"][unit.name]["rows"]]
 
 
 def run_forked(words, log, deadline, **environment):

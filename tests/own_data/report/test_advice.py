@@ -118,9 +118,9 @@ def test_a_repair_finds_an_object_once():
     assert ap50(after, {2: 2}) == 100
 
 
-def changes(boxes, entries, records=(), trained=None, **options):
+def changes(boxes, entries, metrics=(), trained=None, **options):
     trained = trained or {"bolt": 100, "nut": 100}
-    found = advise(made_of(boxes), entries, "bbox", list(records), trained, **options)
+    found = advise(made_of(boxes), entries, "bbox", list(metrics), trained, **options)
     return found
 
 
@@ -238,12 +238,12 @@ def test_errors_have_the_words_of_the_field():
 def test_a_short_run_whose_ap50_rises_is_to_go_on_first(epochs, is_first):
     """The loss of its first evaluation, in which next to nothing is detected, does not count."""
     values = zip((133, 266, 415), (54.5, 69.1, 76.6), (2.98, 3.63, 3.58), strict=True)
-    records = [
+    metrics = [
         {"iteration": step, "bbox/AP50": ap, "validation/total_loss": loss}
         for step, ap, loss in values
     ]
     lacking = [predicted(1, (10, 150, 30, 30), 0.95)]
-    found = changes(OBJECTS, PERFECT + lacking, records, epochs=epochs)
+    found = changes(OBJECTS, PERFECT + lacking, metrics, epochs=epochs)
     assert [change.error for change in found].index("training") == (0 if is_first else 1)
     (longer,) = [change for change in found if change.error == "training"]
     assert longer.gain == pytest.approx(7.5)
@@ -367,10 +367,10 @@ NAN = float("nan")
     ],
 )
 def test_a_run_that_was_still_rising_is_to_go_on(ap, loss, gain):
-    records = [{"iteration": 100 * (i + 1), "bbox_EMA/AP50": value} for i, value in enumerate(ap)]
-    for record, value in zip(records, loss, strict=False):
-        record["validation/total_loss"] = value
-    gains = [c.gain for c in changes(OBJECTS, PERFECT, records)]
+    metrics = [{"iteration": 100 * (i + 1), "bbox_EMA/AP50": value} for i, value in enumerate(ap)]
+    for line, value in zip(metrics, loss, strict=False):
+        line["validation/total_loss"] = value
+    gains = [c.gain for c in changes(OBJECTS, PERFECT, metrics)]
     assert gains == ([] if gain is None else [gain])
 
 
@@ -388,8 +388,8 @@ def test_a_young_run_is_to_go_on_before_its_annotations_are_looked_at(values, is
 
 
 def test_no_training_raises_an_ap50_beyond_100():
-    records = rising(90, 97.6, 99.9)
-    (longer,) = [c for c in changes(OBJECTS, PERFECT, records) if "longer" in c.change]
+    metrics = rising(90, 97.6, 99.9)
+    (longer,) = [c for c in changes(OBJECTS, PERFECT, metrics) if "longer" in c.change]
     assert longer.gain == pytest.approx(0.1)
     (none,) = changes(OBJECTS, PERFECT, rising(90, 97.6, 100))
     assert none.gain == 0
@@ -404,8 +404,8 @@ def test_a_cascade_is_not_advised_to_be_one():
 
 
 def test_a_run_that_was_evaluated_only_late_tells_nothing():
-    records = [{"iteration": 90 + i, "bbox/AP50": 10 * i} for i in range(5)]
-    assert changes(OBJECTS, PERFECT, records) == []
+    metrics = [{"iteration": 90 + i, "bbox/AP50": 10 * i} for i in range(5)]
+    assert changes(OBJECTS, PERFECT, metrics) == []
 
 
 TWENTY = [f"part {i}" for i in range(20)]
@@ -466,11 +466,11 @@ def test_masks_that_lie_badly_in_boxes_that_lie_well_are_a_matter_of_their_outli
 
 
 def trained_to(trained, tested, values):
-    """The records of a run with its losses at the end."""
-    records = rising(*values)
-    for record in records:
-        record |= {"total_loss": trained, "validation/total_loss": tested}
-    return records
+    """The metrics of a run with its losses at the end."""
+    metrics = rising(*values)
+    for line in metrics:
+        line |= {"total_loss": trained, "validation/total_loss": tested}
+    return metrics
 
 
 @pytest.mark.parametrize(
@@ -494,17 +494,17 @@ def test_a_detector_that_knows_only_its_own_images_wants_others(losses, seen, fi
     else:
         assert first in texts[0] and "0.4" in found[0].evidence and "1.6" in found[0].evidence
     if seen == 1:  # it has hardly begun
-        records = trained_to(*losses, values)
-        found = changes(bolts + nuts, entries, records, counts, epochs=Epochs(3, 30))
+        metrics = trained_to(*losses, values)
+        found = changes(bolts + nuts, entries, metrics, counts, epochs=Epochs(3, 30))
         assert [change.change for change in found] == ["Train longer, with --epochs 30."]
 
 
 def test_a_run_that_forgets_is_not_to_go_on_before_all_else():
-    records = trained_to(0.4, 1.0, (60, 70, 72, 68, 66, 65))
-    for record, loss in zip(records, (1.0, 0.8, 0.7, 0.8, 0.9, 1.0), strict=True):
-        record["validation/total_loss"] = loss
+    metrics = trained_to(0.4, 1.0, (60, 70, 72, 68, 66, 65))
+    for line, loss in zip(metrics, (1.0, 0.8, 0.7, 0.8, 0.9, 1.0), strict=True):
+        line["validation/total_loss"] = loss
     lacking = [predicted(1, (10, 150, 30, 30), 0.95)]
-    first, *others = changes(OBJECTS, PERFECT + lacking, records)
+    first, *others = changes(OBJECTS, PERFECT + lacking, metrics)
     assert "not train longer" in first.change and first.gain == pytest.approx(7)
     assert "step 301" in first.evidence and others
     assert not any("Train longer" in change.change for change in others)

@@ -204,12 +204,12 @@ def test_page_is_whole_and_fetches_nothing(ground_truth):
 
 @pytest.mark.slow
 def test_curves_of_a_run(tmp_path):
-    records = [{"iteration": i, "total_loss": 3 / (i + 1), "lr": 0.1} for i in range(19, 2000, 20)]
-    records.append({"iteration": 1999, "bbox/AP": 40.0})
-    text = "\n".join(map(json.dumps, records)) + '\n{"iteration": 20'  # cut short by a kill
+    metrics = [{"iteration": i, "total_loss": 3 / (i + 1), "lr": 0.1} for i in range(19, 2000, 20)]
+    metrics.append({"iteration": 1999, "bbox/AP": 40.0})
+    text = "\n".join(map(json.dumps, metrics)) + '\n{"iteration": 20'  # cut short by a kill
     (tmp_path / "metrics.json").write_text(text)
-    assert read_metrics(tmp_path) == records
-    assert [figure.count("<svg") for figure in figures.draw_curves(records)] == [1, 1, 1]
+    assert read_metrics(tmp_path) == metrics
+    assert [figure.count("<svg") for figure in figures.draw_curves(metrics)] == [1, 1, 1]
     state = read_state(tmp_path, {})
     assert state.results() == {"bbox/AP": (40.0, None, None)} and state.steps == 2000
     (tmp_path / "metrics.json").write_text('{"iteration": 1}\n{]\n{"iteration": 2}\n')
@@ -218,11 +218,11 @@ def test_curves_of_a_run(tmp_path):
 
 
 def test_a_loss_of_the_test_set_has_the_colour_of_the_training_s():
-    records = [{"iteration": i, "total_loss": 2.0, "loss_cls": 1.0} for i in (19, 39)]
-    records += [{"iteration": 39, "validation/total_loss": 3.0, "validation/loss_cls": 1.5}]
+    metrics = [{"iteration": i, "total_loss": 2.0, "loss_cls": 1.0} for i in (19, 39)]
+    metrics += [{"iteration": 39, "validation/total_loss": 3.0, "validation/loss_cls": 1.5}]
     for title, name in (("total loss", "total_loss"), ("losses", "loss_cls")):
         axes = new_axes(4, 3)[1]
-        assert figures.draw_panel(axes, title, {"": records})
+        assert figures.draw_panel(axes, title, {"": metrics})
         trained, tested = sorted(axes.lines, key=lambda line: line.get_linestyle())
         assert (trained.get_linestyle(), tested.get_linestyle()) == ("-", "--")
         assert trained.get_color() == tested.get_color()
@@ -250,8 +250,8 @@ def run(shapes, tmp_path):
     base = tmp_path / "base.yaml"
     base.write_text(CONFIG)
     save_config(DetectionTask(cfg), str(base))
-    records = [{"iteration": i, "total_loss": 1.0, "peak_memory": i / 100} for i in (19, 39)]
-    (folder / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in records))
+    metrics = [{"iteration": i, "total_loss": 1.0, "peak_memory": i / 100} for i in (19, 39)]
+    (folder / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in metrics))
     (folder / "last_checkpoint").write_text("model_0000039.pth")
     truth = json.loads(shapes[0].read_text())["annotations"]
     keys = ("image_id", "category_id", "bbox")
@@ -290,8 +290,8 @@ def test_the_pictures_of_a_notebook(run):
 def test_a_page_is_as_dark_as_the_screen(run, ground_truth):
     """Black and white of a figure are the page's."""
     detections = evaluate_detections(ground_truth, noisy_results(ground_truth), "bbox", 0.5)
-    records = [{"iteration": i, "total_loss": 1.0, "bbox/AP50": 5.0 * i} for i in (1, 2, 3)]
-    drawn = [figures.draw_confusion(detections), *figures.draw_curves(records)]
+    metrics = [{"iteration": i, "total_loss": 1.0, "bbox/AP50": 5.0 * i} for i in (1, 2, 3)]
+    drawn = [figures.draw_confusion(detections), *figures.draw_curves(metrics)]
     page = _page(run)
     assert "prefers-color-scheme: dark" in page
     assert set(re.findall(r"var\((--\w+)\)", "".join(drawn))) == {"--ink", "--paper"}
@@ -314,8 +314,8 @@ def test_the_best_checkpoint_counts_and_an_early_stop_is_said(run):
     for name, iteration in (("best", 49), ("final", 99)):
         torch.save({"model": {}, "iteration": iteration}, run / f"model_{name}.pth")
     aps = {49: 61.25, 99: 58.5}
-    records = [{"iteration": i, "total_loss": 1.0, "bbox/AP": ap} for i, ap in aps.items()]
-    (run / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in records))
+    metrics = [{"iteration": i, "total_loss": 1.0, "bbox/AP": ap} for i, ap in aps.items()]
+    (run / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in metrics))
     text = _page(run)
     assert "model_best.pth (after 50 steps, raw weights)" in text and "<b>61.2</b>" in text
     assert "<b>100</b><span>steps" in text and "after 100 of 40,000 steps" in text
@@ -330,9 +330,9 @@ def test_the_first_number_is_that_of_the_weights_that_count(run, averaged):
     if averaged:
         content["ema"] = {"model": {}}
     torch.save(content, run / "model_best.pth")
-    record = {"iteration": 99, "total_loss": 1.0, "bbox/AP": 36.1, "bbox_EMA/AP": 35.7}
-    record |= {"bbox_EMA/AP_low": 29.04, "bbox_EMA/AP_high": 42.1}
-    (run / "metrics.json").write_text(json.dumps(record) + "\n")
+    line = {"iteration": 99, "total_loss": 1.0, "bbox/AP": 36.1, "bbox_EMA/AP": 35.7}
+    line |= {"bbox_EMA/AP_low": 29.04, "bbox_EMA/AP_high": 42.1}
+    (run / "metrics.json").write_text(json.dumps(line) + "\n")
     text = _page(run)
     numbers = re.findall(r"<b>([^<]*)</b><span>([^<]*)<", text)
     if averaged:
@@ -351,7 +351,7 @@ def test_labels_of_results():
 
 
 @pytest.mark.parametrize(
-    ("record", "of_raw", "of_averaged"),
+    ("line", "of_raw", "of_averaged"),
     [
         ({"bbox/AP": 1.0, "bbox_TTA/AP": 2.0}, "bbox bbox_TTA", "bbox bbox_TTA"),
         ({"bbox_EMA/AP": 1.0, "bbox_TTA/AP": 2.0}, "bbox_EMA bbox_TTA", "bbox_EMA bbox_TTA"),
@@ -363,10 +363,10 @@ def test_labels_of_results():
     ],
 )
 def test_the_result_of_an_augmented_test_stands_beside_that_of_its_weights(
-    record, of_raw, of_averaged
+    line, of_raw, of_averaged
 ):
     for averaged, names in ((False, of_raw), (True, of_averaged)):
-        found = results_of([{"iteration": 0, **record}], averaged)
+        found = results_of([{"iteration": 0, **line}], averaged)
         assert " ".join(name.partition("/")[0] for name in found) == names
 
 
@@ -429,7 +429,7 @@ _KIND = "META_ARCHITECTURE: "
 # A file of a run, what is done to its text (None: it is removed), and what its page then says
 CHANGED = {
     "saved and not logged": ("last_checkpoint", lambda text: "model_0000047.pth", "<b>48</b>"),
-    "no record yet": ("metrics.json", lambda text: None, "no step"),
+    "no line yet": ("metrics.json", lambda text: None, "no step"),
     "images that left the data": (
         _FOUND,
         _entries(lambda e: [*e, {**e[0], "image_id": 999}]),
@@ -530,8 +530,8 @@ def test_curves_of_several_runs_as_a_picture(tmp_path, capsys):
     for run in runs:
         run.mkdir()
         losses = [{"iteration": 19, "total_loss": 3.0}, {"iteration": 39, "total_loss": 2.0}]
-        records = [*losses, {"iteration": 39, "bbox/AP": 40.0}]
-        (run / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in records))
+        metrics = [*losses, {"iteration": 39, "bbox/AP": 40.0}]
+        (run / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in metrics))
     picture = tmp_path / "new" / "curves.png"
     words = [*map(str, runs), "--curves", str(picture)]
     assert main(words) == 0 and str(picture) in capsys.readouterr().out
