@@ -216,7 +216,7 @@ def add_lambda_config(cfg: CN) -> None:
     _C.SOLVER.ACCUMULATE_GRADIENTS = 1
     # Compute the backbone by CUDA graphs, which spares the host's time where a step has few images.
     # "auto" does so in one process on a GPU where all images have one size (INPUT.LSJ), and the
-    # parts of the backbone are known; "always" is refused with the reason where it cannot be, and
+    # modules of the backbone are known; "always" is refused with the reason where it cannot be, and
     # "never" does without. A graph is used only after its maps and all gradients proved to be those
     # of the backbone on images of the run. Nobody has trained with it yet.
     _C.SOLVER.CUDA_GRAPHS = "auto"

@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class _Parts:
-    """A foreign layer in our terms.
+class _Weights:
+    """The weights and sizes of a foreign layer in our terms.
 
     Attributes:
         heads, query_depth, intra_depth: |h|, |k| and |u|.
@@ -40,10 +40,10 @@ class _Parts:
     pool: nn.Module | None = None
 
 
-def _timm(layer: nn.Module) -> _Parts:
+def _timm(layer: nn.Module) -> _Weights:
     """``timm.layers.LambdaLayer``."""
     conv = layer.conv_lambda
-    return _Parts(
+    return _Weights(
         heads=layer.num_heads,
         query_depth=layer.dim_qk,
         intra_depth=1,
@@ -56,10 +56,10 @@ def _timm(layer: nn.Module) -> _Parts:
     )
 
 
-def _lucidrains(layer: nn.Module) -> _Parts:
+def _lucidrains(layer: nn.Module) -> _Weights:
     """``lambda_networks.LambdaLayer`` of the package lambda-networks."""
     conv = layer.pos_conv if layer.local_contexts else None
-    return _Parts(
+    return _Weights(
         heads=layer.heads,
         query_depth=len(layer.to_q.weight) // layer.heads,
         intra_depth=layer.u,
@@ -71,9 +71,9 @@ def _lucidrains(layer: nn.Module) -> _Parts:
     )
 
 
-def _d_li14(layer: nn.Module) -> _Parts:
+def _d_li14(layer: nn.Module) -> _Weights:
     """``lambda_layer.LambdaLayer`` of d-li14/lambda.pytorch, and its copies."""
-    return _Parts(
+    return _Weights(
         heads=layer.Nh,
         query_depth=layer.dk,
         intra_depth=layer.du,
@@ -86,7 +86,7 @@ def _d_li14(layer: nn.Module) -> _Parts:
 
 
 # A layer is recognised by its attributes, because copies of the files have other names and places.
-_READERS: tuple[tuple[tuple[str, ...], Callable[[nn.Module], _Parts]], ...] = (
+_READERS: tuple[tuple[tuple[str, ...], Callable[[nn.Module], _Weights]], ...] = (
     (("qkv", "norm_q", "norm_v", "conv_lambda", "pos_emb", "dim_qk", "num_heads", "pool"), _timm),
     (("to_q", "to_k", "to_v", "norm_q", "norm_v", "local_contexts", "u", "heads"), _lucidrains),
     (("conv_qkv", "lambda_conv", "norm_q", "norm_v", "Nh", "dk", "du", "stride"), _d_li14),
@@ -120,7 +120,7 @@ def convert_lambda_layers(model: nn.Module, *, implementation: str = "auto") -> 
     return replaced.get(model, model)
 
 
-def _reader_of(module: nn.Module | None) -> Callable[[nn.Module], _Parts] | None:
+def _reader_of(module: nn.Module | None) -> Callable[[nn.Module], _Weights] | None:
     for names, read in _READERS:
         if all(hasattr(module, name) for name in names):
             return read
@@ -128,25 +128,25 @@ def _reader_of(module: nn.Module | None) -> Callable[[nn.Module], _Parts] | None
 
 
 @torch.no_grad()
-def _convert(source: nn.Module, parts: _Parts, implementation: str) -> nn.Module:
-    depth, intra = parts.query_depth, parts.intra_depth
-    query_rows, key_rows = parts.heads * depth, depth * intra
-    queries, keys, values = parts.projection.split(
-        [query_rows, key_rows, len(parts.projection) - query_rows - key_rows]
+def _convert(source: nn.Module, weights: _Weights, implementation: str) -> nn.Module:
+    depth, intra = weights.query_depth, weights.intra_depth
+    query_rows, key_rows = weights.heads * depth, depth * intra
+    queries, keys, values = weights.projection.split(
+        [query_rows, key_rows, len(weights.projection) - query_rows - key_rows]
     )
-    sides = parts.embedding.shape[-2:]
+    sides = weights.embedding.shape[-2:]
     layer = LambdaLayer(
-        parts.projection.shape[1],
-        len(values) // intra * parts.heads,
+        weights.projection.shape[1],
+        len(values) // intra * weights.heads,
         query_depth=depth,
-        heads=parts.heads,
+        heads=weights.heads,
         intra_depth=intra,
-        scope=None if parts.is_global else tuple(sides),
-        map_size=tuple((side + 1) // 2 for side in sides) if parts.is_global else None,
-        position_bias=parts.position_bias is not None,
+        scope=None if weights.is_global else tuple(sides),
+        map_size=tuple((side + 1) // 2 for side in sides) if weights.is_global else None,
+        position_bias=weights.position_bias is not None,
         norm="",
         implementation=implementation,
-    ).to(parts.projection)
+    ).to(weights.projection)
     # The channels of its second norm are (u, v)
     layer.query_norm, layer.value_norm = map(copy.deepcopy, (source.norm_q, source.norm_v))
     # Rows (u, k) and (u, v) become (k, u) and (v, u)
@@ -154,16 +154,16 @@ def _convert(source: nn.Module, parts: _Parts, implementation: str) -> nn.Module
         torch.arange(len(rows)).view(intra, -1).T.flatten() for rows in (keys, values)
     )
     layer.qkv.weight.copy_(torch.cat([queries, keys[key_order], values[value_order]]))
-    layer.position.embedding.copy_(parts.embedding)
-    if parts.position_bias is not None:
-        layer.position.bias.copy_(parts.position_bias)
+    layer.position.embedding.copy_(weights.embedding)
+    if weights.position_bias is not None:
+        layer.position.bias.copy_(weights.position_bias)
     for tensor in (*layer.value_norm.parameters(), *layer.value_norm.buffers()):
         if tensor.ndim == 1:
             tensor.copy_(tensor[value_order])
-    if parts.projection_bias is not None:
+    if weights.projection_bias is not None:
         # Batch norms and the softmax over positions remove a constant
-        query_bias, _, value_bias = parts.projection_bias.split(layer.rows)
+        query_bias, _, value_bias = weights.projection_bias.split(layer.rows)
         layer.query_norm.running_mean -= query_bias
         layer.value_norm.running_mean -= value_bias[value_order]
-    converted = layer if parts.pool is None else nn.Sequential(layer, parts.pool)
+    converted = layer if weights.pool is None else nn.Sequential(layer, weights.pool)
     return converted.train(source.training)

@@ -164,7 +164,7 @@ class LambdaLayer(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of a map [b, dim, H, W]."""
-        queries, keys, values = parts_of(self.qkv(x), self.rows)  # [b, rows, H, W]
+        queries, keys, values = split_rows(self.qkv(x), self.rows)  # [b, rows, H, W]
         norms = self.query_norm, self.value_norm
         queries, values = both_normed(norms, (queries, values))
         queries = split(queries, self.query_depth)  # [b, H, W, h, k]
@@ -453,9 +453,9 @@ class RelativePosition(nn.Module):
         return y + (queries @ bias.to(queries.dtype))[..., None]
 
 
-# How the parts of a projection lie in memory ------------------------------------------------------
+# How queries, keys and values lie in memory -------------------------------------------------------
 # PyTorch's softmax and cat lay their results out by shape. Here queries, values and outputs, and
-# their gradients, stay as the parts of a projection are, dense in the channels (channels last) or a
+# their gradients, stay as they come from the projection, dense in the channels (channels last) or a
 # map per channel, so that no later operation copies them.
 
 
@@ -464,17 +464,17 @@ def split(x: Tensor, depth: int) -> Tensor:
     return x.permute(0, 2, 3, 1).unflatten(-1, (x.shape[1] // depth, depth))
 
 
-def parts_of(x: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
-    """The parts [b, rows, H, W] of a projection that is their sum wide."""
+def split_rows(x: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
+    """Maps [b, rows, H, W], such as queries, keys and values, of a map that is their sum wide."""
     is_last = calls.is_eager_on_gpu(x) and x.is_contiguous(memory_format=torch.channels_last)
-    return _Parts.apply(x, rows) if is_last else x.split(rows, dim=1)
+    return _SplitRows.apply(x, rows) if is_last else x.split(rows, dim=1)
 
 
-class _Parts(torch.autograd.Function):
-    """:func:`parts_of` a map that is channels last, as its gradient then is.
+class _SplitRows(torch.autograd.Function):
+    """:func:`split_rows` of a map that is channels last, as its gradient then is.
 
     The gradient of the keys comes from a softmax over the positions, so it is a map per channel.
-    PyTorch joins parts of two layouts to a map per channel; seen as positions times channels it
+    PyTorch joins maps of two layouts to a map per channel; seen as positions times channels it
     reads each as it lies, in one kernel.
     """
 
@@ -491,7 +491,7 @@ class _Parts(torch.autograd.Function):
 
 
 def normed(norm: nn.Module, x: Tensor) -> Tensor:
-    """The norm of a part [b, c, H, W] of a projection.
+    """The norm of queries or values [b, c, H, W].
 
     On a CPU PyTorch's batch norm takes three to six times as long for a view as for a dense tensor,
     and returns a map per channel, which slows down what follows. On an H200 both took the same time
@@ -506,11 +506,11 @@ def normed(norm: nn.Module, x: Tensor) -> Tensor:
     return norm(x)
 
 
-def both_normed(norms: Sequence[nn.Module], parts: Sequence[Tensor]) -> list[Tensor]:
-    """:func:`normed` for two parts; on a GPU one operator counts the batch for both norms."""
-    together = calls.is_eager_on_gpu(parts[0]) and all(map(_counts_batches, norms))
+def both_normed(norms: Sequence[nn.Module], maps: Sequence[Tensor]) -> list[Tensor]:
+    """:func:`normed` for two maps; on a GPU one operator counts the batch for both norms."""
+    together = calls.is_eager_on_gpu(maps[0]) and all(map(_counts_batches, norms))
     if not together or norms[0] is norms[1]:
-        return [normed(norm, x) for norm, x in zip(norms, parts, strict=True)]
+        return [normed(norm, x) for norm, x in zip(norms, maps, strict=True)]
     torch._foreach_add_([norm.num_batches_tracked for norm in norms], 1)
     return [
         F.batch_norm(
@@ -523,7 +523,7 @@ def both_normed(norms: Sequence[nn.Module], parts: Sequence[Tensor]) -> list[Ten
             momentum=norm.momentum,
             eps=norm.eps,
         )
-        for norm, x in zip(norms, parts, strict=True)
+        for norm, x in zip(norms, maps, strict=True)
     ]
 
 
@@ -555,11 +555,11 @@ def cut_heads(x: Tensor, heads: int) -> tuple[Tensor, ...]:
     return tuple(map(_as_last, _as_first(x).chunk(heads, dim=1)))
 
 
-def join_heads(parts: Sequence[Tensor]) -> Tensor:
+def join_heads(heads: Sequence[Tensor]) -> Tensor:
     """The inverse of :func:`cut_heads`."""
-    if parts[0].stride(-1) == 1:
-        return torch.cat(parts, dim=-2)
-    return _as_last(torch.cat([_as_first(part) for part in parts], dim=1))
+    if heads[0].stride(-1) == 1:
+        return torch.cat(heads, dim=-2)
+    return _as_last(torch.cat([_as_first(head) for head in heads], dim=1))
 
 
 def _as_first(x: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from lambda_det.foundation import Backbone
 from lambda_det.modeling.checks import check_options, taken_options
+from lambda_det.modeling.common import StagedBackbone
 from lambda_det.modeling.mobilenet import MobileNetV2
-from lambda_det.modeling.parts import StagedBackbone
 from lambda_det.modeling.resnet import LambdaResNet, make_res5
 from lambda_det.modeling.specs import (
     SPECS,

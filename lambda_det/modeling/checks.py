@@ -67,15 +67,15 @@ def check_norm(norm: str | Callable[[int], nn.Module]) -> None:
 
 
 def check_probability(name: str, value: float) -> None:
-    """Refuse a probability with which a part of the network would never be trained.
+    """Refuse a probability with which a layer or block would never be trained.
 
     Raises:
         ConfigError: it is below 0, or 1 or more; the message has the ``name`` of the key.
     """
     if not 0 <= value < 1:
         raise ConfigError(
-            f"{name} is {value}, but as the probability of leaving a part out it must be at least "
-            "0 and below 1."
+            f"{name} is {value}, but as the probability of leaving something out it must be at "
+            "least 0 and below 1."
         )
 
 

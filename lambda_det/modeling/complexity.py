@@ -67,11 +67,11 @@ def measure(
     Args:
         model: takes images [B, 3, H, W].
         image_size: side of the image.
-        repeats: how often a part of the model counts that stands for several; once if not named.
+        repeats: how often a module counts that stands for several; once if it is not in it.
     """
     times = dict.fromkeys(model.modules(), 1)
-    for part, number in (repeats or {}).items():
-        times |= dict.fromkeys(part.modules(), number)
+    for module, number in (repeats or {}).items():
+        times |= dict.fromkeys(module.modules(), number)
     counts = [0, 0]
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lambda_det.cpu.folding import folded, is_foldable
 from lambda_det.cpu.winograd import FAST_CONVOLUTIONS, FAST_SEQUENCES
 from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.parts import SqueezeExcitation
+from lambda_det.modeling.common import SqueezeExcitation
 from lambda_det.modeling.resnet import Bottleneck
 from lambda_det.native.calls import copied, is_hooked
 

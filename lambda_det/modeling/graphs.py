@@ -17,7 +17,7 @@ what this file adds, never ran on a GPU. So nothing here is believed:
 
 What is changed in place between two steps (weights, running statistics, the scale of float16) is
 read by a graph as it is then. What Python decides at a step is not: so graphs that nobody asked for
-are of parts whose code is known.
+are of modules whose code is known.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ import torch
 from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError
+from lambda_det.modeling.common import kept_statistics
 from lambda_det.modeling.padding import PaddingMask
-from lambda_det.modeling.parts import kept_statistics
 from lambda_det.native.calls import is_hooked
 
 logger = logging.getLogger(__name__)
@@ -73,28 +73,28 @@ def why_not(
         is_asked: whether the user asks for graphs, and so knows what the code of the backbone does
             and the sizes of images.
     """
-    parts = [*backbone.modules()] if backbone is not None else []
-    packages = {type(part).__module__.partition(".")[0] for part in parts}
+    modules = [*backbone.modules()] if backbone is not None else []
+    packages = {type(module).__module__.partition(".")[0] for module in modules}
     reasons = {
         "the device is not a GPU": torch.device(device).type != "cuda",
         "the model has no backbone": backbone is None,
         "several processes train, which nobody has tried": processes > 1,
         "a step has several batches (ACCUMULATE_GRADIENTS)": accumulate > 1,
         "images have several sizes (INPUT.LSJ.ENABLED makes them one)": one_size is False,
-        "CHECKPOINT_ACTIVATIONS is on": any(_of(parts, "checkpoint_activations")),
-        "MASK_PADDING is on": any(isinstance(x, PaddingMask) for x in _of(parts, "padding")),
-        "hooks in the backbone would not be called": any(map(is_hooked, parts[1:])),
-        "the backbone has a forward of its own": any("forward" in vars(x) for x in parts[:1]),
+        "CHECKPOINT_ACTIVATIONS is on": any(_of(modules, "checkpoint_activations")),
+        "MASK_PADDING is on": any(isinstance(x, PaddingMask) for x in _of(modules, "padding")),
+        "hooks in the backbone would not be called": any(map(is_hooked, modules[1:])),
+        "the backbone has a forward of its own": any("forward" in vars(x) for x in modules[:1]),
         "the sizes of images are unknown": one_size is None and not is_asked,
-        "parts of the backbone are not known to compute the same at each step": not (
+        "modules of the backbone are not known to compute the same at each step": not (
             is_asked or packages <= {*_KNOWN}
         ),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _of(parts: Iterable[nn.Module], attribute: str) -> Iterator[Any]:
-    return (getattr(part, attribute, None) for part in parts)
+def _of(modules: Iterable[nn.Module], attribute: str) -> Iterator[Any]:
+    return (getattr(module, attribute, None) for module in modules)
 
 
 class BackboneGraphs:
@@ -162,7 +162,7 @@ class BackboneGraphs:
         tensors = (*parameters, *backbone.buffers())
         return (
             *(x.shape, x.stride(), x.dtype, x.device, x.requires_grad, _autocast(x)),
-            *(part.training for part in self._inner),
+            *(module.training for module in self._inner),
             *((one.data_ptr(), one.requires_grad) for one in tensors),
         )
 
@@ -288,7 +288,7 @@ def _all_branches(backbone: nn.Module) -> Iterator[None]:
     At the start of a training the last norm of each residual branch is 0, and so are all gradients
     of the branch, whatever a graph computes.
     """
-    norms = [part for part in backbone.modules() if hasattr(part, "running_mean")]
+    norms = [module for module in backbone.modules() if hasattr(module, "running_mean")]
     weights = [norm.weight for norm in norms if isinstance(norm.weight, Tensor)]
     closed = [weight for weight in weights if not weight.any()]
     with torch.no_grad():

@@ -12,7 +12,7 @@ from torchvision.models import mobilenet_v2
 from lambda_det.foundation import CNNBlockBase, ShapeSpec, get_norm
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.checks import check_norm, check_options
-from lambda_det.modeling.parts import Norm, StagedBackbone, conv_norm
+from lambda_det.modeling.common import Norm, StagedBackbone, conv_norm
 from lambda_det.modeling.replacements import layer_arguments
 from lambda_det.modeling.specs import MobileNetSpec
 
@@ -76,14 +76,14 @@ class MobileNetV2(StagedBackbone):
             features[number] = LightweightLambdaBlock(
                 features[number].out_channels, norm=norm, **lambda_options
             )
-        parts, shapes, start = {}, {}, 0
+        modules, shapes, start = {}, {}, 0
         for index, (name, end) in enumerate(_STAGE_ENDS.items()):
-            parts[name] = nn.Sequential(*features[start:end])
+            modules[name] = nn.Sequential(*features[start:end])
             channels = features[end - 1].out_channels
             shapes[name] = ShapeSpec(channels=channels, stride=2 ** (index + 1))
             start = end
         super().__init__(
-            parts,
+            modules,
             shapes,
             out_features=out_features,
             num_classes=num_classes,

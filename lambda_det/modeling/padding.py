@@ -1,6 +1,6 @@
 """Padding that leaves no trace in the features (``MODEL.LAMBDA_RESNET.MASK_PADDING``).
 
-The parts of a network do not know of it. Hooks between them set padded positions to 0, which is
+The modules of a network do not know of it. Hooks between them set padded positions to 0, which is
 what a convolution sees beyond the border of a map, leave these positions out of averages, and give
 the lambda layers their mask.
 """

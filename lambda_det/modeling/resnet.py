@@ -20,9 +20,7 @@ from lambda_det.modeling.checks import (
     check_options,
     check_probability,
 )
-from lambda_det.modeling.fewer_passes import can_join_pooling, convolve_averages
-from lambda_det.modeling.padding import PaddingMask
-from lambda_det.modeling.parts import (
+from lambda_det.modeling.common import (
     Activation,
     Norm,
     SqueezeExcitation,
@@ -30,6 +28,8 @@ from lambda_det.modeling.parts import (
     conv_norm,
     kept_statistics,
 )
+from lambda_det.modeling.fewer_passes import can_join_pooling, convolve_averages
+from lambda_det.modeling.padding import PaddingMask
 from lambda_det.modeling.replacements import Replacements
 from lambda_det.modeling.specs import STAGES, ResNetSpec
 
@@ -70,8 +70,8 @@ class Stem(CNNBlockBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, width, ceil(H / 4), ceil(W / 4)]."""
-        for part in self.children():
-            x = part(x)
+        for module in self.children():
+            x = module(x)
         return x
 
 
@@ -273,7 +273,7 @@ def make_res5(
 class LambdaResNet(StagedBackbone):
     """A ResNet whose blocks may hold lambda layers.
 
-    Parts are named as in Detectron2's ``ResNet``: ``stem``, ``res2`` to ``res5``, ``linear``. Any
+    Modules are named as in Detectron2's ``ResNet``: ``stem``, ``res2`` to ``res5``, ``linear``. Any
     input size of at least 1x1 works; a stage of stride s gives ceil(size / s) positions.
 
     Args:
@@ -329,7 +329,7 @@ class LambdaResNet(StagedBackbone):
             )
         layers = Replacements(spec, norm, **lambda_options)
         stem = Stem(in_channels, spec, norm=norm)
-        parts: dict[str, nn.Module] = {"stem": stem}
+        modules: dict[str, nn.Module] = {"stem": stem}
         shapes = {"stem": ShapeSpec(channels=stem.out_channels, stride=stem.stride)}
         channels, stride, widest = stem.out_channels, stem.stride, 1
         for index, name in enumerate(STAGES):
@@ -349,14 +349,14 @@ class LambdaResNet(StagedBackbone):
                 stochastic_depth=stochastic_depth * (index + 2) / 5,
             )
             channels, stride = spec.channels(name), stride * own_stride
-            parts[name] = nn.Sequential(*blocks)
+            modules[name] = nn.Sequential(*blocks)
             shapes[name] = ShapeSpec(channels=channels, stride=stride)
         if out_features is not None and "linear" not in out_features:
             # stages whose maps nobody uses would wait for gradients that never come
-            last = max((i for i, name in enumerate(parts) if name in out_features), default=0)
-            parts = dict([*parts.items()][: last + 1])
+            last = max((i for i, name in enumerate(modules) if name in out_features), default=0)
+            modules = dict([*modules.items()][: last + 1])
         super().__init__(
-            parts,
+            modules,
             shapes,
             out_features=out_features,
             num_classes=num_classes,

@@ -74,7 +74,7 @@ def _tensors(model: nn.Module) -> chain[torch.Tensor]:
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
     """The batch norms of a model that keep running statistics, without frozen ones."""
-    norms = (part for part in model.modules() if isinstance(part, _BatchNorm))
+    norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
     return [norm for norm in norms if norm.track_running_stats]
 
 
@@ -89,7 +89,7 @@ def images_of_norms(model: nn.Module, images: int) -> dict[str, int]:
         Images at "one process" for norms that see only these, and at "all processes" for
         synchronised ones. A kind that the model lacks is left out; frozen norms are of neither.
     """
-    norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     synchronised = [
         isinstance(norm, nn.SyncBatchNorm) or getattr(norm, "is_synchronised", False)
         for norm in norms
@@ -124,17 +124,19 @@ def estimate_statistics(
     """
     norms = [norm for model in models for norm in batch_norms(model)]
     # Mean [C], variance [C] and count [1] of each batch; none at first
-    parts = {norm: [_moments(norm.running_mean.new_empty(0, norm.num_features))] for norm in norms}
+    of_batches = {
+        norm: [_moments(norm.running_mean.new_empty(0, norm.num_features))] for norm in norms
+    }
 
     def add(norm: nn.Module, inputs: tuple[Tensor]) -> None:
-        parts[norm].append(_moments(inputs[0]))
+        of_batches[norm].append(_moments(inputs[0]))
 
     hooks = [norm.register_forward_pre_hook(add) for norm in norms]
     for model in models:
         model.train()
-        for part in model.modules():
-            if isinstance(part, (_DropoutNd, StochasticDepth)):
-                part.eval()
+        for module in model.modules():
+            if isinstance(module, (_DropoutNd, StochasticDepth)):
+                module.eval()
     try:
         with precision.autocast():
             for batch in islice(batches, count):
@@ -147,7 +149,7 @@ def estimate_statistics(
             hook.remove()
         for model in models:
             model.eval()
-    for norm, moments in parts.items():
+    for norm, moments in of_batches.items():
         mean, var, count = join(*map(torch.stack, zip(*moments, strict=True)))
         if comm.get_world_size() > 1:
             mean, var, count = join_processes(mean, var, count)

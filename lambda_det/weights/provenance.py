@@ -204,11 +204,11 @@ def check_layers(model: nn.Module, content: Mapping[str, Any], path: str | Path)
     """
     recorded = _recorded(content).get("options")
     unseen = {key: o.unseen for key, o in LAMBDA_LAYER_KEYS.items() if o.unseen is not None}
-    networks = [part for part in model.modules() if hasattr(part, "created_as")]
-    for part in networks if isinstance(recorded, Mapping) else ():
+    networks = [module for module in model.modules() if hasattr(module, "created_as")]
+    for network in networks if isinstance(recorded, Mapping) else ():
         for key, default in unseen.items():
             name = key.lower()
-            there, here = (given.get(name, default) for given in (recorded, part.created_as[1]))
+            there, here = (given.get(name, default) for given in (recorded, network.created_as[1]))
             if there != here:
                 raise WeightsError(
                     f"{path} holds weights of lambda layers with {name} {there!r}, and those of "

@@ -15,8 +15,8 @@ from lambda_det.errors import ConfigError
 from lambda_det.foundation import ShapeSpec
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling import build
+from lambda_det.modeling.common import StagedBackbone
 from lambda_det.modeling.complexity import measure_named
-from lambda_det.modeling.parts import StagedBackbone
 from lambda_det.modeling.specs import SPECS, STAGES, NetworkSpec
 
 PLAIN, FPN, DEEPLAB = (f"build_lambda_resnet_{kind}backbone" for kind in ("", "fpn_", "deeplab_"))

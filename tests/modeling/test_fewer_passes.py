@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lambda_det.modeling import fewer_passes, parts, resnet
+from lambda_det.modeling import common, fewer_passes, resnet
+from lambda_det.modeling.common import SqueezeExcitation
 from lambda_det.modeling.fewer_passes import Rescale, convolve_averages, rescale, rescale_gradients
-from lambda_det.modeling.parts import SqueezeExcitation
 from lambda_det.modeling.resnet import Bottleneck, LambdaResNet
 from lambda_det.modeling.specs import ResNetSpec
 from tests.modeling.pretended_gpu import Trace, is_available, pretend_gpu
@@ -95,7 +95,7 @@ def test_a_network_computes_the_same(monkeypatch):
     other = copy.deepcopy(network)
     x, calls = torch.randn(2, 3, 97, 70).double(), []
     features = network(x)
-    for module, name in ((parts, "can_join"), (resnet, "can_join_pooling")):
+    for module, name in ((common, "can_join"), (resnet, "can_join_pooling")):
         monkeypatch.setattr(module, name, lambda *inputs, name=name: calls.append(name) or True)
     found = other(x)
     assert calls.count("can_join") == calls.count("can_join_pooling") == 3

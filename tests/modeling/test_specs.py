@@ -8,8 +8,8 @@ import torch
 import lambda_det
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
+from lambda_det.modeling.common import SqueezeExcitation
 from lambda_det.modeling.complexity import lambda_multiply_adds, measure, measure_named
-from lambda_det.modeling.parts import SqueezeExcitation
 from lambda_det.modeling.specs import get_spec, list_models
 
 # Millions of parameters with 1000 classes, computed from the text and confirmed by the tables

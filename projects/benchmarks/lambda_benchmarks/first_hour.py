@@ -39,7 +39,7 @@ from lambda_benchmarks.report import figures, installed
 from lambda_benchmarks.units import Row, Unfinished, Unit
 from lambda_det import create_backbone
 from lambda_det.layers.local import IMPLEMENTATIONS, local_position_output, unsupported
-from lambda_det.modeling.parts import SqueezeExcitation
+from lambda_det.modeling.common import SqueezeExcitation
 from lambda_det.modeling.resnet import Bottleneck
 
 ROOT = Path(__file__).resolve().parents[3]

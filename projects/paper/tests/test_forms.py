@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lambda_det.modeling.parts import SqueezeExcitation
+from lambda_det.modeling.common import SqueezeExcitation
 from lambda_paper.forms import (
     SpatialWeights,
     causal_output,

@@ -104,12 +104,12 @@ class SqueezeExcitation(nn.Module):
 
 
 class StagedBackbone(Backbone):
-    """A network of a stem and stages. Their maps are its features, by the names of the parts.
+    """A network of a stem and stages. Their maps are its features, by their names.
 
     Args:
-        parts: "stem" and the stages, in their order.
-        shapes: channels and stride of the map that each part gives; also of parts left out.
-        out_features: names of parts, or "linear"; None for the last.
+        modules: "stem" and the stages by their names, in their order.
+        shapes: channels and stride of the map that each of them gives; also of stages left out.
+        out_features: "stem", stages or "linear"; None for the last stage.
         num_classes: also make the classifier ``linear``, with this number of classes.
         dropout: probability of dropping a feature before ``linear``.
         freeze_at: 1 freezes the stem, 2 the stem and the first stage, and so on.
@@ -120,7 +120,7 @@ class StagedBackbone(Backbone):
 
     def __init__(
         self,
-        parts: Mapping[str, nn.Module],
+        modules: Mapping[str, nn.Module],
         shapes: Mapping[str, ShapeSpec],
         *,
         out_features: Sequence[str] | None,
@@ -130,9 +130,9 @@ class StagedBackbone(Backbone):
     ) -> None:
         super().__init__()
         check_probability("DROPOUT", dropout)
-        for name, part in parts.items():
-            self.add_module(name, part)
-        self.stage_names = tuple(name for name in parts if name != "stem")
+        for name, module in modules.items():
+            self.add_module(name, module)
+        self.stage_names = tuple(name for name in modules if name != "stem")
         self._out_feature_channels = {name: shape.channels for name, shape in shapes.items()}
         self._out_feature_strides = {name: shape.stride for name, shape in shapes.items()}
         self.num_classes = num_classes
@@ -140,7 +140,7 @@ class StagedBackbone(Backbone):
         if num_classes is not None:
             available.append("linear")
             self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-            self.linear = nn.Linear(shapes[[*parts][-1]].channels, num_classes)
+            self.linear = nn.Linear(shapes[[*modules][-1]].channels, num_classes)
             nn.init.normal_(self.linear.weight, std=0.01)  # Goyal et al. (2017), section 5.1
             self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self._out_features = check_out_features(out_features, available)
@@ -152,13 +152,13 @@ class StagedBackbone(Backbone):
         return [getattr(self, name) for name in self.stage_names]
 
     def freeze(self, freeze_at: int = 0) -> StagedBackbone:
-        """Freeze the first ``freeze_at`` parts: the stem is the first, the next one is res2.
+        """Freeze the stem and stages up to number ``freeze_at``: the stem is 1, res2 is 2.
 
         A number below 0 freezes none, as in Detectron2.
         """
         for name in ("stem", *self.stage_names)[: max(freeze_at, 0)]:
-            part = getattr(self, name).requires_grad_(False)
-            setattr(self, name, FrozenBatchNorm2d.convert_frozen_batchnorm(part))
+            frozen = getattr(self, name).requires_grad_(False)
+            setattr(self, name, FrozenBatchNorm2d.convert_frozen_batchnorm(frozen))
         return self
 
     def output_shape(self) -> dict[str, ShapeSpec]:
@@ -182,7 +182,7 @@ class StagedBackbone(Backbone):
 @contextmanager
 def kept_statistics(module: nn.Module) -> Iterator[None]:
     """Keep running statistics as they are, so that a block computed twice counts its batch once."""
-    norms = [part for part in module.modules() if getattr(part, "running_mean", None) is not None]
+    norms = [one for one in module.modules() if getattr(one, "running_mean", None) is not None]
     kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
     try:
         yield
