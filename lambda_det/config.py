@@ -314,7 +314,7 @@ class _PlainLoader(yaml.SafeLoader):
     """Reads the parts of Python objects, as a saved LazyConfig has them, and creates no object."""
 
 
-def _parts(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
+def _arguments(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
     if isinstance(node, yaml.MappingNode):
         return loader.construct_mapping(node, deep=True)
     if isinstance(node, yaml.SequenceNode):
@@ -322,7 +322,7 @@ def _parts(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
     return f"{tag} {node.value}".strip()
 
 
-_PlainLoader.add_multi_constructor(PYTHON_TAG, _parts)
+_PlainLoader.add_multi_constructor(PYTHON_TAG, _arguments)
 
 
 def read_plain(text: str) -> Any:

@@ -83,7 +83,7 @@ def draw_predictions(
         image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
         boxes = boxes * scale
         if masks is not None:
-            masks = [[np.multiply(part, scale) for part in outline] for outline in masks]
+            masks = [[np.multiply(polygon, scale) for polygon in outline] for outline in masks]
         if keypoints is not None:
             keypoints = keypoints * [scale, scale, 1]
         scale = 1.0
@@ -175,16 +175,16 @@ def draw_legend(
     return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[:, :, 2::-1])
 
 
-def fullest_part(
+def fullest_crop(
     boxes: np.ndarray, size: tuple[int, int], side: int, *, margin: float = 0.0
 ) -> Tile:
-    """The part of a picture, around the middle of a box, that shows the middles of most boxes.
+    """The crop of a picture, around the middle of a box, that shows the middles of most boxes.
 
     Args:
-        boxes: [N, 4], x0, y0, x1, y1 in pixels; without a box the part is that in the middle.
+        boxes: [N, 4], x0, y0, x1, y1 in pixels; without a box the crop is the middle.
         size: height and width of the picture.
-        side: of the part in pixels; less where the picture has less.
-        margin: the least size of the part, as a multiple of the longer side of the box.
+        side: of the crop in pixels; less where the picture has less.
+        margin: the least size of the crop, as a multiple of the longer side of the box.
     """
     height, width = size
     whole = np.array([[0, 0, width, height]], float)

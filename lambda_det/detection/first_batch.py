@@ -90,7 +90,7 @@ class FirstBatch(HookBase):
 
     def _drawn(self, sample: Mapping[str, Any]) -> np.ndarray:
         """An image, or the part of it with most objects, with its caption: [H, W, 3] uint8, BGR."""
-        from lambda_det.detection.drawing import captioned, draw_objects, fullest_part
+        from lambda_det.detection.drawing import captioned, draw_objects, fullest_crop
 
         image = sample["image"].to("cpu", torch.uint8).permute(1, 2, 0).numpy()
         image = np.ascontiguousarray(image[:, :, ::-1] if self._is_rgb else image)
@@ -103,8 +103,8 @@ class FirstBatch(HookBase):
         if "tile" in sample:
             x0, y0, *_ = sample["tile"]
             caption += f", tile at {x0}, {y0}"
-        part = fullest_part(boxes, (height, width), _SIDE)
-        drawn = drawn[part.y0 : part.y1, part.x0 : part.x1]
+        crop = fullest_crop(boxes, (height, width), _SIDE)
+        drawn = drawn[crop.y0 : crop.y1, crop.x0 : crop.x1]
         if drawn.shape != image.shape:
             caption += f", part of {width} x {height}"
         return captioned(drawn, caption, name)

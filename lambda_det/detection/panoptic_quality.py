@@ -72,7 +72,7 @@ def match_segments(
     overlap = np.zeros((len(rows) + 1, len(columns) + 1), dtype=np.int64)
     np.add.at(overlap, (ground_truth.reshape(-1), predicted.reshape(-1)), 1)
     # for all pairs: whether they are of one category, and their union without void pixels
-    kinds = [np.array([VOID, *(s["category_id"] for s in part)]) for part in (rows, columns)]
+    kinds = [np.array([VOID, *(s["category_id"] for s in each)]) for each in (rows, columns)]
     is_same = kinds[0][:, None] == kinds[1]
     is_crowd = np.array([False, *(bool(s.get("iscrowd", 0)) for s in rows)])[:, None]
     unions = overlap.sum(1)[:, None] + overlap.sum(0) - overlap - overlap[VOID]

@@ -52,8 +52,8 @@ class RunMasks:
             place = np.arange(crossed.sum()) - np.repeat(crossed.cumsum() - crossed, crossed)
             column = np.repeat(first, crossed) + place
             rows = [np.repeat(edge, crossed) - column * height for edge in (begins, ends)]
-            parts = np.stack([column, *(row.clip(0, height) for row in rows)], 1)
-            made.append(parts[parts[:, 2] > parts[:, 1]])
+            runs = np.stack([column, *(row.clip(0, height) for row in rows)], 1)
+            made.append(runs[runs[:, 2] > runs[:, 1]])
         return cls(made, image_size)
 
     def __len__(self) -> int:

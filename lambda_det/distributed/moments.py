@@ -11,15 +11,15 @@ __all__ = ["join", "join_processes"]
 
 
 def join(means: Tensor, variances: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, biased variance and count of all values, from those of their parts.
+    """Mean, biased variance and count of all values, from those of groups of them.
 
     They are weighted by count as in Chan, Golub and LeVeque (1983), which forms no difference of
     large squares.
 
     Args:
-        means: [parts, C].
-        variances: [parts, C], biased.
-        counts: values per channel [parts, 1], which may be 0.
+        means: [groups, C].
+        variances: [groups, C], biased.
+        counts: values per channel [groups, 1], which may be 0.
     """
     count = counts.sum()
     share = counts / count.clamp(min=1)

@@ -44,7 +44,7 @@ __all__ = [
 # the key in the checkpoint's "results" for each kind of weights
 _RESULTS = {"ema": "ema", "model": "raw"}
 _STAGE_IN_HEADS = "roi_heads.res5."
-_PARTS = ("stem", *STAGES)
+_STEM_AND_STAGES = ("stem", *STAGES)
 _UNKNOWN_PIXELS = dict.fromkeys(("input_format", "pixel_mean", "pixel_std"))
 
 
@@ -110,13 +110,13 @@ def read_source_network(
         )
     if name is None:
         name, options, known_from = model, norm_option(model, "BN"), "name"
-    parts = {bare_name(tensor).split(".")[0] for tensor in state}
-    if "stem" not in parts:
+    modules = {bare_name(tensor).split(".")[0] for tensor in state}
+    if "stem" not in modules:
         raise WeightsError(
             f"{source} holds no backbone of lambda_det, which has a stem and stages res2 to res5; "
             f"its tensors are {listed(state)}."
         )
-    if "res5" not in parts:  # a C4 detector may have res5 in its heads
+    if "res5" not in modules:  # a C4 detector may have res5 in its heads
         # Detectron2's own FPN of convolutions, which any backbone may have
         with contextlib.suppress(WeightsError):
             moved = {
@@ -127,7 +127,7 @@ def read_source_network(
             return SourceNetwork(
                 network, name, options, wanted_pixels(checkpoint), known_from, weights
             )
-    stages = [stage for stage in STAGES if stage in parts]
+    stages = [stage for stage in STAGES if stage in modules]
     network = _create(name, options, stages, source)
     load(network, source, {**about, "model": state})
     return SourceNetwork(network, name, options, wanted_pixels(checkpoint), known_from, weights)
@@ -193,7 +193,9 @@ def extract_backbone(
     meta = {
         "model": read.model,
         "options": dict(read.options),
-        "stages": [part for part in _PARTS if any(n.startswith(f"{part}.") for n in state)],
+        "stages": [
+            name for name in _STEM_AND_STAGES if any(n.startswith(f"{name}.") for n in state)
+        ],
         **(pixels.as_meta() if pixels else _UNKNOWN_PIXELS),
         "recipe": recipe.get("config", "") if is_classifier else None,
         "known_from": read.known_from,
@@ -219,7 +221,7 @@ def _tensors_of(network: nn.Module) -> dict[str, Tensor]:
     return {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in network.state_dict().items()
-        if name.split(".")[0] in _PARTS and not is_counter(name)
+        if name.split(".")[0] in _STEM_AND_STAGES and not is_counter(name)
     }
 
 

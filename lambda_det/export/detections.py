@@ -237,7 +237,7 @@ def _forward_inference(
         deltas, anchors = _at(deltas, place), anchors.tensor[place]
         boxes = model.box2box_transform.apply_deltas(deltas.flatten(0, 1), anchors.flatten(0, 1))
         levels.append((boxes.reshape(deltas.shape), scores, index % model.num_classes))
-    boxes, scores, classes = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))
+    boxes, scores, classes = (torch.cat(values, 1) for values in zip(*levels, strict=True))
     limits = model.test_score_thresh, model.test_nms_thresh, model.max_detections_per_image
     return [_best(boxes, scores, classes, images.image_sizes[0], *limits)]
 
@@ -295,6 +295,6 @@ def _pool(pooler: poolers.ROIPooler, x: Sequence[Tensor], box_lists: list[Boxes]
     pooled = None
     for level, (features, pool) in enumerate(zip(x, pooler.level_poolers, strict=True)):
         here = (levels == level)[:, None]
-        part = pool(features, torch.where(here, regions, none))
-        pooled = part if pooled is None else torch.where(here[:, :, None, None], part, pooled)
+        level = pool(features, torch.where(here, regions, none))
+        pooled = level if pooled is None else torch.where(here[:, :, None, None], level, pooled)
     return pooled

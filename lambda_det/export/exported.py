@@ -101,12 +101,12 @@ class ExportedDetector:
         """
         results, step = [], self.batch or max(len(inputs), 1)
         for start in range(0, len(inputs), step):
-            part = inputs[start : start + step]
-            size = "x".join(map(str, part[0]["image"].shape[:0:-1]))
+            some = inputs[start : start + step]
+            size = "x".join(map(str, some[0]["image"].shape[:0:-1]))
             what = f"{self._path} cannot compute an image of {size} pixels"
             with refused(DataError, what, "", Exception):  # ONNX Runtime has its own
-                outputs = self._outputs([entry["image"] for entry in part])
-            for entry, values in zip(part, outputs, strict=True):
+                outputs = self._outputs([entry["image"] for entry in some])
+            for entry, values in zip(some, outputs, strict=True):
                 instances = Instances(tuple(entry["image"].shape[1:]))
                 instances.pred_boxes = Boxes(values["boxes"])
                 instances.scores, instances.pred_classes = values["scores"], values["classes"]

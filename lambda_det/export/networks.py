@@ -110,10 +110,10 @@ def detector_network(
 
 
 def check_exportable(model: nn.Module) -> None:
-    """Refuse parts that a graph would compute rightly for some sizes only, without noticing others.
+    """Refuse layers that a graph would compute rightly for some sizes, and wrongly for others.
 
     Raises:
-        ConfigError: names the part and the reason.
+        ConfigError: names the layer and the reason.
     """
     for name, module in model.named_modules():
         if sides := getattr(module, "map_size", None):

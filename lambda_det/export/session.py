@@ -237,9 +237,9 @@ def fill(network: Network, size: tuple[int, int], source: Tensor | None, seed: i
 
 def compare(network: Network, runner: Runner, x: tuple[Tensor, ...]) -> Comparison:
     """Run the file and the original on an input."""
-    expected = network.original(*(part.clone() for part in x))
+    expected = network.original(*(value.clone() for value in x))
     try:
-        errors, fault = differences(runner(*(part.clone() for part in x)), expected), None
+        errors, fault = differences(runner(*(value.clone() for value in x)), expected), None
     except Exception as error:  # each runtime has its own errors
         errors, fault = {}, _first_line(error)
     count = int(expected["count"].sum()) if network.detector else None

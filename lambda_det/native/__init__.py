@@ -41,8 +41,8 @@ def _build(compiler: list[str]) -> Path:
     if library := cache.find(folder, name, ".so"):
         return library
     _logger.info("Compiling the CPU's kernels for this processor, once: %s", folder)
-    with tempfile.TemporaryDirectory(dir=folder) as parts:
-        compiled = compiling.compile_kernels(compiler, native, Path(parts))
+    with tempfile.TemporaryDirectory(dir=folder) as objects:
+        compiled = compiling.compile_kernels(compiler, native, Path(objects))
         return cache.keep(folder, name, ".so", compiled.read_bytes())
 
 

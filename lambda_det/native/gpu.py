@@ -219,8 +219,8 @@ def _key(program: Program, architecture: int) -> str:
     """Of everything that decides what is compiled and whether it works."""
     driver, nvrtc = _bindings("driver"), _bindings("nvrtc")
     versions = _call(driver.cuDriverGetVersion), *_call(nvrtc.nvrtcVersion)
-    parts = *map(str, versions), *_all_options(program, architecture), program.source
-    return cache.digest("\0".join(parts).encode())
+    facts = *map(str, versions), *_all_options(program, architecture), program.source
+    return cache.digest("\0".join(facts).encode())
 
 
 # Kernels ------------------------------------------------------------------------------------------

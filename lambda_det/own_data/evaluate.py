@@ -115,16 +115,18 @@ class ResultsOnData:
             value = f"{result.value:.1f}"
             rows.append((label_of(name), value, by_chance, f"{own.value:.1f}" if own else ""))
         head = ("", "here", "by chance of the images", "at the run's own evaluation")
-        parts = ["\n".join(self.sentences()), tabulate(rows, head, disable_numparse=True)]
+        sections = ["\n".join(self.sentences()), tabulate(rows, head, disable_numparse=True)]
         for detections in self.classes:
             kind = {"bbox": "boxes", "segm": "masks"}[detections.iou_type]
             classes = [
                 (printable(c.name), c.objects, _figure(c.ap), _figure(c.ap50))
                 for c in sorted(detections.classes, key=lambda c: -c.objects)
             ]
-            parts.append(tabulate(classes, (kind, "objects", "AP", "AP50"), disable_numparse=True))
-        parts.append(f"Predictions are in {self.folder}")
-        return "\n\n".join(parts)
+            sections.append(
+                tabulate(classes, (kind, "objects", "AP", "AP50"), disable_numparse=True)
+            )
+        sections.append(f"Predictions are in {self.folder}")
+        return "\n\n".join(sections)
 
 
 def _figure(value: float) -> str:

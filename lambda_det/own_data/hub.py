@@ -83,7 +83,7 @@ def of_hub(source: Any) -> Any:
         from huggingface_hub import snapshot_download
 
         folder = Path(snapshot_download(f"{owner}/{name}", allow_patterns=wanted))
-    if lacking := [part for part in wanted if not (folder / part).is_file()]:
+    if lacking := [name for name in wanted if not (folder / name).is_file()]:
         raise DataError(f"{source} has no {lacking[0]}, which lambda-det push writes.")
     beside = folder / _CONFIG  # another program may have fetched it
     if not file and beside.is_file() and ConfigFile(beside).is_lazy:
@@ -164,9 +164,9 @@ def write_folder(
 def _without_folders(value: Any) -> Any:
     """Plain values with names in place of absolute paths, which are private."""
     if isinstance(value, Mapping):
-        return {key: _without_folders(part) for key, part in value.items()}
+        return {key: _without_folders(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_folders(part) for part in value]
+        return [_without_folders(one) for one in value]
     is_path = isinstance(value, str) and os.path.isabs(value)
     return Path(value).name if is_path else value
 

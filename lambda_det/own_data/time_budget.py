@@ -34,9 +34,9 @@ def seconds_of(text: str) -> float:
         ConfigError: it is no such time.
     """
     found = _FORM.fullmatch(text.strip())
-    parts = found.groupdict() if found and text.strip() else {}
+    numbers = found.groupdict() if found and text.strip() else {}
     units = {"hours": 3600, "minutes": 60, "seconds": 1}
-    seconds = sum(float(value) * units[unit] for unit, value in parts.items() if value)
+    seconds = sum(float(value) * units[unit] for unit, value in numbers.items() if value)
     if not seconds:
         raise ConfigError(f"--time is {text!r}; give hours and minutes, such as 1h, 45m or 1h30m.")
     return seconds

@@ -206,8 +206,8 @@ class Evaluation(HookBase):
         }
         append_summary(self._summary, row)
         where = [f"{name} {value:g}" for name, value in progress.items()]
-        parts = [*where, f"step {step}", task.describe(self.results), verdict]
-        logger.info("Evaluation: " + "; ".join(part for part in parts if part))
+        clauses = [*where, f"step {step}", task.describe(self.results), verdict]
+        logger.info("Evaluation: " + "; ".join(clause for clause in clauses if clause))
 
     def state_dict(self) -> dict[str, Any]:
         pending = self.is_due() and self.last_step != self.trainer.iter + 1

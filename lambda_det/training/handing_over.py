@@ -100,10 +100,10 @@ class _WithoutTensors(pickle.Pickler):
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
         self.tensors: list[Tensor] = []
 
-    def persistent_id(self, part: Any) -> int | None:
-        if type(part) is not Tensor or part.layout != torch.strided or part.is_cuda:
+    def persistent_id(self, thing: Any) -> int | None:
+        if type(thing) is not Tensor or thing.layout != torch.strided or thing.is_cuda:
             return None
-        self.tensors.append(part)
+        self.tensors.append(thing)
         return len(self.tensors) - 1
 
 

@@ -63,8 +63,8 @@ class _Statement(NamedTuple):
 
     def nodes(self) -> Iterator[ast.AST]:
         """All expressions that decided, from the outside in."""
-        for part in self.decisive:
-            yield from ast.walk(part)
+        for tree in self.decisive:
+            yield from ast.walk(tree)
 
 
 class _Suspect(NamedTuple):
@@ -157,7 +157,7 @@ def _behind_a_constructor(
     for statement in statements:
         sources = _sources(statement.function, statement.decisive)
         keys = _keys_in(sources, values)
-        for suspect in (_value(n, statement.frame) for part in sources for n in ast.walk(part)):
+        for suspect in (_value(n, statement.frame) for tree in sources for n in ast.walk(tree)):
             if suspect and _is_plain(suspect.value):
                 equal = (key for key, value in values.items() if _is_in(suspect.value, value))
                 keys += [key for key in equal if _is_alike(key, suspect.name)]
@@ -298,9 +298,9 @@ def _named_keys(text: str, statement: _Statement, values: Mapping[str, Any]) -> 
     return list(dict.fromkeys(found))
 
 
-def _keys_in(parts: Iterable[ast.AST], values: Mapping[str, Any]) -> list[str]:
+def _keys_in(trees: Iterable[ast.AST], values: Mapping[str, Any]) -> list[str]:
     """The keys that expressions read, such as ``cfg.MODEL.POINT_HEAD.NUM_CLASSES``."""
-    nodes = (node for part in parts for node in ast.walk(part) if isinstance(node, ast.Attribute))
+    nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute))
     chains = (chain for chain in map(ast.unparse, nodes) if "cfg." in chain)
     named = dict.fromkeys(chain.rpartition("cfg.")[2] for chain in chains)
     return [key for key in named if key in values]
@@ -337,16 +337,16 @@ def _keys_of_arguments(
     return _keys_in(_sources(function, tuple(given)), values)
 
 
-def _sources(function: ast.AST, parts: tuple[ast.AST, ...]) -> tuple[ast.AST, ...]:
+def _sources(function: ast.AST, trees: tuple[ast.AST, ...]) -> tuple[ast.AST, ...]:
     """Expressions, and those of the variables in them, and so on."""
     assigned: dict[str, list[ast.AST]] = {}
     for node in ast.walk(function):
         for target in node.targets if isinstance(node, ast.Assign) else ():
             if isinstance(target, ast.Name):
                 assigned.setdefault(target.id, []).append(node.value)
-    found, names = list(parts), set()
-    for part in found:  # which grows
-        for node in ast.walk(part):
+    found, names = list(trees), set()
+    for tree in found:  # which grows
+        for node in ast.walk(tree):
             if isinstance(node, ast.Name) and node.id not in names:
                 names.add(node.id)
                 found += assigned.get(node.id, [])
@@ -422,7 +422,7 @@ def _compared(statement: _Statement, name: str) -> list[Any]:
     """The constants that conditions compare a variable with: ``x == "a"``, ``x in ("a", "b")``."""
     found: list[ast.AST] = []
     for node in (
-        n for part in (*statement.decisive, *statement.conditions) for n in ast.walk(part)
+        n for tree in (*statement.decisive, *statement.conditions) for n in ast.walk(tree)
     ):
         if not isinstance(node, ast.Compare) or len(node.ops) != 1:
             continue

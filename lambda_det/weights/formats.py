@@ -142,8 +142,8 @@ def _numpy_allowed() -> AbstractContextManager:
         return contextlib.nullcontext()
     multiarray = np._core.multiarray if hasattr(np, "_core") else np.core.multiarray
     moved = [
-        (part, f"{module}.multiarray.{part.__name__}")
-        for part in (multiarray._reconstruct, multiarray.scalar)
+        (made, f"{module}.multiarray.{made.__name__}")
+        for made in (multiarray._reconstruct, multiarray.scalar)
         for module in ("numpy.core", "numpy._core")
     ]
     types = {type(np.dtype(code)) for code in _NUMPY_TYPES}

@@ -56,7 +56,7 @@ CLASS_LAYERS = [
     r"head\.cls_score",
     r"(backbone\.)?linear",
 ]
-# Parts of detectors, by the beginnings of their names, and the keys that decide on their tensors
+# Modules of detectors, by the beginnings of their names, and the keys that decide on their tensors
 _STRUCTURE = {
     "proposal_generator.": "MODEL.RPN.CONV_DIMS",
     "roi_heads.box_head.": "MODEL.ROI_BOX_HEAD.NUM_CONV, NUM_FC and NORM",
@@ -350,16 +350,16 @@ def _without_classes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _check_structure(
     model: nn.Module, state: Mapping[str, Tensor], path: str | Path, about: Mapping[str, Any]
 ) -> None:
-    """Refuse an imported detector with other parts than the model; only masks may be missing."""
+    """Refuse an imported detector with other modules than the model; only masks may be missing."""
     tensors = [_without_classes(_own_tensors(model)), _without_classes(state)]
     keys = []
-    for part, keys_of_part in _STRUCTURE.items():
-        here, there = ({n: t.shape for n, t in x.items() if n.startswith(part)} for x in tensors)
+    for module, keys_of_module in _STRUCTURE.items():
+        here, there = ({n: t.shape for n, t in x.items() if n.startswith(module)} for x in tensors)
         if here and there and here != there:
-            keys.append(keys_of_part)
-        elif here != there and part != "roi_heads.mask_head.":
+            keys.append(keys_of_module)
+        elif here != there and module != "roi_heads.mask_head.":
             keys.insert(0, "MODEL.META_ARCHITECTURE and MODEL.BACKBONE.NAME")
-    if any(getattr(part, "aligned", False) is True for part in model.modules()):
+    if any(getattr(one, "aligned", False) is True for one in model.modules()):
         keys.append("MODEL.ROI_BOX_HEAD.POOLER_TYPE and MODEL.ROI_MASK_HEAD.POOLER_TYPE")
     if keys and any(name.startswith(tuple(_STRUCTURE)) for name in tensors[0]):
         raise WeightsError(

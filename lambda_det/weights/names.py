@@ -31,10 +31,10 @@ def is_counter(name: str) -> bool:
 
 def _stripped(name: str, prefixes: Iterable[str]) -> str:
     # torch.compile inserts _orig_mod before each compiled submodule, at any depth
-    parts = [part for part in name.split(".") if part != "_orig_mod"]
-    while len(parts) > 1 and parts[0] in prefixes:
-        del parts[0]
-    return ".".join(parts)
+    words = [word for word in name.split(".") if word != "_orig_mod"]
+    while len(words) > 1 and words[0] in prefixes:
+        del words[0]
+    return ".".join(words)
 
 
 def bare_name(name: str) -> str:
@@ -52,7 +52,7 @@ def backbone_prefixes(model: nn.Module) -> list[str]:
     Returns:
         Usually one prefix. [""] for a model without a submodule of Detectron2's ``Backbone``.
     """
-    names = [name for name, part in model.named_modules() if isinstance(part, Backbone)]
+    names = [name for name, one in model.named_modules() if isinstance(one, Backbone)]
     prefixes = [f"{name}." if name else "" for name in names]
     innermost = [p for p in prefixes if not any(q != p and q.startswith(p) for q in prefixes)]
     return innermost or [""]
@@ -95,8 +95,8 @@ def _with_metadata(state: OrderedDict, source: Mapping[str, Any]) -> OrderedDict
     return state
 
 
-def _parts(names: Iterable[str], prefix: str) -> set[str]:
-    """The first components, such as stem and res2, of the names that begin with ``prefix``."""
+def _first_words(names: Iterable[str], prefix: str) -> set[str]:
+    """The first words, such as stem and res2, of the names that begin with ``prefix``."""
     return {name[len(prefix) :].split(".")[0] for name in names if name.startswith(prefix)}
 
 
@@ -121,12 +121,12 @@ def named_as_in(
     Raises:
         WeightsError: two tensors would get the same name.
     """
-    parts = set() if prefix is None else _parts(own, prefix)
+    modules = set() if prefix is None else _first_words(own, prefix)
     result: OrderedDict[str, Tensor] = OrderedDict()
     before: dict[str, str] = {}
     for name, tensor in state.items():
         bare = bare_name(name)
-        new = prefix + bare if bare.split(".")[0] in parts else _stripped(name, _WRAPPERS)
+        new = prefix + bare if bare.split(".")[0] in modules else _stripped(name, _WRAPPERS)
         if new in result:
             raise WeightsError(
                 f"{path} is ambiguous: both {before[new]} and {name} map to {new}; keep one of "
@@ -185,14 +185,14 @@ def compare(own: Mapping[str, Tensor], state: Mapping[str, Tensor], prefix: str 
         prefix: of the tensors to compare.
     """
     wanted = [name for name in own if name.startswith(prefix) and not is_counter(name)]
-    parts = _parts(wanted, prefix)
+    modules = _first_words(wanted, prefix)
     others = (n for n in state if n not in own and n.startswith(prefix) and not is_counter(n))
     shapes = {n: (list(state[n].shape), list(own[n].shape)) for n in wanted if n in state}
     return Fit(
         wanted=len(wanted),
         missing=tuple(name for name in wanted if name not in state),
         reshaped={name: pair for name, pair in shapes.items() if pair[0] != pair[1]},
-        unexpected=tuple(n for n in others if n[len(prefix) :].split(".")[0] in parts),
+        unexpected=tuple(n for n in others if n[len(prefix) :].split(".")[0] in modules),
     )
 
 

@@ -261,12 +261,12 @@ def _torchvision(url: str, name: str) -> PublicFile:
 
 
 def _hub(url: str, name: str) -> PublicFile:
-    parts = name.split("/")
-    if len(parts) == 2:  # of lambda-det push
-        parts.append("model.safetensors")
-    if len(parts) < 3:
+    words = name.split("/")
+    if len(words) == 2:  # of lambda-det push
+        words.append("model.safetensors")
+    if len(words) < 3:
         raise ConfigError(f"{url} must have the form hf://OWNER/REPOSITORY/FILE.")
-    repository, file = "/".join(parts[:2]), "/".join(parts[2:])
+    repository, file = "/".join(words[:2]), "/".join(words[2:])
     check_address(f"hf://{repository}/{file}")
     license = f"see https://huggingface.co/{repository}"
     return PublicFile(url, *_on_hub(repository, file, f"hf/{repository}/{file}"), license=license)

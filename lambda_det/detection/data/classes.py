@@ -82,7 +82,7 @@ def _thing_classes(name: str) -> list[str] | None:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, np.ndarray)):
-        return [_plain(part) for part in value]
+        return [_plain(one) for one in value]
     return value.item() if isinstance(value, np.generic) else value
 
 

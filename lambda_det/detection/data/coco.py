@@ -299,7 +299,7 @@ def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
 def _is_in_folder(name: str, path: str) -> bool:
     """Whether a name is that of an image below the parent of its folder, as images/0.png is."""
     parents = os.path.abspath(path).split(os.sep)
-    names = [part for part in name.replace("\\", "/").split("/") if part != "."]
+    names = [folder for folder in name.replace("\\", "/").split("/") if folder != "."]
     return len(names) > 1 and [*map(normal, names)] == [*map(normal, parents[-len(names) :])]
 
 

@@ -96,12 +96,12 @@ def normal(name: str) -> str:
 def in_any_form(path: Path) -> Path:
     """A whole path, with the existing names where these are in another form of Unicode."""
     here = Path(path.anchor)
-    for part in path.parts[1:]:
-        if not (here / part).exists():
+    for name in path.parts[1:]:
+        if not (here / name).exists():
             with contextlib.suppress(OSError):
-                names = (name for name in os.listdir(here) if normal(name) == normal(part))
-                part = next(names, part)
-        here /= part
+                forms = (form for form in os.listdir(here) if normal(form) == normal(name))
+                name = next(forms, name)
+        here /= name
     return here
 
 
@@ -127,11 +127,11 @@ class ImageFolder:
         self._folders: set[str] = set()
         self._in_folders: dict[tuple[str, ...], set[Path]] = {}  # see _telling
         for path in self.paths:
-            parts = [normal(part) for part in path.relative_to(folder).parts]
-            self._folders.update(parts[:-1])
-            self._in_folders.setdefault(_telling(parts[:-1]), set()).add(path)
-            for start in range(len(parts)):
-                end = "/".join(parts[start:])
+            names = [normal(name) for name in path.relative_to(folder).parts]
+            self._folders.update(names[:-1])
+            self._in_folders.setdefault(_telling(names[:-1]), set()).add(path)
+            for start in range(len(names)):
+                end = "/".join(names[start:])
                 for key in {end, end.removesuffix(normal(path.suffix))}:
                     self._ends.setdefault(key, set()).add(path)
                     self._folded.setdefault(_folded(key), set()).add(path)
@@ -146,17 +146,17 @@ class ImageFolder:
         """
         for text in _readings(name):
             written = normal(text).replace("\\", "/").split("/")
-            parts = [part for part in written if part not in ("", ".", "..")]
+            names = [name for name in written if name not in ("", ".", "..")]
             # a path on another machine may have folders that do not exist here
             is_elsewhere = ".." in written or not written[0] or ":" in written[0]
-            for start in range(len(parts)):
-                if start and parts[start - 1] in self._folders:
+            for start in range(len(names)):
+                if start and names[start - 1] in self._folders:
                     break
-                end = "/".join(parts[start:])
+                end = "/".join(names[start:])
                 images = self._ends.get(end) or self._folded.get(_folded(end)) or set()
-                if not is_elsewhere and _telling(parts[:start]):
+                if not is_elsewhere and _telling(names[:start]):
                     # no other folder may tell them apart
-                    images = images & self._in_folders.get(_telling(parts[start:-1]), set())
+                    images = images & self._in_folders.get(_telling(names[start:-1]), set())
                 if images:
                     return end, set(images)
         return "", set()

@@ -22,7 +22,7 @@ __all__ = ["WRITTEN", "place_labels", "polygons", "write_labels"]
 
 logger = logging.getLogger(__name__)
 
-_SPECK = 10  # the area in pixels below which a part of a mask is left out for hands
+_SPECK = 10  # the area in pixels below which a piece of a mask is left out for hands
 
 
 class _Object(NamedTuple):
@@ -82,7 +82,7 @@ def place_labels(names: Iterable[str], label_format: str, target: Path) -> dict[
     for given in names:
         name = Path(given).with_suffix(row.ending)
         # A name may lead out of the folder of the images; the labels stay in theirs
-        file = target.joinpath(*(part for part in name.parts if part not in ("..", name.anchor)))
+        file = target.joinpath(*(one for one in name.parts if one not in ("..", name.anchor)))
         if file in image_of:
             raise DataError(
                 f"{given} and {image_of[file]} would both have their labels in {file}; give the "
@@ -134,9 +134,9 @@ def _yolo(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
         corners = np.clip(np.reshape(one.box, (2, 2)) / size, 0, 1)
         points = np.array([corners.mean(0), corners[1] - corners[0]])
         if one.outline:
-            # one outline: from part to part by their first corners, and back the same way
-            back = [part[:2] for part in one.outline[-2::-1]]
-            there = [[*part, *part[:2]] if back else part for part in one.outline]
+            # one outline: from polygon to polygon by their first corners, and back the same way
+            back = [polygon[:2] for polygon in one.outline[-2::-1]]
+            there = [[*polygon, *polygon[:2]] if back else polygon for polygon in one.outline]
             points = (np.concatenate([*there, *back]).reshape(-1, 2) / size).clip(0, 1)
         numbers = " ".join(f"{value:.9g}" for value in points.ravel())
         lines.append(f"{one.index} {numbers}\n")
@@ -171,7 +171,7 @@ class WrittenFormat(NamedTuple):
     Attributes:
         title: its name in sentences, under which ``FORMATS`` of ``own_data/labels/formats.py`` has
             the reader.
-        masks: how a mask is written: "outlines", one for each of its parts, or "one outline"; ""
+        masks: how a mask is written: "outlines", one for each of its pieces, or "one outline"; ""
             for a format of boxes alone.
         ending: of the file of an image; "" for a format with one file.
         write: the text of the file of an image, from its entry in COCO's format, its objects, and
@@ -207,22 +207,22 @@ def polygons(mask: np.ndarray, *, for_hands: bool = False) -> list[list[float]]:
     """The outlines of a mask [H, W] as polygons x0, y0, x1, y1, ... in COCO's coordinates.
 
     They run along the edges of the pixels, so they have the mask's area and box, and COCO's tools
-    make the same mask from them. There is one for each part of the mask. An outline with holes goes
-    to each hole by a straight line, around it and back by the same line.
+    make the same mask from them. There is one for each piece of the mask. An outline with holes
+    goes to each hole by a straight line, around it and back by the same line.
 
     Args:
         mask: bool.
         for_hands: leave out what is in the way of a person who corrects the outline: points, as
-            long as it moves by no more than a pixel, and parts and holes of less than ten pixels.
-            The largest part stays.
+            long as it moves by no more than a pixel, and pieces and holes of less than ten pixels.
+            The largest piece stays.
     """
     rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
     if not len(rows):
         return []
     corner = np.array([columns[0], rows[0]])
-    part = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    inner = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     contours, (tree,) = cv2.findContours(
-        np.ascontiguousarray(part.repeat(2, 0).repeat(2, 1), np.uint8),
+        np.ascontiguousarray(inner.repeat(2, 0).repeat(2, 1), np.uint8),
         cv2.RETR_CCOMP,
         cv2.CHAIN_APPROX_SIMPLE,
     )
@@ -238,7 +238,7 @@ def polygons(mask: np.ndarray, *, for_hands: bool = False) -> list[list[float]]:
         outlines = {
             number: _simplified(points)
             for number, points in outlines.items()
-            if not specks & {number, tree[number][3]}  # a hole goes with its part
+            if not specks & {number, tree[number][3]}  # a hole goes with its outline
         }
     for number in list(outlines):
         if (parent := tree[number][3]) >= 0:

@@ -256,14 +256,14 @@ class TolerantMapper(DatasetMapper):
         flips = self.keypoint_hflip_indices
         unseen = [] if flips is None else [0.0, 0.0, 0.0] * len(flips)
         result = []
-        for annotation, box, mask, parts in zip(annotations, boxes, masks, polygons, strict=True):
+        for annotation, box, mask, own in zip(annotations, boxes, masks, polygons, strict=True):
             moved: dict[str, Any] = {"bbox": box, "bbox_mode": BoxMode.XYXY_ABS}
             moved["category_id"] = annotation["category_id"]
             if isinstance(mask, dict):
                 # PADDING would be foreground in BitMasks and in the boxes that are made from them
                 moved["segmentation"] = transforms.apply_segmentation(mask_util.decode(mask)) == 1
             elif mask:
-                moved["segmentation"] = [part.reshape(-1) for part in parts]
+                moved["segmentation"] = [polygon.reshape(-1) for polygon in own]
             keypoints = annotation.get("keypoints", unseen)
             if self.use_keypoint and len(keypoints):
                 moved["keypoints"] = detection_utils.transform_keypoint_annotations(
@@ -282,7 +282,7 @@ def _boxes_of(masks: PolygonMasks | BitMasks) -> Boxes:
     """``masks.get_bounding_boxes()``, for polygons in a tenth of the time."""
     if isinstance(masks, BitMasks):
         return masks.get_bounding_boxes()
-    points = [np.concatenate(parts).reshape(-1, 2) for parts in masks.polygons]
+    points = [np.concatenate(own).reshape(-1, 2) for own in masks.polygons]
     boxes = [np.concatenate([p.min(0), p.max(0).clip(0)]) for p in points]
     return Boxes(np.array(boxes, dtype=np.float32).reshape(-1, 4))
 

@@ -225,7 +225,7 @@ def register_coco_files(
     """
     if not json_file and not images:
         return None
-    json_key, images_key = (f"DATASETS.{split.upper()}_{part}" for part in ("JSON", "IMAGES"))
+    json_key, images_key = (f"DATASETS.{split.upper()}_{what}" for what in ("JSON", "IMAGES"))
     names = {f"--{split}-json ({json_key})": json_file, f"--{split}-images ({images_key})": images}
     if missing := [name for name, value in names.items() if not value]:
         given = next(name for name, value in names.items() if value)

@@ -19,7 +19,7 @@ from lambda_det.detection.data.truth import Decided, around, corners, runs_of
 from lambda_det.detection.tiles import Tile, Tiling
 from lambda_det.errors import ConfigError, DataError, counted, printable
 
-__all__ = ["LEAST_LEFT", "number_of_whole_images", "part_of", "tile_records", "tiles_to_test"]
+__all__ = ["LEAST_LEFT", "number_of_whole_images", "seen_in", "tile_records", "tiles_to_test"]
 
 # An object is learnt in each tile that shows at least this share of what the best tile shows of its
 # box. A box that overlaps an object by an IoU of less than this counts as background in Detectron2
@@ -114,8 +114,8 @@ def tiles_to_test(records: Iterable[Mapping[str, Any]], tiling: Tiling) -> list[
     return result
 
 
-def part_of(annotation: Mapping[str, Any], tile: Tile) -> dict[str, Any] | None:
-    """The part of an annotation that a tile shows, in its pixels; None where it shows nothing.
+def seen_in(annotation: Mapping[str, Any], tile: Tile) -> dict[str, Any] | None:
+    """What a tile shows of an annotation, in its pixels; None where it shows nothing.
 
     Args:
         annotation: of a Detectron2 dataset dict, with a box that is not turned.
@@ -123,7 +123,7 @@ def part_of(annotation: Mapping[str, Any], tile: Tile) -> dict[str, Any] | None:
     """
     box = np.array(corners(annotation))
     low, high = np.maximum(box[:2], tile[:2]), np.minimum(box[2:], tile[2:])
-    return _part(annotation, np.concatenate([low, high]), tile) if (high > low).all() else None
+    return _clipped(annotation, np.concatenate([low, high]), tile) if (high > low).all() else None
 
 
 def _tiles_of(record: Mapping[str, Any], tiling: Tiling) -> list[Tile]:
@@ -200,7 +200,7 @@ class _Objects(NamedTuple):
 
 
 def _in_tiles(record: Mapping[str, Any], tiles: Sequence[Tile]) -> tuple[dict[Tile, _Objects], int]:
-    """The objects of an image by the tiles that show a part of them.
+    """The objects of an image by the tiles that show some of them.
 
     Returns:
         Them, and the number of objects that are cut in every tile.
@@ -221,49 +221,52 @@ def _in_tiles(record: Mapping[str, Any], tiles: Sequence[Tile]) -> tuple[dict[Ti
         box = np.array(corners(annotation)).clip(0, border)
         low = np.maximum(box[:2], edges[:, :2])
         high = np.minimum(box[2:], edges[:, 2:])
-        parts = []
+        shown = []
         for place in np.flatnonzero((high > low).all(1)):
             tile = tiles[place]
-            part = _part(annotation, np.concatenate([low[place], high[place]]), tile)
-            if part is not None:
-                x0, y0, x1, y1 = part["bbox"]
-                parts.append((tile, part, (x1 - x0) * (y1 - y0)))
-        most = max((area for *_, area in parts), default=0.0)
-        for tile, part, area in parts:
+            clipped = _clipped(annotation, np.concatenate([low[place], high[place]]), tile)
+            if clipped is not None:
+                x0, y0, x1, y1 = clipped["bbox"]
+                shown.append((tile, clipped, (x1 - x0) * (y1 - y0)))
+        most = max((area for *_, area in shown), default=0.0)
+        for tile, clipped, area in shown:
             objects = result.setdefault(tile, _Objects(Decided(), []))
             if is_crowd or area >= LEAST_LEFT * most:
-                objects.annotations.append(part)
+                objects.annotations.append(clipped)
             else:
-                objects.ignored.append(part["bbox"])
+                objects.ignored.append(clipped["bbox"])
         cut += not is_crowd and not ((low == box[:2]) & (high == box[2:])).all(1).any()
     return result, cut
 
 
-def _part(annotation: Mapping[str, Any], box: np.ndarray, tile: Tile) -> dict[str, Any] | None:
+def _clipped(annotation: Mapping[str, Any], box: np.ndarray, tile: Tile) -> dict[str, Any] | None:
     """An annotation within a tile, in its pixels; None where the tile shows nothing of its mask.
 
     Args:
         box: the corners of its box within the tile, in the pixels of the image.
     """
     origin = np.array([tile.x0, tile.y0] * 2)
-    part = {"category_id": annotation["category_id"], "iscrowd": annotation.get("iscrowd", 0)}
-    part |= {"bbox": (box - origin).tolist(), "bbox_mode": BoxMode.XYXY_ABS}
+    result = {"category_id": annotation["category_id"], "iscrowd": annotation.get("iscrowd", 0)}
+    result |= {"bbox": (box - origin).tolist(), "bbox_mode": BoxMode.XYXY_ABS}
     mask = annotation.get("segmentation")
     if not mask:
-        return part
+        return result
     clipped = _clipped_runs(mask, tile) if isinstance(mask, dict) else _clipped_outline(mask, tile)
     if not clipped:
         return None
-    part["segmentation"] = clipped
+    result["segmentation"] = clipped
     if box.tolist() != corners(annotation):  # what is left of the mask may be less than of its box
         outline = np.array(around(clipped))
         outline = np.concatenate(
-            [np.maximum(outline[:2], part["bbox"][:2]), np.minimum(outline[2:], part["bbox"][2:])]
+            [
+                np.maximum(outline[:2], result["bbox"][:2]),
+                np.minimum(outline[2:], result["bbox"][2:]),
+            ]
         )
         if not (outline[2:] > outline[:2]).all():
             return None
-        part["bbox"] = outline.tolist()
-    return part
+        result["bbox"] = outline.tolist()
+    return result
 
 
 def _clipped_outline(polygons: Sequence[Sequence[float]], tile: Tile) -> list[list[float]]:

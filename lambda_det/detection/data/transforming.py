@@ -228,8 +228,8 @@ def transform_polygons(
     Returns:
         The polygons that are left of each object.
     """
-    owners = [number for number, parts in enumerate(objects) for _ in parts]
-    polygons = [polygon for parts in objects for polygon in parts]
+    owners = [number for number, own in enumerate(objects) for _ in own]
+    polygons = [polygon for own in objects for polygon in own]
     for step in transforms.transforms:
         if not polygons:
             break
@@ -254,7 +254,7 @@ def transform_polygons(
 
 
 def _crop(crop: T.CropTransform, polygon: np.ndarray) -> list[np.ndarray]:
-    """The parts of a polygon [points, 2] within the crop."""
+    """The pieces of a polygon [points, 2] within the crop."""
     start, end = np.array([crop.x0, crop.y0]), np.array([crop.x0 + crop.w, crop.y0 + crop.h])
     low, high = polygon.min(0), polygon.max(0)
     if (high <= start).any() or (low >= end).any():

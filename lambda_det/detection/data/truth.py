@@ -182,8 +182,8 @@ def around(mask: list[list[float]] | dict[str, Any]) -> tuple[float, float, floa
     if isinstance(mask, dict):
         x, y, width, height = mask_util.toBbox(mask).tolist()
         return x, y, x + width, y + height
-    xs = [part[0::2] for part in mask]
-    ys = [part[1::2] for part in mask]
+    xs = [polygon[0::2] for polygon in mask]
+    ys = [polygon[1::2] for polygon in mask]
     return (
         min(map(min, xs)),
         min(map(min, ys)),
@@ -195,7 +195,7 @@ def around(mask: list[list[float]] | dict[str, Any]) -> tuple[float, float, floa
 def _holds(
     box: Sequence[float], mask: list[list[float]] | dict[str, Any], height: int, width: int
 ) -> bool:
-    """Whether at least half of a usable mask lies in its box; stray parts may be far away."""
+    """Whether at least half of a usable mask lies in its box; stray polygons may be far away."""
     if isinstance(mask, dict):
         outline = around(mask)
         if min(outline[0] - box[0], outline[1] - box[1]) >= 0 and (
@@ -207,8 +207,8 @@ def _holds(
         x1, y1 = np.ceil(np.clip(box[2:], 0, [width, height])).astype(int)
         return bool(2 * np.count_nonzero(pixels[y0:y1, x0:x1]) >= np.count_nonzero(pixels))
     inside, total = 0.0, 0.0
-    for part in mask:
-        x0, y0, x1, y1 = around([part])
+    for polygon in mask:
+        x0, y0, x1, y1 = around([polygon])
         total += (x1 - x0) * (y1 - y0)
         shared = min(box[2], x1) - max(box[0], x0), min(box[3], y1) - max(box[1], y0)
         if min(shared) > 0:
@@ -290,10 +290,10 @@ def without_holes(mask: Any, area: float, height: int, width: int) -> dict[str, 
     if not isinstance(mask, list) or len(mask) < 2 or area >= _ADDED * sum(map(area_of, mask)):
         return None
     # Only the box around the polygons is decoded, because an image may be large
-    points = np.concatenate([np.reshape(part, (-1, 2)) for part in mask])
+    points = np.concatenate([np.reshape(polygon, (-1, 2)) for polygon in mask])
     x0, y0 = np.floor(points.min(0)).astype(int).clip(0)
     x1, y1 = np.minimum(np.ceil(points.max(0)).astype(int) + 1, (width, height))
-    shifted = [(np.reshape(part, (-1, 2)) - (x0, y0)).ravel().tolist() for part in mask]
+    shifted = [(np.reshape(polygon, (-1, 2)) - (x0, y0)).ravel().tolist() for polygon in mask]
     runs = mask_util.frPyObjects(shifted, int(y1 - y0), int(x1 - x0))
     times = mask_util.decode(runs).sum(axis=2, dtype=np.int32)
     odd = times % 2 == 1
@@ -355,10 +355,10 @@ def written_polygons(segmentation: Any) -> Any:
     if len(segmentation) >= 3 and all(map(_is_point, segmentation)):
         return [[value for point in segmentation for value in point]]
     if segmentation and all(
-        isinstance(part, list) and len(part) >= 3 and all(map(_is_point, part))
-        for part in segmentation
+        isinstance(polygon, list) and len(polygon) >= 3 and all(map(_is_point, polygon))
+        for polygon in segmentation
     ):
-        return [[value for point in part for value in point] for part in segmentation]
+        return [[value for point in polygon for value in point] for polygon in segmentation]
     return segmentation
 
 
@@ -389,20 +389,20 @@ def usable_mask(
     if not isinstance(segmentation, list):
         return None
     size = max(height, width)
-    parts: list[Any] = []
+    usable: list[Any] = []
     for points in filter(is_polygon, segmentation):
         if -size > min(points) or max(points) > 2 * size:
             whole = shapely.make_valid(shapely.Polygon(np.reshape(points, (-1, 2))))
             inside = shapely.intersection(whole, shapely.box(0, 0, width, height))
-            parts += [part.reshape(-1).tolist() for part in _outlines(inside)]
+            usable += [polygon.reshape(-1).tolist() for polygon in _outlines(inside)]
         elif _has_area(points):
-            parts.append(points)
+            usable.append(points)
         else:
             pieces = without_crossings(np.reshape(points, (-1, 2)))
-            parts += [part.reshape(-1).tolist() for part in pieces]
-    if len(parts) == len(segmentation) and all(map(lambda a, b: a is b, parts, segmentation)):
+            usable += [polygon.reshape(-1).tolist() for polygon in pieces]
+    if len(usable) == len(segmentation) and all(map(lambda a, b: a is b, usable, segmentation)):
         return segmentation or None
-    return parts or None
+    return usable or None
 
 
 def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[str, Any] | None:
@@ -514,11 +514,11 @@ def without_crossings(points: np.ndarray) -> list[np.ndarray]:
 
 
 def _outlines(shape: shapely.Geometry) -> list[np.ndarray]:
-    parts = shapely.get_parts(shapely.get_parts(shape))
+    shapes = shapely.get_parts(shapely.get_parts(shape))
     return [
-        shapely.get_coordinates(part.exterior)[:-1]
-        for part in parts
-        if isinstance(part, shapely.Polygon) and not part.is_empty
+        shapely.get_coordinates(one.exterior)[:-1]
+        for one in shapes
+        if isinstance(one, shapely.Polygon) and not one.is_empty
     ]
 
 

@@ -185,7 +185,7 @@ def _is_image(path: Path) -> bool:
 
 def _target(output: Path, relative: Path) -> Path:
     # a data set may have images outside its folder; their drawings stay inside the output folder
-    relative = Path(*(part for part in relative.parts if part not in ("..", relative.anchor)))
+    relative = Path(*(folder for folder in relative.parts if folder not in ("..", relative.anchor)))
     suffix = relative.suffix.lower()
     if suffix in VIDEO_SUFFIXES:
         return output / relative.with_suffix(".mp4")

@@ -162,7 +162,7 @@ def _prepare(queries: Tensor, values: Tensor, embedding: Tensor):
     per_tile = heads * embedding.shape[1] * math.prod(tiling[2:])
     limit = chunk_numel(queries.device, queries.dtype) // per_tile
     chunks = list(_chunks(batch, tiling, limit))
-    sizes = [math.prod(part.stop - part.start for part in chunk) for chunk in chunks]
+    sizes = [math.prod(span.stop - span.start for span in chunk) for chunk in chunks]
     scores = _Scores(max(sizes, default=0), heads, tiling, embedding)
     return tiling, _tiles(queries, tiling), padded, chunks, scores
 
@@ -233,8 +233,8 @@ def fill_gradients(
         of_scores = scores.take(grad_tile @ window.transpose(1, 2))  # [(t, y, x, h), (u, r)]
         of_queries[chunk] = (of_scores @ scores.embedding.t()).view_as(of_queries[chunk])
         # Tile by tile, because a GPU might sum one product over all queries in 16 bits.
-        parts = tiles.transpose(1, 2) @ of_scores.unflatten(0, tiles.shape[:2])
-        of_embedding += parts.sum(0, dtype=wide)
+        products = tiles.transpose(1, 2) @ of_scores.unflatten(0, tiles.shape[:2])
+        of_embedding += products.sum(0, dtype=wide)
     height, width = queries.shape[1:3]
     top, left = embedding.shape[-2] // 2, embedding.shape[-1] // 2
     of_values = of_padded[:, :, top : top + height, left : left + width]  # [b, u, H, W, v]

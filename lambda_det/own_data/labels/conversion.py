@@ -197,7 +197,7 @@ _COMPARED = 50  # number of files of labels whose copies are decoded
 
 def _is_elsewhere(name: str, path: Path, folder: Path) -> bool:
     """Whether a name has another folder than its file has below the folder of all images."""
-    parents = [part for part in name.replace("\\", "/").split("/")[:-1] if part.strip(".")]
+    parents = [folder for folder in name.replace("\\", "/").split("/")[:-1] if folder.strip(".")]
     if not parents or path.parent == folder:
         return False
     return normal(parents[-1]).casefold() != normal(path.parent.name).casefold()

@@ -64,8 +64,8 @@ def _object(shape: ElementTree.Element, size: tuple[int, int] | None) -> Labelle
         runs = [int(run) for run in value["rle"].split(",")]
         if sum(runs) != width * height or math.prod(size) > MAX_PIXELS:
             raise ValueError(f"its runs are of {sum(runs)} pixels")
-        part = np.repeat(np.arange(len(runs)) % 2, runs).reshape(height, width)
-        return of_mask(value["label"], part, (left, top), size)
+        pixels = np.repeat(np.arange(len(runs)) % 2, runs).reshape(height, width)
+        return of_mask(value["label"], pixels, (left, top), size)
     return None
 
 

@@ -89,9 +89,9 @@ def objects_of(
         alone = group in _NO_GROUP or isinstance(thing.mask, dict)
         key = number if alone else (label, str(group))
         groups.setdefault(key, []).append(thing._replace(where=where))
-    for parts in groups.values():
-        if len(parts) > 1:
-            findings.add(JOINED, f"{parts[0].where} and {len(parts) - 1} more")
+    for objects in groups.values():
+        if len(objects) > 1:
+            findings.add(JOINED, f"{objects[0].where} and {len(objects) - 1} more")
     return list(map(_joined, groups.values()))
 
 
@@ -113,10 +113,10 @@ def _object(
     if form in _OUTLINES:
         return polygon(label, points)
     if form == "mask":  # a PNG of a part of the image, which begins at the first point
-        part = _decoded(shape["mask"]) if shape.get("mask") else None
-        if part is not None:
+        pixels = _decoded(shape["mask"]) if shape.get("mask") else None
+        if pixels is not None:
             corner = points[0].round().astype(int).tolist()
-            if thing := of_mask(label, np.array(part) > 0, corner, size):
+            if thing := of_mask(label, np.array(pixels) > 0, corner, size):
                 return thing
         findings.add(EMPTY_MASK, where)
         return LabelledObject(label, around(points))
@@ -127,11 +127,11 @@ def _decoded(text: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(text)))
 
 
-def _joined(parts: list[LabelledObject]) -> LabelledObject:
+def _joined(objects: list[LabelledObject]) -> LabelledObject:
     """One object of several polygons or rectangles."""
-    if len(parts) == 1:
-        return parts[0]
-    corners = np.array([part.box for part in parts]).reshape(-1, 2)
-    masks = [part.mask for part in parts]
-    polygons = [part for mask in masks for part in mask] if all(masks) else None
-    return parts[0]._replace(box=around(corners), mask=polygons)
+    if len(objects) == 1:
+        return objects[0]
+    corners = np.array([one.box for one in objects]).reshape(-1, 2)
+    masks = [one.mask for one in objects]
+    polygons = [polygon for mask in masks for polygon in mask] if all(masks) else None
+    return objects[0]._replace(box=around(corners), mask=polygons)

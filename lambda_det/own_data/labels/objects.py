@@ -73,7 +73,7 @@ class LabelledImage(NamedTuple):
 
 
 def reading(what: object, advice: str = "write it again") -> AbstractContextManager[None]:
-    """Turn errors of libraries, and missing parts of a file, into one error that names the file."""
+    """Turn errors of libraries, and values that are missing, into one error that names the file."""
     return refused(DataError, f"{what} cannot be read", advice, *_ERRORS)
 
 
@@ -132,24 +132,24 @@ def turned_box(
 
 
 def of_mask(
-    label: str, part: np.ndarray, corner: tuple[int, int], size: tuple[int, int]
+    label: str, pixels: np.ndarray, corner: tuple[int, int], size: tuple[int, int]
 ) -> LabelledObject | None:
     """The object of the mask of a part of an image; None if it is empty.
 
     Args:
-        part: [h, w]; what is out of the image is cut.
+        pixels: [h, w]; what is out of the image is cut.
         corner: x and y of its first pixel.
         size: width and height of the image; its pixels are not touched, because it may have
             millions.
     """
     (left, top), (width, height) = corner, size
-    part = part[max(-top, 0) : max(height - top, 0), max(-left, 0) : max(width - left, 0)]
+    pixels = pixels[max(-top, 0) : max(height - top, 0), max(-left, 0) : max(width - left, 0)]
     left, top = max(left, 0), max(top, 0)
-    columns, rows = np.flatnonzero(part.any(0)), np.flatnonzero(part.any(1))
+    columns, rows = np.flatnonzero(pixels.any(0)), np.flatnonzero(pixels.any(1))
     if not len(rows):
         return None
     # Runs go down the columns of the image, and from the end of one to the next
-    edges = np.diff(np.pad(part.astype(np.int8), ((1, 1), (0, 0))), axis=0).T
+    edges = np.diff(np.pad(pixels.astype(np.int8), ((1, 1), (0, 0))), axis=0).T
     starts, ends = (
         (left + column) * height + top + row
         for column, row in (np.nonzero(edges == 1), np.nonzero(edges == -1))

@@ -339,10 +339,10 @@ def _places(image: Path, beside_names: Path) -> tuple[Path, Path, Path]:
 
 def _among_labels(path: Path) -> Path:
     """The path with labels/ in place of its last images/."""
-    parts = list(path.absolute().parts)
-    if "images" in parts:
-        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    return Path(*parts)
+    names = list(path.absolute().parts)
+    if "images" in names:
+        names[len(names) - 1 - names[::-1].index("images")] = "labels"
+    return Path(*names)
 
 
 def _text_files(folder: Path) -> dict[str, Path]:

@@ -131,9 +131,9 @@ def _confusion(
         shapes = (
             [
                 entry["bbox"] if iou_type == "bbox" else ground_truth.annToRLE(entry)
-                for entry in part
+                for entry in entries
             ]
-            for part in (found, objects)
+            for entries in (found, objects)
         )
         crowds = [bool(o["iscrowd"]) for o in objects]
         chosen = assign(overlaps(*shapes, crowds), crowds)

@@ -105,13 +105,13 @@ def draw_confusion(detections: Detections) -> str:
     wrong = matrix.sum(0) + matrix.sum(1) - 2 * np.diag(matrix)
     kept = np.sort(np.argsort(-wrong[:-1], kind="stable")[:CLASSES_CONFUSED])
     index = [*kept.tolist(), len(names)]
-    part = matrix[np.ix_(index, index)]
+    shown = matrix[np.ix_(index, index)]
     side = 1.6 + 0.42 * len(index)
     figure, axes = new_axes(side + 0.8, side)
     axes.grid(False)
-    share = part / np.maximum(matrix[index].sum(1, keepdims=True), 1)
+    share = shown / np.maximum(matrix[index].sum(1, keepdims=True), 1)
     axes.imshow(share, cmap=_SHARE, vmin=0, vmax=1)
-    for (row, column), count in np.ndenumerate(part):
+    for (row, column), count in np.ndenumerate(shown):
         if count:
             color = ON_ACCENT if share[row, column] > 0.6 else INK
             axes.text(column, row, count, ha="center", va="center", fontsize=8, color=color)

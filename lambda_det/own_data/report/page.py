@@ -35,8 +35,8 @@ def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 def to_svg(figure: Figure, label: str) -> str:
     text = io.StringIO()
-    for part in figure.findobj(Text):
-        part.set_parse_math(False)  # names may have a $
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # names may have a $
     # as text, because a browser has all letters; Matplotlib's own font may lack some, and warns
     with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")
@@ -111,12 +111,12 @@ class Page:
 
     def __init__(self, title: str, subtitle: str) -> None:
         self._title, self._subtitle = title, subtitle
-        self._parts: list[str] = []
+        self._sections: list[str] = []
 
     def section(self, title: str, note: str = "") -> None:
-        self._parts.append(f"<h2>{html.escape(title)}</h2>")
+        self._sections.append(f"<h2>{html.escape(title)}</h2>")
         if note:
-            self._parts.append(f"<p>{html.escape(note)}</p>")
+            self._sections.append(f"<p>{html.escape(note)}</p>")
 
     def numbers(self, values: Mapping[str, str]) -> None:
         """Large figures, each with its meaning."""
@@ -124,15 +124,15 @@ class Page:
             f'<div class="number"><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>'
             for name, value in values.items()
         )
-        self._parts.append(f'<div class="numbers">{"".join(cells)}</div>')
+        self._sections.append(f'<div class="numbers">{"".join(cells)}</div>')
 
     def figures(self, *figures: str) -> None:
         """SVG figures beside each other where the window is wide enough."""
-        self._parts.append(f'<div class="figures">{"".join(figures)}</div>')
+        self._sections.append(f'<div class="figures">{"".join(figures)}</div>')
 
     def single_figure(self, figure: str) -> None:
         """An SVG figure in its own size, which scrolls in a narrow window."""
-        self._parts.append(f'<div class="single">{figure}</div>')
+        self._sections.append(f'<div class="single">{figure}</div>')
 
     def table(self, head: Sequence[str], rows: Iterable[Sequence[Any]], text: bool = False) -> None:
         """Numbers, or with ``text`` words, that wrap."""
@@ -143,13 +143,13 @@ class Page:
             cells = zip(names, map(_cell, row), strict=True)
             line = "".join(f"<td{name}>{html.escape(cell)}</td>" for name, cell in cells)
             lines.append(f"<tr>{line}</tr>")
-        self._parts.append(f'<div class="scroll"><table{kind}>{"".join(lines)}</table></div>')
+        self._sections.append(f'<div class="scroll"><table{kind}>{"".join(lines)}</table></div>')
 
     def picture(self, picture: np.ndarray, caption: str) -> None:
         """A picture [H, W, 3] of uint8, RGB, kept in the page as a JPEG."""
         content = cv2.imencode(".jpg", picture[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, 85])[1]
         data = base64.b64encode(content.tobytes()).decode("ascii")
-        self._parts.append(
+        self._sections.append(
             f'<figure><img alt="{html.escape(caption)}" src="data:image/jpeg;base64,{data}">'
             f"<figcaption>{html.escape(caption)}</figcaption></figure>"
         )
@@ -158,7 +158,7 @@ class Page:
         return _PAGE.substitute(
             title=html.escape(self._title),
             subtitle=html.escape(self._subtitle),
-            content="\n".join(self._parts),
+            content="\n".join(self._sections),
         )
 
 

@@ -17,18 +17,18 @@ from detectron2.structures import Boxes, BoxMode, Instances
 
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.data.registration import load_records
-from lambda_det.detection.data.tile_records import part_of
+from lambda_det.detection.data.tile_records import seen_in
 from lambda_det.detection.data.truth import corners
-from lambda_det.detection.drawing import fullest_part, side_by_side
+from lambda_det.detection.drawing import fullest_crop, side_by_side
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.tiles import Tile
 from lambda_det.own_data.report.matching import FALSE, assign, overlaps
 
 __all__ = ["Match", "draw_worst", "match"]
 
-# Of an image with a longer side than this, the part with most errors is drawn: in the page each
+# Of an image with a longer side than this, the crop with most errors is drawn: in the page each
 # half has some 500 pixels, in which a whole photograph and its names cannot be seen
-_PART = 640
+_CROP = 640
 
 
 def draw_worst(
@@ -41,7 +41,7 @@ def draw_worst(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the images with the worst results: predictions at the left, ground truth at the right.
 
-    Of a large image the part is drawn in which most of its errors lie. The captions count the
+    Of a large image the crop is drawn in which most of its errors lie. The captions count the
     errors of the whole image at an IoU of 0.5. The order is that of :attr:`Match.quality`, then of
     the number of errors.
 
@@ -54,7 +54,7 @@ def draw_worst(
         start: the share of the images that are worse than the first; 0.5 begins in the middle.
 
     Yields:
-        The name of an image, with the place of its part, and a picture [H, W, 3] of uint8, RGB.
+        The name of an image, with the place of its crop, and a picture [H, W, 3] of uint8, RGB.
 
     Raises:
         DataError: an image cannot be read.
@@ -107,14 +107,14 @@ def _pair(
         f"ground truth: {name}",
     )
     image = read_image(record)
-    part = _worst_part(record, entries)
-    if part is not None:
+    crop = _worst_crop(record, entries)
+    if crop is not None:
         title += (
-            f": {part.x1 - part.x0} x {part.y1 - part.y0} of {record['width']} x "
-            f"{record['height']} pixels, from {part.x0}, {part.y0} on"
+            f": {crop.x1 - crop.x0} x {crop.y1 - crop.y0} of {record['width']} x "
+            f"{record['height']} pixels, from {crop.x0}, {crop.y0} on"
         )
-        image = np.ascontiguousarray(image[part.y0 : part.y1, part.x0 : part.x1])
-        record, entries = _cut(record, entries, part)
+        image = np.ascontiguousarray(image[crop.y0 : crop.y1, crop.x0 : crop.x1])
+        record, entries = _cut(record, entries, crop)
     drawn = side_by_side(
         image,
         _instances(entries, record),
@@ -128,15 +128,15 @@ def _pair(
     return title, drawn[:, :, ::-1]
 
 
-def _worst_part(record: dict[str, Any], entries: list[dict[str, Any]]) -> Tile | None:
-    """The part of a large image in which most errors lie; None for all of an image.
+def _worst_crop(record: dict[str, Any], entries: list[dict[str, Any]]) -> Tile | None:
+    """The crop of a large image in which most errors lie; None for all of an image.
 
     It is around one of the errors, and shows twice its box at least. Without an error, it is
     around a prediction or an object.
     """
     height, width = record["height"], record["width"]
     annotations = record.get("annotations", [])
-    # what keypoints and turned boxes would be in a part is decided nowhere
+    # what keypoints and turned boxes would be in a crop is decided nowhere
     is_simple = all(
         a["bbox_mode"] in (BoxMode.XYWH_ABS, BoxMode.XYXY_ABS) and "keypoints" not in a
         for a in annotations
@@ -145,7 +145,7 @@ def _worst_part(record: dict[str, Any], entries: list[dict[str, Any]]) -> Tile |
     order, chosen = _assigned(found, annotations)
     predicted = found.pred_boxes.tensor[order].numpy().reshape(-1, 4)
     true = np.array([corners(a) for a in annotations] if is_simple else [], float).reshape(-1, 4)
-    if max(height, width) <= _PART or not is_simple or not len(predicted) + len(true):
+    if max(height, width) <= _CROP or not is_simple or not len(predicted) + len(true):
         return None
     is_false = np.array([index == FALSE for index in chosen], bool)
     is_missed = [
@@ -153,26 +153,26 @@ def _worst_part(record: dict[str, Any], entries: list[dict[str, Any]]) -> Tile |
     ]
     errors = np.concatenate([predicted[is_false], true[np.array(is_missed, bool)]])
     boxes = errors if len(errors) else np.concatenate([predicted, true])
-    return fullest_part(boxes, (height, width), _PART, margin=2)
+    return fullest_crop(boxes, (height, width), _CROP, margin=2)
 
 
 def _cut(
-    record: dict[str, Any], entries: list[dict[str, Any]], part: Tile
+    record: dict[str, Any], entries: list[dict[str, Any]], crop: Tile
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The record and the predictions of a part of an image."""
+    """The record and the predictions of a crop of an image."""
     annotations = [
         {**annotation, **cut}
         for annotation in record.get("annotations", [])
-        if (cut := part_of(annotation, part))
+        if (cut := seen_in(annotation, crop))
     ]
     predicted = []
     for entry in entries:
         x0, y0, x1, y1 = _corners(entry)
         box = {"bbox": [x0, y0, x1, y1], "bbox_mode": BoxMode.XYXY_ABS}
-        if cut := part_of({**entry, **box}, part):
+        if cut := seen_in({**entry, **box}, crop):
             cut["bbox"] = BoxMode.convert(cut["bbox"], BoxMode.XYXY_ABS, BoxMode.XYWH_ABS)
             predicted.append({**entry, **cut})
-    size = {"height": part.y1 - part.y0, "width": part.x1 - part.x0}
+    size = {"height": crop.y1 - crop.y0, "width": crop.x1 - crop.x0}
     return {**record, **size, "annotations": annotations}, predicted
 
 
