@@ -172,7 +172,7 @@ def add_lambda_config(cfg: CN) -> None:
     # Give training images the pixels of Detectron2's own mapper, which takes longer; otherwise some
     # differ by a level of 255
     _C.INPUT.EXACT_PIXELS = False
-    # Brightness, contrast and saturation change by up to this part, hue by a fourth of it; after
+    # Brightness, contrast and saturation change by up to this share, hue by a fourth of it; after
     # resizing, crop and flip
     _C.INPUT.COLOR = 0.0
 

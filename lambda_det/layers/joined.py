@@ -2,8 +2,8 @@
 
 There the operators of a layer take less time than the host needs to start them. Autograd's own
 graph of the same sums has casts, transpositions and additions between them that this function
-does not need: what computes the position output and its gradients adds the content lambda to those
-of the positions, and the two parts of the gradient of the values are added where they lie.
+does not need: what computes the position output and its gradients adds the content lambda to the
+position lambdas, and the two terms of the gradient of the values are added where they lie.
 
 With q, k, V and E as in :mod:`lambda_det.layers.lambda_layer`, w the softmax of the keys over the
 positions, P the position output, and n and m counting the positions of the map:

@@ -192,10 +192,10 @@ class LambdaLayer(nn.Module):
         if not self.multi_head:
             return self.output_of_group(queries, keys, values, mask)
         # each head has its own lambdas (Appendix C.3)
-        parts = [cut_heads(x, self.heads) for x in (queries, keys, values)]
+        by_head = [cut_heads(x, self.heads) for x in (queries, keys, values)]
         outputs = [
             self.output_of_group(q, k, v, mask, head)  # [b, H, W, 1, v]
-            for head, (q, k, v) in enumerate(zip(*parts, strict=True))
+            for head, (q, k, v) in enumerate(zip(*by_head, strict=True))
         ]
         return join_heads(outputs)
 

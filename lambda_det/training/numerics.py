@@ -85,8 +85,8 @@ class NumericsDebugger:
             return f"The data hold an input in which {_count(x)}"
         outer_name, outer, args = self._computing[-1]
         return (
-            f"{_named(outer_name, outer)} gives its part {_named(name, module)} an input in which "
-            f"{_count(x)} ({_inputs(args)}; {_state(outer)})"
+            f"{_named(outer_name, outer)} gives its module {_named(name, module)} an input in "
+            f"which {_count(x)} ({_inputs(args)}; {_state(outer)})"
         )
 
     def _with_hook(self, x: Any, what: str, module: nn.Module) -> Any:

@@ -228,7 +228,7 @@ class TrainStep:
             raise ConfigError(
                 "The memory of the GPU is too small for the images that a step takes at once. The "
                 f"same command with --resume and {self._task.smaller_batches()} takes the steps "
-                f"in more parts; the last checkpoint is {self._last_checkpoint() or 'none yet'}."
+                f"in more batches; the last checkpoint is {self._last_checkpoint() or 'none yet'}."
             ) from error
         except NonFiniteNumbers as error:
             raise NonFiniteLossError(self._sentence(str(error), images)) from error

@@ -71,7 +71,7 @@ class Stream:
     """The keys of the images of each batch of this process.
 
     All processes share one endless stream. Batch b of all of them takes ``images`` positions from
-    b * ``images`` on, and process r of R takes the r-th of R equal parts of the batch.
+    b * ``images`` on, and process r of R takes the r-th of R equal shares of the batch.
 
     The stream has the order of the sampler. With grouping, windows of 16 groups are reordered: the
     images of a window are sorted by orientation and cut into groups, and the groups are shuffled.
@@ -114,7 +114,7 @@ class Stream:
             first: how many batches of all processes to skip.
         """
         rank, size = comm.get_rank(), self._images // comm.get_world_size()
-        # Every process draws the whole batch of a shared stream, and keeps its part
+        # Every process draws the whole batch of a shared stream, and keeps its share
         if self._is_shared:
             drawn, offset = self._images, rank * size
         else:

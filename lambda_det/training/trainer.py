@@ -1,4 +1,4 @@
-"""The trainer: the parts of a run, the loop over its steps, and how it ends."""
+"""The trainer: what a run consists of, the loop over its steps, and how it ends."""
 
 from __future__ import annotations
 
@@ -79,10 +79,12 @@ class Trainer(TrainerBase):
     def __init__(
         self, task: Task, checkpoint: Checkpoint | None = None, *, debug_numerics: bool = False
     ) -> None:
-        """Build all parts, and load the checkpoint or the initial weights; write nothing.
+        """Build what a run consists of, and load the checkpoint or the initial weights.
+
+        Nothing is written.
 
         Args:
-            task: says how the parts are built.
+            task: builds model, optimiser, schedule and loader.
             checkpoint: to continue from; None for a start from ``settings.weights``, or from
                 random ones.
             debug_numerics: stop at the first layer whose output or gradient is not finite.

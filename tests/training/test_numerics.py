@@ -54,7 +54,7 @@ def test_the_first_module_is_named_with_what_it_was_given(net):
     nn.init.constant_(net.res3[1].conv2.weight, torch.nan)
     text = _found(net)
     assert text.startswith(
-        "res3.1.conv2 (Conv2d) gives its part res3.1.conv2.norm (BatchNorm2d) an input "
+        "res3.1.conv2 (Conv2d) gives its module res3.1.conv2.norm (BatchNorm2d) an input "
     )
     assert " NaN (its input: finite, magnitudes up to" in text
     weights = net.res3[1].conv2.weight.numel()

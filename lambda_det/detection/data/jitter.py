@@ -161,7 +161,7 @@ class ColorJitter:
     """torchvision's ``v2.ColorJitter`` of an image as the model takes it.
 
     Args:
-        strength: brightness, contrast and saturation change by up to this part, and hue by up to a
+        strength: brightness, contrast and saturation change by up to this share, and hue by up to a
             fourth of it, in random order; SimCLR has 0.8 with these proportions.
         image_format: of the images, "BGR" or "RGB".
 

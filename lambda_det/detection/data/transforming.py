@@ -159,7 +159,7 @@ class ImageFile:
         """The whole image, uint8 RGB [h, w, 3], and its height and width in those pixels.
 
         libjpeg can decode at a half, a fourth or an eighth of the size. The last row and column may
-        then lie outside the image by a part.
+        then lie partly outside the image.
         """
         image, extent = self._head, self.size
         if orientation(image) != 1:
@@ -178,8 +178,8 @@ def placed(
 
     Args:
         pixels: uint8 RGB [h, w, 3].
-        extent: height and width of the image in them; the last row and column may lie outside of it
-            by a part.
+        extent: height and width of the image in them; the last row and column may lie partly
+            outside of it.
         place: of the image.
         channels: of the result, as places in RGB.
 

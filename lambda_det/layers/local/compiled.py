@@ -102,9 +102,9 @@ def _planes(values: Tensor, sizes: _Sizes, dtype: torch.dtype) -> Tensor:
     shape = (sizes.batch, sizes.u, sizes.height, columns // pair, sizes.vp, pair)
     planes = torch.zeros(shape, dtype=dtype)
     for place in range(min(pair, sizes.width)):
-        part = values[:, :, place::pair].transpose(3, 4)  # [b, H, W / pair, u, v]
-        target = planes[:, :, :, : part.shape[2], : sizes.v, place]
-        lay_out(target.permute(0, 2, 3, 1, 4), part)
+        strip = values[:, :, place::pair].transpose(3, 4)  # [b, H, W / pair, u, v]
+        target = planes[:, :, :, : strip.shape[2], : sizes.v, place]
+        lay_out(target.permute(0, 2, 3, 1, 4), strip)
     return planes
 
 
@@ -114,9 +114,9 @@ def _transposed_planes(values: Tensor, sizes: _Sizes, dtype: torch.dtype) -> Ten
     shape = (sizes.batch, sizes.u, sizes.height, sizes.vp // pair, sizes.wp, pair)
     planes = torch.zeros(shape, dtype=dtype)
     for place in range(min(pair, sizes.v)):
-        part = values[..., place::pair, :].transpose(3, 4)  # [b, H, W, u, v / pair]
-        target = planes[:, :, :, : part.shape[4], left : left + sizes.width, place]
-        lay_out(target.permute(0, 2, 4, 1, 3), part)
+        strip = values[..., place::pair, :].transpose(3, 4)  # [b, H, W, u, v / pair]
+        target = planes[:, :, :, : strip.shape[4], left : left + sizes.width, place]
+        lay_out(target.permute(0, 2, 4, 1, 3), strip)
     return planes
 
 

@@ -547,8 +547,8 @@ def fill_gradients(
 ) -> None:
     """Compute the three gradients for the gradient [b, H, W, h, v] of the output.
 
-    That of the queries has the part of the content lambda in it. ``grad_embedding`` needs no copy
-    if it is in float32.
+    The gradient of the queries includes what the content lambda adds. ``grad_embedding`` needs no
+    copy if it is in float32.
     """
     if grad.numel() == 0:
         grad_embedding.zero_()

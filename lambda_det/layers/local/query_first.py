@@ -203,7 +203,7 @@ def fill_gradients(
 ) -> None:
     """Compute the three gradients for the gradient [b, H, W, h, v] of the output.
 
-    That of the queries has the part of a content lambda [b, k, v] in it.
+    The gradient of the queries includes what a content lambda [b, k, v] adds.
     """
     tiling, query_tiles, padded, chunks, scores = _prepare(queries, values, embedding)
     windows = _windows(padded, tiling)
