@@ -21,7 +21,7 @@ from typing import Any
 
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command continues the run
 INTERRUPTED_STATUS = 130  # the status of a program that Ctrl-C ended, as in shells
-CLOSED_STATUS = 141  # that of a program whose output nobody reads any more, as in shells
+CLOSED_STATUS = 141  # the status of a program whose output nobody reads any more, as in shells
 
 
 class UserError(Exception):

@@ -33,7 +33,7 @@ __all__ = [
     "writing_to",
 ]
 
-# The endings of images: of the formats that Pillow reads, those of photographs and of cameras
+# The endings of images: formats of photographs and cameras that Pillow reads
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     *(".avif", ".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".tga"),

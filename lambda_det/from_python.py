@@ -61,8 +61,8 @@ class Run:
     def evaluations(self) -> list[dict[str, float]]:
         """A row for each evaluation: "step", and results such as "box AP" and "mask AP50".
 
-        They are those of the averaged weights where a recipe has them, under the same names as
-        those of other recipes; ``metrics`` has both. With several data sets the name of one stands
+        The results are of the averaged weights where a recipe has them, and have the same names
+        whether it does or not; ``metrics`` has both. With several data sets the name of one stands
         before, such as "mine/box AP".
 
         Raises:

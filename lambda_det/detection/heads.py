@@ -33,8 +33,8 @@ class TorchvisionAnchorGenerator(anchor_generator.DefaultAnchorGenerator):
     """The anchors that torchvision's detectors were trained with, in Detectron2's order.
 
     Half of each side is a whole number of pixels. The distance between neighbours is the side of
-    the padded image divided by that of the map, rounded down: less than the stride on maps of an
-    odd side.
+    the padded image divided by the side of the map, rounded down: less than the stride on maps of
+    an odd side.
     """
 
     def generate_cell_anchors(self, *sizes_and_ratios: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class LambdaRes5ROIHeads(Res5ROIHeads):
     """Detectron2's ``Res5ROIHeads`` with the res5 of ``MODEL.LAMBDA_RESNET``.
 
     The context of a lambda layer is then one region, of ROI_BOX_HEAD.POOLER_RESOLUTION positions in
-    each direction. Its weights are those of the classifier's res5, by the name ``roi_heads.res5``.
+    each direction. Its weights are the classifier's res5, by the name ``roi_heads.res5``.
     """
 
     @classmethod

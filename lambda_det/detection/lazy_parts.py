@@ -77,7 +77,7 @@ def of_lazy(config: DictConfig) -> Parts:
     train_names, test_names = (_data_names(config, part) for part in ("train", "test"))
     is_evaluated = "test" in config.dataloader and "evaluator" in config.dataloader
     ddp_options = dict(config.train.get("ddp", {}))
-    # the buffers are those of norms, which are synchronised, or saved from the first process alone
+    # the buffers belong to norms, which are synchronised, or saved from the first process alone
     ddp_options.pop("broadcast_buffers", None)
     return Parts(
         settings=read_settings(config),
@@ -216,7 +216,7 @@ def _train_loader(config: DictConfig, settings: DetectionSettings) -> Iterable:
 def _evaluator(config: DictConfig, ending: str) -> Evaluators:
     node = copy.deepcopy(config.dataloader.evaluator)
     for each in _nodes(node):
-        if each.get("output_dir"):  # files of averaged weights are beside those of the raw ones
+        if each.get("output_dir"):  # results of averaged weights are beside the raw ones
             each.output_dir = f"{each.output_dir}{ending}"
     made = _made(node, "dataloader.evaluator")
     return list(made) if isinstance(made, ListConfig) else made

@@ -50,8 +50,8 @@ class Parts:
     :func:`lambda_det.detection.lazy_parts.of_lazy` of a LazyConfig.
 
     Attributes:
-        settings: as written. Functions that take settings are given those of the run, fitted to
-            the number of processes.
+        settings: as written. Functions that take settings are given the run's, fitted to the
+            number of processes.
         make_model: the whole model, where PyTorch makes its tensors.
         make_backbone: the backbone of the model, with an FPN if it has one.
         make_train_loader: endless batches.

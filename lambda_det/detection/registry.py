@@ -52,7 +52,7 @@ class Head:
         module: is imported where a configuration has one of ``names`` or ``sections``.
         add_config: the function of the module that adds its keys; "" for none.
         sections: its keys, and the sections that hold them.
-        num_classes: its keys with the number of classes, beside those of the architecture.
+        num_classes: its keys with the number of classes, beside the architecture's.
         class_layers: a pattern of its layers, by their names in the model, whose shape depends on
             the number of classes; they start afresh when the classes change.
         not_exported: names of module classes that a graph cannot hold, and why.
@@ -85,7 +85,7 @@ class Evaluator:
     make: Callable[[str, Sequence[str], str], DatasetEvaluator] | None = None
 
 
-# other architectures, those of other projects, are expected to predict instances, as most do
+# architectures of other projects are expected to predict instances, as most do
 _ROI_CLASSES, _RPN_MAPS = "MODEL.ROI_HEADS.NUM_CLASSES", "MODEL.RPN.IN_FEATURES"
 ARCHITECTURES = {
     "FCOS": Architecture(),

@@ -1,4 +1,4 @@
-"""Masks as run lengths: the pixels of those of a large image do not fit in memory."""
+"""Masks as run lengths: as pixels the masks of a large image do not fit in memory."""
 
 from __future__ import annotations
 

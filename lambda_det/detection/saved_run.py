@@ -50,7 +50,7 @@ __all__ = [
     "with_network",
 ]
 
-# Keys of the weights that a training starts from; those of a run are in its checkpoints
+# Keys of the weights that a training starts from; a run's own weights are in its checkpoints
 _WEIGHTS = ("MODEL.WEIGHTS", "train.init_checkpoint")
 _CONFIGURATIONS = (".yaml", ".yml", ".py")  # the endings of configuration files
 
@@ -104,8 +104,8 @@ class SavedRun:
         """The detector with its weights, for inference.
 
         Args:
-            device: None for that of the configuration.
-            precision: "float32" or "bfloat16"; None for that of the configuration.
+            device: None as in the configuration.
+            precision: "float32" or "bfloat16"; None as in the configuration.
 
         Raises:
             ConfigError: the device is missing, or the configuration describes no model.
@@ -192,7 +192,7 @@ def run_of_checkpoint(
         file: the checkpoint, for messages.
         content: of the checkpoint.
         raw: take the raw weights where there are averaged ones.
-        opts: keys and values over those of the run.
+        opts: keys and values, which replace the run's.
 
     Raises:
         ConfigError: ``opts`` name other weights, the checkpoint is of a classifier, or a value

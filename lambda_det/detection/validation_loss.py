@@ -40,7 +40,7 @@ def mean_losses(
     gpus = [torch.cuda.current_device()] if precision.device == "cuda" else []
     model = _with_losses(model)
     with (
-        EventStorage(),  # the heads' own numbers are not those of the training
+        EventStorage(),  # the heads' own numbers do not belong to the training
         seeded(Purpose.VALIDATION, 0),
         torch.random.fork_rng(gpus),
     ):
@@ -61,7 +61,7 @@ def mean_losses(
 def _with_losses(model: nn.Module) -> nn.Module:
     """A copy that gives losses while its backbone and its norms are as in a test.
 
-    It draws no images, and the divisor of a RetinaNet's losses stays that of the training.
+    It draws no images, and the divisor of a RetinaNet's losses stays as in the training.
     """
     model = copied(model).train()
     for module in model.modules():

@@ -231,8 +231,8 @@ def forget_unseen(
     """Set the position embeddings of offsets that no map had in training to 0.
 
     These are still as they were drawn, from N(0, 1). Images of 224 pixels have c5 maps of 7x7
-    positions, those of 1024 pixels 32x32, and a detector's features would hold more noise than what
-    was learnt (projects/benchmarks/detectors.md has the measurement).
+    positions, images of 1024 pixels 32x32, and a detector's features would hold more noise than
+    what was learnt (projects/benchmarks/detectors.md has the measurement).
 
     Args:
         state: the tensors of the backbone.

@@ -1,4 +1,4 @@
-"""How far the outputs of a file are from those of its network, and how far they may be."""
+"""How far the outputs of a file differ from its network's, and how far they may."""
 
 from __future__ import annotations
 

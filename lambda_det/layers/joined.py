@@ -75,7 +75,7 @@ def joined_output(
     """The content output, with a softmax of the keys, plus the position output.
 
     Differentiable once. Inputs are dense in the channels, as in a map that is channels last, and so
-    are gradients, except those of the keys.
+    are gradients, except the gradient of the keys.
 
     Args:
         queries: [b, H, W, h, k].

@@ -1,12 +1,12 @@
 """The lambda layer: a linear function of a position's context, applied to its query.
 
-Sections, figures, tables and appendices are those of "LambdaNetworks: Modeling Long-Range
-Interactions Without Attention" (Bello, ICLR 2021). The layer is that of Figure 3, on maps.
+Sections, figures, tables and appendices are of "LambdaNetworks: Modeling Long-Range
+Interactions Without Attention" (Bello, ICLR 2021). The layer is Figure 3 of it, on maps.
 Sequences, volumes, strides and other contexts are in the project ``projects/paper``.
 
 b: batch, h: heads, k: query and key depth, v: value depth, u: intra-depth, r: offsets of a scope.
-n counts the positions of queries, m those of the context. Queries are written [b, H, W, h, k],
-keys [b, H, W, k, u] and values [b, H, W, v, u].
+n counts the positions of queries, m the positions of the context. Queries are written
+[b, H, W, h, k], keys [b, H, W, k, u] and values [b, H, W, v, u].
 """
 
 from __future__ import annotations
@@ -274,8 +274,8 @@ class ContentLambda(nn.Module):
                 y = masked.content_output(q, k, v, mask, KEY_NORMS[self.key_norm])
             else:
                 if k.requires_grad and k.stride(-1) == 1 and not torch.compiler.is_compiling():
-                    # A softmax's gradient is a map per channel. The projection's, into which
-                    # those of queries, keys and values are joined, would take twice the time.
+                    # A softmax's gradient is a map per channel. Joined as it is with the gradients
+                    # of queries and values, it would double the time of the projection's gradient.
                     k.register_hook(lambda grad: grad if grad is None else grad.contiguous())
                 k = normalize_keys(k, self.key_norm, None if mask is None else mask.flatten(1))
                 # in this order the gradient of values that are a map per channel is also one

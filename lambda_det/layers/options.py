@@ -86,7 +86,7 @@ def check_position(
     """Raise ConfigError where position embeddings do not fit a layer.
 
     Args:
-        embedding: perhaps that of another layer.
+        embedding: of the layer, or of another layer that shares it.
         map_size: of the largest map of a global embedding, or None.
         dilation: of the layer.
         leading: the sizes before the offsets that the layer needs.

@@ -66,8 +66,8 @@ class GlobalAveragePool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not x.requires_grad:
             return x.mean((2, 3), keepdim=True)
-        # The gradient of a sum is a view, that of a mean a contiguous map, which adds slowly to
-        # one that is channels last
+        # The gradient of a sum is a view. The gradient of a mean is a contiguous map, which adds
+        # slowly to one that is channels last
         count = x.shape[2] * x.shape[3]
         if x.dtype == torch.float16:  # whose sums overflow
             return (x / count).sum((2, 3), keepdim=True)

@@ -7,7 +7,7 @@ was measured with PyTorch's ``make_graphed_callables`` alone. The use of it in a
 what this file adds, never ran on a GPU. So nothing here is believed:
 
 - A graph is used only after its maps, all its gradients and the running statistics were compared
-  with those of the backbone, on images of the run. A second comparison follows when the optimiser
+  with the backbone's, on images of the run. A second comparison follows when the optimiser
   and the heads have used the memory for a while. One that fails ends the training, because the
   steps before it were wrong.
 - At each step the graph must be of this situation: the same parameters, buffers and modes, no
@@ -39,8 +39,8 @@ from lambda_det.native.calls import is_hooked
 logger = logging.getLogger(__name__)
 
 Maps = dict[str, Tensor]
-# Largest difference between the results of a graph and those of the backbone, as a share of the
-# norm of a tensor; and of a gradient also as a share of the largest one, because those of some
+# Largest difference between the results of a graph and of the backbone, as a share of the norm of a
+# tensor; and of a gradient also as a share of the largest one, because the gradients of some
 # parameters are nothing but rounding. Atomic additions in 16 bits differ by less, a wrong tensor by
 # more.
 _OF_TENSOR, _OF_LARGEST = 0.05, 0.002
@@ -197,7 +197,7 @@ class BackboneGraphs:
     def _compare_again(self, x: Tensor) -> None:
         """
         Raises:
-            ConfigError: results are not those of the backbone.
+            ConfigError: results differ from the backbone's.
         """
         try:
             wrong, why = self._difference(self._passes, self._replay, x), ""

@@ -79,13 +79,13 @@ class _SyncBatchNorm(torch.autograd.Function):
         if weight is None:
             return grad_x, None, None, None
         # The parameters' gradients stay local: DistributedDataParallel takes their mean, as it does
-        # with those of every other layer
+        # for every other layer
         grad_bias, grad_weight = local.to(weight.dtype).unbind()
         return grad_x, grad_weight, grad_bias, None
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm whose statistics are those of all processes' values taken together.
+    """Batch norm with the statistics of the values of all processes together.
 
     Input and output are [N, C, H, W] of the same dtype. Detectron2's NaiveSyncBatchNorm takes
     E[x^2] - E[x]^2 in bfloat16 as it comes and weighs processes by N at best; here the statistics

@@ -22,7 +22,7 @@ _UNFINISHED = {"sentences": ["The evaluation has not ended."], "results": {}, "o
 
 
 def take_folder(folder: Path, *, is_named: bool) -> None:
-    """Make the folder of an evaluation, or take that of an earlier one, which stays as it is.
+    """Make the folder of an evaluation; the folder of an earlier one is taken as it is.
 
     Raises:
         ConfigError: the folder holds a run, or was named and has other files.

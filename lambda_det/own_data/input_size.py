@@ -42,7 +42,7 @@ TEST_SCALE = 1.25  # of the largest size in training, as far as images have thes
 _CONSTANT, _OF_PIXELS, _OF_FINER_MAP = 0.3, 0.7, 0.1
 # By which the shorter side has to grow, on average, for another limit of the longer one
 _LEAST_GAIN = 1.1
-# Pixels of the longest image in those of the recipe: a batch is padded to its largest image
+# Pixels of the longest image, as a multiple of the recipe's: a batch is padded to its largest image
 _LARGEST_IMAGE = 1.5
 SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
 _ANCHORS = "MODEL.ANCHOR_GENERATOR.SIZES"

@@ -211,8 +211,8 @@ class PreparedRun:
     def data(self, args: argparse.Namespace, temporary: Path) -> dict[str, Any]:
         """The keys of its data, and of the file to evaluate on if another is named.
 
-        Labels of the same content are those of the run, wherever they are now. Its images are then
-        in the folder of these labels, or in that of a flag for images.
+        Labels of the same content are the run's own, wherever they lie now. Its images are then in
+        the folder of these labels, or in the folder of a flag for images.
 
         Args:
             args: of the command line.
@@ -295,7 +295,7 @@ def read_sources(folder: Path) -> dict[str, Any]:
 
 
 def _moved_images(keys: Mapping[str, str], images_of: Mapping[str, str | None]) -> dict[str, str]:
-    """The keys of the folders of images that are others than those of the run.
+    """The keys of the folders of images that differ from the run's.
 
     Args:
         keys: of the run.

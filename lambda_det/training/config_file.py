@@ -22,7 +22,7 @@ __all__ = ["CLASSIFIER", "DETECTOR", "LAZY", "ZOO", "ConfigFile", "kind_of", "re
 
 # The configurations that Detectron2 installs
 ZOO = (Path(detectron2.__file__).parent / "model_zoo" / "configs").resolve()
-# What a file describes: a training by its nodes, or by keys that of a detector or a classifier
+# What a file describes: a training by nodes, or the training of a detector or classifier by keys
 LAZY, DETECTOR, CLASSIFIER = "LazyConfig", "detector", "classifier"
 
 

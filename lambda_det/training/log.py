@@ -185,7 +185,7 @@ def show(text: str) -> None:
 def read_warnings(folder: str | Path) -> list[tuple[str, int]]:
     """The warnings and errors in the log.txt of a run, with their counts, in their order.
 
-    Warnings that differ only in their numbers, such as that of a step, are counted together, and
+    Warnings that differ only in numbers, such as the number of a step, are counted together, and
     the first one stands for all. Of a text of several lines it is the first line.
 
     Args:

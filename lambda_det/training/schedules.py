@@ -81,9 +81,9 @@ class Optimizer:
 
     Attributes:
         make: the optimiser of groups of parameters, each with its learning rate and weight decay.
-        keys: of SOLVER that it reads besides those of all, with their rules.
+        keys: of SOLVER that it alone reads, with their rules.
         base_lr: the usual learning rate of detectors for 16 images a step, from which recipes for
-            own data start; None: that of the architecture; 0: unknown.
+            own data start; None: as of the architecture; 0: unknown.
         limit: a learning rate from which on it is meant for SGD.
     """
 
@@ -228,7 +228,7 @@ class Schedule:
     is_multiplied: bool = False
 
 
-_EPSILON = 1e-6  # fvcore's: a share that is rounded down is still that of its step
+_EPSILON = 1e-6  # fvcore's: a share that is rounded down still belongs to its step
 
 
 def _steps(solver: CfgNode, span: Span) -> Callable[[float], float]:

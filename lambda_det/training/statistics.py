@@ -83,7 +83,7 @@ def images_of_norms(model: nn.Module, images: int) -> dict[str, int]:
 
     Args:
         model: without wrappers.
-        images: of one forward pass, those of all processes together.
+        images: of one forward pass of all processes together.
 
     Returns:
         Images at "one process" for norms that see only these, and at "all processes" for
@@ -110,8 +110,8 @@ def estimate_statistics(
 
     The models compute as in training, so that a detector's heads see the proposals of training,
     but without dropout and stochastic depth. fvcore's ``update_bn_stats`` is the same for one
-    process. With several processes it leaves different statistics on each, and mistakes the
-    variance of a synchronised norm for that of the process's own images.
+    process. With several processes it leaves different statistics on each, and takes the
+    variance of a synchronised norm for the variance of the process's own images.
 
     Args:
         models: each sees the same batches; left in evaluation mode.

@@ -74,8 +74,8 @@ class TrainStep:
             task: its settings have precision, accumulation and clipping. Losses are averaged over
                 the batches of a step as they are over processes, so the step equals that of one
                 large batch if each loss is a mean with equal weights of images and the model has no
-                batch norm. Gradients are clipped without loss scaling, those of all batches and
-                processes together.
+                batch norm. Gradients of all batches and processes are clipped together, without
+                loss scaling.
             seed: of the run, from 0.
             last_checkpoint: gives the path to name when a loss is not finite; "" for none.
         """

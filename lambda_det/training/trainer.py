@@ -284,8 +284,8 @@ class Trainer(TrainerBase):
                 self._batches = batches_ahead(self._loading, self.settings.device)
                 self.before_train()
                 # What a hook may touch. It may read everything. Its ``before_step`` sees the
-                # weights and gradients of the step before, its ``after_step`` those of this one. It
-                # may put numbers into ``storage`` and, in the same way on every process, save a
+                # weights and gradients of the step before, its ``after_step`` those of this step.
+                # It may put numbers into ``storage`` and, in the same way on every process, save a
                 # checkpoint, lower ``max_iter``, set learning rates and change weights. It must
                 # leave the model in training mode, ``iter`` as it is, and the batches to the
                 # loader. Random numbers that it draws change no step, because each batch has its

@@ -71,7 +71,7 @@ class PixelSettings:
     def can_fold_to(self, target: PixelSettings) -> bool:
         """Whether the first convolution can take up the difference: the means are the same.
 
-        With another mean, the padding at the border would no longer be that of the training.
+        With another mean, the padding at the border would no longer be as in the training.
         """
         formats = {self.format, target.format} <= {"RGB", "BGR"}
         return formats and _same(target.in_order(self.format).mean, self.mean)

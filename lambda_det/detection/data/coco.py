@@ -57,8 +57,8 @@ __all__ = ["GroundTruth", "coco_api", "coco_content", "read_coco"]
 
 _MOST_CROWDS = 0.2  # share of all annotations; COCO has one in a hundred
 _MANY_CROWDS = 0.1
-# how far the area of a mask may exceed that of its box, which is rounded otherwise: a factor, and
-# square pixels
+# how far the area of a mask may exceed the area of its box, which is rounded otherwise: a factor,
+# and square pixels
 _MOST_AREA, _ROUNDED_AREA = 1.5, 16
 
 
@@ -115,7 +115,7 @@ class _File:
         name: its path.
         lists: of the file.
         report: on the file; every step adds what it finds.
-        annotations: the entries; those that are left, and as they are meant, after some steps.
+        annotations: the entries; each step drops or repairs some.
         written: how the labels from which the file was made write boxes, of ``BOX_FORMS``;
             None for a file of COCO's own.
         keypoints: how many an object has; None where no category names any.
@@ -517,7 +517,7 @@ def _measured(
     # the box as it was written, before it was cut at the border
     written = given["bbox"][2] * given["bbox"][3] if is_box(given["bbox"]) else box_area
     if not 0 < area <= _MOST_AREA * written + _ROUNDED_AREA:
-        # a size in COCO's results would be that of another object
+        # COCO's results by size would count it among objects of another size
         words = f"area {area:g} of a box of {box_area:g} square pixels, whose area is taken"
         file.add(kinds.MEANT, entry, words)
         return {"area": box_area}
@@ -624,7 +624,7 @@ def coco_api(
     """The ground truth of records for pycocotools.
 
     Args:
-        records: with sizes, about which everything is decided.
+        records: with sizes, checked and repaired.
         categories: names by the ids that results will have, in the order of the classes.
         keypoints: names of an object's keypoints; None for no keypoints.
     """

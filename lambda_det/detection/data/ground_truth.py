@@ -1,7 +1,7 @@
 """The ground truth of annotation files, which is read once and then kept in memory.
 
-Each evaluation needs that of its test set up to three times: for the images, for their losses, and
-to measure by. A training needs that of its own data for the recipe and then for the loader.
+Each evaluation needs the ground truth of its test set up to three times: for the images, for their
+losses, and to measure by. A training needs it for the recipe and then for the loader.
 
 What is kept is pickled, in memory only. It then takes a fraction of the memory of the records,
 forked loader processes share it, and whoever asks gets records of its own, which it may change.

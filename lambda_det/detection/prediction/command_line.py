@@ -114,7 +114,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--precision",
         choices=["float32", "bfloat16"],
-        help="in which the model computes; default: that of the configuration",
+        help="in which the model computes; default: as in the configuration",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument(

@@ -51,7 +51,7 @@ class Input:
     Attributes:
         source: the image or video.
         target: the file to write.
-        name: of the source, relative to the folder that was given, or to that of the data set.
+        name: of the source, relative to the given folder, or to the folder of the data set.
         annotations: the ground truth, to draw beside the predictions; None without.
         true_class_names: names of the classes of ``annotations``.
     """

@@ -157,7 +157,7 @@ class Prediction:
         """Draw the instances into the image, as ``lambda-det predict`` does.
 
         Args:
-            image: a path, or an array [H, W, 3] of uint8, BGR; None for that of the prediction.
+            image: a path, or an array [H, W, 3] of uint8, BGR; None for the predicted image.
             scale: size of the drawing relative to the image.
             with_labels: write classes and scores.
 
@@ -263,9 +263,9 @@ class Predictor:
             score_threshold: lowest score of the instances to return, from 0 to 1; None for
                 ``best_score``, or 0.5 where it is unknown. An exported detector leaves out
                 instances below the threshold of its export.
-            device: such as "cpu" or "cuda"; None for that of the configuration. An exported
+            device: such as "cpu" or "cuda"; None as in the configuration. An exported
                 detector is computed on the CPU.
-            precision: "float32" or "bfloat16"; None for that of the configuration.
+            precision: "float32" or "bfloat16"; None as in the configuration.
             batch_size: images, or tiles, that are computed at once, if they have one size after
                 resizing, because padding would change the results. A file of a fixed batch takes
                 its own.

@@ -20,7 +20,7 @@ _DIGITS = {"score": 5, "x0": 2, "y0": 2, "x1": 2, "y1": 2, "area": 2}
 class Tables:
     """Collects predictions, and writes them as two files of comma-separated values.
 
-    The one has the columns picture and those of :meth:`Prediction.to_dict`. The other has a row for
+    The one has the columns picture and what :meth:`Prediction.to_dict` has. The other has a row for
     each image, also for one in which nothing was found: its name, the number of instances of
     each class, and their total.
     """
@@ -56,7 +56,7 @@ class Tables:
 
 
 def counts_file(path: str | Path) -> Path:
-    """The file of the counts beside that of the instances: found_counts.csv beside found.csv."""
+    """The file of counts beside the file of instances: found_counts.csv beside found.csv."""
     path = Path(path)
     return path.with_name(f"{path.stem}_counts{path.suffix}")
 

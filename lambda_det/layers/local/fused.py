@@ -15,7 +15,7 @@ The kernels are in native/position_output.cu. They know 4 heads, a query depth o
 23x23 and value depths that are multiples of 64; what is smaller is filled up with zeros, and more
 heads are taken four at a time. They read embeddings in float32 and round them, and give their
 gradient in float32, so that a parameter needs no copy in 16 bits. A content lambda may be added to
-the position lambdas: then the output is that of the whole layer.
+the position lambdas: then it is the output of the whole layer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Form(NamedTuple):
 
     Attributes:
         kind: what it computes: the output, or the gradient of queries, values or embedding.
-        letter: its name among those of its kind.
+        letter: its name among the forms of its kind.
         tiling: the template in position_output.cu; ``{v}`` is the padded value depth.
         threads: of a program.
         shared_bytes: of a program.
@@ -409,7 +409,7 @@ def _is_dense(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
 
 
 def _part(whole: Tensor, shape: Sequence[int], offsets: Sequence[int]) -> Tensor:
-    """The view of this shape; ``offsets`` are those of the last dimensions, the others are 0."""
+    """The view of this shape; ``offsets`` are of the last dimensions, the others are 0."""
     starts = (*[0] * (len(shape) - len(offsets)), *offsets)
     for dim, (start, size) in enumerate(zip(starts, shape, strict=True)):
         whole = whole.narrow(dim, start, size)

@@ -33,9 +33,9 @@ from lambda_det.own_data.report.reading import evaluations_of, label_of
 
 __all__ = ["USABLE_AP50", "Change", "Epochs", "advise"]
 
-# Below this AP50 the errors of a detector are those of one that has not learned the task, and prove
-# nothing about its data: with an AP50 of 0.03, 791 predictions had scores of 0.8 or more. It is a
-# guess between that and the lowest AP50 of finished runs, which is some 40.
+# Below this AP50 a detector has not learned the task, and its errors prove nothing about its data:
+# with an AP50 of 0.03, 791 predictions had scores of 0.8 or more. It is a guess between that and
+# the lowest AP50 of finished runs, which is some 40.
 USABLE_AP50 = 20
 SMALL = 32  # side in pixels of the network's input: a larger input would help with smaller objects
 # Side in pixels of the network's input of objects that are hardly seen: four strides of the finest
@@ -51,10 +51,10 @@ _CLASSES = 5  # number of classes that are named, those with the most missed obj
 _PAIRS = 3  # pairs of classes that are named, those that are confused most often
 _YOUNG = 0.1  # share of AP50 by which the AP50 of a young run rises in the last third of its steps
 _LEAST_RISE = 1.0  # of others: evaluations of runs that learned no more differed by up to 1 point
-# Loss of the test images over that of training images, from which these are not alike, or few: nine
-# runs on six sets had 0.8 to 1.5 at their ends, and one of 2.1 had 130 images for 30 epochs. The
-# detector of `make demo` has 0.9, and on the same images 2.2 at a quarter of their brightness, 2.1
-# in yellow light and 1.0 at half of the brightness, which it stands.
+# Loss of the test images over the loss of training images, from which these are not alike, or few.
+# Nine runs on six sets had 0.8 to 1.5 at their ends, and one of 2.1 had 130 images for 30 epochs.
+# The detector of `make demo` has 0.9, and on the same images 2.2 at a quarter of their brightness,
+# 2.1 in yellow light and 1.0 at half of the brightness, which it stands.
 _APART = 2.0
 _SHORT = 0.5  # share of the rule's epochs, below which a run is short
 _BEGUN = 1 / 3  # share of the rule's epochs, below which all classes are missed
@@ -87,7 +87,7 @@ class Change(NamedTuple):
 
 
 class Epochs(NamedTuple):
-    """The length of a training: its own, and that of the recipe's rule for its images."""
+    """The epochs of a training, and how many the recipe's rule has for its images."""
 
     trained: float
     rule: float
@@ -125,7 +125,7 @@ def advise(
         ground_truth, entries, iou_type: as for :func:`sort_errors`.
         metrics: of the run's metrics.json, for its curves.
         trained: number of objects of each class in training, by its name; empty if unknown.
-        scale: sides of the network's input as a share of those of the images, or of their tiles.
+        scale: sides of the network's input as a share of the sides of the images or tiles.
         is_cascade: whether the detector has several box heads in a row already.
         is_tiled: whether images are cut into tiles already.
         epochs: of the training; None if unknown.
@@ -311,7 +311,7 @@ def differs(some: int, of: int, others: int, of_others: int) -> bool:
 
     Args:
         some, of: objects of the first group with a property, and all of its objects.
-        others, of_others: those of the second group.
+        others, of_others: the same of the second group.
     """
     drawn, total = some + others, of + of_others
 
@@ -339,8 +339,8 @@ def _unannotated(run: _Evidence) -> Iterator[Change]:
     files = [Path(run.truth.imgs[image].get("file_name", str(image))).name for image, _ in images]
     yield Change(
         "background",
-        f"Look at the annotations, first of {', '.join(files)}; those of the training images may "
-        "lack the same.",
+        f"Look at the annotations, first of {', '.join(files)}; the training images may lack "
+        "the same annotations.",
         run.gain(sure),
         f"Predictions of a score of {CONFIDENT} or more where nothing is annotated: {len(sure)}.",
     )
@@ -474,8 +474,8 @@ def _rare_classes(run: _Evidence) -> Iterator[Change]:
 
 
 def _unlike_training(run: _Evidence) -> Iterator[Change]:
-    """Images like those of the test set, where the detector does much better on its own, or where
-    it has become worse on the test set.
+    """Advice to add images like the test images, where the detector does much better on its
+    training images, or where it has become worse on the test set.
     """
     best_step, best = max(run.points, key=lambda point: point[1], default=(0, 0.0))
     fallen = best - run.points[-1][1] if run.points else 0.0
