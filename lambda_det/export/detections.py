@@ -295,6 +295,6 @@ def _pool(pooler: poolers.ROIPooler, x: Sequence[Tensor], box_lists: list[Boxes]
     pooled = None
     for level, (features, pool) in enumerate(zip(x, pooler.level_poolers, strict=True)):
         here = (levels == level)[:, None]
-        level = pool(features, torch.where(here, regions, none))
-        pooled = level if pooled is None else torch.where(here[:, :, None, None], level, pooled)
+        found = pool(features, torch.where(here, regions, none))
+        pooled = found if pooled is None else torch.where(here[:, :, None, None], found, pooled)
     return pooled

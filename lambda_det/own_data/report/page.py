@@ -34,14 +34,14 @@ def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def to_svg(figure: Figure, label: str) -> str:
-    text = io.StringIO()
+    written = io.StringIO()
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # names may have a $
     # as text, because a browser has all letters; Matplotlib's own font may lack some, and warns
     with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    picture = text.getvalue()
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    picture = written.getvalue()
     picture = picture[picture.index("<svg") :]
     for color, variable in _OF_PAGE.items():
         picture = picture.replace(color, variable)
