@@ -83,7 +83,7 @@ def get_classification_config() -> CN:
     _C.INPUT = CN()
     # Side in pixels of the square that the network sees in training
     _C.INPUT.SIZE = 224
-    # Side in pixels of the square that the network sees in evaluation; 0 for that of training
+    # Side in pixels of the square that the network sees in evaluation; 0 as in training
     _C.INPUT.TEST_SIZE = 0
     # Evaluation takes this share of the image's shorter side from its centre
     _C.INPUT.TEST_CROP = 0.875
@@ -117,7 +117,7 @@ def get_classification_config() -> CN:
     _C.SOLVER.MOMENTUM = 0.9
     # Whether SGD has Nesterov's momentum
     _C.SOLVER.NESTEROV = False
-    # Weight decay of all parameters except those of norms
+    # Weight decay of all parameters but the norms'
     _C.SOLVER.WEIGHT_DECAY = 0.0
     # Weight decay of the scales and biases of norms, which TensorFlow's ResNets do not decay
     _C.SOLVER.WEIGHT_DECAY_NORM = 0.0

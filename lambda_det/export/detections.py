@@ -5,7 +5,7 @@ of a batch have the same number of boxes, one after the other, and missing ones 
 in the graph depends on what the images show, there is no loop, and every runtime that has RoiAlign
 and TopK can hold it. The size of an image is a row of a tensor [B, 2], of height and width.
 
-The results are those of Detectron2, unless more than ``CANDIDATES`` boxes of an image score above
+The results are Detectron2's, unless more than ``CANDIDATES`` boxes of an image score above
 the threshold, or boxes cover each other in a chain of more than ``ROUNDS``.
 
 Detectron2 calls these functions by the names of its modules, and gives no other place to put

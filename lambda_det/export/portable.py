@@ -29,7 +29,7 @@ Module = TypeVar("Module", bound=nn.Module)
 def portable_copy(model: Module) -> Module:
     """A copy in plain operators, in evaluation mode, for ``torch.jit.trace`` or ``torch.export``.
 
-    Names and parameters are those of the model.
+    Names and parameters are the model's.
     """
     # with weights laid out for channels last, the exporters would ask for the layout of every map
     model = copied(model).eval().to(memory_format=torch.contiguous_format)

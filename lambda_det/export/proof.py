@@ -133,7 +133,7 @@ def prove(
         run: that was exported.
         model: its detector.
         limit: number of images, from the first ones; of tiles where the run cuts images, and then
-            those of the last image are all there.
+            all tiles of the last image are there.
         file: the same detector exported. It gets as many images at once as it takes.
         most: by which AP may differ.
         announce: gets a sentence on how long it takes, after the first images.

@@ -33,7 +33,7 @@ ROUNDING = 1e-3  # of pixels from 0 to 255: as small relative to them as such di
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outputs for one input, compared with those of the original.
+    """The outputs for one input, compared with the original's.
 
     Attributes:
         shape: of the input.

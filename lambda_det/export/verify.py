@@ -1,4 +1,4 @@
-"""Write a backbone file, load it again, and compare its features with those of its checkpoint."""
+"""Write a backbone file, load it again, and compare its features with its checkpoint's."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def export_backbone(
 
 
 def passes(content: Mapping[str, Any], errors: Mapping[str, float]) -> bool:
-    """Whether the errors of a file with this content are only those of rounding."""
+    """Whether the errors of a file with this content are only of rounding."""
     return alike(errors, TOLERANCE_HALF if content["meta"].get("half") else None)
 
 
 @torch.no_grad()
 def verify_backbone(path: str | Path, checkpoint: Mapping[str, Any]) -> dict[str, float]:
-    """Compare the features of a backbone file with those of its checkpoint, in float64.
+    """Compare the features of a backbone file with its checkpoint's, in float64.
 
     Args:
         path: a file of :func:`lambda_det.weights.backbone_file.save_backbone`. It is loaded as

@@ -17,8 +17,7 @@ from lambda_det.modeling.build import create_backbone, norm_option
 
 
 def layer_options(section: CfgNode) -> dict[str, Any]:
-    """The options of lambda layers in ``MODEL.LAMBDA_RESNET``, which override those of the named
-    model.
+    """The options of lambda layers in ``MODEL.LAMBDA_RESNET``, which override the named model's.
 
     Returns:
         Arguments of :func:`create_backbone`, as plain values.

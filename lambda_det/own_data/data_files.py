@@ -51,7 +51,7 @@ def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Dat
     Args:
         args: of the command line.
         temporary: a folder for the files.
-        rows: gets those of the table.
+        rows: of the table of choices, which gets more.
 
     Raises:
         ConfigError: flags do not go together.
@@ -88,7 +88,7 @@ def read_labels(
     Args:
         args: of the command line.
         temporary: a folder for the files.
-        rows: gets those of the table.
+        rows: of the table of choices, which gets more.
         single_class: whether all objects are of one class.
 
     Raises:

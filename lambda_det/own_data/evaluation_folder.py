@@ -39,14 +39,14 @@ def take_folder(folder: Path, *, is_named: bool) -> None:
 def _refuse_other_files(folder: Path) -> None:
     """
     Raises:
-        ConfigError: the folder for the results has files, and is not that of an earlier evaluation.
+        ConfigError: the folder for the results has files that no evaluation wrote.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--output {folder} is a file; give a folder.")
     if folder.is_dir() and any(folder.iterdir()) and not _is_evaluation(folder):
         raise ConfigError(
-            f"--output {folder} has files that are not those of an evaluation; give a new folder, "
-            "or that of an earlier evaluation, whose results are replaced."
+            f"--output {folder} has files that no evaluation wrote; give a new folder, or that "
+            "of an earlier evaluation, whose results are replaced."
         )
 
 

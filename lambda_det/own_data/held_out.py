@@ -138,7 +138,7 @@ def _held_out(content: Mapping[str, Any], files: Mapping[str, Path], split: Spli
 
     Args:
         content: of a file in COCO's format.
-        files: of the images by the names that it has, which may be those of another machine.
+        files: of the images by their names in it, which may be paths of another machine.
         split: which images are held out.
 
     Raises:

@@ -138,7 +138,7 @@ def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------------------- of COCO's
 def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
-    # COCO's own files of keypoints, captions, stuff and segments lie beside those of instances
+    # COCO's own files of keypoints, captions, stuff and segments lie beside the files of instances
     instances = [file for file in files if file.name.startswith("instances")]
     others = [file for file in files if not file.name.startswith(_OF_COCO)]
     if instances and others:
@@ -223,7 +223,7 @@ def _split(
     if "" in ids and "train" in ids:
         raise DataError(
             f"{root}: {len(labelled[''])} of {sum(map(len, labelled.values()))} labels are in no "
-            f"folder called {', '.join(PART_WORDS)}, such as that of {labelled[''][0]}; to use "
+            f"folder called {', '.join(PART_WORDS)}, such as {labelled[''][0]}; to use "
             f"all, give --train {root} --images {home}."
         )
     if len(ids) < 2:

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 SMALL = 12
 MOST = 0.5  # share of the objects above which they count as most
 LEAST_BOXES = 50  # with fewer boxes anchors stay as they are
-IMBALANCE = 10  # ratio of the images of the largest class to those of the smallest
+IMBALANCE = 10  # ratio of the images of the largest class to the images of the smallest
 # An anchor of a level matches objects of its size only if its side has this number of strides: half
 # a stride away, a square of four strides overlaps an equal one by an IoU of 0.62. A single level
 # must also serve small objects: Detectron2's C4 and DC5 begin at two strides.

@@ -29,7 +29,7 @@ _LONGEST = 0.9  # share of the objects that are not longer than the overlap
 # the border lacks its surroundings
 _LARGEST_OVERLAP, _LEAST_OVERLAP = 0.4, 0.125
 # A row of the table, where sizes are given beside tiles
-OF_TILES = "", "given sizes", "those of the input are of tiles"
+OF_TILES = "", "given sizes", "the sizes of the input are of tiles"
 
 
 class ChosenTiles(NamedTuple):

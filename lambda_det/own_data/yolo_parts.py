@@ -230,8 +230,8 @@ def _images_in(
 
 
 def _listed(list_file: Path, root: Path, homes: Iterable[Path]) -> Iterator[Path]:
-    """The images of a list, by whole paths, from its own folder, from that of data.yaml, or by
-    the last parts of paths of another machine."""
+    """The images of a list, by whole paths, from its own folder, from the folder of data.yaml, or
+    by the ends of paths of another machine."""
     images = None
     for number, line in enumerate(read_text(list_file).splitlines(), 1):
         if not (text := line.strip()) or text.startswith("#"):

@@ -132,7 +132,7 @@ def refuse_no_run(folder: str | Path) -> None:
 
 
 def is_numbered(name: str) -> bool:
-    """Whether the name of a file is that of a checkpoint by its iteration."""
+    """Whether the name of a file is a checkpoint's with its iteration."""
     return _NUMBERED.fullmatch(name) is not None
 
 

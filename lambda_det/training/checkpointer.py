@@ -216,7 +216,7 @@ class BackgroundWriter:
 
 def _do_after(before: Future[None] | None, work: Callable[[], object]) -> None:
     if before is not None:
-        # it is done, because there is one thread; its error becomes that of this work
+        # it is done, because there is one thread; this work then fails with the same error
         before.result()
     work()
 

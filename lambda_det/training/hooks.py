@@ -116,7 +116,7 @@ class SpeedAndMemory(HookBase):
 class Forecast(HookBase):
     """Says when the run will end: after the first steps, and again after the first evaluation.
 
-    Register it before the evaluation, whose time is not that of a step.
+    Register it before the evaluation, whose time belongs to no step.
     """
 
     _STEPS = 10  # steps whose median counts, because the first steps of a process take longer

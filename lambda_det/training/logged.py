@@ -44,7 +44,7 @@ def is_loss(name: str) -> bool:
 
 
 def is_of_averaged_weights(name: str) -> bool:
-    """Whether a result of an evaluation is that of averaged weights, such as "bbox_EMA/AP"."""
+    """Whether a result of an evaluation is of averaged weights, such as "bbox_EMA/AP"."""
     return bool(_AVERAGED.search(name))
 
 

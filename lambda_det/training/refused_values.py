@@ -309,7 +309,7 @@ def _keys_in(trees: Iterable[ast.AST], values: Mapping[str, Any]) -> list[str]:
 def _keys_of(suspect: _Suspect, values: Mapping[str, Any], text: str) -> list[str]:
     """The keys that have a value, those with the name of the variable first.
 
-    A number, or an empty value, is only that of a key whose name is alike, or in the text.
+    A number, or an empty value, is a key's only where the name of the key is alike, or in the text.
     """
     equal = [key for key, value in values.items() if _is_in(suspect.value, value)]
     words = set(re.findall(r"\w+", text.lower()))
@@ -338,7 +338,7 @@ def _keys_of_arguments(
 
 
 def _sources(function: ast.AST, trees: tuple[ast.AST, ...]) -> tuple[ast.AST, ...]:
-    """Expressions, and those of the variables in them, and so on."""
+    """Expressions, the expressions assigned to the variables in them, and so on."""
     assigned: dict[str, list[ast.AST]] = {}
     for node in ast.walk(function):
         for target in node.targets if isinstance(node, ast.Assign) else ():

@@ -235,7 +235,7 @@ _NAMINGS: dict[str, tuple[tuple[str, ...], _Rules]] = {
 
 
 def import_weights(content: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
-    """Rename the tensors of a file of timm or torchvision to those of our networks.
+    """Give the tensors of a file of timm or torchvision the names in our networks.
 
     Args:
         content: of any file of weights.

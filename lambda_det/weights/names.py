@@ -1,4 +1,4 @@
-"""Map the tensor names of a file to those of a model, and report what is missing."""
+"""Map the tensor names of a file to the names in a model, and report what is missing."""
 
 from __future__ import annotations
 

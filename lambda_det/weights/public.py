@@ -252,7 +252,7 @@ def _torchvision(url: str, name: str) -> PublicFile:
         place,
         download,
         model=_TORCHVISION[name.partition(".")[0]],
-        license="BSD-3-Clause, that of torchvision's code",
+        license="BSD-3-Clause, as torchvision's code",
         top1=top1,
         image_size=weights.transforms().crop_size[0] if top1 else None,
         pixels=IMAGENET_PIXELS,

@@ -107,7 +107,7 @@ def check_held_out(path: str | Path, source: Source) -> None:
         return
     changed = sorted(set(before) ^ set(now)) or now
     raise DataError(
-        f"The held-out images are not those of {path}, so the run would be evaluated on images it "
-        f"has trained on ({changed[0]} is the first to differ): restore DATA.TRAIN, DATA.FRACTION, "
-        "DATA.HELD_OUT and SEED, or give another OUTPUT_DIR."
+        f"The held-out images differ from those of {path}, so the run would be evaluated on images "
+        f"it has trained on ({changed[0]} is the first to differ): restore DATA.TRAIN, "
+        "DATA.FRACTION, DATA.HELD_OUT and SEED, or give another OUTPUT_DIR."
     )

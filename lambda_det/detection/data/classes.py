@@ -1,4 +1,4 @@
-"""The classes of a run: kept in its checkpoints, and compared with those of later data."""
+"""The classes of a run: kept in its checkpoints, and compared with the classes of later data."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def facts_of(datasets: Iterable[str]) -> dict[str, Any]:
 
 
 def _thing_classes(name: str) -> list[str] | None:
-    """The classes of a registered data set; those of its file if it has not been read yet."""
+    """The classes of a registered data set, from its file if it has not been read yet."""
     metadata = MetadataCatalog.get(name)
     classes = metadata.get("thing_classes")
     if classes is None and is_coco(name):

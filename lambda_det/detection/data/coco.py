@@ -297,7 +297,7 @@ def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
 
 
 def _is_in_folder(name: str, path: str) -> bool:
-    """Whether a name is that of an image below the parent of its folder, as images/0.png is."""
+    """Whether a name leads to an image from the parent of its folder, as images/0.png does."""
     parents = os.path.abspath(path).split(os.sep)
     names = [folder for folder in name.replace("\\", "/").split("/") if folder != "."]
     return len(names) > 1 and [*map(normal, names)] == [*map(normal, parents[-len(names) :])]
@@ -312,7 +312,7 @@ def _is_file(path: str) -> bool:
 
 # ------------------------------------------------------------------- what only the whole file shows
 def _take_boxes(file: _File) -> None:
-    """Find the form of all boxes, and turn those of CVAT that have an angle.
+    """Find the form of all boxes, and turn boxes of CVAT that have an angle.
 
     CVAT writes a turned box as it was before it was turned, and its angle as an attribute. An
     attribute of that name in a file of another program may mean anything.
@@ -672,7 +672,7 @@ def _content(
 
 
 def _counted_keypoints(entry: Mapping[str, Any], values: int) -> dict[str, Any]:
-    """pycocotools needs the keypoints of every object; those of visibility 0 do not count."""
+    """pycocotools needs the keypoints of every object; of visibility 0 they do not count."""
     points = entry.get("keypoints")
     if points is None or len(points) != values:
         return {"keypoints": [0] * values, "num_keypoints": 0}

@@ -255,7 +255,7 @@ def _area(outline: np.ndarray) -> float:
 def _simplified(outline: np.ndarray) -> np.ndarray:
     """An outline [N, 2] with fewer points, which moves by a pixel at most.
 
-    It is kept where its area would change by more than a tenth, as that of a thin object might.
+    It is kept where its area would change by more than a tenth, as may happen to a thin object.
     """
     simple = cv2.approxPolyDP(outline.astype(np.float32), 1.0, closed=True).reshape(-1, 2)
     area = _area(outline)

@@ -33,12 +33,12 @@ def tile_records(
 ) -> list[Mapping[str, Any]]:
     """The records of the tiles to train on.
 
-    Boxes and masks are clipped at the border of a tile. A part of an object of which another tile
+    Boxes and masks are clipped at the border of a tile. A piece of an object of which another tile
     shows much more (:data:`LEAST_LEFT`) is neither learnt nor background: its pixels are painted
     over when the tile is read. Crowds stay crowds.
 
     Args:
-        records: of images, about whose annotations everything is decided.
+        records: of images, with checked and repaired annotations.
         tiling: how they are cut.
         empty: the largest number of tiles without an object, as a multiple of those with objects.
             They are spread evenly at random over all of them, always in the same way.
@@ -192,7 +192,7 @@ class _Objects(NamedTuple):
 
     Attributes:
         annotations: to learn, and crowds.
-        ignored: boxes x0, y0, x1, y1 of parts of which another tile shows much more.
+        ignored: boxes x0, y0, x1, y1 of objects of which another tile shows much more.
     """
 
     annotations: Decided

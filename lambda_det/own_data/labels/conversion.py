@@ -52,13 +52,13 @@ def read_labels(
     Args:
         place: a file of labels, a folder of them, or a list of images (``.txt``) in or below the
             folder of their labels.
-        images: the folder of the images; by default that of the labels. Names are relative to it.
+        images: the folder of the images; by default where the labels are. Names are relative to it.
         paths: the images to consider; by default all in ``images``.
 
     Returns:
         ``images``, ``annotations`` and ``categories``: those of data.yaml in its order, others by
-        name. The size of an image is the one that its file of labels states, or that of the
-        image. Objects with polygons or masks have a ``segmentation``. Images and objects have a
+        name. The size of an image is the one that its file of labels states, or its own.
+        Objects with polygons or masks have a ``segmentation``. Images and objects have a
         ``source``: their file of labels, and the place in it. The entry ``lambda_det`` has the
         findings and how the labels write boxes, as ``READER`` in
         :mod:`lambda_det.detection.data.coco_format` describes.

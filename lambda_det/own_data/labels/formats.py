@@ -49,8 +49,8 @@ class LabelFormat(NamedTuple):
             name of the file is enough.
         read: reads the images with their objects; None for COCO's own.
         images: how many images a file describes: "all" of a data set, "some" or "one". A file
-            of "one" has the name of its image with another ending, so that its own name is not
-            that of a part, such as train.json.
+            of "one" has the name of its image with another ending, so its name does not tell a
+            part of the data, as train.json does.
         boxes: how labels write boxes, of ``BOX_FORMS`` of ``detection/data/box_form.py``. Readers
             give corners in pixels whatever it is; this decides what wrong labels look like.
     """
@@ -210,7 +210,7 @@ _YOLO = re.compile(
 
 
 def _json_keys(text: str) -> Iterator[str]:
-    """The keys of a JSON object in their order, and ``*.key`` for those of its entries.
+    """The keys of a JSON object in their order, and ``*.key`` for the keys of its entries.
 
     A value is parsed only when the next key is asked for; at a mistake the keys end.
     """

@@ -27,7 +27,7 @@ __all__ = ["Evaluated", "evaluate_run", "read_predictions"]
 logger = logging.getLogger(__name__)
 
 RESULTS = "coco_instances_results.json"
-# The folders of an evaluation's results; those of averaged weights come first, as for
+# The folders of an evaluation's results; averaged weights come first, as for
 # model_best.pth
 _FOLDERS = {"inference_EMA": "averaged weights", "inference": "trained weights"}
 

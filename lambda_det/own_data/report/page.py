@@ -19,8 +19,8 @@ from matplotlib.text import Text
 
 __all__ = ["ACCENT", "INK", "ON_ACCENT", "PAPER", "Page", "new_axes", "to_svg"]
 
-# Colours of figures. In a page black and white, in which Matplotlib draws, become those of a screen
-# that is light or dark; ON_ACCENT stays.
+# Colours of figures. Matplotlib draws in black and white, which a page replaces by the colours of a
+# light or dark screen; ON_ACCENT stays.
 INK, PAPER, ON_ACCENT, ACCENT = "#000000", "#ffffff", "#fefefe", "#1f5fae"
 _OF_PAGE = {INK: "var(--ink)", PAPER: "var(--paper)"}
 

@@ -47,7 +47,7 @@ def read_saved(run: Path) -> dict[str, Any]:
     """The configuration that a run saved, as plain values.
 
     Raises:
-        DataError: the folder is not that of a run.
+        DataError: it is no folder of a run.
     """
     path = run / "config.yaml"
     try:
@@ -176,7 +176,7 @@ def results_of(
         for name, value in values.items()
         if name.endswith(endings) and not name.startswith(f"{SAMPLE}/")
     }
-    # an augmented test is that of the averaged weights, where there are any
+    # an augmented test is of the averaged weights, where there are any
     averaged_too = any(map(is_of_averaged_weights, results))
     own = {
         name: result
@@ -189,7 +189,7 @@ def results_of(
 def evaluations_of(metrics: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """A row for each evaluation: "step", and its results by names that do not depend on the recipe.
 
-    They are those of averaged weights where these were evaluated, such as "box AP", "box AP50" and
+    They are of averaged weights where these were evaluated, such as "box AP", "box AP50" and
     "mask AP"; with several data sets the name of one stands before, such as "mine/box AP".
 
     Args:

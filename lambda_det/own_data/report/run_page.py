@@ -98,7 +98,7 @@ def build_report(
 
     Raises:
         ConfigError: a value is out of range, or the run is not evaluated on ``dataset``.
-        DataError: the folder is not that of a run, or a file in it is damaged.
+        DataError: it is no folder of a run, or a file in it is damaged.
     """
     if score is not None and not 0 <= score <= 1:
         raise ConfigError(f"The score threshold is {score}; give one from 0 to 1.")

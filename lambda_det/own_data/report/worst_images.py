@@ -42,7 +42,7 @@ def draw_worst(
     """Yield the images with the worst results: predictions at the left, ground truth at the right.
 
     Of a large image the crop is drawn in which most of its errors lie. The captions count the
-    errors of the whole image at an IoU of 0.5. The order is that of :attr:`Match.quality`, then of
+    errors of the whole image at an IoU of 0.5. The order is by :attr:`Match.quality`, then by
     the number of errors.
 
     Args:
