@@ -49,9 +49,9 @@ def merge(tiles: Sequence[tuple[Sequence[int], Detections]], height: int, width:
     Two detections of overlapping tiles are one object by what both tiles see. Where each of the
     tiles sees the whole object, their IoU must be above ``SAME``. Where the border of one tile cuts
     the object, most of the cut detection must lie within the other one. Where each tile cuts it,
-    most of the smaller part within both tiles must lie within the other part. The best pairs are
-    joined first, and of one tile no two detections are joined: the detector took them for two
-    objects. Objects over several tiles become one along such pairs.
+    both are clipped to the overlap, and most of the smaller piece must lie within the other piece.
+    The best pairs are joined first, and of one tile no two detections are joined: the detector took
+    them for two objects. Objects over several tiles become one along such pairs.
 
     Of joined detections, the one with the highest score is kept among those that no border cuts.
     Where all are cut, box and mask are the union. The score is the highest of all. The result does
@@ -66,18 +66,18 @@ def merge(tiles: Sequence[tuple[Sequence[int], Detections]], height: int, width:
     """
     tiles = sorted(tiles, key=lambda entry: tuple(entry[0][1::-1]))
     corners = np.array([tile for tile, _ in tiles], np.int64).reshape(-1, 4)
-    parts = [detections for _, detections in tiles]
-    starts = np.cumsum([0, *(len(part.scores) for part in parts)])
+    found = [detections for _, detections in tiles]
+    starts = np.cumsum([0, *(len(one.scores) for one in found)])
     boxes, scores, classes = (
-        np.concatenate([getattr(part, name) for part in parts])
+        np.concatenate([getattr(one, name) for one in found])
         for name in ("boxes", "scores", "classes")
     )
-    has_masks = parts[0].masks is not None
-    masks = [mask for part in parts for mask in part.masks] if has_masks else None
+    has_masks = found[0].masks is not None
+    masks = [mask for one in found for mask in one.masks] if has_masks else None
 
     groups = [[number] for number in range(len(scores))]  # of joined detections, by each of them
-    tile_of = np.repeat(np.arange(len(parts)), np.diff(starts))
-    for a, b in _best_first(corners, parts, starts):
+    tile_of = np.repeat(np.arange(len(found)), np.diff(starts))
+    for a, b in _best_first(corners, found, starts):
         if groups[a] is not groups[b] and not {*tile_of[groups[a]]} & {*tile_of[groups[b]]}:
             groups[a] += groups[b]
             for number in groups[b]:
@@ -108,15 +108,15 @@ def merge(tiles: Sequence[tuple[Sequence[int], Detections]], height: int, width:
 
 
 def _best_first(
-    corners: np.ndarray, parts: Sequence[Detections], starts: np.ndarray
+    corners: np.ndarray, found: Sequence[Detections], starts: np.ndarray
 ) -> Iterator[tuple[int, int]]:
     """Pairs of detections of two tiles that are one object, by their numbers, the best first."""
     pairs = []
-    for a, part in enumerate(parts):
+    for a, one in enumerate(found):
         low = np.maximum(corners[a, :2], corners[a + 1 :, :2])
         high = np.minimum(corners[a, 2:], corners[a + 1 :, 2:])
         for b in np.flatnonzero((low < high).all(1)) + a + 1:
-            for similarity, i, j in _pairs(corners[a], part, corners[b], parts[b]):
+            for similarity, i, j in _pairs(corners[a], one, corners[b], found[b]):
                 pairs.append((-similarity, starts[a] + i, starts[b] + j))
     for _, a, b in sorted(pairs):
         yield int(a), int(b)

@@ -100,7 +100,7 @@ def entries_of(
         return entries
     # another program may have written a file of this name
     faults = (OSError, ValueError, LookupError, TypeError, RecursionError)
-    what = f"{beside}, which says to which data the results belong, cannot be read"
+    what = f"{beside} cannot be read as the description of an evaluation's data"
     with refused(DataError, what, "evaluate again", *faults):
         of = json.loads(beside.read_text("utf-8"))
         then = [category["id"] for category in of["categories"]]

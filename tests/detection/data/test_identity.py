@@ -108,7 +108,7 @@ def test_results_of_another_program_are_taken_as_they_are(results, content, writ
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[]", "3", '{"categories": ["a"]}'])
-def test_a_damaged_record_and_a_file_of_another_program(results, content, write, text):
+def test_a_damaged_description_and_a_file_of_another_program(results, content, write, text):
     results.with_name(FILE).write_text(text)
     assert name_of(results) == ""
     with pytest.raises(DataError, match=rf"{FILE} cannot be read.*evaluate again"):
