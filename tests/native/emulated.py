@@ -28,7 +28,15 @@ if not sys.platform.startswith("linux") or shutil.which("g++") is None:
     MISSING = "the emulator needs Linux and g++"
 needs_emulator = pytest.mark.skipif(bool(MISSING), reason=str(MISSING))
 EMULATOR = Path(__file__).with_name("emulator.h")
-FLAGS = ["-O1", "-std=c++17", "-Wno-unknown-pragmas", "-shared", "-fPIC", "-DEMULATED"]
+FLAGS = [
+    "-O1",
+    "-ftree-vectorize",
+    "-std=c++17",
+    "-Wno-unknown-pragmas",
+    "-shared",
+    "-fPIC",
+    "-DEMULATED",
+]
 
 
 @functools.cache

@@ -1,8 +1,9 @@
 // Runs the kernels of position_output.cu on a CPU, by the definitions of PTX.
 //
 // Each thread of a program is a fiber of its own. It goes on until an instruction needs the others:
-// those of its warp for mma, ldmatrix and shuffles, all of the program at a barrier. Programs run
-// one after the other. Copies to shared memory land when they begin, or as late as they may: when
+// those of its warp for mma, ldmatrix and shuffles, all of the program at a barrier. A fiber begins
+// by ucontext, which asks the system each time, and afterwards is left and entered by jumps.
+// Programs run one after the other. Copies to shared memory land when they begin, or as late as they may: when
 // the thread waits for their group. Until then NaN lies there, as it does in all shared memory that
 // was not written. Programs are compiled with EMULATED, and FLOAT16 for float16.
 
@@ -13,8 +14,10 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 struct uint4 {
@@ -37,9 +40,9 @@ struct Copy {
 };
 
 struct Fiber {
-  ucontext_t context;
-  std::vector<char> stack;
-  bool is_done = false;
+  ucontext_t beginning;
+  jmp_buf place;  // where it goes on
+  bool is_begun = false, is_done = false;
   long exchanges = 0;
   std::vector<Copy> open;                 // copies that were begun
   std::vector<std::vector<Copy>> groups;  // of copies under way
@@ -48,13 +51,15 @@ struct Fiber {
 // What the lanes of a warp give to an instruction, and to the next one, which some reach earlier.
 struct Warp {
   uint32_t words[2][kWarp][kWords];
+  float products[2][16][8];
   int arrived[2] = {0, 0};
 };
 
 struct Machine {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
-  ucontext_t main;
+  std::unique_ptr<char[]> stacks;  // of the fibers
+  jmp_buf place;  // which a fiber goes back to
   std::function<void()> kernel;
   int thread, program, programs, threads;
   long arrived;  // at barriers
@@ -73,7 +78,9 @@ inline void fault(const char *what, long number) {
 }
 
 inline Fiber &fiber() { return machine.fibers[machine.thread]; }
-inline void let_others_run() { swapcontext(&fiber().context, &machine.main); }
+inline void let_others_run() {
+  if (!_setjmp(fiber().place)) _longjmp(machine.place, 1);
+}
 
 // 16-bit numbers ----------------------------------------------------------------------------------
 
@@ -125,16 +132,54 @@ inline float as_float(uint32_t bits) {
 
 // Instructions ------------------------------------------------------------------------------------
 
-// Every lane gives its words; the result has those of all.
-inline uint32_t (*gather(const uint32_t *words, int count))[kWords] {
-  Warp &warp = machine.warps[machine.thread / kWarp];
+struct Nothing {
+  void operator()(Warp &, int) const {}
+};
+
+// Every lane gives its words, and the last one computes what all need of them. Returns which of the
+// warp's two places has both.
+template <class Whole = Nothing>
+inline int exchange_words(Warp &warp, const uint32_t *words, int count, Whole whole = {}) {
   const int turn = fiber().exchanges++ & 1;
   if (warp.arrived[turn] == kWarp) warp.arrived[turn] = 0;
   memcpy(warp.words[turn][machine.thread % kWarp], words, 4 * count);
-  ++warp.arrived[turn];
+  if (++warp.arrived[turn] == kWarp) whole(warp, turn);
   while (warp.arrived[turn] != kWarp) let_others_run();
-  return warp.words[turn];
+  return turn;
 }
+
+inline Warp &warp() { return machine.warps[machine.thread / kWarp]; }
+
+// The words that every lane gave.
+inline uint32_t (*gather(const uint32_t *words, int count))[kWords] {
+  return warp().words[exchange_words(warp(), words, count)];
+}
+
+// a [16, 16] times b [16, 8], of which the lanes gave the words by PTX's "Matrix Fragments for
+// mma.m16n8k16", as floats.
+struct Multiply {
+  void operator()(Warp &warp, int turn) const {
+    float a[16][16], b[16][8];
+    for (int lane = 0; lane < kWarp; ++lane) {
+      const int group = lane / 4, member = lane % 4;
+      const uint32_t *given = warp.words[turn][lane];
+      for (int i = 0; i < 4; ++i) {
+        float *row = &a[group + 8 * (i % 2)][2 * member + 8 * (i / 2)];
+        memcpy(row, given + 2 * i, 8);
+      }
+      for (int i = 0; i < 4; ++i) {
+        memcpy(&b[2 * member + i % 2 + 8 * (i / 2)][group], given + 8 + i, 4);
+      }
+    }
+    memset(warp.products[turn], 0, sizeof warp.products[turn]);
+    for (int row = 0; row < 16; ++row) {
+      for (int k = 0; k < 16; ++k) {
+        for (int column = 0; column < 8; ++column)
+          warp.products[turn][row][column] += a[row][k] * b[k][column];
+      }
+    }
+  }
+};
 
 inline bool is_shared(uint32_t at, const char *what) {
   if (at % 16 == 0 && at + 16 <= machine.shared_bytes) return true;
@@ -174,23 +219,32 @@ inline void begin(const std::function<void()> &kernel, int program) {
   machine.fibers = std::vector<Fiber>(machine.threads);
   machine.warps = std::vector<Warp>((machine.threads + kWarp - 1) / kWarp);
   memset(shared_memory, 0xff, sizeof shared_memory);
-  for (Fiber &one : machine.fibers) {
-    one.stack.resize(kStack);
-    getcontext(&one.context);
-    one.context.uc_stack.ss_sp = one.stack.data();
-    one.context.uc_stack.ss_size = one.stack.size();
-    one.context.uc_link = &machine.main;
+  for (int thread = 0; thread < machine.threads; ++thread) {
+    ucontext_t &beginning = machine.fibers[thread].beginning;
+    getcontext(&beginning);
+    beginning.uc_stack.ss_sp = machine.stacks.get() + thread * kStack;
+    beginning.uc_stack.ss_size = kStack;
     makecontext(
-        &one.context,
+        &beginning,
         +[]() {
           machine.kernel();
           fiber().is_done = true;
+          _longjmp(machine.place, 1);
         },
         0);
   }
 }
 
+// Until the fiber waits for others, or is done.
+inline void go_on(Fiber &one) {
+  if (_setjmp(machine.place)) return;
+  if (one.is_begun) _longjmp(one.place, 1);
+  one.is_begun = true;
+  setcontext(&one.beginning);
+}
+
 inline void run(const std::function<void()> &kernel) {
+  machine.stacks.reset(new char[machine.threads * kStack]);
   for (int program = 0; program < machine.programs; ++program) {
     begin(kernel, program);
     for (bool any = true; any;) {
@@ -198,7 +252,7 @@ inline void run(const std::function<void()> &kernel) {
       for (machine.thread = 0; machine.thread < machine.threads; ++machine.thread) {
         if (fiber().is_done) continue;
         any = true;
-        swapcontext(&machine.main, &fiber().context);
+        go_on(fiber());
       }
     }
     for (Fiber &one : machine.fibers) {
@@ -237,23 +291,16 @@ DEVICE uint32_t pack(float low, float high) {
 DEVICE void multiply_add(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                          uint32_t b0, uint32_t b1) {
   const uint32_t words[] = {a0, a1, a2, a3, b0, b1};
-  uint32_t mine[12];  // as floats, which every lane needs
+  uint32_t mine[12];  // as floats
   for (int i = 0; i < 6; ++i) {
     mine[2 * i] = emulator::bits_of(emulator::to_float(words[i]));
     mine[2 * i + 1] = emulator::bits_of(emulator::to_float(words[i] >> 16));
   }
-  const auto all = emulator::gather(mine, 12);
+  auto &warp = emulator::warp();
+  const auto &products =
+      warp.products[emulator::exchange_words(warp, mine, 12, emulator::Multiply())];
   const int lane = thread_index() % emulator::kWarp, group = lane / 4, member = lane % 4;
-  for (int i = 0; i < 4; ++i) {
-    const int column = 2 * member + i % 2;
-    float sum = 0;
-    for (int k = 0; k < 16; ++k) {
-      const uint32_t a = all[group * 4 + k % 8 / 2][2 * (i / 2 + 2 * (k / 8)) + k % 2];
-      const uint32_t b = all[column * 4 + k % 8 / 2][2 * (4 + k / 8) + k % 2];
-      sum += emulator::as_float(a) * emulator::as_float(b);
-    }
-    c[i] += sum;
-  }
+  for (int i = 0; i < 4; ++i) c[i] += products[group + 8 * (i / 2)][2 * member + i % 2];
 }
 
 DEVICE void load_matrices(uint32_t (&m)[4], uint32_t address) {
