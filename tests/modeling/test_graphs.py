@@ -11,11 +11,11 @@ import torch
 from detectron2.modeling import FPN
 from torch import nn
 
-import lambda_det
 from lambda_det.errors import ConfigError
 from lambda_det.modeling import graphs as module
 from lambda_det.modeling.graphs import BackboneGraphs, why_not
 from tests.export.tiny import scramble
+from tests.modeling.small import small_network
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -23,7 +23,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is n
 def make_backbone(device="cpu", **options):
     torch.manual_seed(0)
     options = {"scope": 5, "stochastic_depth": 0.5, **options}
-    bottom_up = scramble(lambda_det.create_backbone("lambda_resnet26_slim", **options))
+    bottom_up = scramble(small_network(**options))
     return FPN(bottom_up, ["res4", "res5"], 8, norm="BN").to(device).train()
 
 
@@ -92,9 +92,7 @@ def test_a_training_by_graphs_is_the_training_without(capture):
 @pytest.mark.slow
 def test_frozen_stages_have_maps_without_a_gradient(capture):
     torch.manual_seed(0)
-    frozen = lambda_det.create_backbone(
-        "lambda_resnet26_slim", scope=5, out_features=["res2", "res5"], freeze_at=2
-    ).train()
+    frozen = small_network(scope=5, out_features=["res2", "res5"], freeze_at=2).train()
     losses = take_steps(copy.deepcopy(frozen))
     assert take_steps(frozen, BackboneGraphs(frozen)) == losses
     assert capture.captures == 1 and capture.replays > 1
@@ -135,7 +133,7 @@ def test_statistics_that_stand_still_are_seen(capture, caplog):
 def test_gradients_that_are_0_at_the_start_are_compared(capture, caplog):
     """The last norm of each residual branch starts at 0, and with it all gradients of a branch."""
     torch.manual_seed(0)
-    backbone = lambda_det.create_backbone("lambda_resnet26_slim", scope=5).train()
+    backbone = small_network(scope=5).train()
     other, block = copy.deepcopy(backbone), backbone.res5[0]
     block.conv2.position.embedding.register_hook(lambda grad: grad * (1 + (capture.replays > 0)))
     take_steps(backbone, BackboneGraphs(backbone), steps=1)

@@ -7,16 +7,16 @@ import torch
 from detectron2.modeling import FPN
 from torch import nn
 
-import lambda_det
 from lambda_det.modeling.padding import image_area
 from tests.export.tiny import scramble
+from tests.modeling.small import DESIGNS, small_network
 
 
-def _network(name="lambda_resnet26_slim", **options):
+def _network(design="rs", **options):
     """In float64, in evaluation mode."""
     torch.manual_seed(0)
     options = {"scope": 7, "mask_padding": True, **options}
-    return scramble(lambda_det.create_backbone(name, **options)).double().eval()
+    return scramble(small_network(design, **options)).double().eval()
 
 
 def test_image_area_is_the_image():
@@ -60,23 +60,14 @@ def _reach(alone, inside, stride, height=97, width=75):
     return int(torch.minimum(rows - y, columns - x).max()) if len(y) else 0
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("lambda_resnet26_slim", {}),
-        ("lambda_resnet26_slim", {"dilation": {"res4": 2, "res5": 4}, "norm": "FrozenBN"}),
-        ("lambda_resnet26t", {}),
-        pytest.param("resnet50_lambda_c45", {}, marks=pytest.mark.slow),
-        pytest.param("lambda_resnet50ts", {}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_features_are_those_of_the_image_alone(name, options):
-    model = _network(name, **options)
+@pytest.mark.parametrize("options", [{}, {"dilation": {"res4": 2, "res5": 4}, "norm": "FrozenBN"}])
+@pytest.mark.parametrize("design", DESIGNS)
+def test_features_are_those_of_the_image_alone(design, options):
+    model = _network(design, **options)
     alone, inside = _alone_and_in_a_batch(model)
     for feature, shape in model.output_shape().items():
         assert _reach(alone[feature], inside[feature], shape.stride) == 0
-    alone, inside = _alone_and_in_a_batch(_network(name, mask_padding=False, **options))
+    alone, inside = _alone_and_in_a_batch(_network(design, mask_padding=False, **options))
     stride = model.output_shape()["res5"].stride
     assert _reach(alone["res5"], inside["res5"], stride) >= 3  # to the first row and column
 
