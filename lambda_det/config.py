@@ -263,9 +263,9 @@ def add_lambda_config(cfg: CN) -> None:
 
     # ---- Evaluation
 
-    # The result whose best checkpoint is kept as model_best.pth, such as "bbox/AP50", which is that
-    # of the averaged weights where only these are evaluated; "" for the first existing one of mask
-    # AP, box AP, keypoint AP, mean IoU and panoptic quality. For a loss, such as
+    # The result whose best checkpoint is kept as model_best.pth, such as "bbox/AP50"; where only
+    # averaged weights are evaluated, their result has this name. "" for the first existing one of
+    # mask AP, box AP, keypoint AP, mean IoU and panoptic quality. For a loss, such as
     # "validation/total_loss", the lowest is the best.
     _C.TEST.BEST_METRIC = ""
     # Also compute the losses of training on DATASETS.TEST, with every evaluation in a training
