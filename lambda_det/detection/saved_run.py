@@ -199,7 +199,9 @@ def run_of_checkpoint(
             cannot be.
     """
     if given := next((key for key in _WEIGHTS if key in given_keys(opts)), None):
-        raise ConfigError(f"{given} is that of the run; name the checkpoint in its place.")
+        raise ConfigError(
+            f"{given} cannot be set, because a run has its own weights; name the checkpoint."
+        )
     if "recipe" in content:
         raise ConfigError(f"{file} is of a classifier; name the run of a detector.")
     config = _configuration(content, file, opts)

@@ -120,7 +120,7 @@ def why_not_cut(cfg: CfgNode) -> str:
         f"MODEL.META_ARCHITECTURE {model.META_ARCHITECTURE} predicts more than instances": (
             predictions(model.META_ARCHITECTURE) != ("instances",)
         ),
-        "proposals (MODEL.LOAD_PROPOSALS) are those of whole images": model.LOAD_PROPOSALS,
+        "proposals (MODEL.LOAD_PROPOSALS) are of whole images": model.LOAD_PROPOSALS,
         "TEST.AUG.ENABLED averages over whole images": cfg.TEST.AUG.ENABLED,
         f"DATALOADER.SAMPLER_TRAIN {sampler} has weights of whole images": (
             sampler.startswith("Weighted")

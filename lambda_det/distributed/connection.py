@@ -77,8 +77,8 @@ def run_connected(
         )
     except (RuntimeError, ValueError) as error:  # DistNetworkError is a RuntimeError
         raise ConfigError(
-            f"The processes could not be connected ({reason(error)}): is the port free, and the "
-            "address that of the machine of rank 0?"
+            f"The processes could not be connected ({reason(error)}): is the port free, and "
+            "does the address lead to the machine of rank 0?"
         ) from error
     try:
         comm.create_local_process_group(local_size)

@@ -164,7 +164,7 @@ def report_lines(report: ExportReport) -> str:
     else:
         fault = "it does not compute what the model does"
         if report.compared:
-            fault = f"its AP is more than {report.proof.most:g} from that of the run"
+            fault = f"its AP is more than {report.proof.most:g} from the run's"
         lines.append(f"FAILED: {fault}, and {report.path} was not written")
     return "\n".join(lines)
 

@@ -102,8 +102,8 @@ def check_dilation(
         multi_grid: a factor of the dilation for each block of res5; None for 1.
 
     Raises:
-        ConfigError: a stage that cannot be dilated, a dilation below that of the stage before, or
-            a multi-grid that does not fit the blocks of res5.
+        ConfigError: a stage that cannot be dilated, a dilation below the one of the stage before,
+            or a multi-grid that does not fit the blocks of res5.
     """
     dilation = dict(dilation or {})
     result = {name: dilation.get(name, 1) for name in STAGES}
@@ -115,7 +115,7 @@ def check_dilation(
     ):
         raise ConfigError(
             f"The dilation of the stages is {dilation}; {', '.join(STAGES[1:])} can have whole "
-            "numbers from 1, each at least that of the stage before."
+            "numbers from 1, each at least the number of the stage before."
         )
     if multi_grid is not None and (len(multi_grid) != spec.blocks[-1] or min(multi_grid) < 1):
         raise ConfigError(

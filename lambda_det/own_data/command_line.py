@@ -157,7 +157,7 @@ def print_copies(parts: Mapping[str, list[str]]) -> bool:
         copies = sum(map(len, within))
         print(f"{copies} images are copies or variants of {len(within)}, such as")
         print(f"{listed(within[0])};")
-        print("a held-out share keeps those of one image on one side.\n")
+        print("a held-out share keeps copies of one image on one side.\n")
     if pairs:
         print(f"{counted(len(pairs), 'image')} in two parts, as the same file or as a copy:")
         for copy, image in pairs[:3]:

@@ -280,7 +280,7 @@ def main(argv: list[str] | None = None) -> int:
         EXAMPLES,
     )
     parser.add_argument("run", metavar="RUN", help="folder of a run, or one of its checkpoints")
-    parser.add_argument("--data", metavar="DIR", help="a data set; default: that of the run")
+    parser.add_argument("--data", metavar="DIR", help="a data set; default: the run's")
     parser.add_argument("--part", choices=_PARTS, help="default: test, or the one that there is")
     parser.add_argument("--json", metavar="FILE_OR_DIR", help="labels of any format, instead")
     parser.add_argument("--images", metavar="DIR", help="the folder of their images")

@@ -107,8 +107,8 @@ def check_evaluation_folder(task: Task, weights: str) -> None:
     for changed, before, now in changed_keys(task.dump(), folder / "config.yaml"):
         if changed in task.test_keys and not _are_one_file(before, now, folder):
             raise ConfigError(
-                f"The results in {key} {folder} are those of {changed} {before!r}, and would be "
-                f"mixed with those of {now!r}: lambda-det evaluate {folder} evaluates on other "
+                f"The results in {key} {folder} belong to {changed} {before!r}, and would be mixed "
+                f"with results of {now!r}: lambda-det evaluate {folder} evaluates on other "
                 f"data in a folder of their own; or give another {key}, with "
                 f"{task.settings.option('weights', weights)}."
             )

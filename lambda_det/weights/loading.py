@@ -374,7 +374,7 @@ def _which(content: Mapping[str, Any], fit: Fit) -> str:
     embeddings = [shapes for n, shapes in fit.reshaped.items() if n.endswith("position.embedding")]
     if embeddings and len(embeddings) == len(fit.reshaped) and not fit.missing:
         there, here = ("x".join(map(str, shape[-2:])) for shape in embeddings[0])
-        clauses = f"its lambda layers have the scope {there}, those of the backbone {here}; "
+        clauses = f"its lambda layers have the scope {there}, the backbone's {here}; "
     network, options = recorded_network(content)
     network = network or _about(content).get("model") or _about(content).get("imported")
     return clauses + (f"the file is of {network}{format_options(options)}; " if network else "")

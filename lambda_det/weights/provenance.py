@@ -211,8 +211,8 @@ def check_layers(model: nn.Module, content: Mapping[str, Any], path: str | Path)
             there, here = (given.get(name, default) for given in (recorded, network.created_as[1]))
             if there != here:
                 raise WeightsError(
-                    f"{path} holds weights of lambda layers with {name} {there!r}, and those of "
-                    f"the model have {here!r}: set MODEL.LAMBDA_RESNET.{key} (in Python and "
+                    f"{path} holds weights of lambda layers with {name} {there!r}, and the "
+                    f"model's have {here!r}: set MODEL.LAMBDA_RESNET.{key} (in Python and "
                     f"LazyConfigs {name}) to {there!r}."
                 )
 

@@ -198,9 +198,9 @@ def _check_registered(name: str, detector: Detector, images: str) -> Report | No
     if names is not None and list(names) != list(report.categories.values()):
         raise DataError(
             f"{report.json_file} holds {len(report.categories)} categories "
-            f"({listed(report.categories.values(), 5)}) that are not those of the data set {name} "
-            f"({listed(names, 5)}); give your own data with --train-json and --train-images, or "
-            "--test-json and --test-images."
+            f"({listed(report.categories.values(), 5)}) that differ from those of the data set "
+            f"{name} ({listed(names, 5)}); give your own data with --train-json and "
+            "--train-images, or --test-json and --test-images."
         )
     return report
 

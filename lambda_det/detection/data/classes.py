@@ -153,8 +153,8 @@ def refuse_others(
     number = next(number for number, (one, other) in enumerate(pairs) if one != other)
     order = "only in their order, " if sorted(here) == sorted(there) else ""
     raise DataError(
-        f"The {what} of {place} ({listed(here, 8)}) are not those of {source} "
-        f"({listed(there, 8)}): they differ {order}first in number {number}; give data with the "
-        "same in the same order, which is that of their ids in COCO's format, or start another run "
+        f"The {what} of {place} ({listed(here, 8)}) differ from those of {source} "
+        f"({listed(there, 8)}): {order}first in number {number}; give data with the "
+        "same in the same order, which is by their ids in COCO's format, or start another run "
         "with these."
     )
