@@ -1,5 +1,6 @@
 """A detector on tiles: in a Predictor, and in the evaluation of whole images."""
 
+import functools
 import json
 import logging
 
@@ -27,9 +28,17 @@ def run(tmp_path_factory):
     return save_run(tmp_path_factory.mktemp("tiled"))[1]
 
 
-def predictor(run, size, overlap=0, **options):
-    opts = ["INPUT.TILE.SIZE", str(size), "INPUT.TILE.OVERLAP", str(overlap)]
-    return Predictor(open_run(run, opts=opts), **{"score_threshold": 0.0, **options})
+@pytest.fixture(scope="module")
+def predictor(run):
+    """``predictor(tile, threshold, batch)``: each is made once; one of whole images has no tile."""
+
+    @functools.cache
+    def make(tile, threshold, batch_size):
+        opts = ["INPUT.TILE.SIZE", str(tile), "INPUT.TILE.OVERLAP", "0"]
+        saved = open_run(run, opts=opts) if tile else run
+        return Predictor(saved, score_threshold=threshold, batch_size=batch_size)
+
+    return make
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +53,22 @@ def bits(prediction):
 
 
 @pytest.mark.parametrize("shape", [(SIZE, SIZE), (50, 33)])
-def test_one_tile_is_the_image_to_the_bit(run, images, shape):
+def test_one_tile_is_the_image_to_the_bit(predictor, images, shape):
     image = images[0][: shape[0], : shape[1]]
-    for threshold in (0.0, 0.5):
-        whole = Predictor(run, score_threshold=threshold)(image)
-        tiled = predictor(run, SIZE, score_threshold=threshold)(image)
+    scores = predictor(0, 0.0, 1)(image).scores
+    for threshold in (0.0, float(scores[1:3].mean())):
+        whole = predictor(0, threshold, 1)(image)
+        tiled = predictor(SIZE, threshold, 1)(image)
         assert bits(tiled) == bits(whole)
         assert isinstance(tiled.instances.pred_masks, torch.Tensor)
-    assert len(whole)
+    assert 0 < len(whole) < len(scores)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_an_image_of_four_images_has_their_results(run, images, batch_size):
-    four = Predictor(run, score_threshold=0.0, batch_size=batch_size)(images)
+def test_an_image_of_four_images_has_their_results(predictor, images, batch_size):
+    four = predictor(0, 0.0, batch_size)(images)
     rows = [np.concatenate(images[i : i + 2], 1) for i in (0, 2)]
-    found = predictor(run, SIZE, batch_size=batch_size)(np.concatenate(rows))
+    found = predictor(SIZE, 0.0, batch_size)(np.concatenate(rows))
     assert len(found) == sum(map(len, four)) > 4
     assert (np.diff(found.scores) <= 0).all()
     assert found.masks.shape == (len(found), 2 * SIZE, 2 * SIZE)
