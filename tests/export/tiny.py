@@ -14,6 +14,7 @@ from tests.training.tiny_detector import tiny_config
 # A fresh detector's scores are all alike; norms at the end of a block start at 0
 OPTIONS = """\
 MODEL:
+  PIXEL_STD: [1.0, 1.0, 1.0]
   BACKBONE: {NAME: build_lambda_resnet_fpn_backbone}
   LAMBDA_RESNET: {NAME: resnet14_slim_lambda_c5, SCOPE: 7}
   FPN: {IN_FEATURES: [res4, res5]}

@@ -272,12 +272,12 @@ def test_several_images_and_batches(run, predictor, image):
 
 
 def test_a_copy_opens_the_same_again(run, predictor, image):
-    threshold = float(predictor(image).scores.max()) - 1e-6
-    made = Predictor(run[1], score_threshold=threshold, batch_size=2)
+    scores = predictor(image).scores
+    made = Predictor(run[1], score_threshold=float(np.median(scores)), batch_size=2)
     copies = [pickle.loads(pickle.dumps(made)), copy.deepcopy(made)]
     assert len(pickle.dumps(made)) < 1000
     for other in copies:
-        assert same(other(image), made(image)) and len(other(image)) == 1
+        assert same(other(image), made(image)) and 0 < len(other(image)) < len(scores)
 
 
 @pytest.mark.parametrize(
