@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +13,7 @@ from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data import prepare as preparing
 from lambda_det.own_data import recipe, time_budget
 from lambda_det.own_data.time_budget import Step, measure_step, seconds_of
+from tests import forked
 from tests.own_data.test_prepare import begun, data, keys, prepared  # noqa: F401
 
 
@@ -102,18 +105,34 @@ def test_a_run_that_goes_on_keeps_its_epochs(data, trial, config):  # noqa: F811
     assert (again.SOLVER.MAX_ITER, len(trial)) == (before.SOLVER.MAX_ITER, 1)
 
 
+@pytest.fixture
+def commands(monkeypatch, tmp_path):
+    """The commands of trials, of which each has a few steps in a process that is forked."""
+    given = []
+
+    def run(command, **options):
+        given.append(command)
+        done = forked.run(command[1:], tmp_path / "printed")
+        return SimpleNamespace(returncode=done.returncode, stderr=done.stdout)
+
+    monkeypatch.setattr(time_budget.subprocess, "run", run)
+    monkeypatch.setattr(time_budget, "STEPS", 4)  # Detectron2 times none of the first three
+    return given
+
+
 @pytest.mark.slow
-def test_steps_are_timed_in_a_process_of_their_own(data):  # noqa: F811
+def test_steps_are_timed_in_a_process_of_their_own(data, commands):  # noqa: F811
     words = ["--data", data, "--epochs", "1", "--output", data.parent / "run"]
     args = prepared(*words)
     step = measure_step(args.config, 1)
     assert step.seconds > 0
     assert step.start > 0
     assert not (data.parent / "run" / "metrics.json").exists()
+    assert [command[0] for command in commands] == [sys.executable]
 
 
 @pytest.mark.slow
-def test_steps_that_fail_say_why(data):  # noqa: F811
+def test_steps_that_fail_say_why(data, commands):  # noqa: F811
     cfg = keys(prepared("--data", data, "--epochs", "1", "--output", data.parent / "run"))
     cfg.SOLVER.BASE_LR = -1.0
     with pytest.raises(DataError, match="BASE_LR"):
