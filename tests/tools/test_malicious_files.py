@@ -1,6 +1,7 @@
 """Files of strangers, through every command that reads them: no program in them is run."""
 
 import pickle
+import shutil
 
 import pytest
 import torch
@@ -22,6 +23,19 @@ train_net = load_tool("train_net")
 def mark(tmp_path):
     """What a program in a file would leave; each test must see that it is not there."""
     return tmp_path / "the-program-ran"
+
+
+@pytest.fixture(scope="module")
+def _run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    save_run(folder)
+    return folder
+
+
+@pytest.fixture
+def run(_run, tmp_path):
+    """The folder of a run, which a test may change."""
+    return shutil.copytree(_run, tmp_path / "run")
 
 
 def _refused(main, words, capsys, mark, *expected):
@@ -89,32 +103,31 @@ def test_a_pointer_to_another_file(tmp_path, capsys, mark, name):
 
 
 @pytest.mark.parametrize("place", ["OUTPUT_DIR", "MODEL"])
-def test_a_configuration(tmp_path, capsys, mark, place):
+def test_a_configuration(tmp_path, capsys, mark, place, run):
     """As --config-file, and as the config.yaml of a run."""
     evil = f"{place}: !!python/object/apply:os.mkdir ['{mark}']\n"
     (tmp_path / "evil.yaml").write_text(evil)
     for main in (train_net.main, lazyconfig_train_net.main, train_imagenet.main):
         _refused(main, ["--config-file", tmp_path / "evil.yaml"], capsys, mark)
-    config, weights = save_run(tmp_path / "run")
     good = tmp_path / "c.yaml"
     good.write_text(CONFIG)
-    config.write_text(evil)
-    words = ["--config-file", good, "--resume", "OUTPUT_DIR", tmp_path / "run"]
+    (run / "config.yaml").write_text(evil)
+    words = ["--config-file", good, "--resume", "OUTPUT_DIR", run]
     _refused(train_net.main, words, capsys, mark)
-    words = [tmp_path / "run", "--input", good, "--output", tmp_path / "out"]
+    words = [run, "--input", good, "--output", tmp_path / "out"]
     _refused(predict.main, words, capsys, mark)
-    _refused(export_model.main, [tmp_path / "run", tmp_path / "d.onnx"], capsys, mark)
-    _refused(export_backbone.main, [weights, tmp_path / "b.pth"], capsys, mark)
+    _refused(export_model.main, [run, tmp_path / "d.onnx"], capsys, mark)
+    words = [run / "model_final.pth", tmp_path / "b.pth"]
+    _refused(export_backbone.main, words, capsys, mark)
 
 
 @ENDINGS
-def test_weights_to_predict_with(tmp_path, capsys, mark, ending):
-    config, _ = save_run(tmp_path / "run")
+def test_weights_to_predict_with(tmp_path, capsys, mark, ending, run):
     evil = write_malicious(tmp_path / f"evil{ending}", mark)
-    words = ["--input", config, "--output", tmp_path / "out"]
+    words = ["--input", run / "config.yaml", "--output", tmp_path / "out"]
     _refused(predict.main, [evil, *words], capsys, mark, str(evil), "refused")
-    write_malicious(tmp_path / "run" / "model_final.pth", mark)
-    _refused(predict.main, [tmp_path / "run", *words], capsys, mark, "model_final.pth", "refused")
+    write_malicious(run / "model_final.pth", mark)
+    _refused(predict.main, [run, *words], capsys, mark, "model_final.pth", "refused")
 
 
 @ENDINGS
