@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 # Before any test: the data sets that it registers stay.
 import lambda_det  # noqa: F401
-from lambda_det.detection import first_batch
+from lambda_det.detection import confidence, first_batch
 from lambda_det.training import start
 
 # The same cases in each run, of which a larger LAMBDA_DET_FUZZ has more
@@ -108,6 +108,19 @@ def first_batch_drawn_small():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in small.items():
             patch.setattr(first_batch, name, value)
+        yield of_users
+
+
+@pytest.fixture(scope="session", autouse=True)
+def intervals_of_few_test_sets():
+    """To draw test sets for the interval of an AP takes a fifth of a small training.
+
+    Returns:
+        How many users have.
+    """
+    of_users = confidence._REPLICATES
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(confidence, "_REPLICATES", 4)
         yield of_users
 
 

@@ -16,6 +16,12 @@ from lambda_det.detection.confidence import ap_interval, best_score, matches_of
 from tests.coco import make_ground_truth, noisy_results
 
 
+@pytest.fixture(autouse=True)
+def as_many_test_sets_as_users_have(monkeypatch, intervals_of_few_test_sets):
+    """In other tests there are few."""
+    monkeypatch.setattr(confidence, "_REPLICATES", intervals_of_few_test_sets)
+
+
 def evaluation(ground_truth, results) -> COCOeval:
     return COCOeval(ground_truth, ground_truth.loadRes(copy.deepcopy(results)), "bbox")
 
