@@ -4,8 +4,6 @@ import errno
 import logging
 import os
 import shutil
-import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -97,58 +95,3 @@ def test_names_in_the_log_do_not_command_the_terminal(tmp_path, capsys):
     for text in (capsys.readouterr().out, (tmp_path / "log.txt").read_text()):
         assert r"early \x1b[2J" in text
         assert "\x1b[36mclass\n\\x1b]0;title\\x07\x1b[0m\n" in text
-
-
-# A run of checkpoints of 1 MB, until one cannot be written; then with what makes room
-_FILL = """
-import sys
-from collections import namedtuple
-from pathlib import Path
-from torch import nn
-from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.checkpoint_files import read_newest
-from lambda_det.errors import DiskError
-folder = Path(sys.argv[1])
-checkpointer = SafeCheckpointer(nn.Linear(500, 500), str(folder))
-saved = 0
-try:
-    for step in range(20):
-        checkpointer.save(f"model_{step:07d}", iteration=step)
-        checkpointer.wait()
-        saved += 1
-except DiskError as error:
-    print(error)
-assert 2 <= saved < 20, saved
-assert read_newest(str(folder)).path.endswith(f"model_{saved - 1:07d}.pth")
-assert not list(folder.glob("*.tmp"))
-(folder / "model_0000000.pth").unlink()
-checkpointer.save("model_0000099")
-checkpointer.wait()
-assert read_newest(str(folder)).path.endswith("model_0000099.pth")
-"""
-
-
-def _mount() -> list[str]:
-    """The start of a command that mounts a disk of 5 MB at a folder and runs another command."""
-    script = 'mount -t tmpfs -o size=5m tmpfs "$1" && shift && exec "$@"'
-    return ["unshare", "-rm", "sh", "-c", script, "sh"]
-
-
-@pytest.mark.slow
-def test_a_small_disk_that_is_full(tmp_path):
-    usable = (
-        shutil.which("unshare")
-        and not subprocess.run([*_mount(), str(tmp_path), "true"], capture_output=True).returncode
-    )
-    if not usable:
-        pytest.skip("no disk can be mounted here")
-    done = subprocess.run(
-        [*_mount(), str(tmp_path), sys.executable, "-c", _FILL, str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = done.stdout.splitlines()
-    assert ".pth could not be written: No space left on device. The last good checkpoint is" in line

@@ -190,16 +190,6 @@ def test_an_error_that_is_kept_keeps_no_processes():
     assert not children() - before
 
 
-def test_the_processes_end_with_the_iterator():
-    before = children()
-    batches = iter(train(dict))
-    next(batches)
-    processes = children() - before
-    assert len(processes) == 2
-    del batches
-    assert [process.exitcode for process in processes] == [0, 0]
-
-
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
 def test_workers_leave_the_scheduler_s_signals_to_the_main_process(name):
     """A worker that obeyed would end the run before its checkpoint is written."""

@@ -9,7 +9,7 @@ from detectron2.utils import comm
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from lambda_det.errors import ConfigError, DataError, NonFiniteLossError
+from lambda_det.errors import DataError, NonFiniteLossError
 from lambda_det.training.loading import BatchesAhead, batches_ahead
 from lambda_det.training.precision import LossScaler, Precision
 from lambda_det.training.settings import Clipping
@@ -142,15 +142,6 @@ def test_the_sum_of_all_batches_is_clipped_without_its_scale(kind, norm_type, sc
     torch.testing.assert_close(weights(ToyModel()) - weights(model), wanted, rtol=1e-4, atol=1e-6)
     # The norm in the log is that of before
     assert storage.history("grad_norm").latest() == pytest.approx(norm, rel=1e-4)
-
-
-def test_a_gpu_out_of_memory_is_one_sentence(monkeypatch):
-    def forward(self, data):
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    monkeypatch.setattr(ToyModel, "forward", forward)
-    with pytest.raises(ConfigError, match=r"--resume and SOLVER\.ACCUMULATE 2 .*none yet"):
-        _train(ToyModel(), batches(items(8), 4), 1, keys={"accumulate": "SOLVER.ACCUMULATE"})
 
 
 class _Stream:
