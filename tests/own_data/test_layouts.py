@@ -166,14 +166,6 @@ LAYOUTS = {
         },
         ("Pascal VOC", ["JPEGImages/a.jpg"], ["JPEGImages/b.jpg"]),
     ),
-    "Roboflow's Pascal VOC": (
-        {
-            "train/a.xml": VOC.format("a.jpg", "cell"),
-            "valid/b.xml": VOC.format("b.jpg", "cell"),
-            **dict.fromkeys(["train/a.jpg", "valid/b.jpg"], ""),
-        },
-        ("Pascal VOC", ["train/a.jpg"], ["valid/b.jpg"]),
-    ),
     "Pascal VOC with parts of each class": (
         {
             **{f"{x}/{y}/a.xml": VOC.format("a.jpg", "c") for x in "xy" for y in ("train", "val")},
@@ -204,14 +196,6 @@ LAYOUTS = {
         },
         ("COCO", ["train2017/a.jpg"], ["val2017/a.jpg"]),
     ),
-    "Roboflow's COCO": (
-        {
-            "train/_annotations.coco.json": coco("a b.jpg"),
-            "test/_annotations.coco.json": coco("c.jpg"),
-            **dict.fromkeys(["train/a b.jpg", "test/c.jpg"], ""),
-        },
-        ("COCO", ["train/a b.jpg"], ["test/c.jpg"]),
-    ),
     "COCO with a part without a word": (
         {
             "scans.json": coco("a.jpg"),
@@ -223,10 +207,6 @@ LAYOUTS = {
     "LabelMe, a file an image, and images of one name": (
         {"x/a.json": LABELME, "y/a.json": LABELME, "x/a.png": "", "y/a.png": ""},
         ("LabelMe", ["x/a.png", "y/a.png"]),
-    ),
-    "LabelMe with parts without a word": (
-        {f"{x}/a.{ending}": LABELME for x in ("day", "night", "dev") for ending in ("json", "png")},
-        ("LabelMe", ["day/a.png", "night/a.png"], ["dev/a.png"]),
     ),
     "LabelMe, where one part is not to train on by its name": (
         {"test/a.json": LABELME, "test/a.png": ""},
@@ -246,13 +226,6 @@ LAYOUTS = {
             **dict.fromkeys(["images/a.png", "images/b.png"], ""),
         },
         ("VIA", ["images/a.png"], ["images/b.png"]),
-    ),
-    "Pascal VOC with folders in camel case": (
-        {
-            **{f"{x}/a.xml": VOC.format("a.jpg", "c") for x in ("TrainVal", "Test")},
-            **{f"{x}/a.jpg": "" for x in ("TrainVal", "Test")},
-        },
-        ("Pascal VOC", ["TrainVal/a.jpg"], ["Test/a.jpg"]),
     ),
     "COCO with files in camel case": (
         {
@@ -339,10 +312,6 @@ REFUSED = {
     ),
     "a list elsewhere of what is not there": (
         {"data.yaml": YAML + "train: lists/a.txt\n", "lists/a.txt": "../a.png\nb.png\n"},
-        "a.txt, line 2",
-    ),
-    "a list of what is not there": (
-        {"data.yaml": YAML + "train: a.txt\n", "a.txt": "a.png\nb.png\n"},
         "a.txt, line 2",
     ),
 }
