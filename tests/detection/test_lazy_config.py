@@ -80,17 +80,6 @@ def test_an_argument_that_only_one_has_is_a_change_and_a_setting_is_none(tmp_pat
     }
 
 
-def test_a_saved_configuration_is_compared_without_running_it(tmp_path):
-    marker = tmp_path / "ran"
-    (tmp_path / "config.yaml").write_text(
-        f"train:\n  output_dir: !!python/object/apply:os.mkdir ['{marker}']\n"
-    )
-    changes = {
-        key: old for key, old, _ in changed_keys(dump_lazy(loaded()), tmp_path / "config.yaml")
-    }
-    assert changes["train.output_dir"] == [str(marker)] and not marker.exists()
-
-
 @pytest.fixture
 def task(tmp_path) -> DetectionTask:
     """Of small shapes, in folders of their own."""

@@ -9,7 +9,6 @@ import pycocotools.mask as mask_util
 import pytest
 from PIL import Image
 
-from lambda_det.detection.data import check_coco
 from tests.shapes import make_panoptic_shapes, make_shapes
 from tests.tool import load_tool
 
@@ -51,23 +50,6 @@ def _objects(root):
         runs = [mask_util.frPyObjects(a["segmentation"], SIZE, SIZE) for a in entries]
         masks = [mask_util.decode(mask_util.merge(r)).astype(bool) for r in runs]
         yield _pixels(root / "shapes/train" / image["file_name"]), entries, masks
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "file", ["shapes/annotations/instances", "shapes_panoptic/annotations/keypoints"]
-)
-def test_layout_and_format(root, file):
-    assert sorted(os.listdir(root)) == [
-        "shapes",
-        "shapes_panoptic",
-    ]  # nothing of the making is left
-    for split, count in (("train", 24), ("val", 6)):
-        json_file = root / f"{file}_{split}.json"
-        report = check_coco(json_file, json_file.parents[1] / split)
-        assert report.refusal() is None and report.images == count
-        assert tuple(report.categories.values()) == ("circle", "rectangle", "triangle")
-        assert len(os.listdir(json_file.parents[1] / split)) == count
 
 
 @pytest.mark.slow

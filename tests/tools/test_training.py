@@ -168,14 +168,6 @@ def test_resume_goes_on_where_it_stopped(kind, trained):
     assert (trained / "config.yaml").read_text() == config
 
 
-def test_resume_from_weights_alone_leaves_the_folder_as_it_was(kind, trained, tmp_path):
-    model = torch.load(trained / "model_final.pth", weights_only=True)["model"]
-    torch.save({"model": model}, tmp_path / "bare.pth")
-    (tmp_path / "last_checkpoint").write_text("bare.pth")
-    assert kind.train("--resume", output=tmp_path) == 2
-    assert {path.name for path in tmp_path.iterdir()} == {"bare.pth", "last_checkpoint"}
-
-
 def test_evaluation_alone(kind, trained, tmp_path, last_error):
     weights = trained / "model_final.pth"
     assert kind.train("--eval-only", output=tmp_path / "a", weights=weights) == 0
@@ -219,37 +211,6 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     assert kind.train(*flags, output=folder, **values) == 2
     assert words.format(**{name: kind.key(name) for name in KEYS}) in last_error()
     assert not folder.exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--batch", "0"], "--batch is 0"),
-        (["--epochs", "nan"], "RECIPE.EPOCHS is nan"),
-        (["--train-json", "nowhere.json"], "nowhere.json"),
-        (["--val-share", "0.5"], "--test-json"),
-    ],
-)
-def test_flags_for_data_that_cannot_be_are_refused_before_anything_is_written(
-    data, tmp_path, last_error, flags, words
-):
-    call = ["train", "--config", "mask_rcnn_lambdaresnet50.yaml", *data, *flags]
-    assert cli.main([*call, "--output", str(tmp_path / "run"), *TINY[0].split()]) == 2
-    assert words in last_error()
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_lazy_config_that_is_not_there(tmp_path, last_error):
-    (tmp_path / "file.py").touch()
-    assert cli.main(["train", "--config", str(tmp_path / "fil.py")]) == 2
-    assert "file.py" in last_error()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_asked_for_and_not_there(kind, tmp_path, last_error):
-    assert kind.train(output=tmp_path / "run", device="cuda") == 2
-    assert " cpu" in last_error().replace("=", " ")
-    assert not (tmp_path / "run").exists()
 
 
 def test_divergence_names_the_last_checkpoint(kind, tmp_path, last_error):

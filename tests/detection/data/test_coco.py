@@ -717,12 +717,6 @@ def test_labels_of_an_image_that_was_not_turned(content, write, files):
     assert findings(report) == {kinds.IMAGE: 1} | ({kinds.TURNED: 1} if files == "all" else {})
 
 
-def test_a_changed_file_is_read_again(content, write):
-    assert check_coco(*write(content)).annotations == 8
-    content["annotations"].pop()
-    assert check_coco(*write(content)).annotations == 7
-
-
 def test_runs_are_those_that_pycocotools_reads():
     """Of no length in any place, as lists and compressed."""
     random = np.random.default_rng(0)
