@@ -54,9 +54,9 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detections, "ROUNDS", 6)
 
 
-def save_lambda_run(folder: Path) -> Path:
-    """Write a folder as a run of this detector leaves it."""
-    cfg, file = lambda_detector_config(), folder / "model_final.pth"
+def save_lambda_run(folder: Path, cfg: CfgNode | None = None) -> Path:
+    """Write a folder as a run of this detector, or of another configuration, leaves it."""
+    cfg, file = cfg or lambda_detector_config(), folder / "model_final.pth"
     folder.mkdir()
     (folder / "config.yaml").write_text(cfg.dump())
     torch.manual_seed(0)
