@@ -61,6 +61,14 @@ class _Statement(NamedTuple):
         """The entries of the registry whose method the statement is of."""
         return getattr(self.frame.f_locals.get("self"), "_obj_map", {})
 
+    @property
+    def words(self) -> set[str]:
+        """The words in the names that it uses, and in that of its function."""
+        names = [getattr(self.function, "name", "")]
+        for node in ast.walk(self.node):
+            names += [getattr(node, field, None) or "" for field in ("id", "attr", "arg")]
+        return {word for name in names for word in name.lower().split("_") if len(word) > 2}
+
     def nodes(self) -> Iterator[ast.AST]:
         """All expressions that decided, from the outside in."""
         for tree in self.decisive:
@@ -114,7 +122,8 @@ def _in_the_statement(
     innermost, *callers = statements
     named = _named_keys(str(error), innermost, values)
     suspects = _suspects(error, innermost, is_innermost=True)
-    looked_at = [(each, keys) for each in suspects if (keys := _keys_of(each, values, str(error)))]
+    found = ((each, _keys_of(each, innermost, values, str(error))) for each in suspects)
+    looked_at = [(suspect, keys) for suspect, keys in found if keys]
     if named or (isinstance(innermost.node, ast.Assert) and len(looked_at) > 1):
         # an assertion may compare several keys
         keys = dict.fromkeys([*named, *(key for _, keys in looked_at for key in keys)])
@@ -135,7 +144,7 @@ def _in_the_calls(
     """The keys of arguments that stand in the words of the error."""
     for caller in statements[1:]:
         for suspect in _suspects(error, caller, is_innermost=False):
-            if keys := _keys_of(suspect, values, str(error)):
+            if keys := _keys_of(suspect, caller, values, str(error)):
                 return _Found(keys, caller, suspect)
     return None
 
@@ -306,16 +315,23 @@ def _keys_in(trees: Iterable[ast.AST], values: Mapping[str, Any]) -> list[str]:
     return [key for key in named if key in values]
 
 
-def _keys_of(suspect: _Suspect, values: Mapping[str, Any], text: str) -> list[str]:
-    """The keys that have a value, those with the name of the variable first.
+def _keys_of(
+    suspect: _Suspect, statement: _Statement, values: Mapping[str, Any], text: str
+) -> list[str]:
+    """The keys that have a value which a statement looks at.
 
-    A number, or an empty value, is a key's only where the name of the key is alike, or in the text.
+    A key has it where its name is like that of the variable, or is in the text. Without such a key,
+    a word or a list belongs to the keys of whose name the statement uses a word, as in_features
+    beside a variable f. Other keys have the same value by chance.
     """
     equal = [key for key, value in values.items() if _is_in(suspect.value, value)]
     words = set(re.findall(r"\w+", text.lower()))
-    alike = [k for k in equal if _is_alike(k, suspect.name) or k.split(".")[-1].lower() in words]
+    keys = [k for k in equal if _is_alike(k, suspect.name) or k.split(".")[-1].lower() in words]
     is_rare = isinstance(suspect.value, (str, list, tuple)) and len(suspect.value) > 0
-    keys = alike or (equal if is_rare else [])
+    if is_rare and not keys:
+        names = {key: key.split(".")[-1].lower().split("_") for key in equal}
+        used = statement.words
+        keys = [k for k in equal if statement.registered or not used.isdisjoint(names[k])]
     return keys if len(keys) <= _MOST_KEYS else []
 
 

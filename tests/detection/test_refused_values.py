@@ -187,8 +187,12 @@ def test_a_lazy_config_names_its_key_as_well(shapes, tmp_path, capsys):
 def test_a_fault_of_the_package_and_an_error_about_no_key_keep_their_stack(monkeypatch):
     values = list(leaves(_load(RCNN)))
     package = Path(lambda_det.__file__).parent
-    text = "kind = 'polygon'\nraise ValueError(f'Unknown kind: {kind}')\n"
-    for folder, expected in ((package, ValueError), (package.parent, ConfigError)):
+    for folder, name, expected in (
+        (package, "format", ValueError),
+        (package.parent, "shape", ValueError),  # which is not of the key, but has its value
+        (package.parent, "format", ConfigError),
+    ):
+        text = f"{name} = 'polygon'\nraise ValueError(f'Unknown: {{{name}}}')\n"
         file = str(folder / "not_there.py")
         lines = text.splitlines(keepends=True)
         monkeypatch.setitem(linecache.cache, file, (len(text), None, lines, file))
