@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -17,6 +14,7 @@ from lambda_det.detection.lazy import dump_lazy
 from lambda_det.export.backbone import extract_backbone
 from lambda_det.weights.backbone_file import save_backbone
 from lambda_paper import figures
+from tests import forked
 from tests.export.toy import classifier_checkpoint
 from tests.malicious import write_malicious
 from tests.tool import load_tool
@@ -184,14 +182,9 @@ def test_mistakes_end_in_one_sentence(words, message, tmp_path, capsys):
 
 
 def test_works_as_a_command_from_another_folder(tmp_path):
-    result = subprocess.run(
-        [sys.executable, ROOT / "projects" / "paper" / "visualize.py", "--help"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0 and "--position Y X" in result.stdout
+    words = [ROOT / "projects" / "paper" / "visualize.py", "--help"]
+    done = forked.run(words, tmp_path / "printed", cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0 and "--position Y X" in done.stdout
 
 
 @pytest.mark.parametrize("ending", [".pth", ".pkl"])
