@@ -126,7 +126,7 @@ def synchronised() -> dict:
 
 
 # Images of each of four processes; two processes take two shares each
-SHARES = [(2, 2, 2, 2), (1, 3, 0, 2), (0, 0, 0, 5), (1, 0, 0, 1)]
+SHARES = [(2, 2, 2, 2), (1, 3, 0, 2), (0, 0, 0, 5), (1, 0, 0, 1), (0, 0, 0, 0)]
 CHANNELS = 5
 
 
@@ -138,28 +138,36 @@ def values(case: int, share: int) -> tuple[Tensor, Tensor]:
     return 3 * x + 10 * share, grad
 
 
-def norm_parameters() -> nn.BatchNorm2d:
-    norm = SyncBatchNorm2d(CHANNELS).double()
+# By the dtype of maps: that of the norm's parameters, which is float32 under autocast, and momentum
+NORMS = {"float64": (torch.float64, 0.1), "bfloat16": (torch.float32, None)}
+
+
+def norm_parameters(kind: str = "float64") -> nn.BatchNorm2d:
+    dtype, momentum = NORMS[kind]
+    norm = SyncBatchNorm2d(CHANNELS, momentum=momentum).to(dtype)
     with torch.no_grad():
         norm.weight.copy_(torch.linspace(0.5, 1.5, CHANNELS))
         norm.bias.copy_(torch.linspace(-1, 1, CHANNELS))
     return norm
 
 
-def norms() -> list[dict]:
+def norms(kind: str) -> list[dict]:
     """Each case through one norm, which keeps its running statistics from one to the next."""
     size, rank = comm.get_world_size(), comm.get_rank()
-    norm, results = norm_parameters(), []
+    norm, results = norm_parameters(kind), []
     for case in range(len(SHARES)):
         mine = [values(case, share) for share in range(rank * 4 // size, (rank + 1) * 4 // size)]
-        x, grad = (torch.cat(parts) for parts in zip(*mine, strict=True))
+        x, grad = (torch.cat(parts).to(getattr(torch, kind)) for parts in zip(*mine, strict=True))
         x.requires_grad_()
         norm.zero_grad()
-        y = norm(x)
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind == "bfloat16"):
+            y = norm(x)
         y.backward(grad)
         state = copy.deepcopy(norm.state_dict())
         grads = [norm.weight.grad.clone(), norm.bias.grad.clone()]
         results.append({"y": y.detach(), "x_grad": x.grad, "grads": grads, "state": state})
+    if rank == 0:  # in evaluation no process waits for another
+        copy.deepcopy(norm).eval()(values(0, 0)[0].to(norm.weight.dtype))
     return results
 
 
@@ -194,6 +202,6 @@ def everything() -> dict:
     return {
         "detection": detection(),
         "synchronised": synchronised(),
-        "norms": [] if alone else norms(),
+        "norms": {} if alone else {kind: norms(kind) for kind in NORMS},
         "statistics": {} if alone else statistics(),
     }

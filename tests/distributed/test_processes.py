@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from tests.distributed.process_group import in_processes
 from tests.distributed.same_steps import (
     CHANNELS,
+    NORMS,
     SHARES,
     STEPS,
     everything,
@@ -66,24 +67,34 @@ def _by_hand(x: Tensor, grad: Tensor, weight: Tensor, bias: Tensor) -> tuple[Ten
     return y.detach(), x.grad, weight.grad, bias.grad
 
 
+# Of results, which in bfloat16 keep 8 bits, and of running statistics
+TOLERANCES = {"float64": (1e-10, 1e-7), "bfloat16": (8e-3, 1e-5)}
+
+
+@pytest.mark.parametrize("kind", NORMS)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("case", range(len(SHARES)))
-def test_synchronised_norm_is_batch_norm_of_all_values(results, world_size, case):
-    """Equal and unequal numbers of images, some processes without any; float64."""
-    members = [member["norms"][case] for member in results[world_size]]
-    norm = norm_parameters()
-    plain = nn.BatchNorm2d(CHANNELS).double()
+def test_synchronised_norm_is_batch_norm_of_all_values(results, world_size, case, kind):
+    """Equal and unequal numbers of images, some processes without any and once all of them."""
+    members = [member["norms"][kind][case] for member in results[world_size]]
+    norm = norm_parameters(kind).double()
+    plain = nn.BatchNorm2d(CHANNELS, momentum=norm.momentum).double()
     for earlier in range(case + 1):
-        x, grad = (torch.cat(p) for p in zip(*(values(earlier, s) for s in range(4)), strict=True))
-        plain(x)
+        pairs = zip(*(values(earlier, share) for share in range(4)), strict=True)
+        x, grad = (torch.cat(pair).to(getattr(torch, kind)).double() for pair in pairs)
+        if len(x):
+            plain(x)
     expected = _by_hand(x, grad, norm.weight, norm.bias)
     ours = [torch.cat([m[key] for m in members]) for key in ("y", "x_grad")]
     ours += [sum(m["grads"][which] for m in members) for which in range(2)]
+    assert ours[0].dtype == getattr(torch, kind)
+    limit, of_statistics = TOLERANCES[kind]
     for mine, reference in zip(ours, expected, strict=True):
-        torch.testing.assert_close(mine, reference, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(mine.double(), reference, rtol=limit, atol=limit)
     for member in members:
         for key in ("running_mean", "running_var", "num_batches_tracked"):
-            torch.testing.assert_close(member["state"][key], plain.state_dict()[key])
+            found, expected = member["state"][key].double(), plain.state_dict()[key].double()
+            torch.testing.assert_close(found, expected, rtol=of_statistics, atol=of_statistics)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
