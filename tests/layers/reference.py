@@ -57,12 +57,12 @@ def local_position_output(
 
     With a mask, bool [b, n, m], query n sees value m where it is True.
     """
-    batch, height, width, heads, _ = queries.shape
+    batch, height, width = queries.shape[:3]
     scope_y, scope_x = embedding.shape[-2:]
     rows = []
     for y in range(height):
         for x in range(width):
-            output = queries.new_zeros(batch, heads, values.shape[3])
+            lambda_n = values.new_zeros(batch, embedding.shape[0], values.shape[3])
             for context_y in range(height):
                 for context_x in range(width):
                     if (context_y - y) % dilation or (context_x - x) % dilation:
@@ -74,9 +74,8 @@ def local_position_output(
                         if mask is not None:
                             seen = mask[:, y * width + x, context_y * width + context_x]
                             value = value * seen[:, None, None]
-                        lambda_n = embedding[:, :, dy, dx] @ value.mT  # [b, k, v]
-                        output = output + queries[:, y, x] @ lambda_n
-            rows.append(output)
+                        lambda_n = lambda_n + embedding[:, :, dy, dx] @ value.mT  # [b, k, v]
+            rows.append(queries[:, y, x] @ lambda_n)
     return torch.stack(rows, dim=1).unflatten(1, (height, width))
 
 
@@ -89,7 +88,7 @@ def grid_position_output(
     size, context = queries.shape[1:-2], values.shape[1:-2]
     outputs = []
     for n, place in enumerate(itertools.product(*map(range, size))):
-        output = queries.new_zeros(queries.shape[0], queries.shape[-2], values.shape[-2])
+        lambda_n = values.new_zeros(len(values), len(embedding), values.shape[-2])
         for m, other in enumerate(itertools.product(*map(range, context))):
             steps = [o - stride * p for o, p in zip(other, place, strict=True)]
             if any(step % dilation for step in steps):
@@ -97,10 +96,12 @@ def grid_position_output(
             sides = embedding.shape[2:]
             at = [step // dilation + side // 2 for step, side in zip(steps, sides, strict=True)]
             if all(0 <= a < side for a, side in zip(at, sides, strict=True)):
-                value = values[(slice(None), *other)] * mask[:, n, m, None, None]  # [b, v, u]
+                value, seen = values[(slice(None), *other)], mask[:, n, m]  # [b, v, u]
+                if not seen.all():
+                    value = value * seen[:, None, None]
                 e = embedding[(slice(None), slice(None), *at)]  # [k, u]
-                output = output + queries[(slice(None), *place)] @ (e @ value.mT)
-        outputs.append(output)
+                lambda_n = lambda_n + e @ value.mT  # [b, k, v]
+        outputs.append(queries[(slice(None), *place)] @ lambda_n)
     return torch.stack(outputs, dim=1).unflatten(1, size)
 
 
@@ -116,17 +117,20 @@ def content_output(
 ) -> Tensor:
     """[b, n, h, k], [b, m, k, u], [b, m, v, u] and bool [b, n, m] give [b, n, h, v]."""
     outputs = []
+    lambdas: dict[tuple[int, ...], Tensor] = {}  # by image and context, which queries may share
     for n in range(queries.shape[1]):
         per_image = []
         for b in range(queries.shape[0]):
             context = [m for m in range(keys.shape[1]) if mask[b, n, m]]
-            lambda_n = queries.new_zeros(keys.shape[2], values.shape[2])
-            if context:
-                kept = torch.stack([keys[b, m] for m in context])  # [m', k, u]
-                kept = KEY_NORMS[key_norm](kept)
-                for index, m in enumerate(context):
-                    lambda_n = lambda_n + kept[index] @ values[b, m].T
-            per_image.append(queries[b, n] @ lambda_n)
+            if (b, *context) not in lambdas:
+                lambda_n = queries.new_zeros(keys.shape[2], values.shape[2])
+                if context:
+                    kept = torch.stack([keys[b, m] for m in context])  # [m', k, u]
+                    kept = KEY_NORMS[key_norm](kept)
+                    for index, m in enumerate(context):
+                        lambda_n = lambda_n + kept[index] @ values[b, m].T
+                lambdas[b, *context] = lambda_n
+            per_image.append(queries[b, n] @ lambdas[b, *context])
         outputs.append(torch.stack(per_image))
     return torch.stack(outputs, dim=1)
 
