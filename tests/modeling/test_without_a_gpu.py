@@ -128,8 +128,11 @@ def _contexts():
     return torch.ones(math.prod(MAP), math.prod(MAP), dtype=torch.bool)
 
 
+# Variants that differ from another one in sizes alone
+SAME_OPERATORS = ("wide scope", "one head", "intra-depth", "other width", "global, same size")
+SAME_OPERATORS += ("dilated beyond the map", "multi-head, intra-depth")
 VARIANTS = {
-    **layers.VARIANTS,
+    **{name: one for name, one in layers.VARIANTS.items() if name not in SAME_OPERATORS},
     "fused": {"implementation": "fused"},
     "conv": {"implementation": "conv"},
     "depthwise": {"implementation": "depthwise"},
