@@ -115,13 +115,19 @@ REFUSED = {
 }
 
 
+@pytest.fixture(scope="module")
+def bare(run, tmp_path_factory):
+    """The tensors of a run alone."""
+    path = tmp_path_factory.mktemp("bare") / "bare.pth"
+    torch.save(torch.load(run.folder / "model_final.pth", weights_only=True)["model"], path)
+    return path
+
+
 @pytest.mark.parametrize("given", REFUSED)
-def test_what_cannot_be_is_refused_first(weights, run, given, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_is_refused_first(weights, run, bare, given, tmp_path, monkeypatch, capsys):
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr("lambda_det.export.formats.HOLDS_ANY_SIZE", True)
     monkeypatch.chdir(tmp_path)
-    bare = tmp_path.with_name(f"{tmp_path.name}_bare.pth")
-    torch.save(torch.load(run.folder / "model_final.pth", weights_only=True)["model"], bare)
     try:
         assert tool.main(given.format(w=weights, run=run.folder, bare=bare).split()) == 2
     except SystemExit as stopped:
