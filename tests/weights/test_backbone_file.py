@@ -246,46 +246,6 @@ def test_a_byte_that_was_altered_anywhere_is_noticed_or_does_nothing(tmp_path, f
 
 MEAN, STD = [125.3, 122.9, 113.8], [20.0, 57.0, 90.0]  # far apart, so that their order matters
 RGB_PIXELS = PixelSettings("RGB", MEAN, STD)
-NETWORKS = {
-    "lambda_resnet26": {"scope": 3},  # ResNet-RS' stem
-    "resnet50_lambda_c5": {"scope": 3},  # the vanilla stem
-    "mobilenet_v2": {},
-}
-NO_BN = ("GN", "")
-
-
-def _features(backbone, image):
-    """In float64; the image may have odd sides, where borders differ."""
-    with torch.no_grad():
-        return backbone.double().eval()(image.double())
-
-
-def _copy(backbone, name, state, **options):
-    copy = lambda_det.create_backbone(name, ("stem", "res5"), **options)
-    copy.load_state_dict({**backbone.state_dict(), **state})
-    return copy
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "norm"),
-    [*((name, "BN") for name in NETWORKS), *(("lambda_resnet26", n) for n in NO_BN)],
-)
-def test_the_features_are_the_same(name, norm):
-    options = {**NETWORKS[name], "norm": norm}
-    original = scramble(lambda_det.create_backbone(name, ("stem", "res5"), **options))
-    state, pixels = fold_normalisation(original, original.state_dict(), RGB_PIXELS)
-    assert pixels == PixelSettings("BGR", MEAN[::-1], (1.0, 1.0, 1.0))
-    folded = _copy(original, name, state, **options)
-    image = torch.randint(0, 256, (1, 3, 65, 47)).double()
-    mean, std = (torch.tensor(v).view(3, 1, 1).double() for v in (MEAN, STD))
-    expected = _features(original, (image - mean) / std)
-    found = _features(folded, image.flip(1) - mean.flip(0))
-    for key, feature in expected.items():
-        assert (found[key] - feature).abs().max() < 1e-5 * feature.abs().max()
-    # and the test would see an error of the size that matters
-    wrong = _features(folded, image - mean)
-    assert (wrong["stem"] - expected["stem"]).abs().max() > 1e-3 * expected["stem"].abs().max()
 
 
 def test_one_convolution_and_its_norm_are_changed_and_nothing_else():
@@ -299,12 +259,9 @@ def test_one_convolution_and_its_norm_are_changed_and_nothing_else():
     assert all(torch.equal(t, before[name]) for name, t in given.items())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_first_weights_learn_as_fast_as_before(name):
+def test_the_first_weights_learn_as_fast_as_before():
     """A step of SGD on the folded network is one on the original network, at the same rate."""
-    options = {**NETWORKS[name], "norm": "BN"}
-    std = [57.0, 57.0, 57.0]
+    name, options, std = "lambda_resnet26_slim", {"scope": 3, "norm": "BN"}, [57.0, 57.0, 57.0]
     original = scramble(lambda_det.create_backbone(name, ("stem",), **options)).train()
     state, _ = fold_normalisation(
         original, original.state_dict(), PixelSettings("RGB", [0.0] * 3, std)
