@@ -6,7 +6,7 @@ import pytest
 
 from lambda_det.classification import load_recipe, parser
 from lambda_det.training import log
-from tests.classification.tiny import NETWORK, RECIPE, make_images, train
+from tests.classification.tiny import NETWORK, RECIPE, make_images
 
 
 @pytest.fixture(autouse=True)
@@ -21,12 +21,6 @@ def images(tmp_path_factory):
     root = tmp_path_factory.mktemp("pictures")
     make_images(root)
     return root
-
-
-@pytest.fixture(scope="session")
-def whole(images, tmp_path_factory):
-    """The folder of a run of the recipe as it is, of 6 steps, which nobody stopped."""
-    return train(tmp_path_factory.mktemp("whole"), images, *NETWORK)
 
 
 @pytest.fixture

@@ -36,19 +36,6 @@ def signal_in(monkeypatch: pytest.MonkeyPatch, step: int, number: int) -> None:
     monkeypatch.setattr(Trainer, "run_step", run_step)
 
 
-def stop_evaluation(monkeypatch: pytest.MonkeyPatch, task: type, number: int, how: str) -> None:
-    """Have the n-th evaluation of a task of this kind come to no end."""
-    original, calls = task.evaluate, []
-
-    def evaluate(self, models, *, final):
-        calls.append(1)
-        if len(calls) == number:
-            end_here(how)
-        return original(self, models, final=final)
-
-    monkeypatch.setattr(task, "evaluate", evaluate)
-
-
 def end_here(how: str) -> None:
     """End what is running: "killed", or "told" by SIGTERM to end before its next batch."""
     if how == "killed":
