@@ -253,7 +253,7 @@ FAULTS = [
     ),
     _fault(
         "A LazyConfig means what its nodes say",
-        "lambda_det/detection/lazy_parts.py",
+        "lambda_det/detection/lazy_components.py",
         'each.output_dir = f"{each.output_dir}{ending}"',
         "each.output_dir = str(each.output_dir)",
         "detection/test_lazy_config.py"
@@ -261,7 +261,7 @@ FAULTS = [
     ),
     _fault(
         "A LazyConfig means what its nodes say",
-        "lambda_det/detection/lazy_parts.py",
+        "lambda_det/detection/lazy_components.py",
         "        node.lr = settings.base_lr\n",
         "        pass\n",
         "detection/test_lazy_config.py"

@@ -198,7 +198,7 @@ def read_saved(file: ConfigFile) -> Any:
 def dump_lazy(lazy: DictConfig) -> str:
     """A LazyConfig as text. ``LazyConfig.save`` writes files in place, and pickles beside them."""
     content = OmegaConf.to_container(lazy, resolve=False, structured_config_mode=SCMode.INSTANTIATE)
-    # in the order of the file, in which parts are made and draw their random numbers
+    # in the order of the file, in which nodes are made and draw their random numbers
     form = {"default_flow_style": None, "allow_unicode": True, "width": 9999, "sort_keys": False}
     return yaml.dump(_by_name(content), **form)
 

@@ -22,13 +22,13 @@ from detectron2.config import CfgNode
 from omegaconf import DictConfig
 from torch import nn
 
+from lambda_det.detection.components import Components
 from lambda_det.detection.config import given_keys, load_saved_config
 from lambda_det.detection.data import classes
 from lambda_det.detection.model import for_inference, prepare_model
-from lambda_det.detection.parts import Parts
 from lambda_det.detection.task import (
     load_any_config,
-    read_parts,
+    read_components,
     recorded_backbone,
     test_size,
 )
@@ -62,7 +62,7 @@ class SavedRun:
     Attributes:
         origin: the file of its weights, which of the file's weights, and the number of steps.
         config: of the run, with the changes that were made when it was opened.
-        parts: what the configuration says.
+        components: what the configuration says.
         content: of the file.
         classes: what the file says about the classes, as
             :func:`lambda_det.detection.data.classes.facts_of` has it; {} where it says nothing.
@@ -70,14 +70,14 @@ class SavedRun:
 
     origin: Origin
     config: CfgNode | DictConfig
-    parts: Parts
+    components: Components
     content: Mapping[str, Any]
     classes: Mapping[str, Any]
 
     @property
     def tiling(self) -> Tiling | None:
         """How it cuts images; None for whole images."""
-        return self.parts.tiling
+        return self.components.tiling
 
     @property
     def best_score(self) -> float | None:
@@ -92,8 +92,8 @@ class SavedRun:
         """What a user of an exported file must know, as plain values."""
         return {
             **self.origin.as_meta(),
-            **(self.parts.pixels.as_meta() if self.parts.pixels else {}),
-            **test_size(self.parts),
+            **(self.components.pixels.as_meta() if self.components.pixels else {}),
+            **test_size(self.components),
             "tile": self.tiling.as_meta() if self.tiling else None,
             "best_score": self.best_score,
             "classes": self.classes.get("thing_classes"),
@@ -111,11 +111,11 @@ class SavedRun:
             ConfigError: the device is missing, or the configuration describes no model.
             WeightsError: the weights do not fit the model.
         """
-        settings = self.parts.settings
+        settings = self.components.settings
         device = device or settings.device
         check_device(device, 1, settings.key("device"))
         model = prepare_model(
-            self.parts.make_model(),
+            self.components.make_model(),
             device,
             mixed_precision=settings.amp_dtype is not None,
             channels_last=settings.channels_last,
@@ -168,12 +168,12 @@ def open_run(
     """
     if isinstance(source, CfgNode | DictConfig):
         config = copy.deepcopy(source)
-        parts = read_parts(config)
-        file = parts.settings.weights
+        components = read_components(config)
+        file = components.settings.weights
         if not file:
-            raise WeightsError(f"{parts.settings.key('weights')} is empty; name a checkpoint.")
+            raise WeightsError(f"{components.settings.key('weights')} is empty; name a checkpoint.")
         content = read_weights(file)
-        return _opened(file, content, config, parts, raw=raw)
+        return _opened(file, content, config, components, raw=raw)
     if Path(source).suffix in _CONFIGURATIONS:
         raise ConfigError(
             f"{source} is a configuration, and a detector is asked for: name the folder of a run, "
@@ -205,21 +205,21 @@ def run_of_checkpoint(
     if "recipe" in content:
         raise ConfigError(f"{file} is of a classifier; name the run of a detector.")
     config = _configuration(content, file, opts)
-    return _opened(file, content, config, read_parts(config), raw=raw)
+    return _opened(file, content, config, read_components(config), raw=raw)
 
 
 def _opened(
     file: str,
     content: Mapping[str, Any],
     config: CfgNode | DictConfig,
-    parts: Parts,
+    components: Components,
     *,
     raw: bool,
 ) -> SavedRun:
     facts = classes.of_checkpoint(content) or {}
-    if len(facts.get("thing_classes", ())) not in (0, parts.detector.num_classes):
+    if len(facts.get("thing_classes", ())) not in (0, components.detector.num_classes):
         facts = {}  # the weights are of another model, and are refused when they are loaded
-    return SavedRun(Origin.of(file, content, raw=raw), config, parts, content, facts)
+    return SavedRun(Origin.of(file, content, raw=raw), config, components, content, facts)
 
 
 def with_network(content: Mapping[str, Any], file: str) -> Mapping[str, Any]:
@@ -231,10 +231,11 @@ def with_network(content: Mapping[str, Any], file: str) -> Mapping[str, Any]:
     network, _ = recorded_network(content)
     if network is not None or "imported" in content.get("meta", {}) or not beside.is_file():
         return content
-    parts = read_parts(load_any_config(argparse.Namespace(config_file=str(beside), opts=[])))
+    config = load_any_config(argparse.Namespace(config_file=str(beside), opts=[]))
+    components = read_components(config)
     with torch.device("meta"):
-        entry = recorded_backbone(parts.make_backbone())
-    pixels = parts.pixels.as_meta() if parts.pixels else {}
+        entry = recorded_backbone(components.make_backbone())
+    pixels = components.pixels.as_meta() if components.pixels else {}
     return {**content, RUN: {**pixels, **entry}} if entry else content
 
 

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 from torch.optim import Optimizer
 
+from lambda_det.detection.components import Components, of_yaml
 from lambda_det.detection.config import load_config, load_with_data, with_projects
 from lambda_det.detection.data import classes, register_json_datasets
 from lambda_det.detection.data.registration import forget_all_but
@@ -32,14 +33,13 @@ from lambda_det.detection.evaluation import fix_lvis, images_of_any_size
 from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
 from lambda_det.detection.first_batch import FirstBatch
 from lambda_det.detection.lazy import load_lazy_config
-from lambda_det.detection.lazy_parts import of_lazy
+from lambda_det.detection.lazy_components import of_lazy
 from lambda_det.detection.model import (
     LossNormalizers,
     channels_last_pays,
     for_inference,
     prepare_model,
 )
-from lambda_det.detection.parts import Parts, of_yaml
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
@@ -86,8 +86,8 @@ def load_any_config(
     return load_lazy_config(args, file) if is_lazy else load_config(args, file)
 
 
-def read_parts(config: CfgNode | DictConfig) -> Parts:
-    """The parts of a training that a configuration of either kind describes.
+def read_components(config: CfgNode | DictConfig) -> Components:
+    """The components of a training that a configuration of either kind describes.
 
     Raises:
         ConfigError: a value cannot be.
@@ -95,9 +95,9 @@ def read_parts(config: CfgNode | DictConfig) -> Parts:
     return of_lazy(config) if isinstance(config, DictConfig) else of_yaml(config)
 
 
-def test_size(parts: Parts) -> dict[str, int]:
+def test_size(components: Components) -> dict[str, int]:
     """The sides to which an evaluation resizes images; empty where it does more to them."""
-    made = parts.make_test_augmentations().augs
+    made = components.make_test_augmentations().augs
     if len(made) != 1 or not isinstance(made[0], ResizeShortestEdge):
         return {}
     return {"min_size_test": made[0].short_edge_length[0], "max_size_test": made[0].max_size}
@@ -122,7 +122,7 @@ class DetectionTask(Task):
 
     Attributes:
         config: the configuration; :meth:`register_data` completes one of YAML.
-        parts: what it says.
+        components: what it says.
         settings: of the configuration; in a training fitted to the processes.
     """
 
@@ -150,12 +150,12 @@ class DetectionTask(Task):
         self._read()
 
     def _read(self) -> None:
-        self.parts = parts = read_parts(self.config)
-        register_shapes_among([*parts.train_names, *parts.test_names])
-        self.settings = parts.settings
-        self.fixed_keys, self.sample_keys = parts.fixed_keys, parts.sample_keys
-        self.test_keys = parts.test_keys
-        self.advice = parts.advice
+        self.components = components = read_components(self.config)
+        register_shapes_among([*components.train_names, *components.test_names])
+        self.settings = components.settings
+        self.fixed_keys, self.sample_keys = components.fixed_keys, components.sample_keys
+        self.test_keys = components.test_keys
+        self.advice = components.advice
 
     # ------------------------------------------------------------------------------- configuration
     @classmethod
@@ -170,7 +170,7 @@ class DetectionTask(Task):
         return cls(config, partial(load_lazy_config, args) if is_program else None)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        # parts have functions and a LazyConfig has objects that no pickle holds
+        # components have functions and a LazyConfig has objects that no pickle holds
         read = self._read_again or partial(with_projects, self.config)
         return _HandedOver, (type(self), read)
 
@@ -185,10 +185,10 @@ class DetectionTask(Task):
             )
         self.register_data()
         if train:
-            parts = self.parts
-            run = classes.facts_of(parts.train_names)
-            names = (*parts.train_names, *parts.test_names)
-            classes.check(parts.detector, names, run, ", ".join(parts.train_names))
+            components = self.components
+            run = classes.facts_of(components.train_names)
+            names = (*components.train_names, *components.test_names)
+            classes.check(components.detector, names, run, ", ".join(components.train_names))
             self.settings = scale_settings(self.settings, comm.get_world_size())
         return self
 
@@ -203,15 +203,15 @@ class DetectionTask(Task):
             self._read()
 
     def dump(self) -> str:
-        return self.parts.dump()
+        return self.components.dump()
 
-    # --------------------------------------------------------------------------------------- parts
+    # ------------------------------------------------------------------ what a training consists of
     def build_model(self) -> nn.Module:
-        settings, parts = self.settings, self.parts
+        settings, components = self.settings, self.components
         # all processes ask for the layout, because they agree on it together
-        fast = channels_last_pays(settings.device, parts.training_size)
+        fast = channels_last_pays(settings.device, components.training_size)
         model = prepare_model(
-            parts.make_model(),
+            components.make_model(),
             settings.device,
             mixed_precision=settings.amp_dtype is not None,
             channels_last=fast and settings.channels_last,
@@ -253,7 +253,7 @@ class DetectionTask(Task):
             device=settings.device,
             processes=comm.get_world_size(),
             accumulate=settings.accumulate,
-            one_size=self.parts.one_size,
+            one_size=self.components.one_size,
             is_asked=is_asked,
         )
         if not why:
@@ -269,66 +269,66 @@ class DetectionTask(Task):
         return self._graphs.in_use() if self._graphs else nullcontext()
 
     def distribute(self, model: nn.Module) -> nn.Module:
-        return distribute(model, self.settings.device, **self.parts.ddp_options)
+        return distribute(model, self.settings.device, **self.components.ddp_options)
 
     @property
     def pixels(self) -> PixelSettings | None:
-        return self.parts.pixels
+        return self.components.pixels
 
     def build_optimizer(self, model: nn.Module) -> Optimizer:
-        return self.parts.make_optimizer(self.settings, model)
+        return self.components.make_optimizer(self.settings, model)
 
     def build_schedule(self) -> ParamScheduler:
-        return self.parts.make_schedule(self.settings)
+        return self.components.make_schedule(self.settings)
 
     def build_train_loader(self, *, for_statistics: bool = False) -> Iterable:
         settings = self.settings
         if for_statistics:  # its workers would be idle between two evaluations
             settings = dataclasses.replace(settings, num_workers=0)
-        loader = self.parts.make_train_loader(settings)
+        loader = self.components.make_train_loader(settings)
         # which keeps its records itself; evaluations ask for those of the test sets
-        forget_all_but(self.parts.test_names)
+        forget_all_but(self.components.test_names)
         return loader
 
     def build_hooks(self) -> list[HookBase]:
-        if self.parts.pixels is None:
+        if self.components.pixels is None:
             return [LossNormalizers()]
-        names = classes.facts_of(self.parts.train_names).get("thing_classes")
-        first = FirstBatch(self.settings.output_dir, self.parts.pixels.format, names)
+        names = classes.facts_of(self.components.train_names).get("thing_classes")
+        first = FirstBatch(self.settings.output_dir, self.components.pixels.format, names)
         return [LossNormalizers(), first]
 
     # ----------------------------------------------------------------------- checks and evaluation
     def check_data(self, *, train: bool, resumed: bool = False) -> None:
-        self.parts.check_data(train)
+        self.components.check_data(train)
 
     def check_weights(self, content: Mapping[str, Any], path: str) -> None:
         """
         Raises:
             DataError: the data have other classes than the checkpoint, or another order of them.
         """
-        parts, run = self.parts, classes.of_checkpoint(content)
+        components, run = self.components, classes.of_checkpoint(content)
         if run is None:
             words = f"{path} does not record its classes, so those of the data are used"
             logger.info(words, extra=ONLY_IN_FILE)
             return
-        names = (*(parts.train_names if self._is_trained else ()), *parts.test_names)
-        classes.check(parts.detector, names, run, path)
+        names = (*(components.train_names if self._is_trained else ()), *components.test_names)
+        classes.check(components.detector, names, run, path)
 
     def checkpoint_content(self, results: Results) -> dict[str, Any]:
         """What the run is, see :mod:`lambda_det.detection.saved_run`, and its classes."""
-        parts = self.parts
+        components = self.components
         is_program = isinstance(self.config, DictConfig)  # no file of weights may hold that
         record = {
-            "config": None if is_program else parts.dump(),
-            **(parts.pixels.as_meta() if parts.pixels else {}),
-            **test_size(parts),
+            "config": None if is_program else components.dump(),
+            **(components.pixels.as_meta() if components.pixels else {}),
+            **test_size(components),
             **self._backbone,
             BEST_SCORES: _best_scores(results),
         }
-        return {RUN: record, classes.ENTRY: classes.facts_of(parts.train_names)}
+        return {RUN: record, classes.ENTRY: classes.facts_of(components.train_names)}
 
     def smaller_batches(self) -> str:
-        written = self.parts.settings  # before they were scaled to the processes
+        written = self.components.settings  # before they were scaled to the processes
         words = super().smaller_batches()
         if written.cuda_graphs == "always":  # they take one batch a step
             words += f" {written.option('cuda_graphs', 'auto')}"
@@ -339,37 +339,37 @@ class DetectionTask(Task):
 
     @property
     def is_sampled(self) -> bool:
-        return any(self.parts.sample_of(name) != name for name in self.parts.test_sets)
+        return any(self.components.sample_of(name) != name for name in self.components.test_sets)
 
     def cost_of_evaluation(self, *, final: bool) -> float:
-        parts, settings = self.parts, self.settings
+        components, settings = self.components, self.settings
         has_average = settings.ema_decay > 0
         each = cost_of_image(
-            has_masks=parts.detector.masks,
-            has_losses=parts.make_loss_loader is not None,
+            has_masks=components.detector.masks,
+            has_losses=components.make_loss_loader is not None,
             sets_of_weights=1 + (has_average and settings.evaluate_raw),
         )
         # ``test_sets`` of a LazyConfig are names of its nodes, and need not be those of data sets
-        samples = [parts.sample_of(name) for name in parts.test_names]
+        samples = [components.sample_of(name) for name in components.test_names]
         if final and self.is_sampled:
-            samples += parts.test_names
-        return each * number_of_images(samples, parts.tiling)
+            samples += components.test_names
+        return each * number_of_images(samples, components.tiling)
 
     @images_of_any_size()
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
-        parts, settings = self.parts, self.settings
+        components, settings = self.components, self.settings
         fast = {
             "_EMA" if weights == EMA else "": for_inference(
                 model, settings.test_precision, channels_last=settings.channels_last
             )
             for weights, model in models.items()
-            if parts.test_sets
+            if components.test_sets
         }
         # By the name of a test set, under which its results stand, what is evaluated of it
-        whole = {name: name for name in parts.test_sets}
-        sampled = {name: parts.sample_of(name) for name in parts.test_sets}
+        whole = {name: name for name in components.test_sets}
+        sampled = {name: components.sample_of(name) for name in components.test_sets}
         evaluated = whole if final else sampled
-        has_losses = parts.make_loss_loader and self._is_trained
+        has_losses = components.make_loss_loader and self._is_trained
         # A training's losses are those of its own weights, where these are evaluated
         loss_model = models.get(RAW, models.get(EMA))
         results: Results = {}
@@ -377,11 +377,11 @@ class DetectionTask(Task):
             self._evaluate_on(evaluated, model, ending, results)
         if has_losses:
             self._add_losses(evaluated, loss_model, results)
-        if final and parts.make_augmented and parts.test_sets:
+        if final and components.make_augmented and components.test_sets:
             # as in Detectron2's train_net.py: once, when training is over
             model = list(models.values())[-1]
             model = for_inference(model, channels_last=settings.channels_last)
-            self._evaluate_on(evaluated, parts.make_augmented(model), "_TTA", results)
+            self._evaluate_on(evaluated, components.make_augmented(model), "_TTA", results)
         results = _of_one(results)
         if final and self._is_trained and self.is_sampled:
             # What was evaluated before was on these images, and the best is the best of equals
@@ -409,9 +409,9 @@ class DetectionTask(Task):
             folder: the ending of that for the files of results; None for ``ending``.
         """
         for test_set, name in sets.items():
-            evaluator = self.parts.make_evaluator(name, ending if folder is None else folder)
+            evaluator = self.components.make_evaluator(name, ending if folder is None else folder)
             fix_lvis()
-            loader = UntilAsked(self.parts.make_test_loader(name))
+            loader = UntilAsked(self.components.make_test_loader(name))
             measures = inference_on_dataset(model, loader, evaluator) or {}
             measures = OrderedDict((f"{key}{ending}", value) for key, value in measures.items())
             if comm.is_main_process():
@@ -423,7 +423,7 @@ class DetectionTask(Task):
         """Add the losses on test sets, which are named as for :meth:`_evaluate_on`."""
         precision = Precision.of(self.settings)
         for test_set, name in sets.items():
-            means = mean_losses(model, self.parts.make_loss_loader(name), precision)
+            means = mean_losses(model, self.components.make_loss_loader(name), precision)
             results.setdefault(test_set, {})["validation"] = means
             if comm.is_main_process():
                 losses = ", ".join(f"{key} {value:.4g}" for key, value in means.items())
@@ -436,7 +436,7 @@ class DetectionTask(Task):
         return ", ".join(f"{name} {values[name]:.4g}" for name in shown)
 
     def finish(self, results: Results) -> None:
-        self.parts.verify(results)
+        self.components.verify(results)
 
 
 class _HandedOver(NamedTuple):

@@ -141,20 +141,20 @@ def prove(
     try:
         task = DetectionTask(copy.deepcopy(run.config))
         task.register_data()
-        if limit < 1 or not task.parts.test_sets:
+        if limit < 1 or not task.components.test_sets:
             return Proof("there are no validation images" if limit > 0 else "--proof is 0")
-        data = task.parts.test_sets[0]
+        data = task.components.test_sets[0]
         if (kind := MetadataCatalog.get(data).get("evaluator_type")) not in (None, "coco"):
             return Proof(f"{data} is evaluated as {kind}, and only AP as COCO has it is compared")
-        classes.check(task.parts.detector, [data], run.classes, "the run")
+        classes.check(task.components.detector, [data], run.classes, "the run")
         task.check_data(train=False)
-        loader = task.parts.make_test_loader(data)
+        loader = task.components.make_test_loader(data)
     except UserError as error:
         return Proof(str(error))
     if not {"input_format", "min_size_test"} <= file.about.keys():
         return Proof("the evaluation of the run does more to images than to resize them")
     proof, ids, seconds = Proof("", most=most), [], np.zeros(2)
-    what = "tile" if task.parts.tiling else "image"
+    what = "tile" if task.components.tiling else "image"
     tasks = ("bbox", "segm") if "masks" in file.about["outputs"] else ("bbox",)
     screen = sys.stdout  # pycocotools prints, which is kept from it
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):

@@ -224,14 +224,14 @@ def _results(
         source: the user's own labels; "" for the data on which the run is evaluated.
     """
     home, averaged = Path(saved.origin.file).parent, saved.origin.averaged
-    files, trained_on = _images(task.parts.test_names), None
+    files, trained_on = _images(task.components.test_names), None
     if trained := _trained_images(saved.config):
         pairs, _ = shared_copies({"train": trained, "test": files})
         trained_on = len({file for file, _ in pairs})
     classes: Sequence[Detections] = ()
     with contextlib.suppress(UserError):  # the model predicts semantic masks, or nothing
         classes = evaluate_run(folder).results
-    where = printable(source or ", ".join(task.parts.test_names))
+    where = printable(source or ", ".join(task.components.test_names))
     metrics = [{"iteration": 0, **flatten_results_dict(values)}]
     return ResultsOnData(
         folder=folder,

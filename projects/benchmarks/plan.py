@@ -158,7 +158,7 @@ def _noise(task: Task, images: int, side: int) -> Any:
     if isinstance(task, ClassificationTask):
         pixels = torch.randint(0, 256, (images, side, side, 3), dtype=torch.uint8)
         return {"images": pixels, "labels": torch.zeros(images, dtype=torch.long)}
-    return [_noisy_sample(side, task.parts.detector.keypoints or 17) for _ in range(images)]
+    return [_noisy_sample(side, task.components.detector.keypoints or 17) for _ in range(images)]
 
 
 def _noisy_sample(side: int, keypoints: int) -> dict[str, object]:
@@ -201,7 +201,7 @@ def load_task(file: str, opts: list[str]) -> tuple[Task, tuple[int, int], list[s
             notes.append(
                 "Batch and steps are the file's; in the training they follow from the data."
             )
-        return task, task.parts.training_size, notes
+        return task, task.components.training_size, notes
     cfg = load_recipe(words)
     check_ranges(cfg)
     try:

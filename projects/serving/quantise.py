@@ -28,7 +28,7 @@ from lambda_det.export.sources import network_of_run
 def fed(detector: ExportedDetector, task: DetectionTask, count: int) -> Iterator[dict]:
     """The inputs of the file from training images."""
     task.register_data()
-    loader = task.parts.make_test_loader(task.parts.train_names[0])
+    loader = task.components.make_test_loader(task.components.train_names[0])
     for record in islice(chain.from_iterable(loader), count):
         image = as_input(read_image(record, detector.channels), detector.resize)["image"]
         images, sizes = detector.fill([image])

@@ -290,7 +290,7 @@ def test_the_package_of_lvis_counts_with_todays_numpy(tmp_path):
         cfg = get_cfg()
         cfg.DATASETS.TEST, cfg.OUTPUT_DIR = ("lvis_v1_few",), str(tmp_path / "output")
         check_evaluators(cfg)
-        parts = SimpleNamespace(
+        components = SimpleNamespace(
             test_sets=["lvis_v1_few"],
             make_evaluator=lambda name, ending: build_evaluator(cfg, name),
             make_test_loader=lambda name: [[{"image_id": i}] for i in boxes],
@@ -302,7 +302,7 @@ def test_the_package_of_lvis_counts_with_todays_numpy(tmp_path):
         model = nn.Identity()
         model.forward = lambda inputs: [{"instances": wanted[x["image_id"]]} for x in inputs]
         results = {}
-        task = SimpleNamespace(parts=parts)
+        task = SimpleNamespace(components=components)
         DetectionTask._evaluate_on(task, {"lvis_v1_few": "lvis_v1_few"}, model, "", results)
     finally:
         DatasetCatalog.remove("lvis_v1_few")

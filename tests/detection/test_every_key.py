@@ -144,23 +144,23 @@ def groups(shapes, tmp_path, monkeypatch) -> Callable[..., CfgNode]:
 def _use(cfg: CfgNode) -> None:
     """Make all that a run is made of."""
     task = DetectionTask(cfg).prepare(train=True)
-    parts, name = task.parts, cfg.DATASETS.TEST[0]
+    components, name = task.components, cfg.DATASETS.TEST[0]
     model = on_meta(cfg)
     task.build_schedule()
     task.build_optimizer(model)
     task.build_train_loader()
-    parts.make_test_loader(name)
-    parts.make_evaluator(name, "inference")
-    parts.make_test_augmentations()
+    components.make_test_loader(name)
+    components.make_evaluator(name, "inference")
+    components.make_test_augmentations()
     if cfg.TEST.AUG.ENABLED:
-        parts.make_augmented(model)
+        components.make_augmented(model)
     task.finish({})
 
 
 @pytest.mark.slow
 def test_every_key_is_read(groups, monkeypatch):
     # a check of its value is no use
-    monkeypatch.setattr("lambda_det.detection.parts._OF_DETECTRON2", ())
+    monkeypatch.setattr("lambda_det.detection.components._OF_DETECTRON2", ())
     monkeypatch.setattr("lambda_det.training.schedules.check_solver", lambda solver: None)
     for group in GROUPS:
         _use(Watched.of(groups(group)))

@@ -42,9 +42,10 @@ def test_what_is_saved_is_loaded_again(tmp_path):
     assert dump_lazy(again) == dump_lazy(lazy)
     assert again.model.vis_period == 7
     with torch.device("meta"):
-        before, after = (DetectionTask(r).parts.make_model().state_dict() for r in (lazy, again))
+        made = (DetectionTask(config).components.make_model() for config in (lazy, again))
+        before, after = (model.state_dict() for model in made)
     assert [(k, v.shape) for k, v in before.items()] == [(k, v.shape) for k, v in after.items()]
-    # in the order of the file, in which parts draw their random numbers
+    # in the order of the file, in which nodes draw their random numbers
     assert list(again.model) == list(lazy.model)
 
 
@@ -164,7 +165,7 @@ def test_detrex_s_names_of_clipping_and_averaging():
 
 def test_the_rate_that_was_scaled_to_the_processes_reaches_the_optimiser(task):
     settings = replace(task.settings, base_lr=0.125)
-    optimizer = task.parts.make_optimizer(settings, nn.Linear(2, 2))
+    optimizer = task.components.make_optimizer(settings, nn.Linear(2, 2))
     assert {group["lr"] for group in optimizer.param_groups} == {0.125}
 
 
@@ -186,11 +187,11 @@ def test_a_path_in_a_message_is_the_path(task, tmp_path):
 def test_the_files_of_averaged_weights_have_a_folder_of_their_own(task, tmp_path):
     loader = task.config.dataloader
     task.config.train.output_dir = str(tmp_path)
-    one = task.parts.make_evaluator("", "")
+    one = task.components.make_evaluator("", "")
     assert one._output_dir == str(tmp_path / "inference")
     loader.evaluator.dataset_name = "shapes_val"
     loader.evaluator = LazyCall(DatasetEvaluators)(evaluators=[loader.evaluator])
-    [made] = DetectionTask(task.config).parts.make_evaluator("", "_EMA")._evaluators
+    [made] = DetectionTask(task.config).components.make_evaluator("", "_EMA")._evaluators
     assert made._output_dir == str(tmp_path / "inference_EMA")
 
 
@@ -291,7 +292,7 @@ def test_an_error_of_a_file_or_a_node_names_its_place(tmp_path):
     with pytest.raises(ConfigError, match=r"configuration's model cannot be made.*num_klasses"):
         DetectionTask(
             load_lazy_config(argparse.Namespace(config_file=str(tmp_path / "saved.yaml"), opts=[]))
-        ).parts.make_model()
+        ).components.make_model()
 
 
 def test_the_cost_of_evaluations_of_several_test_sets_and_of_a_loader_without_a_name(task):

@@ -101,8 +101,9 @@ def test_the_run_is_the_same(name):
     without = {"lr_steps": (), "warmup_iters": 0}
     assert dataclasses.replace(yaml.settings, **without) == lazy.settings
     assert yaml.pixels == lazy.pixels
-    assert yaml.parts.train_names == lazy.parts.train_names
-    scales = [task.parts.test_scale([(200, 256), (64, 64), (100, 300)]) for task in (yaml, lazy)]
+    assert yaml.components.train_names == lazy.components.train_names
+    sizes = [(200, 256), (64, 64), (100, 300)]
+    scales = [task.components.test_scale(sizes) for task in (yaml, lazy)]
     assert scales == [4.0, 4.0]
     groups = [task.build_optimizer(on_meta(task.config)).param_groups for task in (yaml, lazy)]
     one, other = ([{**g, "params": len(g["params"])} for g in found] for found in groups)

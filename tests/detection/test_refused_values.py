@@ -14,8 +14,8 @@ from torch._utils import ExceptionWrapper
 import lambda_det
 from lambda_det.config import leaves
 from lambda_det.detection import DetectionTask, lazy_parser, load_config, parser
+from lambda_det.detection.components import of_yaml
 from lambda_det.detection.model import build_model
-from lambda_det.detection.parts import of_yaml
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.errors import ConfigError
 from lambda_det.training.command_line import main

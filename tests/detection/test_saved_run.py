@@ -69,10 +69,10 @@ def test_a_checkpoint_alone_is_enough(content, file):
     """In a folder with nothing else in it."""
     run = open_run(file)
     assert run.origin == (str(file), 100, False)
-    assert run.config.MODEL.LAMBDA_RESNET.KEY_NORM == "l2" and run.parts.pixels.format == "RGB"
+    assert run.config.MODEL.LAMBDA_RESNET.KEY_NORM == "l2" and run.components.pixels.format == "RGB"
     assert recorded_network(content)[0] == "resnet14_slim_lambda_c5"
     assert recorded_network(content)[1]["key_norm"] == "l2"
-    assert wanted_pixels(content) == run.parts.pixels
+    assert wanted_pixels(content) == run.components.pixels
     about = run.about()
     assert (about["min_size_test"], about["max_size_test"]) == (64, 96)
     assert about["input_format"] == "RGB" and about["step"] == 100
@@ -83,8 +83,8 @@ def test_a_checkpoint_alone_is_enough(content, file):
 
 
 def test_a_predictor_interprets_the_configuration_once(file, monkeypatch):
-    read, calls = saved_run.read_parts, []
-    monkeypatch.setattr(saved_run, "read_parts", lambda cfg: calls.append(cfg) or read(cfg))
+    read, calls = saved_run.read_components, []
+    monkeypatch.setattr(saved_run, "read_components", lambda cfg: calls.append(cfg) or read(cfg))
     monkeypatch.setattr(DetectionTask, "__init__", None)
     Predictor(file)
     assert len(calls) == 1

@@ -14,7 +14,7 @@ from detectron2.solver import build_lr_scheduler as build_detectron2_scheduler
 from torch import nn
 
 from lambda_det.config import add_lambda_config, leaves
-from lambda_det.detection.parts import of_yaml, read_settings
+from lambda_det.detection.components import of_yaml, read_settings
 from lambda_det.detection.schedule import build_optimizer, build_schedule, scale_settings
 from lambda_det.errors import ConfigError
 
@@ -260,18 +260,18 @@ def test_adamw_is_its_definition_in_each_group():
 def test_a_rate_for_sgd_is_refused_for_another_optimiser(caplog):
     """Unless the rate is given as well: then it is a warning."""
     cfg = _config("SOLVER.OPTIMIZER", "adamw", "SOLVER.BASE_LR", 0.02)
-    parts = of_yaml(cfg)
+    components = of_yaml(cfg)
     with pytest.raises(
         ConfigError, match=r"SOLVER\.BASE_LR is 0\.02.*adamw.*SOLVER\.BASE_LR 0\.0001"
     ):
-        parts.make_schedule(parts.settings)
+        components.make_schedule(components.settings)
     cfg.SOLVER.UNSCALED = ["SOLVER.BASE_LR"]
-    parts = of_yaml(cfg)
+    components = of_yaml(cfg)
     logging.getLogger("lambda_det").propagate = True
-    parts.make_schedule(parts.settings)
+    components.make_schedule(components.settings)
     assert "SOLVER.BASE_LR is 0.02" in caplog.text
     cfg.SOLVER.OPTIMIZER, cfg.SOLVER.UNSCALED = "sgd", []
-    of_yaml(cfg).make_schedule(parts.settings)
+    of_yaml(cfg).make_schedule(components.settings)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from lambda_det.detection import DetectionTask
 from lambda_det.detection import task as task_module
 from lambda_det.detection.config_files import get_config
-from lambda_det.detection.task import load_any_config, read_parts
+from lambda_det.detection.task import load_any_config, read_components
 from lambda_det.errors import ConfigError
 from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.task import EMA, RAW, SAMPLE
@@ -50,7 +50,7 @@ def evaluate(monkeypatch):
             "make_augmented": lambda model: SimpleNamespace(ap=10 * model.ap),
             "test_sets": names,
         }
-        task.parts = dataclasses.replace(task.parts, **(given | parts))
+        task.components = dataclasses.replace(task.components, **(given | parts))
         return task.evaluate(MODELS, final=final)
 
     return call, endings
@@ -119,7 +119,7 @@ def test_the_largest_image_of_a_training():
         cfg.INPUT.LSJ.ENABLED, cfg.INPUT.LSJ.SIZE = False, 1000
         cfg.INPUT.MIN_SIZE_TRAIN, cfg.INPUT.MAX_SIZE_TRAIN = (640, 800), 1333
         cfg.merge_from_list([word for pair in changes.items() for word in pair])
-        return read_parts(cfg).training_size
+        return read_components(cfg).training_size
 
     assert size() == (800, 1344)
     assert size(**{"DATALOADER.ASPECT_RATIO_GROUPING": False}) == (1344, 1344)
@@ -139,7 +139,7 @@ def test_results_stand_under_the_names_of_the_test_sets_and_losses_go_with_them(
             results[test_set]["losses"] = name
 
     task = object.__new__(DetectionTask)
-    task.parts = SimpleNamespace(
+    task.components = SimpleNamespace(
         test_sets=("a", "b"),
         sample_of=lambda name: f"{name}_sample",
         make_augmented=None,
@@ -184,11 +184,11 @@ def test_images_have_one_size_where_a_configuration_says_so():
     file = str(ROOT / "configs/mask_rcnn_lambdaresnet50")
     for ending in ("yaml", "py"):
         args = argparse.Namespace(config_file=f"{file}.{ending}", opts=[])
-        assert read_parts(load_any_config(args)).one_size is True
-    assert read_parts(tiny_config()).one_size is False
+        assert read_components(load_any_config(args)).one_size is True
+    assert read_components(tiny_config()).one_size is False
     lazy = load_any_config(args)
     lazy.dataloader.train.mapper.augmentations.pop(1)
-    assert read_parts(lazy).one_size is None
+    assert read_components(lazy).one_size is None
 
 
 @pytest.mark.slow
@@ -196,7 +196,7 @@ def test_the_paper_s_training_is_by_graphs_where_there_is_a_gpu(monkeypatch):
     cfg = get_config("mask_rcnn_lambdaresnet50.yaml")
     cfg.MODEL.DEVICE = "cpu"
     task = DetectionTask(cfg)
-    backbone = task.parts.make_backbone()
+    backbone = task.components.make_backbone()
     why = task_module.why_not
     monkeypatch.setattr(
         task_module, "why_not", lambda part, **facts: why(part, **facts | {"device": "cuda"})

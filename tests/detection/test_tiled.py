@@ -181,11 +181,11 @@ def task(tmp_path_factory):
 
 def test_the_ap_is_of_whole_images(task, caplog):
     """Each of 152 objects is found once, with the bars that are longer than a tile in one piece."""
-    (name,), model = task.parts.test_sets, SeesPixels()
+    (name,), model = task.components.test_sets, SeesPixels()
     with caplog.at_level(logging.WARNING):
-        evaluator = task.parts.make_evaluator(name, "")
+        evaluator = task.components.make_evaluator(name, "")
     assert "TEST.DETECTIONS_PER_IMAGE" not in caplog.text  # no tile has more than 30 objects
-    results = inference_on_dataset(model, task.parts.make_test_loader(name), evaluator)
+    results = inference_on_dataset(model, task.components.make_test_loader(name), evaluator)
     assert model.sizes == {(64, 64), (50, 40)}
     for kind in ("bbox", "segm"):
         assert results[kind]["AP"] == pytest.approx(100)
@@ -195,19 +195,19 @@ def test_a_detector_that_keeps_too_few_of_a_tile_is_named(task, caplog):
     cfg = task.config.clone()
     cfg.defrost()
     cfg.TEST.DETECTIONS_PER_IMAGE = 10
-    DetectionTask(cfg).parts.make_evaluator(cfg.DATASETS.TEST[0], "")
+    DetectionTask(cfg).components.make_evaluator(cfg.DATASETS.TEST[0], "")
     assert "tile" in caplog.text and "TEST.DETECTIONS_PER_IMAGE" in caplog.text
 
 
 @pytest.mark.parametrize("processes", [2, 5])
 def test_processes_share_images_and_not_tiles(task, monkeypatch, processes):
     """There are three images, so that some of five processes have none."""
-    (name,) = task.parts.test_sets
+    (name,) = task.components.test_sets
     seen = []
     for rank in range(processes):
         monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: processes)
         monkeypatch.setattr("detectron2.utils.comm.get_rank", lambda rank=rank: rank)
-        tiles = [entry for batch in task.parts.make_test_loader(name) for entry in batch]
+        tiles = [entry for batch in task.components.make_test_loader(name) for entry in batch]
         seen += {entry["file_name"] for entry in tiles}
     assert len(seen) == len(set(seen)) == 3
 
@@ -217,7 +217,7 @@ def test_the_losses_of_an_evaluation_are_those_of_the_tiles_of_a_training(task):
     cfg = task.config.clone()
     cfg.defrost()
     cfg.TEST.LOSS = True
-    loader = DetectionTask(cfg).parts.make_loss_loader(cfg.DATASETS.TEST[0])
+    loader = DetectionTask(cfg).components.make_loss_loader(cfg.DATASETS.TEST[0])
     entries = [entry for (entry,) in loader]
     assert {tuple(entry["image"].shape[1:]) for entry in entries} == {(64, 64), (50, 40)}
     assert all(len(entry["instances"]) for entry in entries)

@@ -6,7 +6,7 @@ import pytest
 from detectron2.config import get_cfg
 
 from lambda_det.config import add_lambda_config
-from lambda_det.detection.parts import of_yaml
+from lambda_det.detection.components import of_yaml
 from lambda_det.detection.tiles import Tile, Tiling
 from lambda_det.errors import ConfigError
 

@@ -56,4 +56,4 @@ def write_lazy_config(root: Path) -> Path:
 def on_meta(config: CfgNode | DictConfig) -> nn.Module:
     """The model of a configuration with names and shapes and no values."""
     with torch.device("meta"):
-        return DetectionTask(config).parts.make_model()
+        return DetectionTask(config).components.make_model()

@@ -819,8 +819,8 @@ def test_labels_are_read_once(data, tmp_path, readings):
     task.check_data(train=True)
     task.build_train_loader()
     for _ in range(4):
-        for name in task.parts.test_sets:
-            task.parts.make_evaluator(name, "")
-            task.parts.make_test_loader(name)
-            task.parts.make_loss_loader(name)
+        for name in task.components.test_sets:
+            task.components.make_evaluator(name, "")
+            task.components.make_test_loader(name)
+            task.components.make_loss_loader(name)
     assert len(readings) == 3

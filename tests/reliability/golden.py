@@ -80,7 +80,7 @@ def _yaml(root: Path, options: str = "") -> Task:
 
 def _finetuning(root: Path) -> Task:
     torch.manual_seed(3)
-    backbone = _yaml(root).parts.make_backbone()
+    backbone = _yaml(root).components.make_backbone()
     state = {f"backbone.{name}": value for name, value in backbone.state_dict().items()}
     torch.save({"model": state}, root / "weights.pth")
     options = "MODEL.BACKBONE.FREEZE_AT 2 SOLVER.BACKBONE_MULTIPLIER 0.1"

@@ -116,7 +116,7 @@ def read(recipe: str, *pairs: str) -> CfgNode:
 def start(theirs: nn.Module, recipe: str, *pairs: str) -> nn.Module:
     """Our detector as a training would start with their weights."""
     task = DetectionTask(read(recipe, *pairs))
-    model = task.parts.make_model().double()
+    model = task.components.make_model().double()
     load(model, "w.pth", import_weights(theirs.state_dict(), "w.pth"), pixels=task.pixels)
     for buffer, values in (
         (model.pixel_mean, task.pixels.mean),

@@ -117,9 +117,9 @@ def plan_dataset(
             cfg.defrost()
         task = DetectionTask(cfg)
         task.register_data()
-        names = task.parts.train_names if name == "train" else task.parts.test_names
+        names = task.components.train_names if name == "train" else task.components.test_names
         if not names:
-            key = task.parts.detector.keys[name]
+            key = task.components.detector.keys[name]
             raise ConfigError(f"{key} is empty; give the name of a data set.")
         name = names[0]
     _, images = check_files(name) or registered_files(name)

@@ -307,7 +307,7 @@ class Predictor:
         self._open(open_run(source, checkpoint, raw=raw), device, precision)
 
     def _open(self, run: SavedRun, device: str | None, precision: str | None) -> None:
-        detector = run.parts.detector
+        detector = run.components.detector
         if "instances" not in predictions(detector.architecture):
             raise ConfigError(
                 f"{detector.keys['architecture']} {detector.architecture} finds no instances, and "
@@ -325,9 +325,9 @@ class Predictor:
                 if self._tiling:  # tiles are joined as in an evaluation, also by weak detections
                     least = min(least, module.test_score_thresh)
                 module.test_score_thresh = least
-        pixels = run.parts.pixels
+        pixels = run.components.pixels
         self._channels = _order(pixels.format if pixels else "BGR")
-        self._augmentations = run.parts.make_test_augmentations()
+        self._augmentations = run.components.make_test_augmentations()
         self._detect: Detect = _by_size(model)
 
     def _open_exported(self, path: Path, device: str | None) -> None:

@@ -73,13 +73,13 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
         load_any_config(argparse.Namespace(config_file=str(run / "config.yaml"), opts=[]))
     )
     task.register_data()
-    architecture = task.parts.detector.architecture
+    architecture = task.components.detector.architecture
     if "instances" not in predictions(architecture):
         raise ConfigError(
             f"AP by class, errors and images: {architecture} finds no instances. The results of "
             "its evaluations are among the numbers above and in metrics.json."
         )
-    names = task.parts.test_names
+    names = task.components.test_names
     if not names:
         raise ConfigError("The run names no data to evaluate on, so there are no results.")
     dataset = dataset or names[0]
@@ -93,7 +93,7 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
             f"The run has no results of instances yet: there is no {files[-1]}; its training's "
             "command with --eval-only --resume evaluates the last checkpoint."
         )
-    if name_of(results) == (sample := task.parts.sample_of(dataset)):
+    if name_of(results) == (sample := task.components.sample_of(dataset)):
         dataset = sample  # the last evaluation, which is on all images, is still to come
     entries = read_predictions(results, dataset)
     weights = _FOLDERS[results.relative_to(run).parts[0]]

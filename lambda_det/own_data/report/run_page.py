@@ -211,15 +211,15 @@ def _add_warnings(page: Page, run: Path) -> None:
 
 def _add_advice(page: Page, evaluated: Evaluated, state: RunState, is_cascade: bool) -> None:
     """Add the changes that would bring most, and the evidence."""
-    parts, ground_truth = evaluated.task.parts, evaluated.ground_truth
+    components, ground_truth = evaluated.task.components, evaluated.ground_truth
     trained: Counter[str] = Counter()
-    for name in parts.train_names or ():
+    for name in components.train_names or ():
         # the training's files may have been removed, or be of another kind
         with contextlib.suppress(UserError, LookupError, TypeError):
             report = file_report(*registered_files(name))
             for number, count in report.counts.items():
                 trained[report.categories[number]] += count
-    scale = parts.test_scale([(i["height"], i["width"]) for i in ground_truth.imgs.values()])
+    scale = components.test_scale([(i["height"], i["width"]) for i in ground_truth.imgs.values()])
     iou_type = evaluated.results[-1].iou_type
     epochs = _epochs(evaluated.task, state.steps) if state.has_ended else None
     changes = advise(
@@ -230,7 +230,7 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, is_cascade: b
         trained,
         scale=scale,
         is_cascade=is_cascade,
-        is_tiled=parts.tiling is not None,
+        is_tiled=components.tiling is not None,
         epochs=epochs,
     )
     # a run that has not ended will be longer by itself

@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lambda_det import accelerate
+from lambda_det.detection.components import read_settings
 from lambda_det.detection.config_files import detectron2_config, get_config
 from lambda_det.detection.model import build_model, for_inference
-from lambda_det.detection.parts import read_settings
 from lambda_det.detection.task import DetectionTask
 from lambda_det.distributed.memory import keep_memory
 from lambda_det.training.precision import Precision

@@ -249,7 +249,7 @@ def load_network(
     task = DetectionTask(cfg)
     device = task.settings.device
     check_device(device, 1, task.settings.key("device"))
-    backbone = task.parts.make_backbone()
+    backbone = task.components.make_backbone()
     network = getattr(backbone, "bottom_up", backbone)
     pixels = task.pixels or PixelSettings.from_config(get_cfg())
     if weights is not None:
@@ -290,7 +290,7 @@ def load_image(
     original = read_image({"file_name": str(path)}, "RGB")
     resized = AugInput(original)
     task = DetectionTask(cfg)
-    task.parts.make_test_augmentations()(resized)
+    task.components.make_test_augmentations()(resized)
     rgb = resized.image
     channels = torch.from_numpy((rgb if pixels.format == "RGB" else rgb[:, :, ::-1]).copy())
     mean, std = (torch.tensor(v)[:, None, None] for v in (pixels.mean, pixels.std))

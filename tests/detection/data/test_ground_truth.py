@@ -266,12 +266,12 @@ def test_a_training_reads_each_file_once(cfg, content, write, readings, keys):
     task.check_data(train=True)
     training_records(cfg)
     task.build_train_loader()
-    (name,), parts, seen = task.parts.test_sets, task.parts, []
+    (name,), components, seen = task.components.test_sets, task.components, []
     for _ in range(4):
-        name = parts.sample_of(name)
-        parts.make_evaluator(name, "")
-        seen.append([[len(batch) for batch in parts.make_loss_loader(name)]])
-        seen[-1] += [[i["file_name"] for i in batch] for batch in parts.make_test_loader(name)]
+        name = components.sample_of(name)
+        components.make_evaluator(name, "")
+        seen.append([[len(batch) for batch in components.make_loss_loader(name)]])
+        seen[-1] += [[i["file_name"] for i in batch] for batch in components.make_test_loader(name)]
     assert seen[0] == seen[1] == seen[2] == seen[3]
     assert readings == ["a.json", "b.json"]
     DatasetCatalog.get(cfg.DATASETS.TRAIN[0])

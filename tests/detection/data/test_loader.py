@@ -15,6 +15,7 @@ from detectron2.data import DatasetCatalog
 from detectron2.data.datasets import register_coco_instances
 from torch.utils.data import Dataset, IterableDataset
 
+from lambda_det.detection.components import of_yaml
 from lambda_det.detection.data import (
     build_test_loader,
     build_train_loader,
@@ -25,7 +26,6 @@ from lambda_det.detection.data import (
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.detection.evaluation_cost import number_of_images
-from lambda_det.detection.parts import of_yaml
 from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError
 from tests.coco import annotation, coco_content

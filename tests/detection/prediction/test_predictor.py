@@ -96,9 +96,8 @@ def lazy_run(tmp_path_factory):
     lazy = load_lazy_config(argparse.Namespace(config_file=str(LAZY_CONFIG), opts=opts))
     (folder / "config.yaml").write_text(dump_lazy(lazy))
     torch.manual_seed(1)
-    torch.save(
-        {"model": DetectionTask(lazy).parts.make_model().state_dict()}, folder / "model_final.pth"
-    )
+    model = DetectionTask(lazy).components.make_model()
+    torch.save({"model": model.state_dict()}, folder / "model_final.pth")
     (folder / "last_checkpoint").write_text("model_final.pth")
     return folder, lazy
 
@@ -111,7 +110,7 @@ def test_the_run_of_a_lazy_config_predicts_as_its_evaluation(lazy_run, image, tm
     mapper = instantiate(lazy.dataloader.test.mapper)
     record = mapper({"file_name": str(tmp_path / "photo.png"), "height": 48, "width": 64})
     assert record["image"].shape[-1] == 96
-    model = DetectionTask(lazy).parts.make_model().eval()
+    model = DetectionTask(lazy).components.make_model().eval()
     model.load_state_dict(torch.load(folder / "model_final.pth", weights_only=True)["model"])
     model.roi_heads.box_predictor.test_score_thresh = 0.0
     with torch.no_grad():

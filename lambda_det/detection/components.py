@@ -40,14 +40,14 @@ Evaluators = DatasetEvaluator | list[DatasetEvaluator]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class Components:
     """What the training of a detector consists of.
 
     Settings and facts are values. Models, loaders and evaluators are functions that make them,
     because each command needs only some of them.
 
     :func:`of_yaml` makes them of a YAML configuration, and
-    :func:`lambda_det.detection.lazy_parts.of_lazy` of a LazyConfig.
+    :func:`lambda_det.detection.lazy_components.of_lazy` of a LazyConfig.
 
     Attributes:
         settings: as written. Functions that take settings are given the run's, fitted to the
@@ -276,8 +276,8 @@ _OF_DETECTRON2: tuple[tuple[Rule, tuple[str, ...]], ...] = (
 )
 
 
-def of_yaml(cfg: CfgNode) -> Parts:
-    """The parts that a YAML configuration describes.
+def of_yaml(cfg: CfgNode) -> Components:
+    """The components that a YAML configuration describes.
 
     Raises:
         ConfigError: a value cannot be.
@@ -305,7 +305,7 @@ def of_yaml(cfg: CfgNode) -> Parts:
     def make_train_loader(settings: DetectionSettings) -> Iterable:
         return data.build_train_loader(_for_run(cfg, settings), settings.images_per_batch)
 
-    return Parts(
+    return Components(
         settings=read_settings(cfg),
         make_model=partial(make_model, cfg),
         make_backbone=partial(make_backbone, cfg),

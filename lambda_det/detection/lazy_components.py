@@ -1,4 +1,4 @@
-"""The parts of a training that a LazyConfig describes by its nodes.
+"""The components of a training that a LazyConfig describes by its nodes.
 
 Besides the nodes, only these places are read: the settings of a run (:data:`KEYS`), ``train.ddp``,
 and, where they exist, the names of the data sets, the means of pixels, and the augmentations of
@@ -23,9 +23,9 @@ from torch.optim import Optimizer
 
 from lambda_det.config import leaves
 from lambda_det.detection import data
+from lambda_det.detection.components import Components, Evaluators
 from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.lazy import KEYS, dump_lazy, lazy_code
-from lambda_det.detection.parts import Evaluators, Parts
 from lambda_det.detection.schedule import DetectionSettings
 from lambda_det.errors import ConfigError
 from lambda_det.training.library_errors import naming_keys
@@ -64,8 +64,8 @@ _TESTS = FixedKeys(("dataloader.test.dataset",))
 _ADVICE = "a lower optimizer.lr, a longer warm-up in lr_multiplier, train.clip_grad or clean labels"
 
 
-def of_lazy(config: DictConfig) -> Parts:
-    """The parts that a LazyConfig describes.
+def of_lazy(config: DictConfig) -> Components:
+    """The components that a LazyConfig describes.
 
     Args:
         config: with ``model``, ``dataloader.train``, ``optimizer``, ``lr_multiplier`` and
@@ -79,7 +79,7 @@ def of_lazy(config: DictConfig) -> Parts:
     ddp_options = dict(config.train.get("ddp", {}))
     # the buffers belong to norms, which are synchronised, or saved from the first process alone
     ddp_options.pop("broadcast_buffers", None)
-    return Parts(
+    return Components(
         settings=read_settings(config),
         make_model=lambda: _made(config.model, "model"),
         make_backbone=lambda: _made(config.model.backbone, "model.backbone"),
