@@ -318,14 +318,14 @@ class DetectionTask(Task):
         """What the run is, see :mod:`lambda_det.detection.saved_run`, and its classes."""
         components = self.components
         is_program = isinstance(self.config, DictConfig)  # no file of weights may hold that
-        record = {
+        entry = {
             "config": None if is_program else components.dump(),
             **(components.pixels.as_meta() if components.pixels else {}),
             **test_size(components),
             **self._backbone,
             BEST_SCORES: _best_scores(results),
         }
-        return {RUN: record, classes.ENTRY: classes.facts_of(components.train_names)}
+        return {RUN: entry, classes.ENTRY: classes.facts_of(components.train_names)}
 
     def smaller_batches(self) -> str:
         written = self.components.settings  # before they were scaled to the processes

@@ -52,7 +52,7 @@ class _Given(NamedTuple):
         folder: of the run.
         run: that is resumed; None for none.
         data: that the flags name; none where the run has its own.
-        draft: a folder for files on their way to that of the run.
+        temporary: a folder for files on their way to the folder of the run.
     """
 
     args: argparse.Namespace
@@ -60,7 +60,7 @@ class _Given(NamedTuple):
     folder: Path
     run: PreparedRun | None
     data: Data
-    draft: Path
+    temporary: Path
 
 
 class _Start(NamedTuple):
@@ -100,10 +100,10 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
     if config is None and run is None:
         _check_choice(args, folder)
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="lambda_det_") as temporary:
-        draft = Path(temporary)
-        data = Data({}, {}) if run and run.sources else read_data(args, draft, rows)
-        given = _Given(args, given_keys, folder, run, data, draft)
+    with tempfile.TemporaryDirectory(prefix="lambda_det_") as place:
+        temporary = Path(place)
+        data = Data({}, {}) if run and run.sources else read_data(args, temporary, rows)
+        given = _Given(args, given_keys, folder, run, data, temporary)
         start = _start(given, config)
         flags = _keys_of_flags(given, start.config)
         # a chosen recipe has sizes for --size already, for the shapes of the images
@@ -116,9 +116,9 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
         is_derived = cfg.RECIPE.ENABLED and not args.eval_only
         if is_derived:
             recipe.check(cfg)
-        files = run.data(args, draft) if run and run.sources else write_data(args, folder, data)
-        is_draft = Path(start.file).parent == draft
-        file = str(keep_file(start.file, folder)) if is_draft else start.file
+        files = run.data(args, temporary) if run and run.sources else write_data(args, folder, data)
+        is_temporary = Path(start.file).parent == temporary
+        file = str(keep_file(start.file, folder)) if is_temporary else start.file
     if rows := [*rows, *start.rows]:
         show(f"What was chosen:\n{tabulate(rows, ('', 'choice', 'why'))}")
     keys |= files
@@ -194,7 +194,7 @@ def _earlier_detector(given_keys: Mapping[str, str]) -> SavedRun | None:
 
 
 def _of_detector(earlier: SavedRun, given: _Given, machine: Machine) -> _Start:
-    file = given.draft / "earlier.yaml"
+    file = given.temporary / "earlier.yaml"
     file.write_text(earlier.config.dump(), "utf-8")
     network, _ = recorded_network(earlier.content)
     network = network or earlier.config.MODEL.META_ARCHITECTURE
