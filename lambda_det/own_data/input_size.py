@@ -7,8 +7,8 @@ larger input until they are a tenth. A step takes at most twice the time. The ph
 are up to a quarter larger than the largest of the training, as far as that does not enlarge them.
 
 A recipe's sizes are for photographs. Its budget is their pixels, which are time and memory, and not
-the longer side: strips and panoramas get a larger limit of that, because objects need the shorter
-one. docs/results.md has what was measured of the rule; its limits are guesses.
+the longer side: strips and panoramas get a larger limit of it, because objects need the shorter
+side. docs/results.md has what was measured of the rule; its limits are guesses.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_SMALL = 1 / 3  # up to which a recipe stays as it is
 FEW_SMALL = 0.1  # the smallest tenth gets no larger input
 LARGEST_COST = 2.0  # longest time of a step, as a multiple of the recipe's
 TEST_SCALE = 1.25  # of the largest size in training, as far as images have these pixels
-# The time of a step is a constant, and a part that grows with the pixels. Fitted to the recipe with
+# The time of a step is a constant plus a time that grows with the pixels. Fitted to the recipe with
 # MobileNet-v2 on one core: 0.71 and 0.99 s at 384 and 512 pixels, with the finer map 0.78, 1.19
 # and 1.75 s at 384, 512 and 640.
 _CONSTANT, _OF_PIXELS, _OF_FINER_MAP = 0.3, 0.7, 0.1
