@@ -707,6 +707,7 @@ def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch, flags
     words = ["train", "--data", str(data), "--output", str(output), "--resume", *flags]
     keys = {"SEED": 1, "SOLVER.MAX_ITER": 2, "SOLVER.CHECKPOINT_PERIOD": 1, "SOLVER.EMA_DECAY": 0.0}
     keys |= {"SOLVER.IMS_PER_BATCH": 2, "INPUT.MIN_SIZE_TRAIN": (48,), "TEST.EVAL_PERIOD": 0}
+    keys |= {"INPUT.MIN_SIZE_TEST": 48, "TEST.LOSS": False}
     assert cli.main([*words, *(str(word) for pair in keys.items() for word in pair)]) == 0
     whole = torch.load(output / "model_final.pth", weights_only=False)["model"]
     (output / "model_final.pth").unlink()
@@ -756,11 +757,12 @@ def test_two_trainings_inside_their_data_and_the_first_given_again(data, monkeyp
     monkeypatch.chdir(data)
     limits = {"SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 2, "INPUT.MIN_SIZE_TRAIN": (48,)}
     limits |= {"SOLVER.EMA_DECAY": 0.0, "SOLVER.CHECKPOINT_PERIOD": 1}
+    limits |= {"INPUT.MIN_SIZE_TEST": 48, "TEST.LOSS": False}
     more = [str(word) for pair in limits.items() for word in pair]
     words = ["train", "--data", ".", "--output", "output/one"]
     assert cli.main([*words, *more]) == 0
     assert cli.main([*words, "--resume", *more]) == 0
-    assert cli.main(["evaluate", "output/one", "--part", "train", "--output", "seen"]) == 0
+    assert cli.main(["evaluate", "output/one", "--part", "val", "--output", "seen"]) == 0
     renamed(data, 3, "spore")
     assert cli.main(["train", "--data", ".", "--output", "output/two", *more]) == 0
     for name, classes in (("one", "cell rod"), ("two", "cell rod spore")):
