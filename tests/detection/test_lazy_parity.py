@@ -153,18 +153,18 @@ def test_another_length_stretches_the_schedule(tmp_path):
     assert rates == pytest.approx([0, 0.16, 0.32, 0.32, 0.032, 0.00032])
 
 
-# (YAML's keys, LazyConfig's) of a training of six steps with averaged weights
+# (YAML's keys, LazyConfig's) of a training of four steps with averaged weights
 _RUN = (
-    "SOLVER.REFERENCE_WORLD_SIZE 0 SOLVER.IMS_PER_BATCH 2 SOLVER.MAX_ITER 6 SOLVER.STEPS (5,) "
-    "SOLVER.WARMUP_ITERS 3 SOLVER.BASE_LR 0.05 SOLVER.EMA_DECAY 0.9 TEST.EVAL_PERIOD 3 "
+    "SOLVER.REFERENCE_WORLD_SIZE 0 SOLVER.IMS_PER_BATCH 2 SOLVER.MAX_ITER 4 SOLVER.STEPS (3,) "
+    "SOLVER.WARMUP_ITERS 2 SOLVER.BASE_LR 0.05 SOLVER.EMA_DECAY 0.9 TEST.EVAL_PERIOD 2 "
     "MODEL.ROI_HEADS.SCORE_THRESH_TEST 0.0 MODEL.ROI_HEADS.NUM_CLASSES 3 "
     "MODEL.LAMBDA_RESNET.NAME resnet14_slim_lambda_c5 MODEL.RPN.POST_NMS_TOPK_TRAIN 100 "
     "MODEL.RPN.POST_NMS_TOPK_TEST 100 "
     "DATASETS.TRAIN ('shapes_train',) DATASETS.TEST ('shapes_val',)",
-    "train.reference_world_size=0 dataloader.train.total_batch_size=2 train.max_iter=6 "
-    "lr_multiplier.scheduler.milestones=[5] lr_multiplier.scheduler.values=[1.0,0.1] "
-    "lr_multiplier.scheduler.num_updates=6 lr_multiplier.warmup_length=0.5 optimizer.lr=0.05 "
-    "train.model_ema.enabled=True train.model_ema.decay=0.9 train.eval_period=3 "
+    "train.reference_world_size=0 dataloader.train.total_batch_size=2 train.max_iter=4 "
+    "lr_multiplier.scheduler.milestones=[3] lr_multiplier.scheduler.values=[1.0,0.1] "
+    "lr_multiplier.scheduler.num_updates=4 lr_multiplier.warmup_length=0.5 optimizer.lr=0.05 "
+    "train.model_ema.enabled=True train.model_ema.decay=0.9 train.eval_period=2 "
     "model.roi_heads.box_predictor.test_score_thresh=0.0 model.roi_heads.num_classes=3 "
     "model.backbone.bottom_up.name=resnet14_slim_lambda_c5 "
     "model.proposal_generator.post_nms_topk=[100,100] "

@@ -21,7 +21,7 @@ from tests.reliability.runs import (
 
 pytestmark = pytest.mark.slow  # trains
 
-ALL = int(os.environ.get("LAMBDA_DET_KILLS", 6))
+ALL = int(os.environ.get("LAMBDA_DET_KILLS", 4))
 KILLS = min(ALL, 20)  # of one run
 STALL = 3 if ALL == KILLS else 30  # seconds
 WORDS = {

@@ -183,24 +183,34 @@ def test_evaluation_alone(kind, trained, tmp_path, last_error):
 OTHER = {"weights": "{other}"}
 
 
+# Where the sentence names a key, it is that of the file's kind
+REFUSED = [
+    (["--eval-only"], {}, "{weights}"),
+    ([], {"weights": "nowhere.pth"}, "{weights} nowhere.pth is not there"),
+    ([], {"images": 3, "accumulate": 2}, "{images}"),
+]
+REFUSED_ALIKE = [
+    (["--eval-only", "--resume"], {}, "holds none"),
+    ([], OTHER, "Nothing of the backbone"),
+    (["--eval-only"], OTHER, "is missing"),
+    ([], {"scope": 6}, "odd"),
+    ([], {"network": "lambda_resnet51"}, "lambda_resnet50"),
+    ([], {"features": "['res6']"}, "res6"),
+    ([], {"amp": True, "dtype": "float16"}, "needs a CUDA device"),
+    ([], {"device": "gpu"}, "'gpu' is no device"),
+    ([], {"weights": "timm://resnetrs10l"}, "timm://resnetrs101"),
+    (["--num-gpus", "0"], {}, "--num-gpus is 0"),
+    (["--num-machines", "2"], {}, "--dist-url"),
+]
+
+
 @pytest.mark.parametrize(
-    ("flags", "values", "words"),
+    ("kind", "flags", "values", "words"),
     [
-        (["--eval-only"], {}, "{weights}"),
-        (["--eval-only", "--resume"], {}, "holds none"),
-        ([], {"weights": "nowhere.pth"}, "{weights} nowhere.pth is not there"),
-        ([], OTHER, "Nothing of the backbone"),
-        (["--eval-only"], OTHER, "is missing"),
-        ([], {"scope": 6}, "odd"),
-        ([], {"network": "lambda_resnet51"}, "lambda_resnet50"),
-        ([], {"features": "['res6']"}, "res6"),
-        ([], {"images": 3, "accumulate": 2}, "{images}"),
-        ([], {"amp": True, "dtype": "float16"}, "needs a CUDA device"),
-        ([], {"device": "gpu"}, "'gpu' is no device"),
-        ([], {"weights": "timm://resnetrs10l"}, "timm://resnetrs101"),
-        (["--num-gpus", "0"], {}, "--num-gpus is 0"),
-        (["--num-machines", "2"], {}, "--dist-url"),
+        *((kind, *row) for kind in ("yaml", "py") for row in REFUSED),
+        *(("yaml", *row) for row in REFUSED_ALIKE),
     ],
+    indirect=["kind"],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(
     kind, tmp_path, last_error, flags, values, words

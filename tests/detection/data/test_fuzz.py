@@ -38,7 +38,7 @@ def ground_truth(tmp_path_factory) -> GroundTruth:
 def test_mutations_of_a_sound_data_set(ground_truth):
     outcomes = set()
 
-    @settings(max_examples=max(48, 4 * settings().max_examples))
+    @settings(max_examples=max(24, 2 * settings().max_examples))
     @given(kind=st.sampled_from(sorted(MUTATIONS)), seed=st.integers(0, 2**32))
     def each(kind, seed):
         outcomes.add(take(MUTATIONS[kind](ground_truth, seed), ground_truth))
