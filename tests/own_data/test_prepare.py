@@ -229,7 +229,7 @@ def large_files():
     files = []
     for number in range(20):
         buffer = io.BytesIO()
-        Image.new("RGB", (2000, 1500), (number, 9, 9)).save(buffer, "PNG", compress_level=1)
+        Image.new("L", (2000, 1500), number).save(buffer, "PNG", compress_level=1)
         files.append(buffer.getvalue())
     return files
 

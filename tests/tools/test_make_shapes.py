@@ -11,7 +11,7 @@ from PIL import Image
 from tests.shapes import make_panoptic_shapes, make_shapes
 from tests.tool import load_tool
 
-SIZE = 96
+SIZE, TRAIN, VAL = 96, 12, 3
 KIND = {make_shapes: "shapes", make_panoptic_shapes: "shapes_panoptic"}
 both = pytest.mark.parametrize("make", KIND, ids=KIND.values())
 
@@ -20,7 +20,7 @@ both = pytest.mark.parametrize("make", KIND, ids=KIND.values())
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     for make in KIND:
-        make(root, num_train=24, num_val=6, size=SIZE, seed=3)
+        make(root, num_train=TRAIN, num_val=VAL, size=SIZE, seed=3)
     return root
 
 
@@ -44,19 +44,19 @@ def _digests(folder):
 @pytest.mark.slow
 @both
 def test_same_arguments_same_data_and_an_image_does_not_depend_on_the_number(root, tmp_path, make):
-    make(tmp_path / "same", num_train=24, num_val=6, size=SIZE, seed=3)
+    make(tmp_path / "same", num_train=TRAIN, num_val=VAL, size=SIZE, seed=3)
     make(tmp_path / "fewer", num_train=5, num_val=9, size=SIZE, seed=3)
-    make(tmp_path / "seed", num_train=24, num_val=6, size=SIZE, seed=4)
+    make(tmp_path / "seed", num_train=TRAIN, num_val=VAL, size=SIZE, seed=4)
     given, same, fewer, other = (
         _digests(folder / KIND[make])
         for folder in (root, tmp_path / "same", tmp_path / "fewer", tmp_path / "seed")
     )
     assert same == given
     images = [name for name in fewer if name.endswith(".png") and name in given]
-    assert len(images) == (5 + 6) * (1 if make is make_shapes else 3)
+    assert len(images) == (5 + VAL) * (1 if make is make_shapes else 3)
     assert all(fewer[name] == given[name] for name in images)
     pictures = [n for n in given if n.split("/")[0] in ("train", "val")]
-    assert len({d[n] for d in (given, other) for n in pictures}) == 60
+    assert len({d[n] for d in (given, other) for n in pictures}) == 2 * (TRAIN + VAL)
 
 
 def test_all_classes_and_sizes_occur(root):
@@ -70,9 +70,9 @@ def test_all_classes_and_sizes_occur(root):
 def test_other_data_are_not_overwritten_and_the_same_are_not_made_again(root, tmp_path):
     before, written = _digests(root), (root / "shapes/manifest.json").stat().st_mtime_ns
     for make in KIND:
-        make(root, num_train=24, num_val=6, size=SIZE, seed=3)
+        make(root, num_train=TRAIN, num_val=VAL, size=SIZE, seed=3)
         with pytest.raises(FileExistsError, match=r"shapes.*'seed': 3"):
-            make(root, num_train=24, num_val=6, size=SIZE, seed=5)
+            make(root, num_train=TRAIN, num_val=VAL, size=SIZE, seed=5)
     assert _digests(root) == before
     assert (root / "shapes/manifest.json").stat().st_mtime_ns == written
     (tmp_path / "shapes").mkdir()
