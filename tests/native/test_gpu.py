@@ -1,8 +1,6 @@
 """Kernels of the GPU are compiled once, proved, and kept as those of the CPU; or there are none."""
 
 import ctypes
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -95,27 +93,6 @@ def test_a_damaged_file_is_made_anew(change, machine, kept):
     file.write_bytes(change(whole))
     assert loaded(machine) == 2
     assert [path.read_bytes() for path in kept.iterdir()] == [whole]
-
-
-@pytest.mark.posix
-def test_a_file_or_folder_that_others_can_change_is_not_used(machine, kept, caplog):
-    loaded(machine)
-    (file,) = kept.iterdir()
-    file.chmod(0o620)
-    assert loaded(machine) == 2
-    kept.chmod(0o777)
-    assert loaded(machine) == 3 and "XDG_CACHE_HOME" in caplog.text
-    assert len([*kept.iterdir()]) == 1
-
-
-def test_a_kernel_appears_whole_or_not_at_all(machine, kept, monkeypatch):
-    """Also when two processes make it at once."""
-    moved, replace = [], os.replace
-    monkeypatch.setattr(os, "replace", lambda *x: moved.append(x) or replace(*x))
-    loaded(machine, lambda kernels: loaded(machine) and None)
-    assert [Path(origin).parent for origin, _ in moved] == [kept, kept]
-    assert len({target for _, target in moved}) == 1
-    assert len([*kept.iterdir()]) == 1
 
 
 def test_what_is_wrong_is_not_kept(machine, kept):
