@@ -118,19 +118,11 @@ def test_models_without_such_layers_stay_as_they_are():
     assert list(convert_lambda_layers(model).modules()) == before
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "lambda_resnet26t",
-        pytest.param("lambda_resnet26rpt_256", marks=pytest.mark.slow),
-        pytest.param("lambda_resnet50ts", marks=pytest.mark.slow),
-    ],
-)
 @torch.no_grad()
-def test_networks_of_timm(name):
+def test_a_network_of_timm():
     torch.manual_seed(0)
-    model = timm.create_model(name).eval()
-    image = torch.randn(1, 3, 256, 256)
+    model = timm.create_model("lambda_resnet26t").eval()
+    image = torch.randn(1, 3, 64, 64)
     expected = model(image)
     found = lambda_det.convert_lambda_layers(model)(image)
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
