@@ -83,15 +83,6 @@ def test_detectron2_s_own_checkpointer_loads_it(placed, network):
 
 
 @pytest.mark.slow
-def test_create_backbone_loads_it(placed, network, caplog):
-    with caplog.at_level("INFO"):
-        backbone = lambda_det.create_backbone("mobilenet_v2", ("res5",), URL)
-    assert backbone.pixel_settings.format == "BGR" and backbone.pixel_settings.std == [1.0] * 3
-    assert "apache-2.0" in caplog.text and "72.9" in caplog.text
-    assert_computes_the_same(backbone, network)
-
-
-@pytest.mark.slow
 def test_the_conversion_for_detectron2_is_kept(placed):
     PathManager.get_local_path(URL)
     (converted,) = placed.glob("*.pth")
@@ -120,17 +111,6 @@ def test_the_tool_exports_a_url_and_a_plain_file(placed, network, tmp_path, caps
     assert one["meta"]["folded"] and not other["meta"]["folded"]
     assert main([URL.replace("100", "1000"), str(tmp_path / "c.pth")]) == 2
     assert URL in capsys.readouterr().err and not (tmp_path / "c.pth").exists()
-
-
-@pytest.mark.slow
-def test_a_file_of_torchvision_s_is_given_its_name(tmp_path):
-    network = make("torchvision", "resnet50")
-    torch.save(network.state_dict(), tmp_path / "resnet50.pth")
-    path = str(tmp_path / "resnet50.pth")
-    with pytest.raises(WeightsError, match="--model"):
-        read_source(path)
-    content = extract_backbone(read_source(path, "resnet50"))
-    assert content["meta"]["model"] == "resnet50" and content["meta"]["folded"]
 
 
 def test_weights_without_a_classifier(network, tmp_path):

@@ -468,18 +468,8 @@ STD = ("MODEL.PIXEL_STD", "[58.395, 57.12, 57.375]")
             pytest.param(*row, marks=pytest.mark.slow)
             for row in (
                 ("mobilenetv2_100.ra_in1k", "mobilenet_v2", "w.pth", ()),
-                ("lambda_resnet26t.c1_in1k", "lambda_resnet26t", "url", ()),
-                ("resnetrs50.tf_in1k", "resnet_rs50_se", "w.safetensors", ()),
-                ("lambda_resnet50ts.a1h_in1k", "lambda_resnet50ts", "w.pth", ()),
                 ("resnet50.a1_in1k", "resnet50", "url", STD),
             )
-        ),
-        pytest.param(
-            "resnetrs101.tf_in1k",
-            "resnet_rs101_se",
-            "url",
-            (),
-            marks=[pytest.mark.slow, pytest.mark.release],
         ),
     ],
 )
@@ -545,7 +535,6 @@ def test_weights_for_other_classes_say_so(mobilenet, tmp_path, caplog):
     ("theirs", "ours", "pairs", "words"),
     [
         ("mobilenetv2_100", "resnet_rs50_se", (), "mobilenet_v2"),
-        ("lambda_resnet26t", "lambda_resnet50ts", (), "lambda_resnet26t"),
         ("lambda_resnet26t", "lambda_resnet26t", ("MODEL.LAMBDA_RESNET.SCOPE", 7), "9x9.*7x7"),
         ("mobilenetv2_100", "mobilenet_v2", ("MODEL.PIXEL_MEAN", [1.0, 2.0, 3.0]), "PIXEL_MEAN"),
     ],
