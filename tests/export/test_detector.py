@@ -121,8 +121,6 @@ def test_the_graph_computes_what_detectron2_does(name):
 @pytest.mark.parametrize(
     ("name", "order", "fixed"),
     [
-        ("faster_rcnn", "RGB", None),
-        ("retinanet", "BGR", None),
         ("fcos", "BGR", (64, 96)),
         ("cascade_mask_rcnn", "RGB", None),
         ("cascade_mask_rcnn", "BGR", (64, 96)),

@@ -109,9 +109,6 @@ def test_keys_of_deeplab_do_nothing_where_its_builder_is_not_named():
 @pytest.mark.parametrize(
     ("builder", "lambda_resnet", "resnets", "words"),
     [
-        (PLAIN, {"SCOPE": 6}, {}, "6"),
-        (PLAIN, {"HEADS": 7}, {}, "7"),
-        (PLAIN, {"IMPLEMENTATION": "quick"}, {}, "quick"),
         (PLAIN, {**MOBILENET, "MASK_PADDING": True}, {}, "MASK_PADDING"),
         (PLAIN, MOBILENET, {"RES5_DILATION": 2}, r"mobilenet_v2_lambda.*RES5_DILATION"),
         (FPN, {**MOBILENET, "SCOPE": 7, "STAGE_SCOPES": [3, 3, 3, 3]}, {}, "stage_scopes"),
