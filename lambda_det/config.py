@@ -57,13 +57,13 @@ class LayerKey(NamedTuple):
 # LazyConfigs the same names in lower case are arguments of create_backbone. The comment above a key
 # of this file is its sentence in docs/keys.md, which .ci/keys.py writes.
 LAMBDA_LAYER_KEYS: dict[str, LayerKey] = {
-    # Numbers of a query, |k|; 0 for those of the model, 16 in the paper's networks
+    # Numbers of a query, |k|; 0 as in the named network, 16 in the paper's networks
     "QUERY_DEPTH": LayerKey(0),
-    # Queries of a position, |h|; 0 for those of the model, 4 in the paper's networks
+    # Queries of a position, |h|; 0 as in the named network, 4 in the paper's networks
     "HEADS": LayerKey(0),
-    # Intra-depth |u|; 0 for that of the model, 1 in the paper's networks
+    # Intra-depth |u|; 0 as in the named network, 1 in the paper's networks
     "INTRA_DEPTH": LayerKey(0),
-    # Odd side of the local scope, |m|; 0 for that of the model, 23 in the paper's networks
+    # Odd side of the local scope, |m|; 0 as in the named network, 23 in the paper's networks
     "SCOPE": LayerKey(0),
     # The scopes of res2, res3, res4 and res5, where they differ (Appendix B)
     "STAGE_SCOPES": LayerKey([]),
@@ -74,7 +74,7 @@ LAMBDA_LAYER_KEYS: dict[str, LayerKey] = {
     "CONTENT": LayerKey(True),
     # Whether there are position lambdas (Table 9)
     "POSITION": LayerKey(True),
-    # How keys are normalised, by a name of docs/layer.md; "" for that of the model
+    # How keys are normalised, by a name of docs/layer.md; "" as in the named network
     "KEY_NORM": LayerKey("", unseen="softmax"),
     # Whether queries have a softmax over their depth (Table 11)
     "QUERY_SOFTMAX": LayerKey(False, unseen=False),
@@ -223,7 +223,7 @@ def add_lambda_config(cfg: CN) -> None:
     # Keys whose values are not scaled to the processes, whatever SOLVER.REFERENCE_WORLD_SIZE is;
     # those of the command line are added to them
     _C.SOLVER.UNSCALED = []
-    # The learning rate of the backbone, as a multiple of that of the heads
+    # The learning rate of the backbone, as a multiple of the heads'
     _C.SOLVER.BACKBONE_MULTIPLIER = 1.0
     # Number of the newest checkpoints that are kept; model_best.pth is kept besides
     _C.SOLVER.CHECKPOINTS_KEPT = 5

@@ -68,7 +68,7 @@ def refuse_existing(path: str | Path, overwrite: bool, *, folder: bool = False) 
         raise ConfigError(f"{path} exists already; give another name, or add --overwrite.")
 
 
-# Byte order marks; the mark of UTF-32 begins with that of UTF-16
+# Byte order marks; the mark of UTF-32 begins with the mark of UTF-16
 _MARKS = {
     BOM_UTF32_LE: "UTF-32",
     BOM_UTF32_BE: "UTF-32",

@@ -85,7 +85,7 @@ class Run:
         return found
 
     def predictor(self, **options: Any) -> Predictor:
-        """The detector with the best weights; ``options`` are those of :class:`Predictor`."""
+        """The detector with the best weights; ``options`` are as of :class:`Predictor`."""
         return Predictor(self.folder, **options)
 
     @property
@@ -141,7 +141,7 @@ class Run:
         **options: Any,
     ) -> ResultsOnData:
         """Evaluate the best checkpoint on a part of its data or on other data, as ``lambda-det
-        evaluate`` does; ``print`` shows the results beside those of the run.
+        evaluate`` does; ``print`` shows the results beside the run's own.
 
         Args:
             part: "train", "val" or "test"; None for the test part, or the only existing one.

@@ -211,7 +211,7 @@ def load_recipe(
     Args:
         args: of :func:`lambda_det.classification.parser`.
         defaults: read over instead of those of :func:`get_classification_config`; changed.
-        file: that of ``args.config_file``, where it was opened already.
+        file: ``args.config_file``, where it was opened already.
 
     Raises:
         ConfigError: the file or a key or value cannot be.

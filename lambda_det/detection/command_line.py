@@ -60,7 +60,7 @@ _LAZY_NAMES = {
 def parser(
     add_first: Callable[[argparse.ArgumentParser], None] = lambda result: None,
 ) -> argparse.ArgumentParser:
-    """The flags of a training that a YAML file describes, and those of its files of data.
+    """The flags of a training that a YAML file describes, and the flags that name its data.
 
     Args:
         add_first: adds flags that the help shows before these.

@@ -46,7 +46,7 @@ def load_config(args: argparse.Namespace, file: ConfigFile | None = None) -> Cfg
 
     Args:
         args: of :func:`lambda_det.detection.parser`; flags that are absent or None are left out.
-        file: that of ``args.config_file``, where it was opened already.
+        file: ``args.config_file``, where it was opened already.
 
     Returns:
         The configuration, not frozen.
@@ -70,7 +70,7 @@ def load_with_data(args: argparse.Namespace, file: ConfigFile | None = None) -> 
         args: as for :func:`load_config`; None in place of a file chooses one for the data.
             ``prepare`` names a function of ``args`` and of the configuration, as "module:name". It
             gives the configuration for the data, or None where there is nothing to prepare.
-        file: that of ``args.config_file``, where it was opened already.
+        file: ``args.config_file``, where it was opened already.
 
     Raises:
         ConfigError: as :func:`load_config` does.

@@ -27,7 +27,7 @@ _CAPTION_HEIGHT = 26
 _CAPTION_FONT = (cv2.FONT_HERSHEY_SIMPLEX, 0.55)
 _CAPTION_MARGIN = 6  # at both sides, in pixels
 _LEAST_OF_NAME = 12  # letters of a name that are kept, however narrow its picture is
-_CUT = "..."  # OpenCV has no other letters than those of ASCII
+_CUT = "..."  # OpenCV has no letters beyond ASCII
 # The legend, in pixels: height of a row, width of a usual letter, and width beside a name
 _LEGEND_ROW, _LETTER_WIDTH, _PATCH_WIDTH = 26, 10, 40
 # Halves of pairs are enlarged until their longer side has this many pixels, to make labels legible

@@ -87,9 +87,9 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         """
         Args:
             dataset_name: a registered data set.
-            tasks: some of "bbox", "segm" and "keypoints"; None: those of the predictions.
+            tasks: some of "bbox", "segm" and "keypoints"; None: as the predictions have them.
             output_dir: for the files of results.
-            kpt_oks_sigmas: of the keypoints; those of COCO if it is empty.
+            kpt_oks_sigmas: of the keypoints; COCO's if it is empty.
             max_dets_per_image: how many detections of an image are counted; None: as many as
                 :func:`counted_detections` says.
 

@@ -37,7 +37,7 @@ def number_of_images(names: Iterable[str], tiling: Tiling | None = None) -> int:
 
     Args:
         names: of the data sets.
-        tiling: how images are cut; the number is then that of tiles.
+        tiling: how images are cut; then tiles are counted.
     """
     count = 0
     for name in names:

@@ -1,4 +1,4 @@
-"""ROI heads and anchors of this package, beside those of Detectron2."""
+"""ROI heads and anchors of this package, beside Detectron2's."""
 
 from __future__ import annotations
 

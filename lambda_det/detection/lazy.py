@@ -56,7 +56,7 @@ def load_lazy_config(args: argparse.Namespace, file: ConfigFile | None = None) -
 
     Args:
         args: of :func:`lambda_det.detection.lazy_parser`.
-        file: that of ``args.config_file``, where it was opened already.
+        file: ``args.config_file``, where it was opened already.
 
     Raises:
         ConfigError: there is no such file, a pair cannot be read, or its key does not exist.

@@ -151,7 +151,7 @@ def _areas(
 ) -> tuple[float, float, float]:
     """The areas of two detections, and the area that both have, within limits.
 
-    They are those of the masks, or of the boxes where a mask is missing or empty.
+    They are of the masks, or of the boxes where a mask is missing or empty.
     """
     if a.masks is not None and len(a.masks[i]) and len(b.masks[j]):
         one, other = a.masks[i], b.masks[j]

@@ -74,7 +74,7 @@ def load_any_config(
 
     Args:
         args: of the parser of either.
-        file: that of ``args.config_file``, where it was opened already.
+        file: ``args.config_file``, where it was opened already.
 
     Raises:
         ConfigError: as :func:`lambda_det.detection.load_lazy_config` or
@@ -286,7 +286,7 @@ class DetectionTask(Task):
         if for_statistics:  # its workers would be idle between two evaluations
             settings = dataclasses.replace(settings, num_workers=0)
         loader = self.components.make_train_loader(settings)
-        # which keeps its records itself; evaluations ask for those of the test sets
+        # which keeps its records itself; evaluations ask for the test sets' records
         forget_all_but(self.components.test_names)
         return loader
 
@@ -349,7 +349,7 @@ class DetectionTask(Task):
             has_losses=components.make_loss_loader is not None,
             sets_of_weights=1 + (has_average and settings.evaluate_raw),
         )
-        # ``test_sets`` of a LazyConfig are names of its nodes, and need not be those of data sets
+        # ``test_sets`` of a LazyConfig are names of its nodes, and need not be names of data sets
         samples = [components.sample_of(name) for name in components.test_names]
         if final and self.is_sampled:
             samples += components.test_names
@@ -370,7 +370,7 @@ class DetectionTask(Task):
         sampled = {name: components.sample_of(name) for name in components.test_sets}
         evaluated = whole if final else sampled
         has_losses = components.make_loss_loader and self._is_trained
-        # A training's losses are those of its own weights, where these are evaluated
+        # A training's losses are of its own weights, where these are evaluated
         loss_model = models.get(RAW, models.get(EMA))
         results: Results = {}
         for ending, model in fast.items():
@@ -452,7 +452,7 @@ class _HandedOver(NamedTuple):
 def _best_scores(results: Results) -> dict[str, float]:
     """The score with the best F1 of the weights, raw or averaged, that were evaluated.
 
-    It is that of masks where there are masks, as the best checkpoint is, and on the first test set.
+    It is of masks where there are masks, as the best checkpoint is, and on the first test set.
     """
     values = flatten_results_dict(results)
     best = {}

@@ -11,7 +11,7 @@ __all__ = ["join", "join_processes"]
 
 
 def join(means: Tensor, variances: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, biased variance and count of all values, from those of groups of them.
+    """Mean, biased variance and count of all values, from the same of groups of them.
 
     They are weighted by count as in Chan, Golub and LeVeque (1983), which forms no difference of
     large squares.

@@ -77,7 +77,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--batch",
-        dest="together",  # `batch` is that of trainings
+        dest="together",  # `batch` is for trainings
         type=_batch,
         metavar="N",
         help="images that a detector's file takes at once, or 'any' for any number (default: 1)",

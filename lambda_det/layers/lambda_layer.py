@@ -265,7 +265,7 @@ class ContentLambda(nn.Module):
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
     ) -> Tensor:
         """Map queries [b, H, W, h, k], keys [b, H, W, k, u] and values [b, H, W, v, u] to
-        [b, H, W, h, v]; the mask is that of :class:`LambdaLayer`.
+        [b, H, W, h, v]; the mask is as in :class:`LambdaLayer`.
         """
         q, k, v = (x.flatten(1, -3) for x in (queries, keys, values))  # [b, n or m, ..]
         # Autocast would take the softmax's sums, and the products, to 16 bits
@@ -417,7 +417,7 @@ class RelativePosition(nn.Module):
         Args:
             queries: of the heads that share an embedding.
             values: likewise.
-            mask: that of :class:`LambdaLayer`.
+            mask: as in :class:`LambdaLayer`.
             head: which embedding, in the multi-head form.
             dilation: how many positions apart neighbouring offsets are.
             implementation: see :func:`lambda_det.layers.local.local_position_output`.

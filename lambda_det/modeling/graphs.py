@@ -218,7 +218,7 @@ class BackboneGraphs:
 
     @contextmanager
     def _untouched(self, x: Tensor) -> Iterator[None]:
-        """Keep statistics and random numbers; autocast is that of :class:`_Passes`.
+        """Keep statistics and random numbers; autocast is as in :class:`_Passes`.
 
         PyTorch refuses to capture under autocast that keeps weights, and graphs cast them
         themselves.

@@ -94,7 +94,7 @@ class Bottleneck(CNNBlockBase):
         se_ratio: of the squeeze-and-excitation after the last norm; 0 for none.
         design: "rs" has ResNet-D's 2x2 average pooling before the shortcut's 1x1 convolution, the
             others have a stride in it. The average pooling after a strided lambda layer is 3x3 and
-            counts the zeros beyond the border; that of "timm" is 2x2 and does not.
+            counts the zeros beyond the border; the one of "timm" is 2x2 and does not.
         activation: after the norms and after the sum.
         stochastic_depth: probability of leaving the residual branch of an image out in training.
         after: what follows the block, or None. Files of weights have it as ``attention``.

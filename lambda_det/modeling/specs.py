@@ -1,6 +1,6 @@
 """Every named network as data, with the paper's figures for it.
 
-The table and figure numbers are those of the conference version (ICLR 2021).
+The numbers of tables and figures are of the conference version (ICLR 2021).
 """
 
 from __future__ import annotations

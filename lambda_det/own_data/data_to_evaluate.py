@@ -151,7 +151,7 @@ def _chosen(parts: Mapping[str, Any], part: str | None, where: str) -> str:
 def _classes_of(saved: SavedRun) -> Sequence[str]:
     """The classes of a run in their order.
 
-    Most formats list no classes: those of their objects would be sorted, and some may be missing.
+    Most formats list no classes: their objects' classes would be sorted, and some may be missing.
     """
     return saved.classes.get("thing_classes", ())
 

@@ -149,7 +149,7 @@ def evaluate(
 
     Args:
         run: its folder, or one of its checkpoints.
-        data: the folder of a data set; None for that of the run.
+        data: the folder of a data set; None for the run's.
         part: "train", "val" or "test"; None for the test part, or the only existing one.
         labels, images: a file or folder of labels in place of ``data``, and its images.
         output: the folder for the results, new or of an earlier evaluation, whose results are
@@ -214,7 +214,7 @@ def _evaluated(task: DetectionTask, saved: SavedRun) -> Results:
 def _results(
     saved: SavedRun, folder: Path, task: DetectionTask, values: Results, source: str
 ) -> ResultsOnData:
-    """Put the figures of an evaluation beside those of the run.
+    """Put the figures of an evaluation beside the run's own.
 
     Args:
         saved: the run.

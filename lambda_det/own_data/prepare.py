@@ -91,7 +91,7 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
 
     Raises:
         ConfigError: there is neither a file nor data, or flags do not go together.
-        DataError: the data are not of a known format, not found, or not those of the run.
+        DataError: the data are not of a known format, not found, or not the run's.
     """
     begun = time.monotonic()
     given_keys = dict(zip(args.opts[::2], args.opts[1::2], strict=False))

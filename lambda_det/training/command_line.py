@@ -194,7 +194,7 @@ def main(
     argv: list[str] | None = None,
     file: ConfigFile | None = None,
 ) -> int:
-    """Do what a command line says, and return the exit status; ``file`` is that of :func:`run`."""
+    """Do what a command line says, and return the exit status; ``file`` is as of :func:`run`."""
     args = parser.parse_args(argv)
     stopped = "stopped; --resume continues from the last checkpoint"
     return exit_status(lambda: run(args, file=file), stopped)
@@ -212,8 +212,8 @@ def run(
 
     Args:
         args: of :func:`run_parser`.
-        task: in place of that of the flags.
-        file: that of ``args.config_file``, where it was opened already.
+        task: in place of the one that the flags name.
+        file: ``args.config_file``, where it was opened already.
 
     Raises:
         UserError: one sentence to print.

@@ -55,7 +55,7 @@ class ConfigFile:
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """The keys and values of YAML, over those of its _BASE_.
+        """The keys and values of YAML, in place of its _BASE_'s.
 
         Files are read as plain data, except those that Detectron2 has installed, because its
         RetinaNet computes its anchors. Detectron2's own reader lets a tag in any file run a

@@ -63,7 +63,7 @@ class _Statement(NamedTuple):
 
     @property
     def words(self) -> set[str]:
-        """The words in the names that it uses, and in that of its function."""
+        """The words in the names that it uses, and in the name of its function."""
         names = [getattr(self.function, "name", "")]
         for node in ast.walk(self.node):
             names += [getattr(node, field, None) or "" for field in ("id", "attr", "arg")]
@@ -320,7 +320,7 @@ def _keys_of(
 ) -> list[str]:
     """The keys that have a value which a statement looks at.
 
-    A key has it where its name is like that of the variable, or is in the text. Without such a key,
+    A key has it where its name is like the variable's, or is in the text. Without such a key,
     a word or a list belongs to the keys of whose name the statement uses a word, as in_features
     beside a variable f. Other keys have the same value by chance.
     """

@@ -110,7 +110,7 @@ def _adamw(groups: list[dict], solver: CfgNode) -> torch.optim.Optimizer:
 def _rmsprop(groups: list[dict], solver: CfgNode) -> torch.optim.Optimizer:
     # timm's follows TensorFlow, which the paper's MobileNet was trained with: epsilon inside the
     # root, squares that start at 1, the learning rate within the momentum. PyTorch's differs in all
-    # three. Decay and epsilon are those of TensorFlow's mobile networks.
+    # three. Decay and epsilon are as for TensorFlow's mobile networks.
     what, advice = "SOLVER.OPTIMIZER rmsprop is timm's", "install it (`pip install timm`)"
     with refused(ConfigError, what, advice, ImportError):
         from timm.optim import RMSpropTF

@@ -39,10 +39,10 @@ class Task(ABC):
         fixed_keys: what a resumed run must keep.
         sample_keys: what the training images depend on; a resumed run that changes them logs a
             warning.
-        test_keys: which data an evaluation is on; in the folder of a run they are those of the run.
+        test_keys: which data an evaluation is on; in the folder of a run they are the run's.
         metrics: results by which a checkpoint may be the best; the first that exists counts.
         advice: what usually helps when a loss is not finite, for the end of a sentence.
-        config_file: of the configuration, where it is another than that of the command line.
+        config_file: of the configuration, if it is not the one that the command line names.
     """
 
     settings: Settings
@@ -61,7 +61,7 @@ class Task(ABC):
 
         Args:
             args: of the task's parser.
-            file: that of ``args.config_file``, where it was opened already.
+            file: ``args.config_file``, where it was opened already.
 
         Raises:
             ConfigError: the file is missing, or a key or value cannot be.

@@ -52,7 +52,7 @@ __all__ = ["STATISTICS_SEED", "Trainer"]
 
 logger = logging.getLogger(__name__)
 
-# added to the run's seed, so these images differ from those of the steps
+# added to the run's seed, so these images differ from the steps'
 STATISTICS_SEED = 1_000_003
 
 
@@ -320,7 +320,7 @@ class Trainer(TrainerBase):
                 self._record()
                 raise
             finally:
-                if hasattr(self._loading, "close"):  # not that of another project's loader
+                if hasattr(self._loading, "close"):  # another project's loader may have none
                     self._loading.close()  # and with it the processes that load images
             self.checkpointer.wait()
         if comm.is_main_process():

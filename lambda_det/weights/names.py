@@ -139,7 +139,7 @@ def named_as_in(
 
 @dataclass(frozen=True)
 class Fit:
-    """How the tensors of a file match those of a model. True if all of them match.
+    """How the tensors of a file match a model's. True if all of them match.
 
     Attributes:
         wanted: number of tensors of the model.

@@ -331,7 +331,7 @@ def tolerant_train_loader(
         total_batch_size: images of one batch over all training processes.
         sampler: one of Detectron2's samplers, or any other iterable of the indices of this process;
             None: a ``TrainingSampler`` with the run's seed.
-        own_seeds: whether ``sampler`` keeps its seeds; otherwise it gets those of the run.
+        own_seeds: whether ``sampler`` keeps its seeds; otherwise it gets the run's.
         aspect_ratio_grouping: whether the images of a batch are all upright or all wide.
         max_unreadable: how many different images may be unreadable.
         unreadable_key: how messages name ``max_unreadable``.
@@ -412,7 +412,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = Fal
     if with_truth:
         check_files(dataset_name)
         options = TolerantMapper.from_config(cfg, is_train=True)
-        # the pixels are those of the evaluation
+        # the pixels are as in the evaluation
         options |= {"augmentations": mapper.augmentations.augs, "exact_pixels": True}
         mapper = TolerantMapper(**options | {"recompute_boxes": False, "color": 0.0})
     arguments = build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper)
@@ -420,7 +420,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = Fal
     if with_truth:
         arguments |= {"dataset": _cut(cfg, records), "sampler": None}
     elif tiling := Tiling.from_config(cfg):
-        # by images, because those of one are joined; a process may have none
+        # by images, because tiles of one image are joined; a process may have none
         own = set(InferenceSampler(len(records)))
         tiles = [tiles_to_test([record], tiling) for record in records]
         owners = [number for number, of_image in enumerate(tiles) for _ in of_image]

@@ -41,7 +41,7 @@ def mark_output(folder: str | os.PathLike, source: str | os.PathLike | None = No
 
 
 def is_output(folder: Path, names: Collection[str], root: Path) -> bool:
-    """Whether a folder has the mark, or is that of a run, also of another trainer of Detectron2.
+    """Whether a folder has the mark, or is a run's, also of another trainer of Detectron2.
 
     Args:
         folder: below the root.

@@ -23,7 +23,7 @@ class Detector:
         keypoints: how many it predicts of an object; None if it predicts none.
         semantic_classes, ignored_label: of semantic masks; None if unknown.
         filters_empty: whether images without an object are left out of training.
-        sigmas: how many numbers TEST.KEYPOINT_OKS_SIGMAS holds; 0 for those of COCO.
+        sigmas: how many numbers TEST.KEYPOINT_OKS_SIGMAS holds; 0 for COCO's.
         keys: the user's keys for these, and for the data sets to "train" and to "test" on.
     """
 

@@ -93,7 +93,7 @@ def read_pixels(path: str | os.PathLike, image_format: str | None = None) -> np.
 
     Args:
         path: of the file.
-        image_format: as in ``INPUT.FORMAT``; None for that of the file.
+        image_format: as in ``INPUT.FORMAT``; None as in the file.
 
     Returns:
         [H, W, C], or [H, W] where the format of the file has one channel.

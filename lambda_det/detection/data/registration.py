@@ -110,7 +110,7 @@ def load_records(name: str) -> Any:
 
 
 def forget_all_but(names: Iterable[str]) -> None:
-    """Forget the records of files that are kept, but not those of these data sets."""
+    """Forget the records of files that are kept, but for these data sets."""
     sets = [MetadataCatalog.get(name) for name in names if name in DatasetCatalog and is_coco(name)]
     forget_records(but=[(os.fspath(one.json_file), os.fspath(one.image_root)) for one in sets])
 

@@ -37,7 +37,7 @@ _MAKER = {"maker": "datasets/make_shapes.py"}
 
 
 def register_shapes(root: str | os.PathLike) -> None:
-    """Register the generated data sets of a folder; they replace those of another folder.
+    """Register the generated data sets of a folder; they replace data sets of another folder.
 
     The names are ``shapes_train``; ``shapes_keypoints_train``; ``shapes_panoptic_train``
     ("separated": instances and semantic masks, for Panoptic FPN); ``shapes_stuff_train`` (only

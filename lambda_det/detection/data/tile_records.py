@@ -170,7 +170,7 @@ def _say(level: int, text: str) -> None:
 def _record_of(
     record: Mapping[str, Any], tile: Tile | None, objects: _Objects | None
 ) -> Mapping[str, Any]:
-    """The record of a tile; that of the image where ``tile`` is None."""
+    """The record of a tile, or of the image where ``tile`` is None."""
     if tile is None:
         return record
     objects = objects or _Objects(Decided(), [])

@@ -276,8 +276,8 @@ def without_holes(mask: Any, area: float, height: int, width: int) -> dict[str, 
     """The mask of polygons of which some are outlines of holes; None where none is.
 
     In COCO's format the polygons of an object are added. Some tools write the outline of a hole as
-    one more polygon. Then the area of the object is that of the pixels within an odd number of
-    polygons, and not that of all.
+    one more polygon. Then the area of the object counts the pixels within an odd number of
+    polygons, and not all.
 
     Args:
         mask: of an annotation after :func:`decide`.

@@ -265,7 +265,7 @@ def _operator(name: str, module: ModuleType) -> tuple[CustomOpDef, CustomOpDef]:
 
 
 _MODULES = {"query_first": query_first, "compiled": compiled, "fused": fused}
-# for each name the operator of the output and that of the gradients
+# for each name the operators of the output and of the gradients
 OPERATORS = {name: _operator(name, module) for name, module in _MODULES.items()}
 IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     **{name: output for name, (output, _) in OPERATORS.items()},

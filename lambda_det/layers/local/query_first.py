@@ -223,7 +223,7 @@ def fill_gradients(
         of_window = scores.fill(tiles).transpose(1, 2) @ grad_tile
         targets = of_windows[chunk]
         of_window = of_window.view(targets.shape)
-        # Windows that overlap cannot be added to at once; those of distant tiles do not overlap
+        # Windows that overlap cannot be added to at once; windows of distant tiles do not overlap
         rows, columns = targets.shape[1:3]
         for row, column in itertools.product(
             range(min(apart_y, rows)), range(min(apart_x, columns))

@@ -309,7 +309,7 @@ def _elsewhere(images: Iterable[Path], folder: Path, home: Path) -> dict[Path, P
             for path in named.get(normal(image.stem), ())
             if named_part(path.parent, root) in ("", part)
         ]
-        # labels of the same part come before those of none
+        # labels of the same part come before labels of no part
         own = [path for path in candidates if named_part(path.parent, root) == part]
         candidates = own or candidates
         if len(candidates) > 1:

@@ -498,7 +498,7 @@ def _unlike_training(run: _Evidence) -> Iterator[Change]:
         blamed = run.small if run.size_is_blamed else frozenset()
         yield Change(
             "training",
-            "Add images to the training that are like those of the test set: of the same places, "
+            "Add images to the training that are like the test images: of the same places, "
             "light and camera. Longer training teaches the detector more of its own images only.",
             run.gain(set(), run.missed - blamed),
             f"{losses} Of {len(run.counted)} objects {len(run.missed)} are missed.",

@@ -1,7 +1,7 @@
 """The error of each prediction, and AP50 without some of the errors.
 
-The kinds of errors, and the repair of one kind at a time, are those of TIDE (Bolya et al., ECCV
-2020, sections 2.2 and 2.3). The package tidecv is not used: it knows no sizes and no images.
+The kinds of errors, and the repair of one kind at a time, are from TIDE (Bolya et al., ECCV 2020,
+sections 2.2 and 2.3). The package tidecv is not used: it knows no sizes and no images.
 """
 
 from __future__ import annotations

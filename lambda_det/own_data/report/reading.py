@@ -68,7 +68,7 @@ def read_evaluation(folder: Path) -> dict[str, Any] | None:
     """The facts that ``lambda-det evaluate`` wrote about the results in a folder; None for a run.
 
     Returns:
-        "sentences", and by their names "results" and "own", those of the run, as
+        "sentences", and by their names "results" and "own", the run's, as
         :class:`Result` has them.
     """
     path = folder / EVALUATION
@@ -112,7 +112,7 @@ class RunState:
         last: the name of the last checkpoint; "" for none.
         weights: the weights of the best checkpoint, or of the last one if none is the best; None if
             there is no file.
-        is_best: whether ``weights`` are those of the best checkpoint.
+        is_best: whether ``weights`` are of the best checkpoint.
     """
 
     metrics: Sequence[Mapping[str, float]]

@@ -476,8 +476,8 @@ def trained_to(trained, tested, values):
 @pytest.mark.parametrize(
     ("losses", "seen", "first"),
     [
-        ((0.4, 1.6), 4, "like those of the test set"),  # it knows the training's light only
-        ((0.4, 1.6), 1, "like those of the test set"),  # and finds next to nothing here
+        ((0.4, 1.6), 4, "like the test images"),  # it knows the training's light only
+        ((0.4, 1.6), 1, "like the test images"),  # and finds next to nothing here
         ((0.4, 0.6), 4, None),
     ],
 )
