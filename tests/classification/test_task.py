@@ -157,23 +157,6 @@ def test_a_folder_of_another_run_is_left_as_it_is(finished, arguments, words, te
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "words", "error", "named"),
-    [
-        ([], ("MODEL.NAME", "lambda_resnet50"), WeightsError, "model_best"),
-        (["--eval-only"], ("MODEL.NAME", "lambda_resnet50"), WeightsError, "model_best"),
-        (["--eval-only"], ("MODEL.PIXEL_STD", "[1.0,1.0,1.0]"), ConfigError, "PIXEL_STD"),
-    ],
-)
-def test_a_checkpoint_of_another_model_is_refused(
-    finished, arguments, folder, flags, words, error, named
-):
-    with pytest.raises(error, match=named):
-        run(arguments(*flags, *words, "MODEL.WEIGHTS", finished / "model_best.pth"))
-    assert not folder.exists()
-
-
-@pytest.mark.slow
 @pytest.mark.posix
 def test_a_checkpoint_of_other_classes_is_refused(finished, arguments, renamed):
     data = renamed(blue="blue", green="lime", red="red")

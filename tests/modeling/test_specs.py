@@ -98,15 +98,7 @@ def test_operations(name, giga):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        "lambda_resnet101",
-        "lambda_resnet50_c4",
-        "lambda_resnet50ts",
-        "lambda_resnet26rpt_256",
-        "resnet_rs101_se",
-        "mobilenet_v2_lambda",
-    ],
+    "name", ["lambda_resnet101", "lambda_resnet26rpt_256", "mobilenet_v2_lambda"]
 )
 def test_counts_without_repeated_blocks_are_those_of_the_network(name):
     assert measure_named(name, 160) == measure(lambda_det.create_classifier(name), 160)

@@ -49,7 +49,7 @@ def test_the_output_is_theirs(library, theirs, ours, sizes):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "depth",
-    [101, *(pytest.param(n, marks=pytest.mark.release) for n in (152, 200, 270, 350)), 420],
+    [101, *(pytest.param(n, marks=pytest.mark.release) for n in (152, 200, 270, 350, 420))],
 )
 def test_every_tensor_of_the_other_depths_has_its_place(depth):
     """The blocks are those of 50 layers, above."""
