@@ -6,16 +6,23 @@ waited for it would wait for half an hour (``connection.AT_LENGTH``).
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 from detectron2.utils import comm
 
 from lambda_det.distributed.signals import StopRequest, received_signal
+from lambda_det.errors import duration
 
 __all__ = ["UntilAsked", "leave_if_asked"]
 
+logger = logging.getLogger(__name__)
+
 Batch = TypeVar("Batch")
+# Between two lines about the time that is left
+_SECONDS = 30
 
 
 def leave_if_asked() -> None:
@@ -33,6 +40,7 @@ class UntilAsked(Generic[Batch]):
 
     Each process may have another number of them. A process that was asked to stop takes no more.
     Before the first and after the last batch all processes meet, and leave if one was asked.
+    Where the work takes long, the log says how much is left.
     """
 
     def __init__(self, batches: Iterable[Batch]) -> None:
@@ -47,8 +55,14 @@ class UntilAsked(Generic[Batch]):
             StopRequest: on all processes, if one was asked to stop.
         """
         leave_if_asked()
-        for batch in self._batches:
+        begin = logged = time.monotonic()
+        for done, batch in enumerate(self._batches):
             if received_signal():
                 break
+            now = time.monotonic()
+            if done and now - logged >= _SECONDS:
+                left = (now - begin) / done * (len(self) - done)
+                logger.info(f"Evaluated {done} of {len(self)} batches; {duration(left)} left")
+                logged = now
             yield batch
         leave_if_asked()

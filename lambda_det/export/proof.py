@@ -27,7 +27,7 @@ from lambda_det.detection.evaluation import TolerantCOCOEvaluator
 from lambda_det.detection.saved_run import SavedRun
 from lambda_det.detection.task import DetectionTask
 from lambda_det.detection.tiled import WholeImages
-from lambda_det.errors import UserError, duration
+from lambda_det.errors import UserError, counted, duration
 from lambda_det.export.detections import proposals_in_order
 from lambda_det.export.exported import ExportedDetector
 
@@ -186,7 +186,7 @@ def prove(
                         f"{duration(rest)}; --proof N takes another number, 0 none"
                     )
         results = [evaluator.evaluate(img_ids=[*dict.fromkeys(ids)]) for evaluator in evaluators]
-    proof.where = f"{len({*ids})} images of {data}"
+    proof.where = f"{counted(len({*ids}), 'image')} of {data}"
     proof.rows = {f"{kind} AP": tuple(r[kind]["AP"] for r in results) for kind in tasks}
     proof.rows[f"seconds a{'n' * (what == 'image')} {what}"] = tuple(seconds / max(len(ids), 1))
     return proof

@@ -1,20 +1,23 @@
 """All processes leave the work together, wherever each of them is when one is asked to stop."""
 
 import functools
+import logging
 import os
 import signal
 import time
 from collections.abc import Iterator
 from multiprocessing import get_context
+from types import SimpleNamespace
 
 import pytest
 from detectron2.utils import comm
 
 from lambda_det.detection import parser
+from lambda_det.distributed import leaving
 from lambda_det.distributed.launch import launch
 from lambda_det.distributed.leaving import UntilAsked, leave_if_asked
 from lambda_det.distributed.signals import SIGNALS, StopRequest, catch_signals
-from lambda_det.errors import PREEMPTED_STATUS, Preempted
+from lambda_det.errors import PREEMPTED_STATUS, Preempted, duration
 
 pytestmark = pytest.mark.posix  # elsewhere os.kill ends the process
 
@@ -42,6 +45,19 @@ def test_batches_end_early_where_a_signal_asks_for_it():
             next(iter(batches))
         with pytest.raises(StopRequest):
             leave_if_asked()
+
+
+def test_the_log_says_what_is_left_of_a_long_evaluation(monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(leaving, "time", clock)
+    for _ in UntilAsked([None] * 20):
+        clock.now += 6
+    of_20 = [line for line in caplog.messages if "of 20" in line]
+    assert len(of_20) == 3
+    assert " 5 " in of_20[0] and duration(15 * 6) in of_20[0]
+    assert " 15 " in of_20[-1] and duration(5 * 6) in of_20[-1]
 
 
 def _work(args, *, to_all: bool) -> None:
