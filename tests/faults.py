@@ -466,6 +466,13 @@ FAULTS = [
         "detection/data/test_mapper.py::test_boxes_are_tight_around_what_the_crop_leaves",
     ),
     _fault(
+        "Large-scale jitter changes image",
+        "lambda_det/detection/data/mapper.py",
+        "image if self.color is None else self.color(image)",
+        "image",
+        "detection/data/test_mapper.py::test_colour_changes_the_image_alone",
+    ),
+    _fault(
         "Evaluation gives pycocotools' figures",
         "lambda_det/detection/evaluation.py",
         "names = [class_names[places[i]] for i in coco_eval.params.catIds]",

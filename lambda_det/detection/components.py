@@ -202,7 +202,7 @@ _CROPS: dict[str, Rule] = {
 }
 # What Detectron2 takes without a word, and would train or find nothing with, or would refuse after
 # hours, in the last evaluation
-_OF_DETECTRON2: tuple[tuple[Rule, tuple[str, ...]], ...] = (
+_KEY_RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (
         SHARE,
         (
@@ -282,7 +282,7 @@ def of_yaml(cfg: CfgNode) -> Components:
     Raises:
         ConfigError: a value cannot be.
     """
-    for rule, keys in _OF_DETECTRON2:
+    for rule, keys in _KEY_RULES:
         for key in keys:
             check(key, attrgetter(key)(cfg), rule)
     crop = cfg.INPUT.CROP

@@ -49,8 +49,8 @@ class LabelFormat(NamedTuple):
             name of the file is enough.
         read: reads the images with their objects; None for COCO's own.
         images: how many images a file describes: "all" of a data set, "some" or "one". A file
-            of "one" has the name of its image with another ending, so its name does not tell a
-            part of the data, as train.json does.
+            of "one" has the name of its image with another ending, as ``a.json`` or ``a.jpg.json``
+            has of ``a.jpg``, so its name does not tell a part of the data, as train.json does.
         boxes: how labels write boxes, of ``BOX_FORMS`` of ``detection/data/box_form.py``. Readers
             give corners in pixels whatever it is; this decides what wrong labels look like.
     """
