@@ -223,6 +223,12 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     assert not folder.exists()
 
 
+def test_a_lazy_config_that_is_not_there(tmp_path, last_error):
+    (tmp_path / "file.py").touch()
+    assert cli.main(["train", "--config", str(tmp_path / "fil.py")]) == 2
+    assert "file.py" in last_error()
+
+
 def test_divergence_names_the_last_checkpoint(kind, tmp_path, last_error):
     folder = tmp_path / "run"
     more = ["SOLVER.WARMUP_ITERS", "0"] if not kind.index else ["lr_multiplier.warmup_length=0.0"]
