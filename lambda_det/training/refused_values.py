@@ -421,7 +421,8 @@ def _choices(error: BaseException, statement: _Statement, suspect: _Suspect) -> 
     """The values that would not have been refused; [] where the statement does not list them."""
     if isinstance(error, KeyError) and not isinstance(statement.node, ast.Raise):
         for node in statement.nodes():
-            if isinstance(node, ast.Subscript) and (keys := _entries(node.value, statement.frame)):
+            is_read = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+            if is_read and (keys := _entries(node.value, statement.frame)):
                 return keys
     return _compared(statement, suspect.name)
 

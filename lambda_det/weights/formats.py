@@ -41,6 +41,8 @@ _PICKLE_GLOBALS = {
     ("numpy.core.multiarray", "scalar"),
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "scalar"),
+    ("numpy.core.numeric", "_frombuffer"),  # of protocol 5, which Python 3.14 writes
+    ("numpy._core.numeric", "_frombuffer"),
 }
 _NUMPY_TYPES = "?bBhHiIlLqQefd"
 

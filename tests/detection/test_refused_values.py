@@ -63,7 +63,7 @@ OF_MODELS = [
     (RETINANET, "MODEL.RETINANET.NORM", "SynBN", "SyncBN"),
     (RETINANET, "MODEL.RETINANET.IN_FEATURES", ["p3", "p9"], "'p9'; it can be 'p3'"),
     (RETINANET, "MODEL.RETINANET.IOU_LABELS", [0, 5, 1], "[-1, 0, 1]"),
-    (RETINANET, "MODEL.RETINANET.PRIOR_PROB", 1.5, "math domain error"),
+    (RETINANET, "MODEL.RETINANET.PRIOR_PROB", 1.5, "Detectron2 says"),
     ("panoptic_fpn", "MODEL.SEM_SEG_HEAD.NAME", "SemSeg", "SemSegFPNHead"),
     ("panoptic_fpn", "MODEL.SEM_SEG_HEAD.IN_FEATURES", ["p2", "p9"], "'p6'"),
     ("deeplab", "MODEL.SEM_SEG_HEAD.LOSS_TYPE", "l2", "'cross_entropy' or 'hard_pixel_mining'"),

@@ -7,6 +7,7 @@ import random
 import tarfile
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
@@ -165,11 +166,23 @@ def test_a_pickle_that_names_a_module_with_a_control_character_is_refused_in_one
     assert str(raised.value).isprintable()
 
 
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_arrays_of_every_protocol_of_pickle_are_read(tmp_path, protocol):
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    arrays = {"rows": rows, "columns": np.asfortranarray(rows), "scalar": np.float32(3)}
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"model": arrays}, protocol))
+    read = read_pickle(tmp_path / "a.pkl")["model"]
+    assert {name: array.tolist() for name, array in read.items()} == {
+        name: array.tolist() for name, array in arrays.items()
+    }
+
+
 # What pickles of arrays refer to; another name may be a function that runs a program
 OF_ARRAYS = {
     *("_codecs.encode", "collections.OrderedDict", "numpy.dtype", "numpy.ndarray"),
     *("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"),
     *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
+    *("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"),
 }
 MODULES = (
     *("_codecs", "builtins", "codecs", "collections", "functools", "importlib", "numpy"),

@@ -81,6 +81,8 @@ def root_name(content: bytes) -> str | None:
             parser.Parse(content[start : start + _PIECE])
             if names:
                 break
+        else:  # Expat from 2.6 on puts a token off that is longer than a piece
+            parser.Parse(b"", True)
     return names[0] if names else None
 
 
