@@ -24,18 +24,6 @@ def kill_before(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Trainer, "run_step", run_step)
 
 
-def signal_in(monkeypatch: pytest.MonkeyPatch, step: int, number: int) -> None:
-    """Send this process a signal in a step, counted from 0."""
-    original = Trainer.run_step
-
-    def run_step(self) -> None:
-        if self.iter == step:
-            os.kill(os.getpid(), number)
-        original(self)
-
-    monkeypatch.setattr(Trainer, "run_step", run_step)
-
-
 def end_here(how: str) -> None:
     """End what is running: "killed", or "told" by SIGTERM to end before its next batch."""
     if how == "killed":
