@@ -40,7 +40,7 @@ class UntilAsked(Generic[Batch]):
 
     Each process may have another number of them. A process that was asked to stop takes no more.
     Before the first and after the last batch all processes meet, and leave if one was asked.
-    Where the work takes long, the log says how much is left.
+    Where the work takes long, the log says how much of these batches is left.
     """
 
     def __init__(self, batches: Iterable[Batch]) -> None:

@@ -209,6 +209,7 @@ def check(cfg: CfgNode) -> None:
     for key, value in (
         ("RECIPE.EVALUATIONS", recipe.EVALUATIONS),
         ("SOLVER.IMS_PER_BATCH", cfg.SOLVER.IMS_PER_BATCH),
+        ("SOLVER.MAX_ITER", cfg.SOLVER.MAX_ITER),
     ):
         if not value >= 1:
             raise ConfigError(f"{key} is {value}; give 1 or more.")

@@ -245,11 +245,12 @@ def _named(values: Mapping[str, float], metric: str) -> str:
     """The result that a user's name means; the name itself where there is none.
 
     It is the result of that name, or else the first one with more in its name: the data set before
-    it, or that it is of averaged weights.
+    it, or that it is of averaged weights, or both.
     """
     if not metric or metric in values:
         return metric
-    return next((name for name in values if f"/{plain_name(name)}".endswith(f"/{metric}")), metric)
+    forms = ((name, form) for name in values for form in (name, plain_name(name)))
+    return next((name for name, form in forms if f"/{form}".endswith(f"/{metric}")), metric)
 
 
 def _first_metric(values: Mapping[str, float], metrics: tuple[str, ...]) -> str:

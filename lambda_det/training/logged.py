@@ -30,7 +30,8 @@ _OF_MACHINE = {
 }
 
 
-_AVERAGED = re.compile(r"_EMA/\w+$|/ema_\w+$")
+# The last word may be of a class, whose name has any letters: bbox_EMA/AP-traffic light
+_AVERAGED = re.compile(r"_EMA/[^/]+$|/ema_\w+$")
 
 
 def is_of_machine(name: str) -> bool:
@@ -50,7 +51,7 @@ def is_of_averaged_weights(name: str) -> bool:
 
 def plain_name(name: str) -> str:
     """The name of a result without the word that it is of averaged weights."""
-    return re.sub(r"_EMA(?=/\w+$)", "", name)
+    return re.sub(r"_EMA(?=/[^/]+$)", "", name)
 
 
 def read_metrics(run: str | Path) -> list[dict[str, float]]:

@@ -424,6 +424,7 @@ def test_the_recipe_counts_what_the_loader_keeps(cfg, tmp_path, caplog, keep, im
         ("RECIPE.EPOCHS", 1e300, r"RECIPE\.EPOCHS is 1e\+300"),
         ("RECIPE.EVALUATIONS", 0, r"RECIPE\.EVALUATIONS is 0"),
         ("SOLVER.IMS_PER_BATCH", 0, r"SOLVER\.IMS_PER_BATCH is 0"),
+        ("SOLVER.MAX_ITER", 0, r"SOLVER\.MAX_ITER is 0"),
         ("MODEL.META_ARCHITECTURE", "MyDetector", r"META_ARCHITECTURE MyDetector.*RetinaNet"),
     ],
 )

@@ -102,6 +102,8 @@ def test_a_run_that_stops_early_is_evaluated_on_all(tmp_path):
         ([{"bbox_EMA": {"AP": 1, "AP50": v}} for v in (2, 1)], "bbox/AP50", [0]),
         ([{"bbox_EMA": {"AP": v}, "bbox": {"AP": -v}} for v in (1, 2)], "bbox/AP", [0]),
         ([{"one": {"bbox": {"AP": 1, "AP50": v}}} for v in (2, 1)], "bbox/AP50", [0]),
+        ([{"one": {"bbox_EMA": {"AP": 1, "AP50": v}}} for v in (2, 1)], "bbox_EMA/AP50", [0]),
+        ([{"bbox_EMA": {"AP": 1, "AP-red cup": v}} for v in (2, 1)], "bbox/AP-red cup", [0]),
         ([{"sem_seg": {"mIoU": v}} for v in (1, 2)], "", [0, 1]),
         ([{"val": {"raw_top1": -v, "ema_top1": v}} for v in (1, 2)], "", [0, 1]),
         ([{}, None], "", []),
