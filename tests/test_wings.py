@@ -20,11 +20,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.checkout, pytest.mark.posix]
 TABLES = ("cli.py", "from_python.py", "detection/prediction/predictor.py", "weights/addresses.py")
 # Tests of rooms of the core that are run in the copy
 RUN = (
-    "test_every_module.py",
     "detection/test_config.py",
     "detection/test_lazy_config.py",
     "modeling/test_build.py",
     "weights/test_formats.py",
+    "test_every_module.py",
 )
 # What is added to them there
 EVERY_MODULE = """
@@ -41,7 +41,9 @@ def test_every_module_is_imported():
     files = [file for file in root.glob("lambda_det/**/*.py") if file.name != "__main__.py"]
     assert len(files) > 100
     for file in files:
-        importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
+        name = ".".join(file.relative_to(root).with_suffix("").parts)
+        # by its own name a package would be made a second time, with its operators
+        importlib.import_module(name.removesuffix(".__init__"))
     # An editable installation finds what is not in this copy
     ours = {name: module for name, module in sys.modules.items() if name.startswith("lambda_det.")}
     assert [name for name, module in ours.items() if not module.__file__.startswith(folder)] == []
