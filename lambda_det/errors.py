@@ -257,7 +257,7 @@ def counted(count: float, noun: str) -> str:
 def duration(seconds: float) -> str:
     """A time for a sentence: "80 seconds", "4 minutes", "1.5 hours"."""
     if seconds < 90:
-        return f"{seconds:.0f} seconds"
+        return counted(round(seconds), "second")
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
