@@ -5,16 +5,14 @@
 // by ucontext, which asks the system each time, and afterwards is left and entered by jumps.
 // Programs run one after the other. Copies to shared memory land when they begin, or as late as they may: when
 // the thread waits for their group. Until then NaN lies there, as it does in all shared memory that
-// was not written. Programs are compiled with EMULATED, and FLOAT16 for float16.
+// was not written. Programs are compiled with EMULATED, and FLOAT16 for float16. Functions of <cmath>
+// and <functional> are written out, because to read these takes longer than to compile a kernel.
 
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <functional>
-#include <memory>
 #include <vector>
 
 #include <setjmp.h>
@@ -32,7 +30,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 namespace emulator {
 
 constexpr int kWarp = 32, kWords = 12;  // the most words that a lane gives to an instruction
-constexpr size_t kStack = 1 << 17;
+constexpr size_t kStack = 1 << 17, kMostThreads = 1024;
 
 struct Copy {
   uint32_t to;
@@ -55,12 +53,37 @@ struct Warp {
   int arrived[2] = {0, 0};
 };
 
+// A kernel with the addresses of its arguments' values, as the driver is given them.
+struct Launch {
+  void *kernel;
+  int count;
+  void **arguments;
+
+  void *pointer(int i) const { return *(void **)arguments[i]; }
+  int number(int i) const { return *(int *)arguments[i]; }
+
+  // Four or five pointers and three sizes, or two pointers and a number for the last sum of the
+  // embedding's gradient.
+  void run() const {
+    using Of8 = void (*)(void *, void *, void *, void *, void *, int, int, int);
+    using Of7 = void (*)(void *, void *, void *, void *, int, int, int);
+    using Of3 = void (*)(void *, void *, int);
+    void *const a = pointer(0), *const b = pointer(1);
+    if (count == 8) {
+      ((Of8)kernel)(a, b, pointer(2), pointer(3), pointer(4), number(5), number(6), number(7));
+    } else if (count == 7) {
+      ((Of7)kernel)(a, b, pointer(2), pointer(3), number(4), number(5), number(6));
+    } else {
+      ((Of3)kernel)(a, b, number(2));
+    }
+  }
+};
+
 struct Machine {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
-  std::unique_ptr<char[]> stacks;  // of the fibers
   jmp_buf place;  // which a fiber goes back to
-  std::function<void()> kernel;
+  Launch launch;
   int thread, program, programs, threads;
   long arrived;  // at barriers
   bool is_late;
@@ -71,6 +94,7 @@ struct Machine {
 
 extern Machine machine;
 alignas(1024) extern uint8_t shared_memory[256 * 1024];
+extern char stacks[kMostThreads * kStack];  // of the fibers
 
 inline void fault(const char *what, long number) {
   if (!machine.fault[0])
@@ -94,19 +118,19 @@ inline uint32_t bits_of(float number) {
 inline float to_float(uint16_t half) {
   const int exponent = half >> 10 & 31, fraction = half & 1023;
   const float sign = half & 0x8000 ? -1.f : 1.f;
-  if (exponent == 31) return fraction ? NAN : sign * INFINITY;
-  return sign * (exponent ? std::ldexp(1024.f + fraction, exponent - 25)
-                          : std::ldexp((float)fraction, -24));
+  if (exponent == 31) return fraction ? __builtin_nanf("") : sign * __builtin_inff();
+  return sign * (exponent ? __builtin_ldexpf(1024.f + fraction, exponent - 25)
+                          : __builtin_ldexpf((float)fraction, -24));
 }
 
 // To the nearest, and of two equally near ones to the even one.
 inline uint16_t rounded(float number) {
   const uint16_t sign = bits_of(number) >> 16 & 0x8000;
-  const float size = std::fabs(number);
-  if (std::isnan(number)) return 0x7fff;
+  const float size = __builtin_fabsf(number);
+  if (__builtin_isnan(number)) return 0x7fff;
   if (size >= 65520.f) return sign | 0x7c00;
-  const int exponent = size < std::ldexp(1.f, -14) ? -14 : std::ilogb(size);
-  const int steps = (int)std::nearbyint(std::ldexp(size, 10 - exponent));
+  const int exponent = size < __builtin_ldexpf(1.f, -14) ? -14 : __builtin_ilogbf(size);
+  const int steps = (int)__builtin_nearbyintf(__builtin_ldexpf(size, 10 - exponent));
   return sign | (uint16_t)(steps + ((exponent + 14) << 10));  // 1024 steps are the next exponent
 }
 #else
@@ -119,7 +143,7 @@ inline float to_float(uint16_t half) {
 
 inline uint16_t rounded(float number) {
   const uint32_t bits = bits_of(number);
-  if (std::isnan(number)) return 0x7fff;
+  if (__builtin_isnan(number)) return 0x7fff;
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 #endif
@@ -212,22 +236,21 @@ inline void load(uint32_t (&m)[4], uint32_t address, bool is_transposed) {
   }
 }
 
-inline void begin(const std::function<void()> &kernel, int program) {
+inline void begin(int program) {
   machine.program = program;
   machine.arrived = 0;
-  machine.kernel = kernel;
   machine.fibers = std::vector<Fiber>(machine.threads);
   machine.warps = std::vector<Warp>((machine.threads + kWarp - 1) / kWarp);
   memset(shared_memory, 0xff, sizeof shared_memory);
   for (int thread = 0; thread < machine.threads; ++thread) {
     ucontext_t &beginning = machine.fibers[thread].beginning;
     getcontext(&beginning);
-    beginning.uc_stack.ss_sp = machine.stacks.get() + thread * kStack;
+    beginning.uc_stack.ss_sp = stacks + thread * kStack;
     beginning.uc_stack.ss_size = kStack;
     makecontext(
         &beginning,
         +[]() {
-          machine.kernel();
+          machine.launch.run();
           fiber().is_done = true;
           _longjmp(machine.place, 1);
         },
@@ -243,10 +266,9 @@ inline void go_on(Fiber &one) {
   setcontext(&one.beginning);
 }
 
-inline void run(const std::function<void()> &kernel) {
-  machine.stacks.reset(new char[machine.threads * kStack]);
+inline void run() {
   for (int program = 0; program < machine.programs; ++program) {
-    begin(kernel, program);
+    begin(program);
     for (bool any = true; any;) {
       any = false;
       for (machine.thread = 0; machine.thread < machine.threads; ++machine.thread) {
@@ -344,35 +366,20 @@ DEVICE uint32_t exchange(uint32_t word, int with) {
 
 emulator::Machine emulator::machine;
 alignas(1024) uint8_t emulator::shared_memory[256 * 1024];
+char emulator::stacks[kMostThreads * kStack];
 
-// Launches a kernel. Its arguments are given as to the driver, by the addresses of their values:
-// four or five pointers and three sizes, or two pointers and a number for the last sum of the
-// embedding's gradient. Returns a fault, or an empty text.
+// Returns a fault, or an empty text.
 extern "C" const char *launch(void *kernel, int count, void **arguments, int programs, int threads,
                               int shared_bytes, int is_late) {
-  emulator::machine = emulator::Machine();
-  emulator::machine.programs = programs;
-  emulator::machine.threads = threads;
-  emulator::machine.shared_bytes = shared_bytes;
-  emulator::machine.is_late = is_late;
-  const auto pointer = [&](int i) { return *(void **)arguments[i]; };
-  const auto number = [&](int i) { return *(int *)arguments[i]; };
-  if (count == 8) {
-    const auto call = (void (*)(void *, void *, void *, void *, void *, int, int, int))kernel;
-    emulator::run([&] {
-      call(pointer(0), pointer(1), pointer(2), pointer(3), pointer(4), number(5), number(6),
-           number(7));
-    });
-  } else if (count == 7) {
-    const auto call = (void (*)(void *, void *, void *, void *, int, int, int))kernel;
-    emulator::run([&] {
-      call(pointer(0), pointer(1), pointer(2), pointer(3), number(4), number(5), number(6));
-    });
-  } else {
-    const auto call = (void (*)(void *, void *, int))kernel;
-    emulator::run([&] { call(pointer(0), pointer(1), number(2)); });
-  }
-  return emulator::machine.fault;
+  auto &machine = emulator::machine;
+  machine = emulator::Machine();
+  machine.launch = {kernel, count, arguments};
+  machine.programs = programs;
+  machine.threads = threads;
+  machine.shared_bytes = shared_bytes;
+  machine.is_late = is_late;
+  emulator::run();
+  return machine.fault;
 }
 
 extern "C" long bank_conflicts() { return emulator::machine.conflicts; }
