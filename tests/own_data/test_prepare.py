@@ -21,7 +21,7 @@ from lambda_det.own_data import choice
 from lambda_det.own_data.command_line import main as check_main
 from lambda_det.training.log import kept_messages
 from tests.coco import annotation, coco_content
-from tests.detection.tiny import on_meta
+from tests.detection.tiny import NARROW, on_meta
 
 VOC = """<annotation><filename>{}.png</filename><object><name>{}</name><bndbox><xmin>4</xmin>
 <ymin>6</ymin><xmax>40</xmax><ymax>30</ymax></bndbox></object></annotation>"""
@@ -700,15 +700,18 @@ def test_what_cannot_be_chosen_is_refused(case, data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [[], ["--tile", "40"]])
-def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch, flags):
-    """The same line, with a connection by now and without the keys, continues with its recipe."""
+def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch):
+    """The same line, with a connection by now and without the keys, continues with its recipe.
+
+    Here on tiles; runs on whole images go on with equal bits in tests/reliability.
+    """
     output = data.parent / "run"
-    words = ["train", "--data", str(data), "--output", str(output), "--resume", *flags]
+    words = ["train", "--data", str(data), "--output", str(output), "--resume", "--tile", "40"]
     keys = {"SEED": 1, "SOLVER.MAX_ITER": 2, "SOLVER.CHECKPOINT_PERIOD": 1, "SOLVER.EMA_DECAY": 0.0}
     keys |= {"SOLVER.IMS_PER_BATCH": 2, "INPUT.MIN_SIZE_TRAIN": (48,), "TEST.EVAL_PERIOD": 0}
     keys |= {"INPUT.MIN_SIZE_TEST": 48, "TEST.LOSS": False}
-    assert cli.main([*words, *(str(word) for pair in keys.items() for word in pair)]) == 0
+    pairs = [str(word) for pair in keys.items() for word in pair]
+    assert cli.main([*words, *pairs, *NARROW[0].split()]) == 0
     whole = torch.load(output / "model_final.pth", weights_only=False)["model"]
     (output / "model_final.pth").unlink()
     (output / "last_checkpoint").write_text("model_0000000.pth")
@@ -758,7 +761,7 @@ def test_two_trainings_inside_their_data_and_the_first_given_again(data, monkeyp
     limits = {"SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 2, "INPUT.MIN_SIZE_TRAIN": (48,)}
     limits |= {"SOLVER.EMA_DECAY": 0.0, "SOLVER.CHECKPOINT_PERIOD": 1}
     limits |= {"INPUT.MIN_SIZE_TEST": 48, "TEST.LOSS": False}
-    more = [str(word) for pair in limits.items() for word in pair]
+    more = [str(word) for pair in limits.items() for word in pair] + NARROW[0].split()
     words = ["train", "--data", ".", "--output", "output/one"]
     assert cli.main([*words, *more]) == 0
     assert cli.main([*words, "--resume", *more]) == 0

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.classification.tiny import NETWORK
+from tests.detection.tiny import NARROW
 from tests.reliability.killing import Kill, train
 from tests.reliability.runs import (
     assert_same_run,
@@ -33,8 +35,10 @@ WORDS = {
 SHORTER = {
     "detection": "SOLVER.MAX_ITER 20 SOLVER.STEPS (10,) TEST.EVAL_PERIOD 10 "
     "SOLVER.CHECKPOINT_PERIOD 1 MODEL.LAMBDA_RESNET.NAME resnet14_slim_lambda_c5",
-    "lazy": "train.checkpointer.period=1",
-    "classification": "SOLVER.EPOCHS 4 TEST.EVAL_PERIOD 2 SOLVER.CHECKPOINT_PERIOD 1",
+    "lazy": "train.checkpointer.period=1 model.backbone.bottom_up.name=resnet14_slim_lambda_c5 "
+    f"{NARROW[1]}",
+    "classification": "SOLVER.EPOCHS 4 TEST.EVAL_PERIOD 2 SOLVER.CHECKPOINT_PERIOD 1 "
+    f"{' '.join(NETWORK)}",
 }
 
 
@@ -98,6 +102,7 @@ def test_killed_before_each_of_the_last_operations_on_files(tmp_path):
     """The last checkpoint, its evaluation and the best link: no later step corrects them."""
     tool, words = "detection", detection_words(tmp_path)
     words += ["SOLVER.MAX_ITER", "1", "DATALOADER.NUM_WORKERS", "0"]
+    words += ["MODEL.LAMBDA_RESNET.NAME", "resnet14_slim_lambda_c5"]
     whole, log = tmp_path / "whole", tmp_path / "whole.txt"
     counting = Kill("operation", 0)
     assert train(tool, [*words, "OUTPUT_DIR", str(whole)], log, folder=whole, kill=counting) == 0
