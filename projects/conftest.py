@@ -1,17 +1,11 @@
-"""The tests of a project find its package beside them, and have the fixtures of tests/."""
+"""The tests of a project find its package beside them, and have what tests/fixtures.py has."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import (  # noqa: F401
-    catalogs_as_they_were,
-    environment_collected_once,
-    first_batch_drawn_small,
-    fixed_seeds,
-    loggers_as_they_were,
-)
+from tests.conftest import pytest_configure  # noqa: F401
 
 HERE = Path(__file__).parent
 # No training of a user depends on these: their long tests run before a release

@@ -1,13 +1,10 @@
-import atexit
-import functools
-import gc
-import logging
-import multiprocessing
+"""Settings of a process before it imports anything; the rest is in fixtures.py."""
+
+import importlib
 import os
-import random
 import signal
-import sys
-from pathlib import Path
+
+import pytest
 
 # A shell's script ignores Ctrl-C in what it starts in the background, and the tests press it
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -19,128 +16,13 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 # Before anything reads it: the tests make their data
 os.environ.pop("DETECTRON2_DATASETS", None)
 
-import numpy as np
-import pytest
-import torch
-from detectron2.data import DatasetCatalog, MetadataCatalog
-from hypothesis import HealthCheck, Phase, settings
-
-# Before any test: the data sets that it registers stay.
-import lambda_det  # noqa: F401
-from lambda_det.detection import confidence, first_batch
-from lambda_det.training import start
-
-# The same cases in each run, of which a larger LAMBDA_DET_FUZZ has more
-settings.register_profile(
-    "tests",
-    max_examples=int(os.environ.get("LAMBDA_DET_FUZZ") or 5),
-    derandomize=True,
-    phases=[Phase.generate],  # report a failure at once, as it was found
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-settings.load_profile("tests")
+FIXTURES = "tests.fixtures"
 
 
-# From Python 3.14 on the processes of loaders come from a forkserver, to which the tests' mappers
-# cannot be sent. That the package's own can be is tested for the data sets (test_loader.py)
-if sys.platform == "linux":
-    multiprocessing.set_start_method("fork", force=True)
-
-# What is imported stays, and to look through it for garbage takes a fifth of some tests
-gc.disable()
-
-
-_HAS_PACKAGE = (Path(__file__).parents[1] / "lambda_det").is_dir()
-# By mark, whether its tests are skipped here, and why
-_SKIPPED = {
-    "posix": (sys.platform == "win32", "Windows lacks what it needs"),
-    "checkout": (not _HAS_PACKAGE, "the package is not beside the tests"),
-}
-
-
-def pytest_collection_modifyitems(items):
-    for mark, (is_skipped, reason) in _SKIPPED.items():
-        for item in items if is_skipped else ():
-            if item.get_closest_marker(mark):
-                item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def pytest_collection_finish():
-    gc.freeze()
-    gc.enable()
-
-
-def pytest_unconfigure():
-    # Else some libraries report leaks; at the end, since pytest looks for garbage before it
-    atexit.register(gc.unfreeze)
-    # Python would wait for what a test that failed has left
-    for process in multiprocessing.active_children():
-        process.kill()
-
-
-@pytest.fixture(autouse=True)
-def fixed_seeds():
-    """Every test sees the same random numbers, alone or among the others."""
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def environment_collected_once():
-    """What a run writes to environment.txt takes a quarter of a second."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(start, "collect_env_info", functools.cache(start.collect_env_info))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def first_batch_drawn_small():
-    """To draw what a run writes to first_batch.jpg takes as long as its steps.
-
-    Returns:
-        The values that users have, by their names.
-    """
-    small = {"_PICTURES": 1, "_SIDE": 64}
-    of_users = {name: getattr(first_batch, name) for name in small}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in small.items():
-            patch.setattr(first_batch, name, value)
-        yield of_users
-
-
-@pytest.fixture(scope="session", autouse=True)
-def intervals_of_few_test_sets():
-    """To draw test sets for the interval of an AP takes a fifth of a small training.
-
-    Returns:
-        How many users have.
-    """
-    of_users = confidence._REPLICATES
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(confidence, "_REPLICATES", 4)
-        yield of_users
-
-
-@pytest.fixture(autouse=True)
-def catalogs_as_they_were():
-    """The data sets that a test registers are forgotten after it."""
-    before = set(DatasetCatalog)
-    yield
-    for name in set(DatasetCatalog) - before:
-        DatasetCatalog.remove(name)
-        if name in MetadataCatalog:
-            MetadataCatalog.remove(name)
-
-
-@pytest.fixture(autouse=True)
-def loggers_as_they_were():
-    """A run changes the loggers of its process, which runs other tests afterwards."""
-    yield
-    for name in ("fvcore", "detectron2", "lambda_det"):
-        logger = logging.getLogger(name)
-        logger.handlers.clear()
-        logger.setLevel(logging.NOTSET)
-        logger.propagate = True
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Also that of projects/, whose tests may be run alone."""
+    # A process that hands out tests would import for six seconds while others wait for it
+    hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if not hands_out and not config.pluginmanager.has_plugin(FIXTURES):
+        config.pluginmanager.register(importlib.import_module(FIXTURES), FIXTURES)

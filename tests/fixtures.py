@@ -6,6 +6,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import pickle
 import random
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from hypothesis import HealthCheck, Phase, settings
 
@@ -60,6 +62,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     gc.freeze()
+    gc.set_threshold(20_000)  # new objects, of which a test makes thousands; Python's is 700
     gc.enable()
 
 
@@ -76,7 +79,10 @@ def fixed_seeds():
     """Every test sees the same random numbers, alone or among the others."""
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # for which torch.manual_seed keeps a stack trace at every call
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -84,6 +90,27 @@ def environment_collected_once():
     """What a run writes to environment.txt takes a quarter of a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(start, "collect_env_info", functools.cache(start.collect_env_info))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def configurations_parsed_once():
+    """To parse YAML takes a fifth of the tests of detection, and most of it is the same text."""
+    parse = yaml.safe_load
+    parsed = functools.cache(lambda text: pickle.dumps(parse(text)))
+
+    def safe_load(stream):
+        text = stream if isinstance(stream, (str, bytes)) else stream.read()
+        try:
+            return pickle.loads(parsed(text))
+        except yaml.YAMLError:
+            if text is stream:
+                raise
+            stream.seek(0)
+            return parse(stream)  # whose error names the file
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "safe_load", safe_load)
         yield
 
 
@@ -133,5 +160,6 @@ def loggers_as_they_were():
     for name in ("fvcore", "detectron2", "lambda_det"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
-        logger.setLevel(logging.NOTSET)
+        if logger.level:  # to set it, all loggers forget what they know
+            logger.setLevel(logging.NOTSET)
         logger.propagate = True

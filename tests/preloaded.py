@@ -11,7 +11,7 @@ start.collect_env_info = functools.cache(start.collect_env_info)
 start.collect_env_info()
 # To draw what it writes to first_batch.jpg takes as long as its steps
 first_batch._PICTURES, first_batch._SIDE = 1, 64
-# So do the test sets that are drawn for the interval of an AP, see tests/conftest.py
+# So do the test sets that are drawn for the interval of an AP, see tests/fixtures.py
 confidence._REPLICATES = 4
 
 # What is imported stays: no forked process looks through it for garbage, or copies it by that

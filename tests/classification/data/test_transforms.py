@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scipy import stats
 from torchvision import transforms as tv
 
 from lambda_det.classification.data import transforms
@@ -29,6 +28,8 @@ def torchvision_box(height: int, width: int, min_area: float) -> tuple[int, int,
     ("height", "width", "min_area"), [(375, 500, 0.08), (600, 240, 0.08), (333, 333, 0.5)]
 )
 def test_boxes_are_distributed_as_torchvisions(height, width, min_area):
+    from scipy import stats  # takes most of a second, in each process that collects tests
+
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
     draws = 2000
