@@ -36,16 +36,18 @@ demo: setup
 # Long tests wait for others' processes and for disks, which leaves room for a third. What Python
 # compiles is kept, even where PYTHONDONTWRITEBYTECODE is set: each process would compile it again.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
+ALL := LAMBDA_DET_FUZZ=15 $(PYTEST) -n 3
 LONG := slow or fuzz or benchmark or gpu or release
 TESTS ?= tests projects
 
 test: setup
 	$(PYTEST) -n 2 -m "not ($(LONG))"
 
-test-all: test test-rest
+test-all: setup
+	$(ALL) -m "not release"
 
 test-rest: setup
-	LAMBDA_DET_FUZZ=15 $(PYTEST) -n 3 -m "($(LONG)) and not release" $(TESTS)
+	$(ALL) -m "($(LONG)) and not release" $(TESTS)
 
 matrix: setup
 	$(BIN)/python .ci/matrix.py
