@@ -157,6 +157,9 @@ def build_augmentation(cfg: CfgNode, is_train: bool) -> list[T.Augmentation]:
     return [one for make in AUGMENTATIONS.values() for one in make(cfg)]
 
 
+PixelAugmentation = Callable[[torch.Tensor], torch.Tensor]
+
+
 class ColorJitter:
     """torchvision's ``v2.ColorJitter`` of an image as the model takes it.
 
@@ -177,16 +180,40 @@ class ColorJitter:
                 f"INPUT.COLOR {strength} needs images in BGR or RGB; INPUT.FORMAT is "
                 f"{image_format}."
             )
-        self._is_bgr = image_format == "BGR"
+        self._strength, self._is_bgr = strength, image_format == "BGR"
         self._jitter = v2.ColorJitter(strength, strength, strength, strength / 4)
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         """Another image, uint8 [3, H, W], by draws from torch's global random numbers."""
         return self._turned(self._jitter(self._turned(image))).contiguous()
 
+    def __repr__(self) -> str:
+        return f"ColorJitter(strength={self._strength})"
+
     def _turned(self, image: torch.Tensor) -> torch.Tensor:
         """Change an image [3, H, W] from the model's order of channels to RGB, or back."""
         return image.flip(0) if self._is_bgr else image
+
+
+def _color(cfg: CfgNode) -> list[PixelAugmentation]:
+    strength = cfg.INPUT.COLOR
+    return [ColorJitter(strength, cfg.INPUT.FORMAT)] if strength else []
+
+
+# What changes the pixels of a training image and moves none, in its order, made as AUGMENTATIONS
+# are. Each is called on the finished image, uint8 [C, H, W] in the order of channels of
+# INPUT.FORMAT, of which a side may be 1 pixel, and gives another one. It draws from torch's global
+# random numbers, which are seeded by the place of the image.
+PIXEL_AUGMENTATIONS: dict[str, Callable[[CfgNode], list[PixelAugmentation]]] = {"color": _color}
+
+
+def build_pixel_augmentation(cfg: CfgNode) -> list[PixelAugmentation]:
+    """All changes of the pixels of training images alone that a config has.
+
+    Raises:
+        ConfigError: a value is invalid; the message names its key.
+    """
+    return [one for make in PIXEL_AUGMENTATIONS.values() for one in make(cfg)]
 
 
 def changes_outlines(augmentations: Iterable[T.Augmentation]) -> bool:

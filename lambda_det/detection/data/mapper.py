@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,12 @@ from detectron2.data import DatasetMapper, detection_utils
 from detectron2.data import transforms as T
 from detectron2.structures import BitMasks, Boxes, BoxMode, PolygonMasks
 
-from lambda_det.detection.data.jitter import ColorJitter, build_augmentation, changes_outlines
+from lambda_det.detection.data.jitter import (
+    PixelAugmentation,
+    build_augmentation,
+    build_pixel_augmentation,
+    changes_outlines,
+)
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import (
     head_fault,
@@ -64,7 +70,7 @@ class TolerantMapper(DatasetMapper):
         semantic_classes: int | None = None,
         ignored_label: int = 255,
         exact_pixels: bool = False,
-        color: float = 0.0,
+        pixel_augmentations: Sequence[PixelAugmentation] = (),
         **kwargs: Any,
     ) -> None:
         """
@@ -74,17 +80,16 @@ class TolerantMapper(DatasetMapper):
             ignored_label: the label of pixels without a class.
             exact_pixels: training images have the pixels of Detectron2's own mapper, which takes
                 longer. docs/performance.md says how much they differ otherwise.
-            color: how much the colours of training images change, see ``ColorJitter``.
+            pixel_augmentations: change the pixels of training images, see ``PIXEL_AUGMENTATIONS``.
             kwargs: as ``args``.
-
-        Raises:
-            ConfigError: the colours of the images cannot be changed so.
         """
         super().__init__(*args, **kwargs)
         self.semantic_classes = semantic_classes
         self.ignored_label = ignored_label
         self.exact_pixels = exact_pixels
-        self.color = ColorJitter(color, self.image_format) if self.is_train and color else None
+        self.pixel_augmentations = list(pixel_augmentations) if self.is_train else []
+        if self.pixel_augmentations:
+            logger.info(f"Then the pixels of an image are changed by {self.pixel_augmentations}")
         if self.is_train and not exact_pixels and not self.draws_by_size:
             logger.info(
                 f"Training images are read whole, which takes longer: {self.image_format} or one "
@@ -107,7 +112,7 @@ class TolerantMapper(DatasetMapper):
         learns_masks = is_train and cfg.MODEL.MASK_ON
         arguments["recompute_boxes"] = learns_masks and changes_outlines(augmentations)
         arguments["exact_pixels"] = cfg.INPUT.EXACT_PIXELS
-        arguments["color"] = cfg.INPUT.COLOR
+        arguments["pixel_augmentations"] = build_pixel_augmentation(cfg) if is_train else ()
         if "semantic" in predictions(cfg.MODEL.META_ARCHITECTURE):
             arguments["semantic_classes"] = cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES
             arguments["ignored_label"] = cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE
@@ -167,7 +172,9 @@ class TolerantMapper(DatasetMapper):
             detection_utils.check_image_size(sample, given.image)
             transforms = self.augmentations(given)
             image, moved = _planes(given.image), given.sem_seg
-        sample["image"] = image if self.color is None else self.color(image)
+        for changed in self.pixel_augmentations:
+            image = changed(image)
+        sample["image"] = image
         size = tuple(image.shape[1:])
         if moved is not None:
             moved = moved.astype(np.int64)

@@ -1,4 +1,4 @@
-"""What holds for every augmentation of the table: labels follow the pixels, and nothing else is
+"""What holds for every augmentation of the tables: labels follow the pixels, and nothing else is
 learnt at a border.
 """
 
@@ -9,9 +9,15 @@ import cv2
 import numpy as np
 import pycocotools.mask
 import pytest
+import torch
 from detectron2.structures import BoxMode
 
-from lambda_det.detection.data.jitter import AUGMENTATIONS, build_augmentation, changes_outlines
+from lambda_det.detection.data.jitter import (
+    AUGMENTATIONS,
+    PIXEL_AUGMENTATIONS,
+    build_augmentation,
+    changes_outlines,
+)
 from lambda_det.detection.data.mapper import TolerantMapper
 
 HEIGHT, WIDTH = 72, 96
@@ -27,12 +33,13 @@ PLAIN = ["INPUT.LSJ.ENABLED", False, "INPUT.RANDOM_FLIP", "none"]
 PLAIN += ["INPUT.MIN_SIZE_TRAIN", (59, 61, 67, 70), "INPUT.MAX_SIZE_TRAIN", 96]
 JITTER = ["INPUT.LSJ.ENABLED", True, "INPUT.LSJ.SIZE", SIZE, "INPUT.LSJ.MIN_SCALE", 0.8]
 
-# Keys that switch each augmentation of the table on
+# Keys that switch each augmentation of the tables on
 SWITCHES = {
     "crop": ["INPUT.CROP.ENABLED", True, "INPUT.CROP.SIZE", [0.6, 0.7]],
     "resize": ["INPUT.MIN_SIZE_TRAIN", (61, 67, 86, 89), "INPUT.MAX_SIZE_TRAIN", 120],
     "square": JITTER,
     "flip": ["INPUT.RANDOM_FLIP", "vertical"],
+    "color": ["INPUT.COLOR", 0.4],
 }
 # "crop" is refused beside the jitter, which crops
 CASES = [(name, PLAIN) for name in AUGMENTATIONS] + [
@@ -132,6 +139,25 @@ def test_each_row_changes_something(name, cfg, scene):
 
     pairs = zip(images(PLAIN), images([*PLAIN, *SWITCHES[name]]), strict=True)
     assert not all(before.equal(after) for before, after in pairs)
+
+
+@pytest.mark.parametrize("name", PIXEL_AUGMENTATIONS)
+def test_each_row_of_pixels_changes_the_image_alone(name, cfg, scene):
+    """In training, also an image of 1 pixel."""
+    cfg.INPUT.MASK_FORMAT = "bitmask"
+    samples = []
+    for keys in ([], SWITCHES[name]):
+        cfg.merge_from_list(keys)
+        np.random.seed(0)
+        samples.append(TolerantMapper(cfg, is_train=True)(scene))
+    (plain, truth), (changed, same) = ((one["image"], one["instances"]) for one in samples)
+    assert changed.shape == plain.shape and changed.dtype == torch.uint8
+    assert (changed.float() - plain.float()).abs().mean() > 1
+    assert same.gt_boxes.tensor.equal(truth.gt_boxes.tensor)
+    assert same.gt_masks.tensor.equal(truth.gt_masks.tensor)
+    (one,) = PIXEL_AUGMENTATIONS[name](cfg)
+    assert one(torch.full((3, 1, 1), 7, dtype=torch.uint8)).shape == (3, 1, 1)
+    assert TolerantMapper(cfg, is_train=False).pixel_augmentations == []
 
 
 @pytest.mark.parametrize(("name", "base"), CASES, ids=str)

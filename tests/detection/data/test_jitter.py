@@ -155,8 +155,7 @@ def test_colour_is_refused_by_key(cfg, changes, named):
     cfg.merge_from_list(changes)
     with pytest.raises(ConfigError, match=named):
         TolerantMapper(cfg, is_train=True)
-    assert TolerantMapper(cfg, is_train=False).color is None
 
 
-def test_colour_is_off_unless_its_key_is_given(cfg):
-    assert TolerantMapper(cfg, is_train=True).color is None
+def test_pixels_stay_unless_a_key_is_given(cfg):
+    assert TolerantMapper(cfg, is_train=True).pixel_augmentations == []

@@ -68,19 +68,6 @@ def mapped(cfg, record, annotations, **changes):
 NO_CHANGE = {"augmentations": T.AugmentationList([])}
 
 
-def test_colour_changes_the_image_alone(cfg, record):
-    outputs = []
-    for cfg.INPUT.COLOR in (0.0, 0.4):
-        np.random.seed(0)
-        given, _ = decided({**record, "annotations": [thing()]})
-        outputs.append(TolerantMapper(cfg, is_train=True)(given))
-    (plain, truth), (coloured, same) = ((o["image"], o["instances"]) for o in outputs)
-    assert coloured.shape == plain.shape and coloured.dtype == plain.dtype
-    assert (coloured.float() - plain.float()).abs().mean() > 2
-    assert same.gt_boxes.tensor.equal(truth.gt_boxes.tensor)
-    assert all(map(np.array_equal, same.gt_masks.polygons[0], truth.gt_masks.polygons[0]))
-
-
 @pytest.mark.parametrize(
     "annotations",
     [None, [], [thing(iscrowd=1, segmentation=runs())], [thing(box=(-50, -50, 20, 20))]],
