@@ -414,7 +414,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = Fal
         options = TolerantMapper.from_config(cfg, is_train=True)
         # the pixels are as in the evaluation
         options |= {"augmentations": mapper.augmentations.augs, "exact_pixels": True}
-        mapper = TolerantMapper(**options | {"recompute_boxes": False, "color": 0.0})
+        mapper = TolerantMapper(**options | {"recompute_boxes": False, "pixel_augmentations": ()})
     arguments = build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper)
     records = arguments["dataset"]
     if with_truth:
