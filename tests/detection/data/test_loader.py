@@ -278,6 +278,17 @@ def test_losses_and_costs_of_an_evaluation_are_of_tiles(tiles):
     assert number_of_images(["stream_test"]) == 11
 
 
+def test_losses_of_an_evaluation_are_of_its_pixels(eleven):
+    """And not of those that training changes, such as their colours."""
+    eleven.DATASETS.TEST = ("stream_test",)
+    eleven.INPUT.COLOR = 0.4
+    seen, with_truth = (
+        [sample["image"] for (sample,) in build_test_loader(eleven, "stream_test", **options)]
+        for options in ({}, {"with_truth": True})
+    )
+    assert len(seen) == 11 and all(map(torch.equal, seen, with_truth))
+
+
 def test_classes_are_balanced_by_tiles(tiles):
     tiles.DATALOADER.SAMPLER_TRAIN = "RepeatFactorTrainingSampler"
     tiles.DATALOADER.REPEAT_THRESHOLD = 0.5
