@@ -355,8 +355,8 @@ FAULTS = [
     _fault(
         "Several processes on one machine",
         "lambda_det/distributed/launch.py",
-        "rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)",
-        "rank, failure = max(result.failures.items(), key=lambda item: item[1].timestamp)",
+        'raise _error_of(failure, f"Process {rank} of {world_size}")',
+        'raise _error_of(failure, f"Process 0 of {world_size}")',
         "distributed/test_launch.py::test_the_cause_is_named_and_not_what_followed",
     ),
     _fault(
@@ -364,7 +364,7 @@ FAULTS = [
         "lambda_det/distributed/connection.py",
         'os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_kept else "0"',
         '"0"',
-        "distributed/test_restarts.py::test_torchrun_continues_after_a_kill[forking]",
+        "distributed/test_connection.py::test_each_attempt_of_torchrun_has_its_own_addresses",
     ),
     _fault(
         "A damaged checkpoint is noticed",

@@ -151,7 +151,7 @@ def test_colour_is_that_of_the_image_whatever_the_order_of_its_channels():
         (["INPUT.COLOR", 0.5, "INPUT.FORMAT", "L"], r"INPUT\.FORMAT is L"),
     ],
 )
-def test_colour_is_refused_by_key(cfg, changes, named):
+def test_changes_of_pixels_are_refused_by_key(cfg, changes, named):
     cfg.merge_from_list(changes)
     with pytest.raises(ConfigError, match=named):
         TolerantMapper(cfg, is_train=True)
