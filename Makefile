@@ -44,7 +44,7 @@ test: setup
 	$(PYTEST) -n 2 -m "not ($(LONG))"
 
 test-all: setup
-	$(ALL) -m "not release"
+	$(ALL) -m "not release" $(TESTS)
 
 test-rest: setup
 	$(ALL) -m "($(LONG)) and not release" $(TESTS)

@@ -3,6 +3,7 @@
 import importlib
 import os
 import signal
+import traceback
 
 import pytest
 
@@ -25,4 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A process that hands out tests would import for six seconds while others wait for it
     hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if not hands_out and not config.pluginmanager.has_plugin(FIXTURES):
-        config.pluginmanager.register(importlib.import_module(FIXTURES), FIXTURES)
+        try:
+            module = importlib.import_module(FIXTURES)
+        except Exception:  # which pytest would take for a fault of its own
+            pytest.exit(f"{FIXTURES} cannot be imported:\n{traceback.format_exc()}", 4)
+        config.pluginmanager.register(module, FIXTURES)

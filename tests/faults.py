@@ -453,7 +453,7 @@ FAULTS = [
     _fault(
         "Large-scale jitter changes image",
         "lambda_det/detection/data/jitter.py",
-        "image.flip(0) if self._is_bgr else image",
+        'image.flip(0) if self.image_format == "BGR" else image',
         "image",
         "detection/data/test_jitter.py"
         "::test_colour_is_that_of_the_image_whatever_the_order_of_its_channels",

@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     gc.freeze()
-    gc.set_threshold(20_000)  # new objects, of which a test makes thousands; Python's is 700
+    gc.set_threshold(20_000)  # new objects, of which a test makes thousands; Python's is less
     gc.enable()
 
 
@@ -100,13 +100,15 @@ def configurations_parsed_once():
     parsed = functools.cache(lambda text: pickle.dumps(parse(text)))
 
     def safe_load(stream):
-        text = stream if isinstance(stream, (str, bytes)) else stream.read()
+        is_text = isinstance(stream, (str, bytes))
+        begin = 0 if is_text else stream.tell()
+        text = stream if is_text else stream.read()
         try:
             return pickle.loads(parsed(text))
         except yaml.YAMLError:
-            if text is stream:
+            if is_text:
                 raise
-            stream.seek(0)
+            stream.seek(begin)
             return parse(stream)  # whose error names the file
 
     with pytest.MonkeyPatch.context() as patch:

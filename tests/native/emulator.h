@@ -5,8 +5,8 @@
 // by ucontext, which asks the system each time, and afterwards is left and entered by jumps.
 // Programs run one after the other. Copies to shared memory land when they begin, or as late as they may: when
 // the thread waits for their group. Until then NaN lies there, as it does in all shared memory that
-// was not written. Programs are compiled with EMULATED, and FLOAT16 for float16. Functions of <cmath>
-// and <functional> are written out, because to read these takes longer than to compile a kernel.
+// was not written. Programs are compiled with EMULATED, and FLOAT16 for float16. There is
+// no <cmath> and no <functional>, because to read these takes as long as to compile a kernel.
 
 #pragma once
 
@@ -378,7 +378,11 @@ extern "C" const char *launch(void *kernel, int count, void **arguments, int pro
   machine.threads = threads;
   machine.shared_bytes = shared_bytes;
   machine.is_late = is_late;
-  emulator::run();
+  if (threads > (int)emulator::kMostThreads) {
+    emulator::fault("too many threads", threads);
+  } else {
+    emulator::run();
+  }
   return machine.fault;
 }
 

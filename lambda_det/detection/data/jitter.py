@@ -180,7 +180,7 @@ class ColorJitter:
                 f"INPUT.COLOR {strength} needs images in BGR or RGB; INPUT.FORMAT is "
                 f"{image_format}."
             )
-        self._strength, self._is_bgr = strength, image_format == "BGR"
+        self.image_format, self._strength = image_format, strength
         self._jitter = v2.ColorJitter(strength, strength, strength, strength / 4)
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
@@ -192,7 +192,7 @@ class ColorJitter:
 
     def _turned(self, image: torch.Tensor) -> torch.Tensor:
         """Change an image [3, H, W] from the model's order of channels to RGB, or back."""
-        return image.flip(0) if self._is_bgr else image
+        return image.flip(0) if self.image_format == "BGR" else image
 
 
 def _color(cfg: CfgNode) -> list[PixelAugmentation]:

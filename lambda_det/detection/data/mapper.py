@@ -38,7 +38,7 @@ from lambda_det.detection.data.transforming import (
     transform_polygons,
 )
 from lambda_det.detection.data.truth import corners, mask_of
-from lambda_det.errors import DataError
+from lambda_det.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 
@@ -80,22 +80,31 @@ class TolerantMapper(DatasetMapper):
             ignored_label: the label of pixels without a class.
             exact_pixels: training images have the pixels of Detectron2's own mapper, which takes
                 longer. docs/performance.md says how much they differ otherwise.
-            pixel_augmentations: change the pixels of training images, see ``PIXEL_AUGMENTATIONS``.
+            pixel_augmentations: change the pixels of images, see ``PIXEL_AUGMENTATIONS``.
             kwargs: as ``args``.
+
+        Raises:
+            ConfigError: a change of pixels is of images in another format.
         """
         super().__init__(*args, **kwargs)
         self.semantic_classes = semantic_classes
         self.ignored_label = ignored_label
         self.exact_pixels = exact_pixels
-        self.pixel_augmentations = list(pixel_augmentations) if self.is_train else []
-        if self.pixel_augmentations:
-            logger.info(f"Then the pixels of an image are changed by {self.pixel_augmentations}")
+        self.pixel_augmentations = list(pixel_augmentations)
+        for one in self.pixel_augmentations:  # of a LazyConfig, which gives both
+            if (given := getattr(one, "image_format", self.image_format)) != self.image_format:
+                raise ConfigError(
+                    f"{one} is for images in {given}, and its mapper has image_format "
+                    f"{self.image_format}; give both the same."
+                )
         if self.is_train and not exact_pixels and not self.draws_by_size:
             logger.info(
                 f"Training images are read whole, which takes longer: {self.image_format} or one "
                 "of the augmentations above is not among those that are drawn before an image is "
                 "read."
             )
+        if self.pixel_augmentations:
+            logger.info(f"Then the pixels of an image are changed by {self.pixel_augmentations}")
 
     @property
     def draws_by_size(self) -> bool:

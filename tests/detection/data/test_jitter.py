@@ -155,6 +155,15 @@ def test_changes_of_pixels_are_refused_by_key(cfg, changes, named):
     cfg.merge_from_list(changes)
     with pytest.raises(ConfigError, match=named):
         TolerantMapper(cfg, is_train=True)
+    assert TolerantMapper(cfg, is_train=False).pixel_augmentations == []
+
+
+def test_a_mapper_of_another_format_is_refused(cfg):
+    """A LazyConfig gives both formats."""
+    options = TolerantMapper.from_config(cfg, is_train=True)
+    options["pixel_augmentations"] = [ColorJitter(0.4, "RGB")]
+    with pytest.raises(ConfigError, match=r"RGB.*BGR"):
+        TolerantMapper(**options)
 
 
 def test_pixels_stay_unless_a_key_is_given(cfg):
