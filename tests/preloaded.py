@@ -17,3 +17,4 @@ confidence._REPLICATES = 4
 # What is imported stays: no forked process looks through it for garbage, or copies it by that
 gc.collect()
 gc.freeze()
+gc.set_threshold(20_000)  # as in fixtures.py

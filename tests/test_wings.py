@@ -21,7 +21,6 @@ TABLES = ("cli.py", "from_python.py", "detection/prediction/predictor.py", "weig
 # Tests of rooms of the core that are run in the copy
 RUN = (
     "detection/test_config.py",
-    "detection/test_lazy_config.py",
     "modeling/test_build.py",
     "weights/test_formats.py",
     "test_every_module.py",

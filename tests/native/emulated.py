@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -39,15 +41,35 @@ FLAGS = [
 ]
 
 
+# Libraries by what they are made of: several files of tests, each in a process, take the same
+KEPT = Path(__file__).parents[2] / ".pytest_cache" / "emulated"
+
+
 @functools.cache
 def compiled(source: str, options: tuple[str, ...] = ()) -> bytes:
     """A library of the kernels of this text, and of the emulator."""
+    flags = [*FLAGS, *options]
+    made_of = (EMULATOR.read_text("utf-8"), source, *flags, _version())
+    kept = KEPT / hashlib.sha256("\0".join(made_of).encode()).hexdigest()
+    with contextlib.suppress(FileNotFoundError):
+        return kept.read_bytes()
     with tempfile.TemporaryDirectory() as folder:
         text, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
         text.write_text(f'#include "{EMULATOR}"\n{source}', "utf-8")
-        command = ["g++", *FLAGS, *options, str(text), "-o", str(library)]
+        command = ["g++", *flags, str(text), "-o", str(library)]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-        return library.read_bytes()
+        code = library.read_bytes()
+    with contextlib.suppress(OSError):  # a folder that cannot be written
+        KEPT.mkdir(parents=True, exist_ok=True)
+        temporary = kept.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(code)
+        temporary.replace(kept)
+    return code
+
+
+@functools.cache
+def _version() -> str:
+    return subprocess.run(["g++", "--version"], capture_output=True, text=True).stdout
 
 
 @functools.cache
