@@ -282,7 +282,7 @@ def _raise_what_happened(result: RunResult, signals: frozenset[int], world_size:
         if stops:
             raise stops[0]
         return
-    ((rank, failure),) = result.failures.items()  # the agent ends the others at the first
+    rank, failure = next(iter(result.failures.items()))  # the agent ends the others at the first
     if -failure.exitcode in signals:  # it had not begun to train, or got a second signal
         _end_by(-failure.exitcode)
     if failure.exitcode == INTERRUPTED_STATUS:

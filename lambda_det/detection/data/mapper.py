@@ -104,7 +104,7 @@ class TolerantMapper(DatasetMapper):
                 "read."
             )
         if self.pixel_augmentations:
-            logger.info(f"Then the pixels of an image are changed by {self.pixel_augmentations}")
+            logger.info(f"Augmentations of pixels, after the others: {self.pixel_augmentations}")
 
     @property
     def draws_by_size(self) -> bool:
