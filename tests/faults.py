@@ -626,8 +626,8 @@ FAULTS = [
     _fault(
         "One page about a run",
         "lambda_det/own_data/report/advice.py",
-        "    _Rule(_unlike_training, needs_usable=False),\n",
-        "",
+        "    elif held_out >= _APART * trained:",
+        "    elif held_out < _APART * trained:",
         "own_data/report/test_advice.py::"
         "test_a_detector_that_knows_only_its_own_images_wants_others",
     ),
@@ -655,7 +655,7 @@ FAULTS = [
     _fault(
         "One page about a run",
         "lambda_det/own_data/report/advice.py",
-        "        if evidence.is_usable or not rule.needs_usable\n",
+        " if run.is_usable else _RULES",
         "",
         "own_data/report/test_advice.py::"
         "test_a_detector_that_is_not_usable_tells_nothing_about_annotations",

@@ -1,7 +1,7 @@
 """What would bring most: what to change, and by how much AP50 would rise at most.
 
-To add a piece of advice, write a function from :class:`_Evidence` to the changes that it advises,
-and name it in ``_RULES``.
+To add a piece of advice, write a function from :class:`Evidence` to the changes that it advises,
+and name it in ``_RULES`` or ``_OF_USABLE``.
 """
 
 from __future__ import annotations
@@ -9,29 +9,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from pycocotools.coco import COCO
 
 from lambda_det.detection.first_batch import FILE as FIRST_BATCH
 from lambda_det.errors import listed
 from lambda_det.own_data.input_size import LARGEST_SCALE
-from lambda_det.own_data.report.error_types import (
-    NEAR,
-    JudgedPrediction,
-    ap50,
-    repaired,
-    sort_errors,
-)
+from lambda_det.own_data.report.error_types import NEAR, ap50, repaired, sort_errors
 from lambda_det.own_data.report.matching import LEAST_IOU
 from lambda_det.own_data.report.reading import evaluations_of, label_of
 
-__all__ = ["USABLE_AP50", "Change", "Epochs", "advise"]
+__all__ = ["USABLE_AP50", "Change", "Epochs", "Evidence", "advise"]
 
 # Below this AP50 a detector has not learned the task, and its errors prove nothing about its data:
 # with an AP50 of 0.03, 791 predictions had scores of 0.8 or more. It is a guess between that and
@@ -46,24 +39,20 @@ CONFIDENT = 0.8  # score of predictions whose annotation may be missing
 # whole strides of the backbone
 _ENLARGED = 0.9 * LARGEST_SCALE
 _ALL = 0.9  # share of the objects that counts as all of them, since a few may be annotated loosely
-_FEW = 100  # objects of a class in training, below which more examples are advised in any case
-_CLASSES = 5  # number of classes that are named, those with the most missed objects
-_PAIRS = 3  # pairs of classes that are named, those that are confused most often
+_FEW = 100  # objects of a class in training, below which more examples are advised
+_NAMED = 5  # classes, or pairs of classes, that are named
 _YOUNG = 0.1  # share of AP50 by which the AP50 of a young run rises in the last third of its steps
 _LEAST_RISE = 1.0  # of others: evaluations of runs that learned no more differed by up to 1 point
-# Loss of the test images over the loss of training images, from which these are not alike, or few.
+_LEAST_FALL = 3.0  # of AP50 below the best of several such evaluations; a guess
+# Loss of the held-out images over that of training images, from which these are not alike, or few.
 # Nine runs on six sets had 0.8 to 1.5 at their ends, and one of 2.1 had 130 images for 30 epochs.
-# The detector of `make demo` has 0.9, and on the same images 2.2 at a quarter of their brightness,
-# 2.1 in yellow light and 1.0 at half of the brightness, which it stands.
 _APART = 2.0
 _SHORT = 0.5  # share of the rule's epochs, below which a run is short
 _BEGUN = 1 / 3  # share of the rule's epochs, below which all classes are missed
 # Two shares differ if objects that are alike would show such a difference in one of so many data
 # sets. Statistics often take 0.05; but the objects of one image are missed together.
 _BY_CHANCE = 0.01
-
-
-_TEST_LOSS = "validation/total_loss"
+_HELD_OUT_LOSS = "validation/total_loss"
 
 
 class Change(NamedTuple):
@@ -102,204 +91,86 @@ class Epochs(NamedTuple):
         return f"{trained} of {rule} epochs"
 
 
-def advise(
-    ground_truth: COCO,
-    entries: Sequence[Mapping[str, Any]],
-    iou_type: str,
-    metrics: Sequence[Mapping[str, float]],
-    trained: Mapping[str, int],
-    *,
-    scale: float = 1.0,
-    is_cascade: bool = False,
-    is_tiled: bool = False,
-    epochs: Epochs | None = None,
-) -> list[Change]:
+def advise(run: Evidence) -> list[Change]:
     """The possible changes, with the one that would bring most first.
 
-    The gains are bounds: the AP50 if all errors of a kind were gone. They overlap. What blames the
-    size or the class of objects is only advised where more of them are missed than of the others,
-    as :func:`differs` says. If AP50 was still rising by much, a longer training comes first,
-    because its errors will be different. Below ``USABLE_AP50`` nothing is said about annotations.
+    The gains are bounds: the AP50 if all errors of a kind were gone. They overlap. Below
+    ``USABLE_AP50`` nothing is said about annotations.
+    """
+    if not run.counted:
+        return []  # there is nothing to find
+    rules = (*_OF_USABLE, *_RULES) if run.is_usable else _RULES
+    changes = [change for rule in rules for change in rule(run)]
+    return sorted(
+        changes, key=lambda c: (not c.comes_first, 0.0 if math.isnan(c.gain) else -c.gain)
+    )
 
-    Args:
-        ground_truth, entries, iou_type: as for :func:`sort_errors`.
+
+# ------------------------------------------------------------------------------- what the rules use
+@dataclass
+class Evidence:
+    """What is known of a run.
+
+    Attributes:
+        truth, entries, iou_type: as for :func:`sort_errors`.
         metrics: of the run's metrics.json, for its curves.
         trained: number of objects of each class in training, by its name; empty if unknown.
         scale: sides of the network's input as a share of the sides of the images or tiles.
         is_cascade: whether the detector has several box heads in a row already.
         is_tiled: whether images are cut into tiles already.
         epochs: of the training; None if unknown.
-    """
-    if all(one.get("iscrowd") for one in ground_truth.anns.values()):
-        return []  # there is nothing to find
-    predictions, missed = sort_errors(ground_truth, entries, iou_type)
-    evidence = _Evidence(
-        ground_truth,
-        entries,
-        predictions,
-        missed,
-        iou_type,
-        metrics,
-        trained,
-        scale,
-        is_cascade,
-        is_tiled,
-        epochs,
-    )
-    changes = [
-        change
-        for rule in _RULES
-        if evidence.is_usable or not rule.needs_usable
-        for change in rule.advice(evidence)
-    ]
-    return sorted(
-        changes,
-        key=lambda c: (not c.comes_first, 0.0 if math.isnan(c.gain) else -c.gain),
-    )
-
-
-# ------------------------------------------------------------------------------- what the rules use
-@dataclass(frozen=True)
-class _Evidence:
-    """What is known of a run.
-
-    Attributes:
         predictions, missed: of :func:`sort_errors`.
-        others: as for :func:`advise`.
+        classes, names: the category of each annotation, and the name of each category.
+        counted: the annotations that are no crowds, by their ids.
+        sides: of each in pixels of the network's input: the root of its area.
+        objects: the number of objects of each category.
     """
 
     truth: COCO
     entries: Sequence[Mapping[str, Any]]
-    predictions: Sequence[JudgedPrediction]
-    missed: Set[int]
     iou_type: str
     metrics: Sequence[Mapping[str, float]]
     trained: Mapping[str, int]
-    scale: float
-    is_cascade: bool
-    is_tiled: bool
-    epochs: Epochs | None
+    scale: float = 1.0
+    is_cascade: bool = False
+    is_tiled: bool = False
+    epochs: Epochs | None = None
 
-    @cached_property
-    def classes(self) -> dict[int, int]:
-        """The category by the id of the annotation."""
-        return {i: a["category_id"] for i, a in self.truth.anns.items()}
-
-    @cached_property
-    def counted(self) -> set[int]:
-        """The ids of the annotations that are no crowds."""
-        return {i for i, a in self.truth.anns.items() if not a["iscrowd"]}
-
-    @cached_property
-    def objects(self) -> Counter[int]:
-        """The number of objects of each category."""
-        return Counter(self.classes[i] for i in self.counted)
-
-    @cached_property
-    def names(self) -> dict[int, str]:
-        """The name of each category."""
-        return {i: category["name"] for i, category in self.truth.cats.items()}
-
-    @cached_property
-    def sides(self) -> dict[int, float]:
-        """The side of each object in pixels of the network's input: the root of its area."""
-        return {i: self.scale * self.truth.anns[i]["area"] ** 0.5 for i in self.counted}
-
-    @cached_property
-    def size_is_blamed(self) -> bool:
-        """Whether small objects are missed because they are small."""
-        bad, of_bad, other, of_other = self.bad_by_size
-        return self.scale < _ENLARGED and differs(bad, of_bad, other, of_other)
-
-    @cached_property
-    def small(self) -> set[int]:
-        """The ids of the small objects."""
-        return {i for i, side in self.sides.items() if side < SMALL}
-
-    @cached_property
-    def bad_by_size(self) -> tuple[int, int, int, int]:
-        """How many of the small objects are missed or boxed badly, and of how many; of others."""
-        bad = self.missed | {self.predictions[i].matched for i in self.places("localisation")}
-        large = self.counted - self.small
-        return len(bad & self.small), len(self.small), len(bad & large), len(large)
-
-    @cached_property
-    def ap50(self) -> float:
-        return ap50(self.predictions, self.objects)
-
-    @cached_property
-    def boxes_are_loose(self) -> bool:
-        """Whether boxes lie badly about as often as masks do, where there are masks."""
-        if self.iou_type == "bbox" or not all("bbox" in entry for entry in self.entries):
-            return True
-        boxes, _ = sort_errors(self.truth, self.entries, "bbox")
-        loose = sum(prediction.verdict == "localisation" for prediction in boxes)
-        return 2 * loose >= len(self.places("localisation"))
+    def __post_init__(self) -> None:
+        self.predictions, self.missed = sort_errors(self.truth, self.entries, self.iou_type)
+        annotations = self.truth.anns
+        self.classes = {i: one["category_id"] for i, one in annotations.items()}
+        self.counted = {i for i, one in annotations.items() if not one["iscrowd"]}
+        self.sides = {i: self.scale * annotations[i]["area"] ** 0.5 for i in self.counted}
+        self.names = {i: category["name"] for i, category in self.truth.cats.items()}
+        self.objects = Counter(self.classes[i] for i in self.counted)
+        self.ap50 = ap50(self.predictions, self.objects)
 
     @cached_property
     def points(self) -> list[tuple[float, float]]:
         """The step and the AP50 of each evaluation."""
-        return _points(self.metrics, self.iou_type)
-
-    @cached_property
-    def losses(self) -> tuple[float, float] | None:
-        """The loss of the training images, as the median of the last third of the steps, and that
-        of the test images at the last evaluation; None if one of them is unknown.
-        """
-        tested = [line for line in self.metrics if _TEST_LOSS in line]
-        if not tested:
-            return None
-        last = tested[-1]["iteration"]
-        trained = [
-            line["total_loss"]
-            for line in self.metrics
-            if "total_loss" in line and last * 2 / 3 < line["iteration"] <= last
-        ]
-        return (statistics.median(trained), tested[-1][_TEST_LOSS]) if trained else None
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether the detector does much better on what it was trained on.
-
-        At first the loss rises, while more and more boxes find an object, so a short run that is
-        not usable yet tells nothing.
-        """
-        is_begun = self.is_usable or not self.is_short
-        return is_begun and self.losses is not None and self.losses[1] >= _APART * self.losses[0]
-
-    @property
-    def is_short(self) -> bool:
-        """Whether the training had much fewer epochs than its rule."""
-        return self.epochs is not None and self.epochs.trained < _SHORT * self.epochs.rule
-
-    @property
-    def is_hardly_begun(self) -> bool:
-        """Whether the training was too short for the classes it misses to tell something."""
-        return self.epochs is not None and self.epochs.trained < _BEGUN * self.epochs.rule
+        name = label_of(f"{self.iou_type}/AP50")
+        rows = [row for row in evaluations_of(self.metrics) if name in row]
+        # Detectron2 writes NaN for an evaluation without any prediction
+        return [(r["step"] - 1, 0.0 if math.isnan(r[name]) else r[name]) for r in rows]
 
     @property
     def is_usable(self) -> bool:
         """Whether the detector is good enough for its errors to tell something about the data."""
         return self.ap50 >= USABLE_AP50
 
+    def has_less_than(self, share: float) -> bool:
+        """Whether the training had less than a share of the rule's epochs."""
+        return self.epochs is not None and self.epochs.trained < share * self.epochs.rule
+
     def gain(self, wrong: Set[int], unseen: Set[int] = frozenset()) -> float:
         """The rise of AP50 if wrong predictions were repaired and missed objects not there."""
         left = self.objects - Counter(self.classes[i] for i in unseen)
         return ap50(repaired(self.predictions, wrong, self.classes), left) - self.ap50
 
-    def places(
-        self, verdict: str, of: Callable[[JudgedPrediction], bool] = lambda p: True
-    ) -> set[int]:
+    def places(self, verdict: str) -> set[int]:
         """The places of the predictions with an error."""
-        return {i for i, p in enumerate(self.predictions) if p.verdict == verdict and of(p)}
-
-    def training(self, *categories: int) -> str:
-        """The end of a sentence: how many objects of some categories were trained on."""
-        if not self.trained:
-            return "."
-        named = sorted(self.names[c] for c in categories)
-        counts = (f"{name} {self.trained.get(name, 0):,}" for name in named)
-        return f"; objects in training: {', '.join(counts)}."
+        return {i for i, p in enumerate(self.predictions) if p.verdict == verdict}
 
 
 def differs(some: int, of: int, others: int, of_others: int) -> bool:
@@ -315,39 +186,32 @@ def differs(some: int, of: int, others: int, of_others: int) -> bool:
     """
     drawn, total = some + others, of + of_others
 
+    def log_choices(number: int, chosen: int) -> float:
+        """Logarithm of the number of ways to choose some of a number of objects."""
+        return math.lgamma(number + 1) - math.lgamma(chosen + 1) - math.lgamma(number - chosen + 1)
+
     def probability(number: int) -> float:
-        return math.exp(
-            _log_choices(of, number)
-            + _log_choices(of_others, drawn - number)
-            - _log_choices(total, drawn)
-        )
+        choices = log_choices(of, number) + log_choices(of_others, drawn - number)
+        return math.exp(choices - log_choices(total, drawn))
 
     return sum(map(probability, range(some, min(of, drawn) + 1))) < _BY_CHANCE
 
 
-def _log_choices(number: int, chosen: int) -> float:
-    """Logarithm of the number of ways to choose some of a number of objects."""
-    return math.lgamma(number + 1) - math.lgamma(chosen + 1) - math.lgamma(number - chosen + 1)
-
-
 # ---------------------------------------------------------------------------------------- the rules
-def _unannotated(run: _Evidence) -> Iterator[Change]:
-    sure = run.places("background", lambda p: p.score >= CONFIDENT)
-    if not sure:
-        return
-    images = Counter(run.predictions[i].image for i in sure).most_common(3)
-    files = [Path(run.truth.imgs[image].get("file_name", str(image))).name for image, _ in images]
-    yield Change(
-        "background",
-        f"Look at the annotations, first of {', '.join(files)}; the training images may lack "
-        "the same annotations.",
-        run.gain(sure),
-        f"Predictions of a score of {CONFIDENT} or more where nothing is annotated: {len(sure)}.",
-    )
-
-
-def _mistaken(run: _Evidence) -> Iterator[Change]:
-    if unsure := run.places("background", lambda p: p.score < CONFIDENT):
+def _background(run: Evidence) -> Iterator[Change]:
+    false = run.places("background")
+    if sure := {i for i in false if run.predictions[i].score >= CONFIDENT}:
+        images = Counter(run.predictions[i].image for i in sure).most_common(3)
+        files = [Path(run.truth.imgs[i].get("file_name", str(i))).name for i, _ in images]
+        yield Change(
+            "background",
+            f"Look at the annotations, first of {', '.join(files)}; the training images may lack "
+            "the same annotations.",
+            run.gain(sure),
+            f"Predictions of a score of {CONFIDENT} or more where nothing is annotated: "
+            f"{len(sure)}.",
+        )
+    if unsure := false - sure:
         yield Change(
             "background",
             "Add images of what is mistaken for an object; without objects they need no "
@@ -357,85 +221,35 @@ def _mistaken(run: _Evidence) -> Iterator[Change]:
         )
 
 
-def _confused(run: _Evidence) -> Iterator[Change]:
-    pair_of = {
-        i: frozenset((run.predictions[i].category, run.classes[run.predictions[i].matched]))
-        for i in run.places("class")
-    }
-    pairs = Counter(pair_of.values()).most_common()
-    if not pairs:
-        return
+def _confused(run: Evidence) -> Iterator[Change]:
+    wrong = run.places("class")
+    found = [run.predictions[i] for i in wrong]
+    pairs = Counter(frozenset((p.category, run.classes[p.matched])) for p in found).most_common()
     named = [" and ".join(sorted(run.names[category] for category in pair)) for pair, _ in pairs]
-    (pair, number), one_pair = pairs[0], named[0]
-    if 2 * number >= len(pair_of):
+    if named:
         yield Change(
             "class",
-            f"Add examples of {one_pair}, or make one class of both.",
-            run.gain({i for i in pair_of if pair_of[i] == pair}),
-            f"Boxes of one with the name of the other: {number}{run.training(*pair)}",
+            "Add examples of classes that are taken for each other, or make one class of those "
+            f"that look alike: {listed(named, _NAMED)}.",
+            run.gain(wrong),
+            f"Boxes with the name of another class: {len(wrong)}, in {len(pairs)} pairs of "
+            "classes.",
         )
-        return
-    yield Change(
-        "class",
-        "Add examples of classes that are taken for each other, or make one class of those that "
-        f"look alike: {listed(named, _PAIRS)}.",
-        run.gain(set(pair_of)),
-        f"Boxes with the name of another class: {len(pair_of)}, in {len(pairs)} pairs of classes.",
-    )
 
 
-def _too_small(run: _Evidence) -> Iterator[Change]:
-    """Small objects that are found less often than others, or all objects where all are tiny."""
-    if run.scale >= _ENLARGED or not run.small:
-        return
-    bad, small, other_bad, others = run.bad_by_size
-    share = f"Missed or boxed badly of {small} objects smaller than {SMALL} pixels in the "
-    share += f"network's input: {bad / small:.0%}"
-    half = float(np.median(list(run.sides.values())))
-    if run.size_is_blamed:
-        evidence = f"{share}; of {others} larger ones: {other_bad / others:.0%}."
-    elif small >= _ALL * len(run.counted) and half < TINY:
-        evidence = f"Half of all objects have a side of {half:.0f} pixels or less there. {share}."
-    else:
-        return
-    how = "on tiles of large images (--tile auto), or at a larger size (--size)"
-    if run.is_tiled:
-        # in tiles of a given side objects keep their pixels; a size beside it enlarges them
-        how = "on smaller tiles (--tile)" if run.scale < 1 else "on enlarged tiles (--tile, --size)"
-    small_boxes = run.places("localisation", lambda p: p.matched in run.small)
-    yield Change(
-        "missed",
-        f"Train {how}: the objects are too small in the network's input.",
-        run.gain(small_boxes, run.missed & run.small),
-        evidence,
-        # what is hardly seen is not learned by a longer training either
-        comes_first=not (run.size_is_blamed or run.is_usable),
-    )
+def _loose(run: Evidence) -> Iterator[Change]:
+    if loose := run.places("localisation"):
+        change = "Look at how tightly the annotations fit."
+        if not run.is_cascade and run.iou_type == "bbox":
+            change += (
+                " Three box heads in a row (MODEL.ROI_HEADS.NAME CascadeROIHeads) place boxes "
+                "better than one."
+            )
+        evidence = f"Predictions with an IoU of {NEAR} to {LEAST_IOU} with an object: {len(loose)}."
+        yield Change("localisation", change, run.gain(loose), evidence)
 
 
-def _loose(run: _Evidence) -> Iterator[Change]:
-    blamed = run.small if run.size_is_blamed else frozenset()  # their size is the reason
-    loose = run.places("localisation", lambda p: p.matched not in blamed)
-    if not loose:
-        return
-    which = f"an object of {SMALL} pixels or more" if blamed else "an object"
-    change = "Look at how tightly the annotations fit."
-    if not run.boxes_are_loose:
-        change = "Look at how tightly the outlines of the annotations fit: the boxes lie well."
-    elif not run.is_cascade:
-        change += (
-            " Three box heads in a row (MODEL.ROI_HEADS.NAME CascadeROIHeads) place boxes better "
-            "than one."
-        )
-    yield Change(
-        "localisation",
-        change,
-        run.gain(loose),
-        f"Predictions with an IoU of {NEAR} to {LEAST_IOU} with {which}: {len(loose)}.",
-    )
-
-
-def _duplicates(run: _Evidence) -> Iterator[Change]:
+def _duplicates(run: Evidence) -> Iterator[Change]:
     if again := run.places("duplicate"):
         yield Change(
             "duplicate",
@@ -447,95 +261,109 @@ def _duplicates(run: _Evidence) -> Iterator[Change]:
         )
 
 
-def _rare_classes(run: _Evidence) -> Iterator[Change]:
-    """Classes with few examples; of classes with more, the half with fewer, if they are missed more
-    often. A run that has hardly begun misses nearly all of them.
-    """
-    if run.is_hardly_begun or not run.trained or not run.objects:
+def _too_small(run: Evidence) -> Iterator[Change]:
+    """Small objects that are found less often than others, or all objects where all are tiny."""
+    small = {i for i, side in run.sides.items() if side < SMALL}
+    large, badly = run.counted - small, run.places("localisation")
+    if run.scale >= _ENLARGED or not small:
         return
-    unseen = {c: {i for i in run.missed if run.classes[i] == c} for c in run.objects}
-    half = np.median([run.trained.get(run.names[c], 0) for c in run.objects])
+    bad = run.missed | {run.predictions[i].matched for i in badly}
+    share = f"Missed or boxed badly of {len(small)} objects smaller than {SMALL} pixels in the "
+    share += f"network's input: {len(bad & small) / len(small):.0%}"
+    half = statistics.median(run.sides.values())
+    is_blamed = differs(len(bad & small), len(small), len(bad & large), len(large))
+    if is_blamed:
+        evidence = f"{share}; of {len(large)} larger ones: {len(bad & large) / len(large):.0%}."
+    elif len(small) >= _ALL * len(run.counted) and half < TINY:
+        evidence = f"Half of all objects have a side of {half:.0f} pixels or less there. {share}."
+    else:
+        return
+    how = "on tiles of large images (--tile auto), or at a larger size (--size)"
+    if run.is_tiled:
+        # in tiles of a given side objects keep their pixels; a size beside it enlarges them
+        how = "on smaller tiles (--tile)" if run.scale < 1 else "on enlarged tiles (--tile, --size)"
+    yield Change(
+        "missed",
+        f"Train {how}: the objects are too small in the network's input.",
+        run.gain({i for i in badly if run.predictions[i].matched in small}, run.missed & small),
+        evidence,
+        # what is hardly seen is not learned by a longer training either
+        comes_first=not (is_blamed or run.is_usable),
+    )
 
-    def is_rare(category: int) -> bool:
-        count, own = run.trained.get(run.names[category], 0), len(unseen[category])
-        others = len(run.missed) - own, run.objects.total() - run.objects[category]
-        return count < _FEW or (count <= half and differs(own, run.objects[category], *others))
 
-    rare = [c for c in run.objects if unseen[c] and is_rare(c)]
-    rare.sort(key=lambda c: -len(unseen[c]) / run.objects[c])
+def _rare_classes(run: Evidence) -> Iterator[Change]:
+    """Classes with few examples, unless the run has hardly begun: it misses nearly all of them."""
+    if not run.trained or run.has_less_than(_BEGUN):
+        return
+    missed = Counter(run.classes[i] for i in run.missed)
+    rare = [c for c in missed if run.trained.get(run.names[c], 0) < _FEW]
+    rare.sort(key=lambda c: -missed[c] / run.objects[c])
     if rare:
-        missed = [f"{run.names[c]} {len(unseen[c])} of {run.objects[c]}" for c in rare]
+        words = [
+            f"{run.names[c]} {missed[c]} of {run.objects[c]} ({run.trained.get(run.names[c], 0)} "
+            "objects in training)"
+            for c in rare
+        ]
         yield Change(
             "missed",
-            f"Add examples of {listed([run.names[c] for c in rare], _CLASSES)}.",
-            run.gain(set(), set().union(*(unseen[c] for c in rare))),
-            f"Missed: {listed(missed, _CLASSES)}{run.training(*rare[:_CLASSES])}",
+            f"Add examples of {listed([run.names[c] for c in rare], _NAMED)}.",
+            run.gain(set(), {i for i in run.missed if run.classes[i] in rare}),
+            f"Missed: {listed(words, _NAMED)}.",
         )
 
 
-def _unlike_training(run: _Evidence) -> Iterator[Change]:
-    """Advice to add images like the test images, where the detector does much better on its
-    training images, or where it has become worse on the test set.
+def _training(run: Evidence) -> Iterator[Change]:
+    """A longer training or other images, by AP50 over the steps and by the losses.
+
+    For a longer training all evaluations in the last third of the steps must be better than all
+    before, and the last one must be the best. If AP50 no longer rises, and five evaluations differ
+    by chance alone, this is so in one case of twenty.
     """
-    best_step, best = max(run.points, key=lambda point: point[1], default=(0, 0.0))
-    fallen = best - run.points[-1][1] if run.points else 0.0
-    losses = run.losses and (
-        f"The loss is {run.losses[1]:.2g} on the test images, and {run.losses[0]:.2g} on those of "
-        "the training."
-    )
-    if fallen >= _LEAST_RISE and _forgets(run.metrics, run.points):
+    said = f" The run had {run.epochs}." if run.epochs and run.epochs.are_fewer else ""
+    until = f"--epochs {run.epochs.rule:.0f}" if said else "twice as many --epochs"
+    longer = f"Train longer, with {until}."
+    is_short = run.has_less_than(_SHORT)
+    last, value = run.points[-1] if run.points else (0, 0.0)
+    early = [ap for step, ap in run.points if step <= last * 2 / 3]
+    late = [ap for step, ap in run.points if step > last * 2 / 3]
+    before, best = max(early, default=value), max([*early, *late], default=0.0)
+    rises = value == best and min(late, default=0.0) > before and len(run.points) > 2
+    rise = value - before if rises else 0.0
+    is_young = rise >= _YOUNG * value > 0
+    trained, held_out = _losses(run.metrics)
+    losses = f"The loss is {held_out:.2g} on the held-out images, and {trained:.2g} in training."
+    if rise >= _LEAST_RISE or is_young:
+        yield Change(
+            "training",
+            longer,
+            min(rise, 100 - value),
+            f"AP50 was best at the end; in the last third of the steps it rose from {before:.1f} "
+            f"to {value:.1f}.{said}",
+            comes_first=is_young or is_short,
+        )
+    elif best - value >= _LEAST_FALL:
         yield Change(
             "training",
             "Add images to the training, and do not train longer. The best checkpoint is the one "
             "that is used; this page shows the last evaluation.",
-            fallen,
-            f"AP50 was best after step {best_step + 1:,.0f}, with {best:.1f}, and is "
-            f"{run.points[-1][1]:.1f} at the end, while the loss of the test images rises. "
-            f"{losses or ''}".rstrip(),
+            best - value,
+            f"AP50 was {best:.1f} before, and is {value:.1f} at the end.",
             comes_first=True,
         )
-    elif run.is_apart:
-        blamed = run.small if run.size_is_blamed else frozenset()
+    elif is_short and (len(run.points) < 3 or not run.is_usable):
+        yield Change("training", longer, math.nan, f"The run had {run.epochs}.", comes_first=True)
+    elif held_out >= _APART * trained:
         yield Change(
             "training",
-            "Add images to the training that are like the test images: of the same places, "
+            "Add images to the training that are like the held-out ones: of the same places, "
             "light and camera. Longer training teaches the detector more of its own images only.",
-            run.gain(set(), run.missed - blamed),
+            run.gain(set(), run.missed),
             f"{losses} Of {len(run.counted)} objects {len(run.missed)} are missed.",
             comes_first=not run.is_usable,
         )
-
-
-def _longer(run: _Evidence) -> Iterator[Change]:
-    """A longer training, where AP50 was best at the end, or where a short one is not usable yet.
-
-    All evaluations in the last third of the steps must be better than all before, and the last one
-    must be the best. If AP50 no longer rises, and five evaluations differ by chance alone, this is
-    so in one case of twenty.
-
-    AP50 of a young run still rises by much. In other runs the loss of the test set must not rise.
-    In young runs it does: the more boxes find an object, the more of them count in the loss. So it
-    counts from the first third of the steps on, and where AP50 is usable.
-    """
-    points = run.points
-    said = f" The run had {run.epochs}." if run.epochs and run.epochs.are_fewer else ""
-    until = f"--epochs {run.epochs.rule:.0f}" if said else "twice as many --epochs"
-    change = f"Train longer, with {until}."
-    rise, before, value = _rise(points)
-    is_young = rise >= _YOUNG * value > 0
-    if rise > 0 and (is_young or (rise >= _LEAST_RISE and not _forgets(run.metrics, points))):
-        yield Change(
-            "training",
-            change,
-            min(rise, 100 - value),
-            f"AP50 was best at the end; in the last third of the steps it rose from {before:.1f} "
-            f"to {value:.1f}.{said}",
-            comes_first=is_young or run.is_short,
-        )
-    elif run.is_short and (len(points) < 3 or not run.is_usable):
-        yield Change("training", change, math.nan, f"The run had {run.epochs}.", comes_first=True)
     # without metrics it is the page of an evaluation
-    elif run.metrics and not run.is_usable and not run.is_apart:
+    elif run.metrics and not run.is_usable:
         yield Change(
             "training",
             f"Look at {FIRST_BATCH}, whether each object has its box and its class, and at the "
@@ -547,56 +375,16 @@ def _longer(run: _Evidence) -> Iterator[Change]:
         )
 
 
-def _points(metrics: Sequence[Mapping[str, float]], iou_type: str) -> list[tuple[float, float]]:
-    """The step and the AP50 of each evaluation."""
-    name = label_of(f"{iou_type}/AP50")
-    # Detectron2 writes NaN for an evaluation without any prediction
-    return [
-        (row["step"] - 1, 0.0 if math.isnan(row[name]) else row[name])
-        for row in evaluations_of(metrics)
-        if name in row
-    ]
-
-
-def _rise(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """The rise of AP50 in the last third of the steps, the best before, and the last; zeros where
-    it was not best at the end, or there are fewer than three evaluations.
+def _losses(metrics: Sequence[Mapping[str, float]]) -> tuple[float, float]:
+    """The loss of the training images, as the median of the last third of the steps, and that of
+    the held-out images at the last evaluation; NaN where one is unknown.
     """
-    if len(points) < 3:
-        return 0.0, 0.0, 0.0
-    last, value = points[-1]
-    early = [ap for step, ap in points if step <= last * 2 / 3]
-    late = [ap for step, ap in points if step > last * 2 / 3]
-    if not early or min(late) <= max(early) or value < max(late):
-        return 0.0, 0.0, 0.0
-    return value - max(early), max(early), value
+    tested = [line for line in metrics if _HELD_OUT_LOSS in line]
+    last = tested[-1]["iteration"] if tested else 0
+    lines = [line for line in metrics if last * 2 / 3 < line["iteration"] <= last]
+    trained = [line["total_loss"] for line in lines if "total_loss" in line] or [math.nan]
+    return statistics.median(trained), tested[-1][_HELD_OUT_LOSS] if tested else math.nan
 
 
-def _forgets(metrics: Sequence[Mapping[str, float]], points: Sequence[tuple[float, float]]) -> bool:
-    """Whether the loss of the test set rises."""
-    start = next((step for step, ap in points if ap >= USABLE_AP50), math.inf)
-    start = max(start, points[-1][0] / 3)
-    losses = [
-        line[_TEST_LOSS] for line in metrics if _TEST_LOSS in line and line["iteration"] >= start
-    ]
-    return bool(losses) and min(losses) < 0.98 * losses[-1]
-
-
-class _Rule(NamedTuple):
-    """A piece of advice, and whether it needs a usable detector."""
-
-    advice: Callable[[_Evidence], Iterator[Change]]
-    needs_usable: bool
-
-
-_RULES = (
-    _Rule(_unannotated, needs_usable=True),
-    _Rule(_mistaken, needs_usable=True),
-    _Rule(_confused, needs_usable=True),
-    _Rule(_too_small, needs_usable=False),
-    _Rule(_loose, needs_usable=True),
-    _Rule(_duplicates, needs_usable=True),
-    _Rule(_rare_classes, needs_usable=False),
-    _Rule(_unlike_training, needs_usable=False),
-    _Rule(_longer, needs_usable=False),
-)
+_OF_USABLE = (_background, _confused, _loose, _duplicates)  # what errors of a usable detector tell
+_RULES = (_too_small, _rare_classes, _training)

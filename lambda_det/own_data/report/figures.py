@@ -59,7 +59,7 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, 
         for name in sorted({name for line in metrics for name in line if belongs(name)}):
             points = [(r["iteration"] + 1, r[name]) for r in metrics if name in r]
             points = points[:: -(-len(points) // _POINTS)]
-            # A loss of the test set has the colour of the training's, and is dashed
+            # A loss of held-out images has the colour of the training's, and is dashed
             trained = label + name.removeprefix("validation/")
             style["color"] = colors.setdefault(trained, f"C{len(colors)}")
             style["ls"] = "-" if trained == label + name else "--"
@@ -69,7 +69,7 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, 
             axes.plot(*zip(*points, strict=True), label=shown, lw=1.2, **style)
     is_drawn = bool(axes.lines)
     if any(line.get_linestyle() == "--" for line in axes.lines):
-        title = f"{title} (dashed: of the test set)"
+        title = f"{title} (dashed: held out)"
     if is_drawn:
         # curves lie below it
         axes.legend(fontsize=8, framealpha=0.8, facecolor=PAPER, edgecolor="none")

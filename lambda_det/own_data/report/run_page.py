@@ -21,7 +21,7 @@ from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, UserError
 from lambda_det.files import replace_text, writing_to
 from lambda_det.own_data.recipe import epochs_for
-from lambda_det.own_data.report.advice import Epochs, advise
+from lambda_det.own_data.report.advice import Epochs, Evidence, advise
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import Evaluated, evaluate_run
 from lambda_det.own_data.report.figures import CLASSES_CONFUSED, draw_confusion, draw_curves
@@ -201,7 +201,7 @@ def _summary(state: RunState) -> dict[str, str]:
 
 
 def _add_warnings(page: Page, run: Path) -> None:
-    """Add what the log warned of, such as pictures of the test set that were trained on: it stands
+    """Add what the log warned of, such as held-out pictures that were trained on: it stands
     beside the numbers that are then worth little.
     """
     if warned := read_warnings(run):
@@ -222,7 +222,7 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, is_cascade: b
     scale = components.test_scale([(i["height"], i["width"]) for i in ground_truth.imgs.values()])
     iou_type = evaluated.results[-1].iou_type
     epochs = _epochs(evaluated.task, state.steps) if state.has_ended else None
-    changes = advise(
+    evidence = Evidence(
         ground_truth,
         evaluated.entries,
         iou_type,
@@ -233,6 +233,7 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, is_cascade: b
         is_tiled=components.tiling is not None,
         epochs=epochs,
     )
+    changes = advise(evidence)
     # a run that has not ended will be longer by itself
     changes = [row for row in changes if state.has_ended or row.error != "training"]
     rows = [row for row in changes if not row.gain < _LEAST_GAIN][:_CHANGES]

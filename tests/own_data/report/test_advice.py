@@ -5,15 +5,14 @@ import io
 from collections import Counter
 
 import numpy as np
-import pycocotools.mask as mask_util
 import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from lambda_det.own_data.report.advice import (
-    SMALL,
     USABLE_AP50,
     Epochs,
+    Evidence,
     advise,
     differs,
 )
@@ -120,7 +119,7 @@ def test_a_repair_finds_an_object_once():
 
 def changes(boxes, entries, metrics=(), trained=None, **options):
     trained = trained or {"bolt": 100, "nut": 100}
-    found = advise(made_of(boxes), entries, "bbox", list(metrics), trained, **options)
+    found = advise(Evidence(made_of(boxes), entries, "bbox", list(metrics), trained, **options))
     return found
 
 
@@ -280,31 +279,12 @@ def test_objects_that_are_missed_more_often_because_they_are_small_want_a_larger
         assert "80%" in found[0].evidence and "10%" in found[0].evidence
 
 
-def test_boxes_that_lie_badly_are_looked_at_unless_their_size_is_the_reason():
-    small, large = in_rows(10, 16), in_rows(10, 40, top=100)
-
-    def beside(objects):
-        return [predicted(1, (x + side / 2, y, side, side)) for _, _, x, y, side, _ in objects]
-
-    nuts = in_rows(3, 40, category=2, top=150)  # without a usable detector nothing is said
-
-    def evidence(entries):
-        found = changes(small + large + nuts, entries + of_them(nuts, 3))
-        return [change.evidence for change in found if "tightly" in change.change]
-
-    assert evidence(beside(small) + of_them(large, 10)) == []
-    (text,) = evidence(beside(small) + beside(large))
-    assert text.endswith("with an object: 20.")
-    (text,) = evidence(beside(small) + of_them(large, 9) + beside(large[9:]))
-    assert text.endswith(f"with an object of {SMALL} pixels or more: 1.")
-
-
 def test_a_crowd_is_no_object_that_might_be_missed():
     small, large = in_rows(10, 16), in_rows(90, 40, top=100)
     truth = made_of(small + large)
     for entry in list(truth.anns.values())[20:]:
         entry["iscrowd"] = 1
-    (change,) = advise(truth, of_them(large, 10), "bbox", [], {})
+    (change,) = advise(Evidence(truth, of_them(large, 10), "bbox", [], {}))
     assert "of 10 larger" in change.evidence
 
 
@@ -319,7 +299,7 @@ def test_images_that_are_enlarged_already_want_no_larger_input(scale, advised):
 def test_the_class_with_few_examples_is_named():
     found = changes(OBJECTS, PERFECT[1:], trained={"bolt": 3, "nut": 100})
     assert [c.change for c in found] == ["Add examples of bolt."]
-    assert "bolt 3." in found[0].evidence
+    assert "(3 objects in training)" in found[0].evidence
     assert changes(OBJECTS, PERFECT[1:], trained={"bolt": 300, "nut": 100}) == []
 
 
@@ -328,14 +308,6 @@ def test_a_run_that_has_hardly_begun_wants_no_examples_of_a_class(trained, advis
     few = {"bolt": 3, "nut": 100}
     found = changes(OBJECTS, PERFECT[1:], trained=few, epochs=Epochs(trained, 30))
     assert any("examples of bolt" in change.change for change in found) is advised
-
-
-@pytest.mark.parametrize(("seen", "advised"), [((2, 9), True), ((6, 8), False)])
-def test_of_classes_with_many_examples_one_that_is_missed_more_often_wants_more(seen, advised):
-    bolts, nuts = in_rows(10, 40), in_rows(10, 40, category=2, top=100)
-    entries = of_them(bolts, seen[0]) + of_them(nuts, seen[1])
-    found = changes(bolts + nuts, entries, trained={"bolt": 400, "nut": 420})
-    assert [c.change for c in found] == (["Add examples of bolt."] if advised else [])
 
 
 def test_an_only_class_with_many_examples_needs_no_more():
@@ -352,17 +324,16 @@ NAN = float("nan")
     ("ap", "loss", "gain"),
     [
         ((10, 20, 30, 40, 50, 60), (), 20),  # 40 at two thirds of the steps
-        ((10, 20, 60, 50, 50, 50), (), None),  # it was better before
+        ((10, 20, 60, 50, 50, 50), (), 10),  # it was better before
         ((80, 86, 85.8, 86.1, 86.3), (), None),  # by less than evaluations differ by chance
         ((80, 86, 85.1, 85.4, 87.5), (), None),  # only the last one is better than one before
         ((0.25, 0.25, 0.5, 0.75, 1.25), (), 0.75),  # it has hardly begun
-        ((56, 57, 58, 58, 59, 60), (3, 2, 1, 1, 1.1, 1.2), None),  # it forgets the test set
         ((56, 57, 58, 58, 59, 60), (3, 2, 1, 1, 1, 1), 2),
         ((10, 12, 15, 38, 39, 40), (3, 2, 1, 2, 2, 2), 2),  # the 1 is of next to no detection
         ((10, 20, 30, 40, 50, 60), (3, 2, 1, 1, 1.1, 1.2), 20),  # it is young
         ((10, 60), (), None),  # too few evaluations
         ((NAN, 10, 20, 30, 40), (), 20),  # its first evaluation is without any prediction
-        ((10, 20, 30, NAN), (), None),  # its last one is
+        ((10, 20, 30, NAN), (), 30),  # its last one is
         ((NAN, NAN, NAN), (), None),
     ],
 )
@@ -432,37 +403,17 @@ def test_of_twenty_classes_those_that_are_missed_are_named_together():
     """Each counts a twentieth of AP, so alone none would stand out."""
     truth, entries = of_twenty(missed=range(1, 9))
     trained = {name: 20 if i < 8 else 400 for i, name in enumerate(TWENTY)}
-    (change,) = advise(truth, entries, "bbox", [], trained)
+    (change,) = advise(Evidence(truth, entries, "bbox", [], trained))
     assert change.error == "missed" and change.gain == pytest.approx(40)
-    assert "part 4 and 3 more" in change.change and "part 0 20" in change.evidence
+    assert "part 4 and 3 more" in change.change and "(20 objects in training)" in change.evidence
 
 
 def test_of_twenty_classes_that_are_confused_all_count():
     truth, entries = of_twenty(confused=12)
-    first, *_ = advise(truth, entries, "bbox", [], dict.fromkeys(TWENTY, 400))
+    first, *_ = advise(Evidence(truth, entries, "bbox", [], dict.fromkeys(TWENTY, 400)))
     assert first.error == "class" and "12, in 12 pairs" in first.evidence
     whole = 100 - ap50(sort_errors(truth, entries, "bbox")[0], by_category(truth))
     assert first.gain == pytest.approx(whole)
-
-
-def test_masks_that_lie_badly_in_boxes_that_lie_well_are_a_matter_of_their_outlines():
-    truth = make_ground_truth(6, 1)
-    loose, well = [], []
-    for entry in truth.anns.values():
-        outline = truth.annToMask(entry)
-        rows = np.flatnonzero(outline.any(1))
-        outline[rows[len(rows) // 2 - 1] :] = 0  # the upper half, less than half of the pixels
-        encoded = mask_util.encode(np.asfortranarray(outline))
-        one = predicted(entry["category_id"], entry["bbox"], image=entry["image_id"])
-        loose.append({**one, "segmentation": encoded})
-        well.append({**one, "segmentation": truth.annToRLE(entry)})
-    entries = loose[:8] + well[8:]
-    found = {change.error: change for change in advise(truth, entries, "segm", [], {})}
-    assert "outlines" in found["localisation"].change
-    assert "Cascade" not in found["localisation"].change
-    badly = [{**e, "bbox": [e["bbox"][0] + 0.5 * e["bbox"][2], *e["bbox"][1:]]} for e in entries]
-    found = {change.error: change for change in advise(truth, badly, "segm", [], {})}
-    assert "outlines" not in found["localisation"].change
 
 
 def trained_to(trained, tested, values):
@@ -476,8 +427,8 @@ def trained_to(trained, tested, values):
 @pytest.mark.parametrize(
     ("losses", "seen", "first"),
     [
-        ((0.4, 1.6), 4, "like the test images"),  # it knows the training's light only
-        ((0.4, 1.6), 1, "like the test images"),  # and finds next to nothing here
+        ((0.4, 1.6), 4, "like the held-out ones"),  # it knows the training's light only
+        ((0.4, 1.6), 1, "like the held-out ones"),  # and finds next to nothing here
         ((0.4, 0.6), 4, None),
     ],
 )
@@ -506,5 +457,5 @@ def test_a_run_that_forgets_is_not_to_go_on_before_all_else():
     lacking = [predicted(1, (10, 150, 30, 30), 0.95)]
     first, *others = changes(OBJECTS, PERFECT + lacking, metrics)
     assert "not train longer" in first.change and first.gain == pytest.approx(7)
-    assert "step 301" in first.evidence and others
+    assert "72.0 before" in first.evidence and others
     assert not any("Train longer" in change.change for change in others)
