@@ -18,6 +18,7 @@ __all__ = [
     "IMAGENET_STD",
     "LAMBDA_LAYER_KEYS",
     "PYTHON_TAG",
+    "REMOVED_KEYS",
     "SOLVER_KEYS",
     "add_lambda_config",
     "add_lambda_layer_keys",
@@ -38,6 +39,10 @@ CONFIGS = next(
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
 IMAGENET_STD = (58.395, 57.12, 57.375)
 PYTHON_TAG = "tag:yaml.org,2002:python/"  # of Python objects in YAML
+
+# Keys of earlier versions, of YAML and of LazyConfigs, each with a sentence on what to do. A file
+# or a command line that sets one is refused with it; what an older run recorded is read without it.
+REMOVED_KEYS: dict[str, str] = {}
 
 
 class LayerKey(NamedTuple):

@@ -96,7 +96,14 @@ class SafeCheckpointer(DetectionCheckpointer):
             )
         load(self.model, path, content, complete=True, averaged=False)
         for name in wanted:
-            self.checkpointables[name].load_state_dict(content.pop(name))
+            try:
+                self.checkpointables[name].load_state_dict(content.pop(name))
+            except KeyError as error:
+                raise WeightsError(
+                    f"{path} lacks {error} in the state of its training, which another version of "
+                    "lambda_det wrote: continue the run with that version, or start one with these "
+                    "weights in another folder."
+                ) from error
         if checkpointables is None:
             self._point_to_own(path)
         return {name: value for name, value in content.items() if name != "model"}

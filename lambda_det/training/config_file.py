@@ -15,15 +15,26 @@ import detectron2
 import yaml
 from detectron2.config import CfgNode
 
-from lambda_det.config import CONFIGS, leaves, read_plain
+from lambda_det.config import CONFIGS, REMOVED_KEYS, leaves, read_plain
 from lambda_det.errors import ConfigError, reason, refused, suggest
 
-__all__ = ["CLASSIFIER", "DETECTOR", "LAZY", "ZOO", "ConfigFile", "kind_of", "read_config"]
+__all__ = [
+    "CLASSIFIER",
+    "DETECTOR",
+    "LAZY",
+    "ZOO",
+    "ConfigFile",
+    "kind_of",
+    "read_config",
+    "refuse_removed",
+]
 
 # The configurations that Detectron2 installs
 ZOO = (Path(detectron2.__file__).parent / "model_zoo" / "configs").resolve()
 # What a file describes: a training by nodes, or the training of a detector or classifier by keys
 LAZY, DETECTOR, CLASSIFIER = "LazyConfig", "detector", "classifier"
+# A config.yaml beside one of them is what a run or its evaluation recorded, or what was pushed
+_BESIDE_RECORDED = ("log.txt", "metrics.json", "last_checkpoint", "model.safetensors", "*.pth")
 
 
 class ConfigFile:
@@ -52,6 +63,15 @@ class ConfigFile:
             OSError, UnicodeDecodeError: it cannot be read.
         """
         return Path(self.path).read_text("utf-8") if self._recorded is None else self._recorded
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a run wrote it: into a checkpoint, or as the config.yaml of its folder."""
+        path = Path(self.path)
+        is_of_folder = path.name == "config.yaml" and any(
+            any(path.parent.glob(name)) for name in _BESIDE_RECORDED
+        )
+        return self._recorded is not None or is_of_folder
 
     @cached_property
     def content(self) -> dict[str, Any]:
@@ -173,14 +193,29 @@ def read_config(
         ConfigError: the file is missing or not a mapping, or a key or value cannot be.
     """
     settings = list(leaves(copy.deepcopy(file.content))) if file else []
+    if file and file.is_recorded:
+        settings = [(key, value) for key, value in settings if key not in REMOVED_KEYS]
     opts = list(opts or [])
     _check_pairs(opts)
     pairs = list(zip(opts[::2], opts[1::2], strict=True))
+    for given, where in ((settings, file and file.path), (pairs, "the command line")):
+        for key, _ in given:
+            refuse_removed(key, where)
     add_keys(cfg, settings + pairs)
     for key, value in settings:
         _set(cfg, key, value, file.path)
     for key, value in pairs:
         _set(cfg, key, value, "the command line")
+
+
+def refuse_removed(key: str, where: str) -> None:
+    """Refuse a key that an earlier version had.
+
+    Raises:
+        ConfigError: :data:`REMOVED_KEYS` has it, with what to do.
+    """
+    if key in REMOVED_KEYS:
+        raise ConfigError(f"{where} sets {key}, which there is no longer: {REMOVED_KEYS[key]}")
 
 
 def _check_pairs(opts: list[str]) -> None:

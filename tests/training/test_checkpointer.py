@@ -101,6 +101,16 @@ def test_a_run_is_not_resumed_without_all_of_its_state(tmp_path, held):
     assert not torch.equal(model.stem, source.stem)
 
 
+def test_a_state_of_another_version_is_refused_in_a_sentence(tmp_path):
+    class Changed(_State):
+        def load_state_dict(self, state):
+            self.step = state["spikes"]
+
+    torch.save({"model": _Detector().state_dict(), "trainer": {"step": 3}}, tmp_path / "a.pth")
+    with pytest.raises(WeightsError, match=r"a\.pth lacks 'spikes'.*another version"):
+        SafeCheckpointer(_Detector(), trainer=Changed()).load(str(tmp_path / "a.pth"))
+
+
 @pytest.mark.slow
 def test_a_run_compares_its_pixel_settings_with_the_file(tmp_path):
     cfg = tiny_config()

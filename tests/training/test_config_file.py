@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from lambda_det import cli
-from lambda_det.config import CONFIGS
-from lambda_det.detection import DetectionTask, lazy_parser, parser
-from lambda_det.detection.lazy import dump_lazy
+from lambda_det.config import CONFIGS, REMOVED_KEYS, leaves
+from lambda_det.detection import DetectionTask, lazy_parser, load_config, parser
+from lambda_det.detection.config import load_saved_config
+from lambda_det.detection.lazy import dump_lazy, load_lazy_config
 from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import CLASSIFIER, DETECTOR, LAZY, ConfigFile, kind_of
 
@@ -76,6 +77,52 @@ def test_what_a_file_describes(tmp_path, text, kind):
     assert kind_of(ConfigFile(tmp_path / "mine.yaml")) == kind
     assert kind_of(ConfigFile(tmp_path / "nowhere.yaml")) == DETECTOR
     assert kind_of(ConfigFile("nowhere.py")) == LAZY
+
+
+@pytest.fixture
+def removed(monkeypatch):
+    """Keys that an earlier version had, of YAML and of a LazyConfig."""
+    for key in ("SOLVER.GONE", "train.gone"):
+        monkeypatch.setitem(REMOVED_KEYS, key, "SOLVER.STAYS does it now.")
+
+
+_WITH_REMOVED = {
+    "yaml": ("SOLVER: {GONE: 3, BASE_LR: 0.5}\n", ["SOLVER.GONE", "3"], load_config),
+    "lazy": ("model: {}\ntrain: {gone: 3, seed: 4}\n", ["train.gone=3"], load_lazy_config),
+}
+
+
+@pytest.mark.parametrize("kind", _WITH_REMOVED)
+@pytest.mark.usefixtures("removed")
+def test_a_removed_key_is_refused_by_its_name_unless_a_run_recorded_it(tmp_path, kind):
+    text, words, load = _WITH_REMOVED[kind]
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    args = argparse.Namespace(config_file=str(file), opts=[])
+    key = r"(SOLVER|train)\.(GONE|gone)"
+    with pytest.raises(ConfigError, match=rf"config\.yaml sets {key}.*SOLVER\.STAYS"):
+        load(args)
+    (tmp_path / "log.txt").touch()  # so it is that of a run
+    config = load(args)
+    assert (config.SOLVER.BASE_LR if kind == "yaml" else config.train.seed) in (0.5, 4)
+    assert not {"GONE", "gone"} & {*config.get("SOLVER", ()), *config.get("train", ())}
+    args.opts = words
+    with pytest.raises(ConfigError, match=f"command line sets {key}.*"):
+        load(args)
+
+
+@pytest.mark.usefixtures("removed")
+def test_a_checkpoint_with_a_removed_key_is_read_without_it():
+    text, words, _ = _WITH_REMOVED["yaml"]
+    assert load_saved_config(text, [], "model_final.pth").SOLVER.BASE_LR == 0.5
+    with pytest.raises(ConfigError, match=r"SOLVER\.GONE"):
+        load_saved_config(text, words, "model_final.pth")
+
+
+def test_a_removed_key_is_no_key_and_has_a_sentence():
+    keys = {key for key, _ in leaves(load_config(parser().parse_args([])))}
+    assert not keys & REMOVED_KEYS.keys()
+    assert all(sentence.endswith(".") for sentence in REMOVED_KEYS.values())
 
 
 def test_a_file_that_is_its_own_base_is_refused(tmp_path):
