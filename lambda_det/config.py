@@ -42,7 +42,9 @@ PYTHON_TAG = "tag:yaml.org,2002:python/"  # of Python objects in YAML
 
 # Keys of earlier versions, of YAML and of LazyConfigs, each with a sentence on what to do. A file
 # or a command line that sets one is refused with it; what an older run recorded is read without it.
-REMOVED_KEYS: dict[str, str] = {}
+REMOVED_KEYS: dict[str, str] = {
+    "TEST.SAMPLE": "Evaluations are on all images; a larger TEST.EVAL_PERIOD makes fewer of them.",
+}
 
 
 class LayerKey(NamedTuple):
@@ -253,7 +255,7 @@ def add_lambda_config(cfg: CN) -> None:
     # The least number of steps, where RECIPE.EPOCHS is 0
     _C.RECIPE.MIN_STEPS = 300
     # Evaluations in the whole training, at most: where they would take more than a fifth of its
-    # time they are fewer, or on a sample of the images before the last one
+    # time they are fewer
     _C.RECIPE.EVALUATIONS = 10
     # GiB of a GPU's memory: what a training takes without images, and for each image of a batch at
     # the file's sizes, as counted for 1 and 2 images. SOLVER.IMS_PER_BATCH follows from it; []
@@ -277,9 +279,6 @@ def add_lambda_config(cfg: CN) -> None:
     _C.TEST.LOSS = False
     # Where there are averaged weights (SOLVER.EMA_DECAY), evaluate the trained ones beside them
     _C.TEST.RAW = True
-    # Number of images of a test set, evenly spread, on which evaluations before the last one are,
-    # so that they take less time; 0 for all. It is for data sets of COCO's instances.
-    _C.TEST.SAMPLE = 0
     # The precision of evaluation and prediction: "float32" or "bfloat16". TEST.AUG computes in
     # float32 with either.
     _C.TEST.PRECISION = "float32"

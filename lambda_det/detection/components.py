@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from lambda_det.detection import data
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import Detector
-from lambda_det.detection.data.sample import sample_of
 from lambda_det.detection.data.transforming import Outline, draws_by_size
 from lambda_det.detection.evaluation import augmented_test, build_evaluator, check_evaluators
 from lambda_det.detection.model import make_backbone, make_model
@@ -71,7 +70,6 @@ class Components:
         train_names, test_names: the data sets to train and to evaluate on; empty where a loader of
             another project does not name them.
         test_sets: the name of each set that is evaluated separately; empty for no evaluation.
-        sample_of: the name of what stands for one of ``test_sets`` before the last evaluation.
         tiling: how images are cut; None where they are not.
         training_size: height and width of the largest training batch; None if unknown.
         one_size: whether all training images have one size; None if the configuration does not
@@ -105,7 +103,6 @@ class Components:
     one_size: bool | None = None
     make_loss_loader: Callable[[str], Iterable] | None = None
     make_augmented: Callable[[nn.Module], nn.Module] | None = None
-    sample_of: Callable[[str], str] = lambda name: name
     verify: Callable[[Results], None] = lambda results: None
     ddp_options: Mapping[str, bool] = field(default_factory=dict)
 
@@ -252,7 +249,6 @@ _KEY_RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
             "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA",
             "MODEL.ROI_MASK_HEAD.NUM_CONV",
             "MODEL.RPN.SMOOTH_L1_BETA",
-            "TEST.SAMPLE",
         ),
     ),
     (
@@ -319,7 +315,6 @@ def of_yaml(cfg: CfgNode) -> Components:
             partial(data.build_test_loader, cfg, with_truth=True) if cfg.TEST.LOSS else None
         ),
         make_augmented=partial(augmented_test, cfg) if cfg.TEST.AUG.ENABLED else None,
-        sample_of=partial(sample_of, size=0 if cfg.MODEL.LOAD_PROPOSALS else cfg.TEST.SAMPLE),
         check_data=check_data,
         verify=partial(verify_results, cfg),
         dump=cache(cfg.dump),  # which every checkpoint holds

@@ -49,7 +49,7 @@ from lambda_det.modeling.graphs import BackboneGraphs, why_not
 from lambda_det.training.config_file import LAZY, ConfigFile, kind_of
 from lambda_det.training.log import ONLY_IN_FILE
 from lambda_det.training.precision import Precision
-from lambda_det.training.task import EMA, RAW, SAMPLE, Results, Task
+from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.weights.provenance import BEST_SCORES, RUN, PixelSettings
 
 logger = logging.getLogger(__name__)
@@ -337,11 +337,7 @@ class DetectionTask(Task):
             words += f" {written.option('reference_world_size', 2 * reference)}"
         return words
 
-    @property
-    def is_sampled(self) -> bool:
-        return any(self.components.sample_of(name) != name for name in self.components.test_sets)
-
-    def cost_of_evaluation(self, *, final: bool) -> float:
+    def cost_of_evaluation(self) -> float:
         components, settings = self.components, self.settings
         has_average = settings.ema_decay > 0
         each = cost_of_image(
@@ -350,10 +346,7 @@ class DetectionTask(Task):
             sets_of_weights=1 + (has_average and settings.evaluate_raw),
         )
         # ``test_sets`` of a LazyConfig are names of its nodes, and need not be names of data sets
-        samples = [components.sample_of(name) for name in components.test_names]
-        if final and self.is_sampled:
-            samples += components.test_names
-        return each * number_of_images(samples, components.tiling)
+        return each * number_of_images(components.test_names, components.tiling)
 
     @images_of_any_size()
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
@@ -365,51 +358,23 @@ class DetectionTask(Task):
             for weights, model in models.items()
             if components.test_sets
         }
-        # By the name of a test set, under which its results stand, what is evaluated of it
-        whole = {name: name for name in components.test_sets}
-        sampled = {name: components.sample_of(name) for name in components.test_sets}
-        evaluated = whole if final else sampled
-        has_losses = components.make_loss_loader and self._is_trained
-        # A training's losses are of its own weights, where these are evaluated
-        loss_model = models.get(RAW, models.get(EMA))
         results: Results = {}
         for ending, model in fast.items():
-            self._evaluate_on(evaluated, model, ending, results)
-        if has_losses:
-            self._add_losses(evaluated, loss_model, results)
+            self._evaluate_on(model, ending, results)
+        if components.make_loss_loader and self._is_trained:
+            # A training's losses are of its own weights, where these are evaluated
+            self._add_losses(models.get(RAW, models.get(EMA)), results)
         if final and components.make_augmented and components.test_sets:
             # as in Detectron2's train_net.py: once, when training is over
             model = list(models.values())[-1]
             model = for_inference(model, channels_last=settings.channels_last)
-            self._evaluate_on(evaluated, components.make_augmented(model), "_TTA", results)
-        results = _of_one(results)
-        if final and self._is_trained and self.is_sampled:
-            # What was evaluated before was on these images, and the best is the best of equals
-            of_sample: Results = {}
-            for ending, model in fast.items():
-                self._evaluate_on(sampled, model, ending, of_sample, folder=f"{ending}_{SAMPLE}")
-            if has_losses:
-                self._add_losses(sampled, loss_model, of_sample)
-            results[SAMPLE] = _of_one(of_sample)
-        return results
+            self._evaluate_on(components.make_augmented(model), "_TTA", results)
+        return _of_one(results)
 
-    def _evaluate_on(
-        self,
-        sets: Mapping[str, str],
-        model: nn.Module,
-        ending: str,
-        results: Results,
-        folder: str | None = None,
-    ) -> None:
-        """Evaluate on test sets, and add the results under names with an ending.
-
-        Args:
-            sets: the names of the test sets, under which the results stand, with the names of
-                what is evaluated: the same, or a sample of it.
-            folder: the ending of that for the files of results; None for ``ending``.
-        """
-        for test_set, name in sets.items():
-            evaluator = self.components.make_evaluator(name, ending if folder is None else folder)
+    def _evaluate_on(self, model: nn.Module, ending: str, results: Results) -> None:
+        """Evaluate on the test sets, and add the results under names with an ending."""
+        for name in self.components.test_sets:
+            evaluator = self.components.make_evaluator(name, ending)
             fix_lvis()
             loader = UntilAsked(self.components.make_test_loader(name))
             measures = inference_on_dataset(model, loader, evaluator) or {}
@@ -417,14 +382,14 @@ class DetectionTask(Task):
             if comm.is_main_process():
                 logger.info(f"Results on {name}{ending}:", extra=ONLY_IN_FILE)
                 print_csv_format(measures)
-            results.setdefault(test_set, {}).update(measures)
+            results.setdefault(name, {}).update(measures)
 
-    def _add_losses(self, sets: Mapping[str, str], model: nn.Module, results: Results) -> None:
-        """Add the losses on test sets, which are named as for :meth:`_evaluate_on`."""
+    def _add_losses(self, model: nn.Module, results: Results) -> None:
+        """Add the losses on the test sets."""
         precision = Precision.of(self.settings)
-        for test_set, name in sets.items():
+        for name in self.components.test_sets:
             means = mean_losses(model, self.components.make_loss_loader(name), precision)
-            results.setdefault(test_set, {})["validation"] = means
+            results.setdefault(name, {})["validation"] = means
             if comm.is_main_process():
                 losses = ", ".join(f"{key} {value:.4g}" for key, value in means.items())
                 logger.info(f"Losses on {name}: {losses}", extra=ONLY_IN_FILE)

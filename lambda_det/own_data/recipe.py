@@ -54,8 +54,6 @@ _MOST_EPOCHS = 1_000_000
 _MOST_ROUNDS = 1000  # most steps of k-means, which ends after a few dozen
 _MORE_TIME = 1.25  # factor of a proposed time: the next start may take longer
 _SHARE = 0.2  # share of a run's time that evaluations may take
-_LEAST_ON_ALL = 3  # with fewer evaluations than this, more of them on a sample are better
-_LEAST_SAMPLE = 50  # images
 _FEWEST_MASKS = 0.1  # share of the objects that must have a mask so that masks are learnt
 USABLE = 0.9  # share of a GPU's memory, because the memory was counted and not measured
 # Keys that a recipe may change, and that the command line sets literally
@@ -77,7 +75,6 @@ FITTED_KEYS = frozenset(
         "SOLVER.WARMUP_ITERS",
         "TEST.DETECTIONS_PER_IMAGE",
         "TEST.EVAL_PERIOD",
-        "TEST.SAMPLE",
     ]
 )
 
@@ -263,20 +260,17 @@ class _Evaluations(NamedTuple):
 
     Attributes:
         period: steps between two of them; 0 for a single one at the end.
-        sample: number of images of all evaluations before the last one; 0 for all images.
         reason: in words.
     """
 
     period: int
-    sample: int
     reason: str
 
 
 def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float) -> _Evaluations:
     """As many evaluations as fit into a fifth of the time.
 
-    They are on all images if at least ``_LEAST_ON_ALL`` of them fit, else on a sample, except the
-    last one. The last one always takes place, and the one before it is a whole period earlier.
+    The last one always takes place, and the one before it is a whole period earlier.
 
     Args:
         steps: of the training.
@@ -286,28 +280,18 @@ def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float)
         cost: the cost of an image in an evaluation, in images of a step.
     """
     if not images:
-        return _Evaluations(math.ceil(steps / most), 0, f"{most} evaluations")
+        return _Evaluations(math.ceil(steps / most), f"{most} evaluations")
     # in addition to the last one
     room = _SHARE / (1 - _SHARE) * steps * batch / max(cost, 1e-9) - images
-    before, sample = most - 1, 0
-    if before * images > room:
-        before = max(int(room // images), 0)
-        size = max(_LEAST_SAMPLE, int(room / most))
-        if before < min(_LEAST_ON_ALL, most) - 1 and size < images:
-            # the last one is also on the sample, to be compared with those before it
-            of_sample = min(int(room // size), most) - 1
-            if of_sample > before:
-                before, sample = of_sample, size
+    before = min(most - 1, int(room // images))
     if before < 1:
-        return _Evaluations(0, 0, f"one at the end: {images} images take long beside {steps} steps")
+        return _Evaluations(0, f"one at the end: {images} images take long beside {steps} steps")
     period = math.ceil(steps / (before + 1))
     count = math.ceil(steps / period)
     words = f"{counted(count, 'evaluation')} of {counted(images, 'image')}"
-    if sample:
-        words = f"{count} evaluations, of {sample} images before the last one, of all {images}"
     if count < most:
         words += f"; more would take over {_SHARE:.0%} of the time"
-    return _Evaluations(period, sample, words)
+    return _Evaluations(period, words)
 
 
 def _test_images(cfg: CfgNode, tiling: Tiling | None = None) -> int:
@@ -354,10 +338,9 @@ def epochs_within(cfg: CfgNode, seconds: float, step: float, spent: float = 0.0)
     cost = _cost_of_image(cfg, tested, has_masks=True)
 
     def total(steps: int) -> float:
-        period, sample, _ = evaluations_for(steps, batch, tested, cfg.RECIPE.EVALUATIONS, cost)
+        period, _ = evaluations_for(steps, batch, tested, cfg.RECIPE.EVALUATIONS, cost)
         before = math.ceil(steps / period) - 1 if period else 0
-        evaluated = before * (sample or tested) + tested
-        return step * (steps + cost * evaluated / batch)
+        return step * (steps + cost * (before + 1) * tested / batch)
 
     most = int((seconds - spent) / step)
     steps = bisect.bisect_right(range(1, most + 1), seconds - spent, key=total)
@@ -408,7 +391,6 @@ def _schedule(
         ),
         *_learning_rate(cfg, batch),
         Derived("TEST.EVAL_PERIOD", evaluations.period, evaluations.reason),
-        Derived("TEST.SAMPLE", evaluations.sample, "0: evaluations are on all images"),
         Derived(
             "SOLVER.CHECKPOINT_PERIOD",
             saved_every,

@@ -22,7 +22,7 @@ from lambda_det.distributed.leaving import leave_if_asked
 from lambda_det.errors import listed
 from lambda_det.files import replace_text
 from lambda_det.training.logged import is_of_averaged_weights, plain_name
-from lambda_det.training.task import SAMPLE, Results
+from lambda_det.training.task import Results
 
 __all__ = ["Evaluation", "append_summary", "cut_summary"]
 
@@ -100,17 +100,10 @@ class Evaluation(HookBase):
             return
         weights = "averaged" if is_of_averaged_weights(self.best_name) else "raw"
         stopped = f"; the run stopped early, after step {self.last_step}"
-        best, interval = self.best, self.best_interval
-        sampled = ", on a sample of the images" if self.trainer.task.is_sampled else ""
-        if sampled and self.best_step == self.last_step:  # it was also evaluated on all of them
-            values = flatten_results_dict(self.results)
-            if self.best_name in values:
-                best, interval = values[self.best_name], _interval(self.best_name, values)
-                sampled = ", on all images"
         logger.info(
             f"The best evaluation is that after step {self.best_step}: {self.best_name} "
-            f"{best:.4g}{_chance(interval)}, of the {weights} weights in "
-            f"model_best.pth{sampled}{stopped if self._is_out_of_patience() else ''}"
+            f"{self.best:.4g}{_chance(self.best_interval)}, of the {weights} weights in "
+            f"model_best.pth{stopped if self._is_out_of_patience() else ''}"
         )
 
     def after_step(self) -> None:
@@ -134,8 +127,6 @@ class Evaluation(HookBase):
                 f"Stopping early: {self.without_progress} evaluations brought nothing better{than}"
             )
             trainer.max_iter = step
-            if trainer.task.is_sampled:
-                values = self._results_now()  # on all images, as at any end
         trainer.storage.put_scalars(**values, smoothing_hint=False)
         if comm.is_main_process() and values:
             self._record(step, values, verdict)
@@ -168,19 +159,17 @@ class Evaluation(HookBase):
             return ""
         # the lowest loss is the best
         is_better = operator.lt if name.rpartition("/")[2].startswith(_LOSSES) else operator.gt
-        # the last one is also on all images, but those before it were on the sample
-        compared = f"{SAMPLE}/{name}" if f"{SAMPLE}/{name}" in values else name
-        value = values[compared]
+        value = values[name]
         first = self.best_step < 0 and not math.isnan(value)
         if first or is_better(value, self.best):  # NaN is not
             self.best, self.best_step, self.best_name = value, step, name
-            self.best_interval = _interval(compared, values)
+            self.best_interval = _interval(name, values)
             self.without_progress = 0
-            return f"{compared} {value:.4g} is the best so far"
+            return f"{name} {value:.4g} is the best so far"
         self.without_progress += 1
         if self.best_step < 0:  # all were NaN
-            return f"{compared} is {value:.4g}"
-        return f"{compared} {value:.4g}; the best is {self.best:.4g} of step {self.best_step}"
+            return f"{name} is {value:.4g}"
+        return f"{name} {value:.4g}; the best is {self.best:.4g} of step {self.best_step}"
 
     def _is_out_of_patience(self) -> bool:
         return 0 < self.trainer.settings.patience <= self.without_progress

@@ -143,18 +143,14 @@ class Forecast(HookBase):
     def _sentence(self, measured: float) -> str:
         """
         Args:
-            measured: seconds of an evaluation before the last one; 0 if there was none.
+            measured: seconds of an evaluation; 0 if there was none yet.
         """
         trainer, settings, task = self.trainer, self.trainer.settings, self.trainer.task
         step, period = trainer.iter + 1, settings.eval_period
         before = int((trainer.max_iter - 1) // period - step // period) if period > 0 else 0
         each = statistics.median(self._seconds)
-        costs = [task.cost_of_evaluation(final=final) for final in (False, True)]
         image = each / (settings.images_per_step or 1)
-        seconds = [measured or cost * image for cost in costs]
-        if measured and costs[0]:
-            seconds[1] = measured * costs[1] / costs[0]
-        evaluations = before * seconds[0] + seconds[1]
+        evaluations = (before + 1) * (measured or task.cost_of_evaluation() * image)
         total = (trainer.max_iter - step) * each + evaluations
         steps = trainer.max_iter - step
         sentence = (

@@ -19,14 +19,10 @@ from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.settings import FixedKeys, Settings
 from lambda_det.weights.provenance import PixelSettings
 
-__all__ = ["EMA", "RAW", "SAMPLE", "Results", "Task"]
+__all__ = ["EMA", "RAW", "Results", "Task"]
 
 # The weights that are evaluated: the trained ones, and their exponential moving average
 RAW, EMA = "raw", "ema"
-
-# The last evaluation, which is on all images, has under this name the results on the sample of the
-# earlier evaluations
-SAMPLE = "sample"
 
 Results = dict[str, Any]  # numbers by name, nested to any depth
 
@@ -170,19 +166,13 @@ class Task(ABC):
 
         Args:
             models: by RAW and EMA.
-            final: whether training is over. With ``is_sampled`` the others are on a sample, whose
-                results are then under SAMPLE.
+            final: whether training is over.
 
         Returns:
             Results, on the first process at least; nothing where there is nothing to evaluate on.
         """
 
-    @property
-    def is_sampled(self) -> bool:
-        """Whether evaluations before the last one are on a sample of the images."""
-        return False
-
-    def cost_of_evaluation(self, *, final: bool) -> float:
+    def cost_of_evaluation(self) -> float:
         """What an evaluation takes at about, in images of a training step; 0 if unknown."""
         return 0.0
 

@@ -87,6 +87,7 @@ def test_a_missing_file_suggests_a_near_one(tmp_path, monkeypatch):
         (["SOLVER.MAX_ITER=3"], "without ="),
         (["SOLVER.MAX_ITER", "x"], "must be of type int"),
         (["SEED.X", "3"], "no configuration key"),
+        (["TEST.SAMPLE", "500"], "TEST.EVAL_PERIOD"),
     ],
 )
 def test_a_bad_pair_is_named(opts, words):

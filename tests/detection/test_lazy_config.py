@@ -298,7 +298,7 @@ def test_an_error_of_a_file_or_a_node_names_its_place(tmp_path):
 def test_the_cost_of_evaluations_of_several_test_sets_and_of_a_loader_without_a_name(task):
     config = task.config
     config.dataloader.test.dataset.names = ["shapes_val", "shapes_train"]
-    both = DetectionTask(config).cost_of_evaluation(final=True)
-    assert both == pytest.approx(5 * task.cost_of_evaluation(final=True))
+    both = DetectionTask(config).cost_of_evaluation()
+    assert both == pytest.approx(5 * task.cost_of_evaluation())
     config.dataloader.test.dataset = {"_target_": "builtins.list"}
-    assert DetectionTask(config).cost_of_evaluation(final=True) == 0
+    assert DetectionTask(config).cost_of_evaluation() == 0

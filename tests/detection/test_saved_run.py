@@ -44,7 +44,6 @@ def content():
         ({"bbox": {"best_score": 0.25}, "segm": {"best_score": 0.5}}, 0.5, None),
         ({"bbox_EMA": {"best_score": 0.125}, "bbox": {"best_score": 0.25}}, 0.25, 0.125),
         ({"a": {"bbox": {"best_score": 0.25}}, "b": {"bbox": {"best_score": 0.5}}}, 0.25, None),
-        ({"bbox": {"best_score": 0.25}, "sample": {"bbox": {"best_score": 0.5}}}, 0.25, None),
     ],
 )
 def test_a_checkpoint_records_the_best_score_of_its_evaluation(

@@ -14,7 +14,7 @@ from lambda_det.detection.config_files import get_config
 from lambda_det.detection.task import load_any_config, read_components
 from lambda_det.errors import ConfigError
 from lambda_det.training.evaluation import Evaluation
-from lambda_det.training.task import EMA, RAW, SAMPLE
+from lambda_det.training.task import EMA, RAW
 from tests.training.tiny_detector import tiny_config
 from tests.training.toy import settings
 
@@ -124,36 +124,6 @@ def test_the_largest_image_of_a_training():
     assert size() == (800, 1344)
     assert size(**{"DATALOADER.ASPECT_RATIO_GROUPING": False}) == (1344, 1344)
     assert size(**{"INPUT.LSJ.ENABLED": True}) == (1024, 1024)
-
-
-@pytest.mark.parametrize("final", [False, True])
-def test_results_stand_under_the_names_of_the_test_sets_and_losses_go_with_them(final):
-    """Those of a sample, too: the last evaluation is compared with those before it."""
-
-    def add_ap(sets, model, ending, results, folder=None):
-        for test_set, name in sets.items():
-            results.setdefault(test_set, {})["AP"] = name
-
-    def add_losses(sets, model, results):
-        for test_set, name in sets.items():
-            results[test_set]["losses"] = name
-
-    task = object.__new__(DetectionTask)
-    task.components = SimpleNamespace(
-        test_sets=("a", "b"),
-        sample_of=lambda name: f"{name}_sample",
-        make_augmented=None,
-        make_loss_loader=object(),
-    )
-    task.settings = SimpleNamespace(test_precision="float32", channels_last=False)
-    task._is_trained, task._evaluate_on, task._add_losses = True, add_ap, add_losses
-    results = task.evaluate({RAW: torch.nn.Identity()}, final=final)
-    sample = {name: dict.fromkeys(("AP", "losses"), f"{name}_sample") for name in "ab"}
-    if final:
-        assert results.pop(SAMPLE) == sample
-        assert results == {name: dict.fromkeys(("AP", "losses"), name) for name in "ab"}
-    else:
-        assert results == sample
 
 
 def test_cuda_graphs_are_around_the_passes_of_a_training(monkeypatch):

@@ -31,7 +31,6 @@ class _Trainer:
             progress=lambda step: {"epoch": step / 10},
             describe=lambda results: "",
             metrics=METRICS,
-            is_sampled=False,
         )
         self.checkpointer = SimpleNamespace(link=lambda name, other: self.links.append(name))
         self.evaluation = Evaluation()
@@ -68,26 +67,6 @@ def _box(*values):
 def _rows(folder):
     with (folder / "summary.csv").open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def test_the_last_evaluation_is_compared_on_the_sample_of_the_others(tmp_path, caplog):
-    caplog.set_level("INFO", "lambda_det")
-    last = {**_box(9)[0], "sample": _box(4)[0]}
-    trainer = _Trainer(tmp_path, [*_box(3, 5), last], steps=3)
-    trainer.task.is_sampled = True
-    trainer.run()
-    assert (trainer.evaluation.best_step, trainer.evaluation.best) == (2, 5)
-    assert "on a sample" in caplog.messages[-1]
-    assert [row["bbox_AP"] for row in _rows(tmp_path)] == ["3.0", "5.0", "9.0"]
-
-
-def test_a_run_that_stops_early_is_evaluated_on_all(tmp_path):
-    last = {**_box(7)[0], "sample": _box(4)[0]}
-    trainer = _Trainer(tmp_path, [*_box(5, 4), last], steps=9, patience=1)
-    trainer.task.is_sampled = True
-    trainer.run()
-    assert trainer.max_iter == 2 and trainer.evaluation.results["bbox"]["AP"] == 7
-    assert _rows(tmp_path)[-1]["bbox_AP"] == "7.0"
 
 
 @pytest.mark.parametrize(

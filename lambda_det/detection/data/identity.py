@@ -6,7 +6,6 @@ mean something else. So every reader of results reads :data:`FILE` first.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -16,7 +15,7 @@ from pycocotools.coco import COCO
 
 from lambda_det.errors import DataError, listed, printable, refused
 
-__all__ = ["FILE", "entries_of", "name_of", "write_identity"]
+__all__ = ["FILE", "entries_of", "write_identity"]
 
 FILE = "data.json"  # beside the results
 
@@ -71,13 +70,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("ascii")
     return value.item() if hasattr(value, "item") else str(value)
-
-
-def name_of(results: Path) -> str:
-    """The name of the data set that results are of; "" where nothing beside them says it."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        return json.loads(results.with_name(FILE).read_text("utf-8"))["name"]
-    return ""
 
 
 def entries_of(

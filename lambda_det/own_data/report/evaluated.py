@@ -14,7 +14,7 @@ from typing import Any
 
 from pycocotools.coco import COCO
 
-from lambda_det.detection.data.identity import entries_of, name_of
+from lambda_det.detection.data.identity import entries_of
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.registration import has_masks
 from lambda_det.detection.evaluation import ground_truth_of
@@ -93,8 +93,6 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
             f"The run has no results of instances yet: there is no {files[-1]}; its training's "
             "command with --eval-only --resume evaluates the last checkpoint."
         )
-    if name_of(results) == (sample := task.components.sample_of(dataset)):
-        dataset = sample  # the last evaluation, which is on all images, is still to come
     entries = read_predictions(results, dataset)
     weights = _FOLDERS[results.relative_to(run).parts[0]]
     are_masks = all("segmentation" in entry for entry in entries) and has_masks(dataset)

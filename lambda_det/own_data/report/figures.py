@@ -14,7 +14,6 @@ from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.page import ACCENT, INK, ON_ACCENT, PAPER, new_axes, to_svg
 from lambda_det.own_data.report.reading import SCORES, label_of
 from lambda_det.training.logged import is_loss
-from lambda_det.training.task import SAMPLE
 
 __all__ = [
     "CLASSES_CONFUSED",
@@ -35,9 +34,7 @@ _SHARE = LinearSegmentedColormap.from_list("share", [(ACCENT, 0.0), (ACCENT, 1.0
 # the metrics that are drawn together, by the title
 PANELS: dict[str, Callable[[str], bool]] = {
     "total loss": lambda name: name in _TOTAL,
-    "AP or accuracy, percent": lambda name: (
-        name.endswith(SCORES) and not name.startswith(f"{SAMPLE}/")
-    ),
+    "AP or accuracy, percent": lambda name: name.endswith(SCORES),
     "losses": lambda name: is_loss(name) and name not in _TOTAL,
     "learning rate": lambda name: name.partition("/")[0] == "lr",
 }

@@ -16,7 +16,6 @@ from lambda_det.config import read_plain
 from lambda_det.errors import DataError, refused
 from lambda_det.training.checkpoint_files import choose_checkpoint, last_checkpoint
 from lambda_det.training.logged import is_of_averaged_weights, read_metrics
-from lambda_det.training.task import SAMPLE
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.provenance import Origin
 
@@ -174,7 +173,7 @@ def results_of(
     results = {
         name: Result(value, values.get(f"{name}_low"), values.get(f"{name}_high"))
         for name, value in values.items()
-        if name.endswith(endings) and not name.startswith(f"{SAMPLE}/")
+        if name.endswith(endings)
     }
     # an augmented test is of the averaged weights, where there are any
     averaged_too = any(map(is_of_averaged_weights, results))

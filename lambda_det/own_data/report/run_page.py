@@ -137,11 +137,9 @@ def build_report(
 def _run_head(run: Path, state: RunState, config: Mapping[str, Any]) -> Page:
     """The page of a training with its numbers and curves."""
     origin = config_origin(run)
-    sample = config.get("TEST", {}).get("SAMPLE", 0)
-    sampled = f" Evaluations before the last one are on {sample} of the images." if sample else ""
     page = Page(
         f"Run {run if run.name else run.resolve()}",
-        f"{state.sentences()}{sampled} config.yaml has its configuration"
+        f"{state.sentences()} config.yaml has its configuration"
         + (f", which began with {origin}." if origin else "."),
     )
     if state.metrics:
