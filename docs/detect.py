@@ -224,6 +224,29 @@ def union(masks: Sequence[np.ndarray]) -> np.ndarray:
 # ---- the program
 
 
+def read(path):
+    """The photo, upright as its EXIF data say, of three channels of 8 bits."""
+    photo = Image.open(path)
+    if photo.mode.startswith(("I", "F")):  # Pillow would cut its values at 255
+        sys.exit(f"{path} has more than 8 bits a channel (mode {photo.mode}); convert it to 8.")
+    return ImageOps.exif_transpose(photo).convert("RGB")
+
+
+def one_class_per_place(found):
+    """The numbers of the detections that no better one of any class covers, the best first."""
+    kept = []
+    for i in np.argsort(-found.scores, kind="stable"):
+        if not any(iou(found.boxes[i], found.boxes[j]) > SAME for j in kept):
+            kept.append(i)
+    return kept
+
+
+def iou(a, b):
+    """The area that two boxes share, by that which either covers."""
+    areas = [np.prod((box[2:] - box[:2]).clip(min=0)) for box in (a, b, _common(a, b))]
+    return areas[2] / (areas[0] + areas[1] - areas[2])
+
+
 def resized(image, shortest, longest, fixed):
     """The image as in the evaluation of the run, and smaller where it would not fit."""
     width, height = image.size
@@ -277,11 +300,13 @@ def detect(session, photo, tile):
 parser = argparse.ArgumentParser(description="Print what a detector finds in a photo.")
 parser.add_argument("detector", help="an .onnx that lambda-det export wrote")
 parser.add_argument("photo", help="of any format that Pillow reads")
+parser.add_argument("--score-threshold", type=float, help="default: the best one of the file")
+parser.add_argument("--agnostic-nms", action="store_true", help="keep one class per place")
 args = parser.parse_args()
 session = onnxruntime.InferenceSession(args.detector)
 about = session.get_modelmeta().custom_metadata_map
 names = json.loads(about["classes"])
-photo = ImageOps.exif_transpose(Image.open(args.photo)).convert("RGB")
+photo = read(args.photo)
 whole = {"size": max(photo.size), "overlap": 0, "merge": MERGE}
 tile = json.loads(about.get("tile", "null")) or whole
 if tile["merge"] != MERGE:
@@ -289,8 +314,11 @@ if tile["merge"] != MERGE:
 rows, columns = (cuts(side, tile["size"], tile["overlap"]) for side in (photo.height, photo.width))
 tiles = [(x0, y0, x1, y1) for y0, y1 in rows for x0, x1 in columns]
 found = merge([(tile, detect(session, photo, tile)) for tile in tiles], photo.height, photo.width)
-for i, score in enumerate(found.scores):
-    if score >= 0.5:  # those below about["score_threshold"] are left out in the file
+# Those below about["score_threshold"] are left out in the file
+known = (args.score_threshold, json.loads(about.get("best_score", "null")), 0.5)
+least = next(score for score in known if score is not None)
+for i in one_class_per_place(found) if args.agnostic_nms else range(len(found.scores)):
+    if (score := found.scores[i]) >= least:
         number = found.classes[i]
         print(names[number] if names else number, f"{score:.2f}", *found.boxes[i].round(1))
         if found.masks is not None:

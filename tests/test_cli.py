@@ -1,7 +1,6 @@
 """The command ``lambda-det``, and the files of ``tools/`` that answer as they did before it."""
 
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -188,11 +187,3 @@ def test_a_terminal_that_lacks_letters_gets_escapes(encoding, printed):
     output, error = work.communicate(timeout=60)
     assert (work.returncode, error) == (0, b"")
     assert output.strip() == (printed or "gr\xfcn \u7d05".encode())
-
-
-def test_the_program_of_a_page_has_a_help(capsys, monkeypatch):
-    pytest.importorskip("onnxruntime")
-    monkeypatch.setattr(sys, "argv", ["detect.py", "--help"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(ROOT / "docs" / "detect.py"))
-    assert not end.value.code and "detect.py [-h] detector photo" in capsys.readouterr().out

@@ -40,13 +40,13 @@ _SHORTER = {
         "INPUT.MIN_SIZE_TEST 128": "INPUT.MIN_SIZE_TEST 128 SOLVER.MAX_ITER 2 TEST.EVAL_PERIOD 2 "
         "TEST.DETECTIONS_PER_IMAGE 4",
         "--format yolo\n": "--format yolo --score-threshold 0\n",
-        "score_threshold=None": "score_threshold=0.0",
+        'Predictor("output/mine")': 'Predictor("output/mine", score_threshold=0.0)',
     },
     "own_data.ipynb": {
         "batch=8": "batch=2",
         '"INPUT.MIN_SIZE_TEST": 128': '"INPUT.MIN_SIZE_TEST": 128, "SOLVER.MAX_ITER": 2, '
         '"TEST.EVAL_PERIOD": 2, "TEST.DETECTIONS_PER_IMAGE": 4',
-        "score_threshold=None": "score_threshold=0.0",
+        "run.predictor()": "run.predictor(score_threshold=0.0)",
         "overwrite=True": "proof=1",
     },
 }

@@ -29,7 +29,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--host", default="127.0.0.1", help="0.0.0.0 for other machines")
     add("--port", type=int, default=8000, help="of the server; 0: a free one")
     add("--device", help="cpu or cuda")
-    add("--score-threshold", type=float, default=0.5, help="lowest score to answer")
+    add(
+        "--score-threshold",
+        type=float,
+        help="lowest score to answer; None: the best of the evaluation",
+    )
     add("--drain", type=float, default=1.0, help="seconds after SIGTERM for what comes late")
     for entry in fields(Limits):
         flag, kind = "--" + entry.name.replace("_", "-"), type(entry.default)

@@ -93,6 +93,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         f"evaluation of the run, {DEFAULT_THRESHOLD:g} where none is known",
     )
     parser.add_argument(
+        "--agnostic-nms",
+        action="store_true",
+        help="keep one class per place: of overlapping instances the one with the highest score",
+    )
+    parser.add_argument(
         "--no-labels", action="store_true", help="write no classes and scores into the images"
     )
     parser.add_argument("--device", metavar="D", help="cpu or cuda; default: MODEL.DEVICE")
@@ -156,6 +161,7 @@ def run(args: argparse.Namespace) -> None:
         score_threshold=args.score_threshold,
         device=args.device,
         precision=args.precision,
+        agnostic_nms=args.agnostic_nms,
     )
     print(f"Weights: {printable(str(predictor.origin))}")
     print(f"Score threshold: {_threshold_in_words(predictor, args.score_threshold)}")

@@ -32,7 +32,7 @@ from lambda_det.detection.prediction.predictor import (
     read_bgr,
 )
 from lambda_det.detection.task import DetectionTask
-from lambda_det.errors import ConfigError, DataError, listed, printable
+from lambda_det.errors import ConfigError, DataError, counted, listed, printable
 from lambda_det.files import SUFFIXES, relative_path, writing_to
 
 __all__ = ["Collector", "Input", "Outcome", "plan_dataset", "plan_files", "predict"]
@@ -76,19 +76,28 @@ def plan_files(inputs: Iterable[str | Path], output: str | Path, overwrite: bool
         output: folder of the targets. Images of a folder keep their relative paths.
         overwrite: replace existing targets.
 
+    Returns:
+        Each file once, also where several inputs name it.
+
     Raises:
         DataError: an input is missing, or a folder holds no image.
         ConfigError: two targets coincide, or a file would be overwritten.
     """
     output = Path(output)
-    images = []
+    images: dict[str, Input] = {}
+    again = 0
     for given in map(str, inputs):
         folder, files = _files_of(given, output)
         for file in files:
             name = file.relative_to(folder)
-            images.append(Input(file, _target(output, name), name.as_posix()))
-    _check_targets(images, overwrite)
-    return images
+            # Links are not followed: files of two names may share their content on purpose
+            place = os.path.abspath(file)
+            again += place in images
+            images.setdefault(place, Input(file, _target(output, name), name.as_posix()))
+    if again:
+        logger.warning(f"{counted(again, 'file')} named more than once: each is taken once")
+    _check_targets([*images.values()], overwrite)
+    return [*images.values()]
 
 
 def plan_dataset(
@@ -312,7 +321,7 @@ def _draw_image(predictor: Predictor, picture: Input, with_labels: bool) -> Pred
 
 
 def _draw_video(predictor: Predictor, image: Input, with_labels: bool) -> tuple[Counter[str], int]:
-    """Draw all frames in the size and rate of the video.
+    """Draw all frames in the size and rate of the video; an odd side gets one pixel more.
 
     Returns:
         The number of instances of each class in all frames, and the number of frames.
@@ -336,7 +345,10 @@ def _draw_video(predictor: Predictor, image: Input, with_labels: bool) -> tuple[
     drawn = 0
     with _written(image.target) as temporary:
         codec = cv2.VideoWriter_fourcc(*"mp4v")
-        writer = cv2.VideoWriter(str(temporary), codec, rate, first.shape[1::-1])
+        # The codec halves the sides of colours, and would leave out the last pixel of an odd side
+        odd = [side % 2 for side in first.shape[:2]]
+        size = first.shape[1] + odd[1], first.shape[0] + odd[0]
+        writer = cv2.VideoWriter(str(temporary), codec, rate, size)
         try:
             total = max(int(announced), 0) or None
             for frame in tqdm(_frames(first, capture), total=total, desc=image.name, unit="frame"):
@@ -346,6 +358,7 @@ def _draw_video(predictor: Predictor, image: Input, with_labels: bool) -> tuple[
                 shown = draw_predictions(
                     frame, found.instances, predictor.class_names, with_labels=with_labels
                 )
+                shown = cv2.copyMakeBorder(shown, 0, odd[0], 0, odd[1], cv2.BORDER_REPLICATE)
                 # None before OpenCV 5
                 if not writer.isOpened() or writer.write(shown) is False:
                     break

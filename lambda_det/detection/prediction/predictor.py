@@ -7,10 +7,11 @@ import io
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from numbers import Integral, Real
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -21,9 +22,11 @@ from detectron2.config import CfgNode
 from detectron2.structures import Instances
 from omegaconf import DictConfig
 from PIL import Image
+from torchvision.ops import nms
 
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import as_input, read_image
+from lambda_det.detection.merging import SAME
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.saved_run import SavedRun, open_run, usable_score
 from lambda_det.detection.tiled import WholeImage
@@ -246,10 +249,11 @@ class Predictor:
         *,
         checkpoint: str = "best",
         raw: bool = False,
-        score_threshold: float | None = DEFAULT_THRESHOLD,
+        score_threshold: float | None = None,
         device: str | None = None,
         precision: str | None = None,
         batch_size: int = 1,
+        agnostic_nms: bool = False,
     ) -> None:
         """Build or load the detector.
 
@@ -261,7 +265,8 @@ class Predictor:
             checkpoint: of a folder: "best" at its evaluations, "last", or the number of its step.
             raw: the trained weights, also where a checkpoint has averaged ones.
             score_threshold: lowest score of the instances to return, from 0 to 1; None for
-                ``best_score``, or 0.5 where it is unknown. An exported detector leaves out
+                ``best_score``, as ``lambda-det predict`` takes it, or 0.5 where it is unknown. An
+                exported detector leaves out
                 instances below the threshold of its export.
             device: such as "cpu" or "cuda"; None as in the configuration. An exported
                 detector is computed on the CPU.
@@ -269,6 +274,9 @@ class Predictor:
             batch_size: images, or tiles, that are computed at once, if they have one size after
                 resizing, because padding would change the results. A file of a fixed batch takes
                 its own.
+            agnostic_nms: of instances of any classes that overlap by more than half (IoU), return
+                the one with the highest score. A young detector finds several classes on one
+                object.
 
         Raises:
             ConfigError: a value cannot work, the device is missing, or the model predicts no
@@ -285,13 +293,28 @@ class Predictor:
                 "device": device,
                 "precision": precision,
                 "batch_size": batch_size,
+                "agnostic_nms": agnostic_nms,
             },
         )
-        if score_threshold is not None and not 0 <= score_threshold <= 1:
-            raise ConfigError(f"The score threshold is {score_threshold}; give one from 0 to 1.")
-        if batch_size < 1:
-            raise ConfigError(f"The batch size is {batch_size}; give at least 1.")
+        if score_threshold is not None and not (
+            isinstance(score_threshold, Real) and 0 <= score_threshold <= 1
+        ):
+            raise ConfigError(f"The score threshold is {score_threshold!r}; give one from 0 to 1.")
+        if not isinstance(batch_size, Integral) or batch_size < 1:
+            raise ConfigError(f"The batch size is {batch_size!r}; give at least 1.")
         self._given_threshold, self._batch_size = score_threshold, batch_size
+        self._agnostic_nms = agnostic_nms
+        with _own_precision():
+            self._open_source(source, checkpoint, raw, device, precision)
+
+    def _open_source(
+        self,
+        source: str | os.PathLike | CfgNode | DictConfig | SavedRun,
+        checkpoint: str,
+        raw: bool,
+        device: str | None,
+        precision: str | None,
+    ) -> None:
         if isinstance(source, SavedRun):
             self._open(source, device, precision)
             return
@@ -385,13 +408,15 @@ class Predictor:
         return found
 
     def _predict(self, images: Sequence[ImageLike], channels: str) -> list[Prediction]:
-        with torch.no_grad():
+        with torch.no_grad(), _own_precision():
             if self._tiling is None:
                 pixels = [self._read(image, channels) for image in images]
                 found = self._detected(pixels)
             else:
                 found = [self._detected_in_tiles(self._read(image, channels)) for image in images]
         kept = [instances[instances.scores >= self.score_threshold] for instances in found]
+        if self._agnostic_nms:
+            kept = [_one_class_per_place(instances) for instances in kept]
         files = [None if isinstance(image, np.ndarray) else image for image in images]
         return [
             Prediction(instances, self.class_names, file)
@@ -423,11 +448,32 @@ class Predictor:
             and image.size
             and image.dtype == np.uint8
         ):
-            what = getattr(image, "shape", type(image).__name__), getattr(image, "dtype", "")
-            raise ConfigError(
-                f"An image is {what[0]} {what[1]}; give a path or an array [H, W, 3] of uint8."
-            )
+            what = f"of the type {type(image).__name__}"
+            if isinstance(image, np.ndarray):
+                what = f"an array {image.shape} of {image.dtype}"
+            raise ConfigError(f"An image is {what}; give a path or an array [H, W, 3] of uint8.")
         return image if channels == self._channels else image[:, :, ::-1]
+
+
+@contextlib.contextmanager
+def _own_precision() -> Iterator[None]:
+    """Compute as the detector says, whatever the caller's autocast or default type of tensors."""
+    default = torch.get_default_dtype()
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    with contextlib.ExitStack() as stack:
+        for device in devices:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        if default != torch.float32:
+            stack.callback(torch.set_default_dtype, default)
+            torch.set_default_dtype(torch.float32)
+        yield
+
+
+def _one_class_per_place(instances: Instances) -> Instances:
+    """The instances that no better one of any class covers by more than ``SAME`` (IoU)."""
+    kept = torch.zeros(len(instances), dtype=torch.bool)
+    kept[nms(instances.pred_boxes.tensor, instances.scores, SAME)] = True
+    return instances[kept]
 
 
 def _by_size(model: Detect) -> Detect:
@@ -450,7 +496,9 @@ def _bgr(pixels: np.ndarray, channels: str) -> np.ndarray:
 
 
 def _is_sequence(images: Any) -> bool:
-    return isinstance(images, Iterable) and not isinstance(images, (str, os.PathLike))
+    """Whether several images are meant: what holds bytes, lines or numbers is one, and refused."""
+    one = (str, os.PathLike, bytes, bytearray, memoryview, io.IOBase, torch.Tensor)
+    return isinstance(images, Iterable) and not isinstance(images, one)
 
 
 def _order(channels: str) -> str:

@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 import tracemalloc
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -177,6 +178,17 @@ def test_folders_keep_their_order_and_foreign_formats_become_png(images, pattern
     assert [p.source.name for p in pictures] == ["a.png", "b.jpg", "c.bmp"]
 
 
+@pytest.mark.parametrize(
+    "inputs",
+    [["a.png", "a.png"], ["", "a.png"], ["a.png", ""], ["*.png", "below/../a.png", "below", ""]],
+)
+def test_a_file_that_several_inputs_name_is_taken_once(images, inputs, caplog):
+    found = plan_files([images / one for one in inputs], images.parent / "out", overwrite=False)
+    there = ["a.png"] if inputs == ["a.png", "a.png"] else ["a.png", "b.jpg", "c.bmp"]
+    assert sorted(one.source.name for one in found) == there
+    assert "taken once" in caplog.text
+
+
 def test_a_folder_gives_the_images_of_every_format_and_counts_the_rest(tmp_path, image, caplog):
     """One without an ending is known by its content."""
     content = cv2.imencode(".png", image)[1].tobytes()
@@ -341,6 +353,21 @@ def test_a_video_keeps_its_frames_rate_and_size(predictor, tmp_path):
     # Frames stay in their order: they were made brighter one after the other.
     brightness = [np.median(frame) for frame in frames]
     assert brightness == sorted(brightness) and brightness[-1] - brightness[0] > 100
+
+
+@pytest.mark.slow
+def test_a_film_of_odd_sides_keeps_its_last_pixels(predictor, tmp_path, monkeypatch):
+    """Read by a stand-in, because OpenCV writes no such film."""
+    frames, real = [np.full((33, 65, 3), 90, np.uint8)] * 2, cv2.VideoCapture
+    film = SimpleNamespace(
+        read=lambda left=[*frames, None]: (True, left.pop(0)),
+        get={cv2.CAP_PROP_FRAME_COUNT: 2, cv2.CAP_PROP_FPS: 10}.get,
+    )
+    (tmp_path / "odd.avi").touch()
+    planned = plan_files([tmp_path / "odd.avi"], tmp_path / "out", False)
+    monkeypatch.setattr(cv2, "VideoCapture", lambda p: film if p.endswith("odd.avi") else real(p))
+    result = predict(predictor, planned)
+    assert real(str(result.written[0])).read()[1].shape == (34, 66, 3)
 
 
 class _FullDisk:

@@ -155,17 +155,44 @@ def test_the_best_score_of_the_evaluation_is_the_threshold_where_none_is_given(
     content = torch.load(run[1], weights_only=True)
     recorded = {"best_scores": {"raw": best, "ema": 0.9}, "config": run[0].read_text()}
     torch.save({**content, "run": recorded}, tmp_path / "model_final.pth")
-    predictor = Predictor(tmp_path / "model_final.pth", score_threshold=None)
+    predictor = Predictor(tmp_path / "model_final.pth")
     assert predictor.best_score == predictor.score_threshold == best
     assert len(predictor(image)) == 2
     averaged = {**content, "run": recorded, "ema": {"model": content["model"]}}
     torch.save(averaged, tmp_path / "model_final.pth")
-    assert Predictor(tmp_path / "model_final.pth", score_threshold=None).score_threshold == 0.9
+    assert Predictor(tmp_path / "model_final.pth").score_threshold == 0.9
     given = Predictor(tmp_path / "model_final.pth", score_threshold=0.25)
     assert (given.score_threshold, given.best_score) == (0.25, 0.9)
-    assert Predictor(tmp_path / "model_final.pth").score_threshold == 0.5
-    unknown = Predictor(run[1], score_threshold=None)
+    unknown = Predictor(run[1])
     assert (unknown.score_threshold, unknown.best_score) == (0.5, None)
+
+
+@pytest.mark.parametrize("precision", ["float64", "autocast"])
+def test_the_caller_s_precision_changes_nothing(run, predictor, image, precision):
+    """Neither a default type of tensors nor autocast around the detector."""
+    expected, default = predictor(image), torch.get_default_dtype()
+    try:
+        if precision == "float64":
+            torch.set_default_dtype(torch.float64)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+            made = Predictor(run[1], score_threshold=0.0)
+            assert same(made(image), expected) and same(predictor(image), expected)
+        assert torch.get_default_dtype() == (
+            torch.float64 if precision == "float64" else torch.float32
+        )
+    finally:
+        torch.set_default_dtype(default)
+
+
+def test_one_class_per_place_is_the_best_one(run, image, monkeypatch):
+    """Of instances that overlap by more than half, the best; half or less are two objects."""
+    boxes = [[0, 0, 20, 20], [0, 0, 20, 19], [0, 10, 20, 30], [40, 0, 60, 9], [40, 0, 60, 20]]
+    scores, classes = torch.tensor([0.5, 0.9, 0.4, 0.3, 0.2]), torch.tensor([0, 1, 0, 2, 1])
+    instances = made((48, 64), boxes, classes, scores, True)
+    for agnostic, kept in ((False, [0, 1, 2, 3, 4]), (True, [1, 2, 3, 4])):
+        predictor = Predictor(run[1], score_threshold=0.0, agnostic_nms=agnostic)
+        monkeypatch.setattr(predictor, "_detect", lambda inputs: [{"instances": instances}])
+        assert same(predictor(image), Prediction(instances[kept]))
 
 
 def test_results_are_plain_arrays(predictor, image):
@@ -287,6 +314,11 @@ def test_a_copy_opens_the_same_again(run, predictor, image):
         (np.zeros((0, 4, 3), np.uint8), r"\(0, 4, 3\)"),
         (np.zeros((4, 4, 3)), "float64"),
         (None, "NoneType"),
+        # These can be gone through, for numbers or lines, and are no images
+        (b"pixels", "bytes"),
+        (io.BytesIO(b"pixels"), "BytesIO"),
+        (torch.zeros(4, 4, 3, dtype=torch.uint8), "Tensor"),
+        ([b"pixels"], "bytes"),
         ("deep.png", r"deep\.png .*8 bits"),  # it would become white
     ],
 )
@@ -340,6 +372,8 @@ def test_sources_that_cannot_be(tmp_path, source, named):
 def test_options_that_cannot_be(run):
     for key, value in (
         ("batch_size", 0),
+        ("batch_size", "2"),
+        ("score_threshold", "0.25"),
         ("device", "cuda:99"),
         ("score_threshold", 50),
     ):
