@@ -221,12 +221,6 @@ def add_lambda_config(cfg: CN) -> None:
     # Batches of one optimiser step. SOLVER.IMS_PER_BATCH stays the number of images of one
     # optimiser step; SOLVER.REFERENCE_WORLD_SIZE sees this many times more workers than there are.
     _C.SOLVER.ACCUMULATE_GRADIENTS = 1
-    # Compute the backbone by CUDA graphs, which spares the host's time where a step has few images.
-    # "auto" does so in one process on a GPU where all images have one size (INPUT.LSJ), and the
-    # modules of the backbone are known; "always" is refused with the reason where it cannot be, and
-    # "never" does without. A graph is used only after its maps and all gradients proved to be those
-    # of the backbone on images of the run. Nobody has trained with it yet.
-    _C.SOLVER.CUDA_GRAPHS = "auto"
     # Keys whose values are not scaled to the processes, whatever SOLVER.REFERENCE_WORLD_SIZE is;
     # those of the command line are added to them
     _C.SOLVER.UNSCALED = []

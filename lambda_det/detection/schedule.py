@@ -43,7 +43,6 @@ KEYS = COMMON_KEYS | {
     "best_metric":          "TEST.BEST_METRIC",
     "test_precision":       "TEST.PRECISION",
     "channels_last":        "MODEL.CHANNELS_LAST",
-    "cuda_graphs":          "SOLVER.CUDA_GRAPHS",
 }
 # fmt: on
 
@@ -61,7 +60,6 @@ class DetectionSettings(Settings):
         unscaled: the user's keys that are taken literally, such as those of the command line.
         test_precision: "float32" or "bfloat16", in which evaluation and prediction compute.
         channels_last: the layout of all maps in memory.
-        cuda_graphs: "auto", "always" or "never" compute the backbone by CUDA graphs.
     """
 
     base_lr: float | None = None
@@ -71,16 +69,10 @@ class DetectionSettings(Settings):
     unscaled: tuple[str, ...] = ()
     test_precision: str = "float32"
     channels_last: bool = True
-    cuda_graphs: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_precision(self.test_precision, self.key("test_precision"))
-        if self.cuda_graphs not in ("auto", "always", "never"):
-            raise ConfigError(
-                f"{self.key('cuda_graphs')} is {self.cuda_graphs!r}; it can be auto, always or "
-                "never."
-            )
 
     def of_a_step(self) -> dict[str, Any]:
         return super().of_a_step() | {"base_lr": self.base_lr}

@@ -8,7 +8,6 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,7 +44,6 @@ from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
 from lambda_det.distributed.leaving import UntilAsked
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.graphs import BackboneGraphs, why_not
 from lambda_det.training.config_file import LAZY, ConfigFile, kind_of
 from lambda_det.training.log import ONLY_IN_FILE
 from lambda_det.training.precision import Precision
@@ -146,7 +144,6 @@ class DetectionTask(Task):
         self._read_again = read_again
         self._is_trained = True
         self._backbone: dict[str, Any] = {}  # of the model that was built
-        self._graphs: BackboneGraphs | None = None
         self._read()
 
     def _read(self) -> None:
@@ -219,8 +216,6 @@ class DetectionTask(Task):
         if self._is_trained:
             self._check_evaluations(model)
         self._backbone = recorded_backbone(model)
-        if self._is_trained:
-            self._graphs = self._graphs_of(getattr(model, "backbone", None))
         return model
 
     def _check_evaluations(self, model: nn.Module) -> None:
@@ -237,36 +232,6 @@ class DetectionTask(Task):
                 f"set {key} to bfloat16, or MODEL.LAMBDA_RESNET.IMPLEMENTATION to auto, which "
                 "takes fused where it can."
             )
-
-    def _graphs_of(self, backbone: nn.Module | None) -> BackboneGraphs | None:
-        """The CUDA graphs of the backbone; None where it is computed without them.
-
-        Raises:
-            ConfigError: they are asked for, and cannot be captured.
-        """
-        settings = self.settings
-        if settings.cuda_graphs == "never":
-            return None
-        is_asked = settings.cuda_graphs == "always"
-        why = why_not(
-            backbone,
-            device=settings.device,
-            processes=comm.get_world_size(),
-            accumulate=settings.accumulate,
-            one_size=self.components.one_size,
-            is_asked=is_asked,
-        )
-        if not why:
-            return BackboneGraphs(backbone)
-        if is_asked:
-            asked, other = (settings.option("cuda_graphs", x) for x in ("always", "auto"))
-            raise ConfigError(f"{asked} cannot be: {why}; set {other}.")
-        if settings.device.startswith("cuda"):
-            logger.info(f"The backbone is computed without CUDA graphs: {why}", extra=ONLY_IN_FILE)
-        return None
-
-    def forward_pass(self) -> AbstractContextManager:
-        return self._graphs.in_use() if self._graphs else nullcontext()
 
     def distribute(self, model: nn.Module) -> nn.Module:
         return distribute(model, self.settings.device, **self.components.ddp_options)
@@ -330,8 +295,6 @@ class DetectionTask(Task):
     def smaller_batches(self) -> str:
         written = self.components.settings  # before they were scaled to the processes
         words = super().smaller_batches()
-        if written.cuda_graphs == "always":  # they take one batch a step
-            words += f" {written.option('cuda_graphs', 'auto')}"
         if reference := written.reference_world_size:
             # accumulated batches count as processes
             words += f" {written.option('reference_world_size', 2 * reference)}"

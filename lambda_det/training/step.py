@@ -129,7 +129,7 @@ class TrainStep:
                 self._user_errors(names),
                 self._debugging(),
             ):
-                with self.precision.autocast(), self._task.forward_pass():
+                with self.precision.autocast():
                     batch_losses = self.model(batch)
                     total = sum(batch_losses.values()) / self.accumulate
                 self.grad_scaler.scale(total).backward()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from detectron2.engine import HookBase
@@ -107,10 +106,6 @@ class Task(ABC):
     def distribute(self, model: nn.Module) -> nn.Module:
         """The model as it is trained by all processes together."""
         return distribute(model, self.settings.device)
-
-    def forward_pass(self) -> AbstractContextManager:
-        """Entered around each forward pass of a training step; nothing by default."""
-        return nullcontext()
 
     @property
     def pixels(self) -> PixelSettings | None:

@@ -126,30 +126,6 @@ def test_the_largest_image_of_a_training():
     assert size(**{"INPUT.LSJ.ENABLED": True}) == (1024, 1024)
 
 
-def test_cuda_graphs_are_around_the_passes_of_a_training(monkeypatch):
-    """Their key names what is in the way where they are asked for."""
-    cfg = tiny_config()
-    assert cfg.SOLVER.CUDA_GRAPHS == "auto"
-    DetectionTask(cfg).build_model()  # without a GPU
-    cfg.SOLVER.CUDA_GRAPHS = "always"
-    with pytest.raises(ConfigError, match=r"SOLVER\.CUDA_GRAPHS always.*GPU.*CUDA_GRAPHS auto"):
-        DetectionTask(cfg).build_model()
-    facts = []
-    monkeypatch.setattr(task_module, "why_not", lambda *_, **found: facts.append(found) or "")
-    for name in ("always", "auto", "never"):
-        cfg.SOLVER.CUDA_GRAPHS, cfg.INPUT.LSJ.ENABLED = name, name != "auto"
-        task = DetectionTask(cfg)
-        backbone = task.build_model().backbone
-        with task.forward_pass():
-            assert ("forward" in vars(backbone)) is (name != "never")
-        assert "forward" not in vars(backbone)
-    same = {"device": "cpu", "processes": 1, "accumulate": 1}
-    assert facts == [same | {"one_size": x, "is_asked": x} for x in (True, False)]
-    cfg.SOLVER.CUDA_GRAPHS = "sometimes"
-    with pytest.raises(ConfigError, match=r"SOLVER\.CUDA_GRAPHS.*sometimes"):
-        DetectionTask(cfg)
-
-
 def test_images_have_one_size_where_a_configuration_says_so():
     file = str(ROOT / "configs/mask_rcnn_lambdaresnet50")
     for ending in ("yaml", "py"):
@@ -159,28 +135,6 @@ def test_images_have_one_size_where_a_configuration_says_so():
     lazy = load_any_config(args)
     lazy.dataloader.train.mapper.augmentations.pop(1)
     assert read_components(lazy).one_size is None
-
-
-@pytest.mark.slow
-def test_the_paper_s_training_is_by_graphs_where_there_is_a_gpu(monkeypatch):
-    cfg = get_config("mask_rcnn_lambdaresnet50.yaml")
-    cfg.MODEL.DEVICE = "cpu"
-    task = DetectionTask(cfg)
-    backbone = task.components.make_backbone()
-    why = task_module.why_not
-    monkeypatch.setattr(
-        task_module, "why_not", lambda part, **facts: why(part, **facts | {"device": "cuda"})
-    )
-    assert task._graphs_of(backbone) is not None
-    task.settings = dataclasses.replace(task.settings, accumulate=2)
-    assert task._graphs_of(backbone) is None
-
-
-def test_smaller_batches_do_without_cuda_graphs():
-    cfg = tiny_config()
-    assert "GRAPHS" not in DetectionTask(cfg).smaller_batches()
-    cfg.SOLVER.CUDA_GRAPHS = "always"
-    assert DetectionTask(cfg).smaller_batches().endswith("SOLVER.CUDA_GRAPHS auto")
 
 
 def test_an_implementation_that_no_evaluation_can_use_is_refused_before_the_training():

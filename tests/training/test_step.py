@@ -1,6 +1,6 @@
 """The training step: accumulation, precision, clipping, and what stops it at numbers like NaN."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from lambda_det.training.loading import BatchesAhead, batches_ahead
 from lambda_det.training.precision import LossScaler, Precision
 from lambda_det.training.settings import Clipping
 from tests.distributed.process_group import in_processes
-from tests.training.toy import Named, Steps, ToyModel, batches, items, weights
+from tests.training.toy import Steps, ToyModel, batches, items, weights
 
 
 def _train(model, loader, steps, *, wrap=None, **options):
@@ -212,23 +212,6 @@ def test_the_next_batch_is_fetched_when_the_backward_pass_runs(no_gpu):
     Steps(model, ahead, optimizer, accumulate=2).take(range(2))
     first = ["batch 0", "backward", "batch 1", "backward", "batch 2", "step"]
     assert events == [*first, "backward", "batch 3", "backward", "batch 4", "step"]
-
-
-def test_the_task_is_around_each_forward_pass(monkeypatch):
-    events = []
-
-    @contextmanager
-    def forward_pass(task):
-        events.append("begins")
-        yield
-        events.append("ends")
-
-    monkeypatch.setattr(Named, "forward_pass", forward_pass)
-    model = ToyModel()
-    model.register_forward_hook(lambda *called: events.append("pass"))
-    model.layers[0].weight.register_hook(lambda grad: events.append("gradient"))
-    Steps(model, batches(items(4), 2), accumulate=2).take(range(1))
-    assert events == 2 * ["begins", "pass", "ends", "gradient"]
 
 
 @pytest.mark.gpu

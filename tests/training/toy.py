@@ -60,7 +60,6 @@ class Named:
 
     settings: Settings
     advice: str = Task.advice
-    forward_pass = Task.forward_pass
     image_names = Task.image_names
     smaller_batches = Task.smaller_batches
 
