@@ -84,7 +84,6 @@ class Setting:
         autocast: False if a case makes everything in that dtype itself.
         channels_last: memory format of weights and inputs of four dimensions.
         rounds: number of counted rounds.
-        device_time: also measure how long a GPU works for a run.
     """
 
     device: torch.device
@@ -92,7 +91,6 @@ class Setting:
     autocast: bool = True
     channels_last: bool = False
     rounds: int = 5
-    device_time: bool = False
 
 
 @dataclass
@@ -104,7 +102,6 @@ class Result:
         images: of the original case, to which times are scaled.
         sizes: the number of parameters, and bytes of the model and of its inputs.
         seconds: of one run in each round, by mode.
-        device_seconds: in which a GPU works for one run, by mode; its host may take longer.
         peak_bytes: by mode, beyond model and inputs; the state of the optimiser counts.
         reasons: by mode, why there are no figures.
     """
@@ -113,7 +110,6 @@ class Result:
     images: int = 0
     sizes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    device_seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
@@ -181,32 +177,6 @@ class Subject:
         seconds = (timer() - start) / repeats
         self.clear()
         return seconds
-
-    def device_time(self, mode: str) -> float:
-        """Seconds in which a GPU works for one run.
-
-        The run is recorded as a CUDA graph, which the GPU repeats without the host.
-
-        Raises:
-            RuntimeError: the run cannot be recorded, such as one in which the host waits.
-        """
-        self.clear()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.run(mode)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()
-        start = timer()  # it waits for the GPU
-        graph.replay()
-        repeats = min(max(3, int(SHORTEST / (timer() - start))), MOST_REPEATS)
-        # nothing waits between the replays, whose launches the GPU would count as its own time
-        begin.record()
-        for _ in range(repeats):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        self.clear()
-        return begin.elapsed_time(end) / 1e3 / repeats
 
     def sizes(self) -> dict[str, int]:
         return {
@@ -289,24 +259,9 @@ def measure_group(group: Group, setting: Setting) -> list[Result]:
                 subject.clear()
             else:
                 result.seconds.setdefault(mode, []).append(seconds)
-        if setting.device_time and setting.device.type == "cuda":
-            for subject, mode, _, result in work:
-                _time_device(subject, mode, result)
     finally:
         gc.enable()
     return results
-
-
-def _time_device(subject: Subject, mode: str, result: Result) -> None:
-    """Note the device's time of a case in a mode; without one there is only the wall time."""
-    if mode in result.reasons:
-        return
-    say(f"{result.case.name}: the device's time, {mode}")
-    try:
-        result.device_seconds[mode] = subject.device_time(mode)
-    except Exception as error:  # libraries raise errors of their own
-        say(f"{result.case.name}: {reason(error)[:200]}")
-        subject.clear()
 
 
 def _warm_up(

@@ -57,13 +57,13 @@ def check(group: dict, modes: list[str], cases: list[str]) -> None:
 @pytest.mark.slow
 def test_local_in_bfloat16(run, monkeypatch):
     monkeypatch.setattr(presets, "LOCAL_SIZES", [(1, (4, 5), 8, 3), (2, (3, 3), 8, 5)])
-    options = ("--dtype", "bfloat16", "--implementations", "conv", "query_first")
+    options = ("--dtype", "bfloat16", "--implementations", "dense", "query_first")
     out, groups = run("local", *options)
     for group in groups:
-        check(group, BOTH, ["conv", "query_first", presets.PRODUCT])
+        check(group, BOTH, ["dense", "query_first", presets.PRODUCT])
     numbers = 20 * 4 * 16 + 20 * 8 + 16 * 9 + 20 * 4 * 8  # q, v, E and the output's gradient
-    assert groups[0]["cases"]["conv"]["input_bytes"] == 2 * numbers
-    assert out.count("| conv ") == 2
+    assert groups[0]["cases"]["dense"]["input_bytes"] == 2 * numbers
+    assert out.count("| dense ") == 2
 
 
 def test_the_product_has_the_multiply_adds_of_the_offsets_on_the_map():
@@ -103,7 +103,7 @@ def test_networks(run, monkeypatch):
 
     monkeypatch.setattr(presets, "create_backbone", smaller)
     options = ("--small", "--image-size", "32", "--batch", "2", "--checkpoint-activations")
-    _, (group,) = run("networks", *options, "--implementations", "conv")
+    _, (group,) = run("networks", *options, "--implementations", "dense")
     cases = ["resnet_rs101", "resnet_rs101_se", "lambda_resnet101, conv"]
     check(group, STEP, [*cases, "lambda_resnet101, activation checkpointing"])
     for case in group["cases"].values():
@@ -276,7 +276,7 @@ def test_image_of_each_pipeline(folder):
     ("arguments", "named"),
     [
         (["layer", "--images", "x"], "--images"),
-        (["layer", "--imp", "conv"], "--imp"),
+        (["layer", "--imp", "dense"], "--imp"),
         (["none"], "--preset"),
         (["local", "--dtype", "int8"], "--dtype"),
         (["local", "--device", "cuda:999"], "cuda:999"),
@@ -311,6 +311,6 @@ def test_stopped_run_keeps_its_figures(tmp_path, monkeypatch):
         return whole(size, *rest)
 
     monkeypatch.setattr(presets, "make_local", stop)
-    command = ["--preset", "local", "--runs", "1", "--implementations", "conv"]
+    command = ["--preset", "local", "--runs", "1", "--implementations", "dense"]
     assert tool.main([*command, "--json", str(figures)]) == 130
     assert len(json.loads(figures.read_text())["groups"]) == 1

@@ -98,9 +98,7 @@ def test_equals_definition(name, mask):
     assert_same(layer, x, *masks(mask, places or size, queries), **others)
 
 
-@pytest.mark.parametrize(
-    "implementation", ["compiled", "query_first", "conv", "depthwise", "dense"]
-)
+@pytest.mark.parametrize("implementation", ["compiled", "query_first", "depthwise", "dense"])
 @pytest.mark.parametrize("name", ["stride", "smaller context", "volume, deep scope, stride"])
 def test_implementations_compute_other_grids(name, implementation):
     options, size, places = GRIDS[name]
