@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
-from lambda_det.layers import joined, masked, options
+from lambda_det.layers import masked, options
 from lambda_det.layers.local import (
     check_implementation,
     crop_offsets,
@@ -27,7 +26,7 @@ from lambda_det.layers.local import (
     local_position_output,
     without_autocast,
 )
-from lambda_det.native import calls, is_transformed
+from lambda_det.native import is_transformed
 
 
 class LambdaLayer(nn.Module):
@@ -164,12 +163,10 @@ class LambdaLayer(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of a map [b, dim, H, W]."""
-        queries, keys, values = split_rows(self.qkv(x), self.rows)  # [b, rows, H, W]
-        norms = self.query_norm, self.value_norm
-        queries, values = both_normed(norms, (queries, values))
-        queries = split(queries, self.query_depth)  # [b, H, W, h, k]
+        queries, keys, values = self.qkv(x).split(self.rows, dim=1)  # [b, rows, H, W]
+        queries = split(normed(self.query_norm, queries), self.query_depth)  # [b, H, W, h, k]
         keys = split(keys, self.intra_depth)  # [b, H, W, k, u], or [b, H, W, (h, k), u]
-        values = split(values, self.intra_depth)  # [b, H, W, v or h v, u]
+        values = split(normed(self.value_norm, values), self.intra_depth)  # [b, H, W, v or h v, u]
         if self.query_softmax:
             # Under autocast CUDA gives it in float32
             queries = depth_softmax(queries).to(values.dtype)
@@ -207,24 +204,8 @@ class LambdaLayer(nn.Module):
             return self.content(queries, keys, values, mask)
         if self.content is None:
             return self.position_output(queries, values, mask, head)
-        if mask is None and self.can_join():
-            inputs = queries, keys, values, self.position.of_head(head, queries.shape[1:-2])
-            if name := joined.implementation_of(self.implementation, *inputs):
-                return joined.joined_output(*inputs, name)
         y = self.content(queries, keys, values, mask)
         return y + self.position_output(queries, values, mask, head)
-
-    def can_join(self) -> bool:
-        """Whether content and position are those that :mod:`lambda_det.layers.joined` computes."""
-        content, position = self.content, self.position
-        return (
-            type(content) is ContentLambda
-            and content.key_norm == "softmax"
-            and type(position) is RelativePosition
-            and position.bias is None
-            and not (self.multi_head or self.dilation > 1)
-            and not (calls.is_hooked(content) or calls.is_hooked(position))
-        )
 
     def position_output(
         self, queries: Tensor, values: Tensor, mask: Tensor | None, head: int
@@ -464,32 +445,6 @@ def split(x: Tensor, depth: int) -> Tensor:
     return x.permute(0, 2, 3, 1).unflatten(-1, (x.shape[1] // depth, depth))
 
 
-def split_rows(x: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
-    """Maps [b, rows, H, W], such as queries, keys and values, of a map that is their sum wide."""
-    is_last = calls.is_eager_on_gpu(x) and x.is_contiguous(memory_format=torch.channels_last)
-    return _SplitRows.apply(x, rows) if is_last else x.split(rows, dim=1)
-
-
-class _SplitRows(torch.autograd.Function):
-    """:func:`split_rows` of a map that is channels last, as its gradient then is.
-
-    The gradient of the keys comes from a softmax over the positions, so it is a map per channel.
-    PyTorch joins maps of two layouts to a map per channel; seen as positions times channels it
-    reads each as it lies, in one kernel.
-    """
-
-    @staticmethod
-    def forward(ctx, x: Tensor, rows: Sequence[int]) -> tuple[Tensor, ...]:
-        return x.split(rows, dim=1)
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:
-        size = grads[0].shape[2:]
-        positions = [grad.permute(0, 2, 3, 1).flatten(1, 2) for grad in grads]  # [b, m, c]
-        joint = torch.cat(positions, dim=-1)
-        return joint.unflatten(1, size).permute(0, 3, 1, 2), None
-
-
 def normed(norm: nn.Module, x: Tensor) -> Tensor:
     """The norm of queries or values [b, c, H, W].
 
@@ -504,41 +459,6 @@ def normed(norm: nn.Module, x: Tensor) -> Tensor:
         layout = torch.channels_last if x.stride(1) == 1 else torch.contiguous_format
         x = x.contiguous(memory_format=layout)
     return norm(x)
-
-
-def both_normed(norms: Sequence[nn.Module], maps: Sequence[Tensor]) -> list[Tensor]:
-    """:func:`normed` for two maps; on a GPU one operator counts the batch for both norms."""
-    together = calls.is_eager_on_gpu(maps[0]) and all(map(_counts_batches, norms))
-    if not together or norms[0] is norms[1]:
-        return [normed(norm, x) for norm, x in zip(norms, maps, strict=True)]
-    torch._foreach_add_([norm.num_batches_tracked for norm in norms], 1)
-    return [
-        F.batch_norm(
-            x,
-            norm.running_mean,
-            norm.running_var,
-            norm.weight,
-            norm.bias,
-            training=True,
-            momentum=norm.momentum,
-            eps=norm.eps,
-        )
-        for norm, x in zip(norms, maps, strict=True)
-    ]
-
-
-def _counts_batches(norm: nn.Module) -> bool:
-    """Whether it is PyTorch's own norm in training, with a momentum and with the statistics of this
-    process alone, and no hook waits for it.
-    """
-    is_alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
-    return (
-        type(norm) in ((nn.BatchNorm2d, nn.SyncBatchNorm) if is_alone else (nn.BatchNorm2d,))
-        and norm.training
-        and norm.num_batches_tracked is not None
-        and norm.momentum is not None
-        and not calls.is_hooked(norm)
-    )
 
 
 def depth_softmax(queries: Tensor) -> Tensor:

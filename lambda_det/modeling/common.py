@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from lambda_det.foundation import Backbone, Conv2d, FrozenBatchNorm2d, ShapeSpec, get_norm
 from lambda_det.modeling.checks import check_out_features, check_probability
-from lambda_det.modeling.fewer_passes import can_join, rescale
 
 Norm = str | Callable[[int], nn.Module]
 Activation = Callable[[Tensor], Tensor]
@@ -87,20 +86,8 @@ class SqueezeExcitation(nn.Module):
 
     def forward(self, x: Tensor, means: Tensor | None = None) -> Tensor:
         """Rescale the channels of [B, C, H, W]; their means [B, C, 1, 1] may be given."""
-        inner = self.squeeze, self.reduce, self.expand
-        if means is None and can_join(x, *inner) and self._is_own():
-            return rescale(x, self.reduce, self.expand)
         means = self.squeeze(x) if means is None else means
         return x * torch.sigmoid(self.expand(self.reduce(means)))
-
-    def _is_own(self) -> bool:
-        """Whether the inner modules are those that were made here."""
-        convs = self.reduce, self.expand
-        if type(self.squeeze) is not GlobalAveragePool:
-            return False
-        if not all(isinstance(conv, Conv2d) and conv.norm is None for conv in convs):
-            return False
-        return self.reduce.activation is F.relu_ and self.expand.activation is None
 
 
 class StagedBackbone(Backbone):

@@ -10,22 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lambda_det.native import is_transformed
-
-__all__ = ["copied", "differentiable_once", "is_eager_on_gpu", "is_hooked"]
+__all__ = ["copied", "differentiable_once", "is_hooked"]
 
 Model = TypeVar("Model", bound=nn.Module)
-
-
-def is_eager_on_gpu(x: Tensor) -> bool:
-    """Whether a GPU starts the operators on a tensor one by one.
-
-    A graph that is traced or compiled has its own ways to join operators, and functions with a
-    gradient of their own are closed to torch.func.
-    """
-    if not x.is_cuda:
-        return False
-    return not (torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed())
 
 
 def is_hooked(module: nn.Module) -> bool:

@@ -3,11 +3,8 @@
 //
 //     a[n, h, r] = sum_k q[n, h, k] E[k, r]        y[n, h, :] = sum_r a[n, h, r] V[n + r, :]
 //
-// A lambda of the content, one for all positions, may be added to those of the positions:
-//     y[n, h, :] += sum_k q[n, h, k] C[k, :]
-//
 // All tensors are dense and begin at a multiple of 16 bytes. Of 16-bit numbers are
-//     queries [b, H, W, 4, 16]   values [b, H, W, v]   content [b, 16, v], or no address
+//     queries [b, H, W, 4, 16]   values [b, H, W, v]
 //     output, and its gradient [b, H, W, 4, v], with v a multiple of 64
 // The embedding [16, 23, 23] and its gradient are float; it is rounded to 16 bits when it is read.
 // Fewer heads, a smaller depth or scope are filled up with zeros (layers/local/fused.py). Numbers
@@ -123,12 +120,6 @@ DEVICE int64_t position(int b, int y, int x, int height, int width) {
 
 // Two neighbouring numbers.
 DEVICE uint32_t word_at(const uint16_t *from) { return *reinterpret_cast<const uint32_t *>(from); }
-
-// Two numbers, one below the other in rows of this length.
-DEVICE uint32_t column_word(const uint16_t *from, int length) {
-  const uint32_t low = from[0], high = from[length];
-  return low | high << 16;
-}
 
 // The index of E[k, dy, dx], or 0 beyond the scope.
 DEVICE int embedding_index(int k, int dy, int dx, bool is_inside) {
@@ -257,7 +248,7 @@ template <int THREADS> DEVICE void lay_out_for_output(uint32_t *laid_out, Embedd
 // three groups of rows, each as soon as nobody reads these rows any more.
 template <class S>
 DEVICE void compute_output(uint8_t *shared, Source queries, Source values, Embedding embedding,
-                           Source content, Target output, int batch, int height, int width) {
+                           Target output, int batch, int height, int width) {
   constexpr int QUADS = S::QUADS;
   constexpr int PARTS = S::CHANNELS / 8;             // columns of 8 channels of the output
   constexpr int COLUMNS = 13 + 2 * (QUADS - 1);      // pairs of columns that the queries see
@@ -319,24 +310,6 @@ DEVICE void compute_output(uint8_t *shared, Source queries, Source values, Embed
         for (int n = 0; n < PARTS; n++) {
 #pragma unroll
           for (int r = 0; r < 4; r++) sums[i][m][n][r] = 0.f;
-        }
-      }
-    }
-    if (content) {
-      // rows k, and columns of 8 channels
-      const uint16_t *from = content + ((int64_t)tile.image * K + 2 * member) * S::V +
-                             tile.channel + group;
-#pragma unroll
-      for (int n = 0; n < PARTS; n++) {
-        const uint32_t low = column_word(from + 8 * n, S::V);
-        const uint32_t high = column_word(from + 8 * n + 8 * S::V, S::V);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-#pragma unroll
-          for (int m = 0; m < QUADS; m++) {
-            const uint32_t(&a)[4] = q[i][m];
-            multiply_add(sums[i][m][n], a[0], a[1], a[2], a[3], low, high);
-          }
         }
       }
     }
@@ -474,17 +447,17 @@ DEVICE void compute_output(uint8_t *shared, Source queries, Source values, Embed
 
 #define OUTPUT_KERNEL(NAME, ...)                                                               \
   KERNEL(__VA_ARGS__::THREADS)                                                                 \
-  NAME(Source queries, Source values, Embedding embedding, Source content, Target output,      \
-       int batch, int height, int width) {                                                     \
+  NAME(Source queries, Source values, Embedding embedding, Target output, int batch,           \
+       int height, int width) {                                                                \
     SHARED_MEMORY;                                                                             \
-    compute_output<__VA_ARGS__>(shared, queries, values, embedding, content, output, batch,    \
-                                height, width);                                                \
+    compute_output<__VA_ARGS__>(shared, queries, values, embedding, output, batch, height,     \
+                                width);                                                        \
   }
 
 // The gradient of the queries ---------------------------------------------------------------------
 //
 // The scores' gradient dA = G V^T of the same window: rows (x, h), columns Y, one product for each
-// column X. Scores come back to their offsets by the same renaming, and dQ = dA E^T + G C^T.
+// column X. Scores come back to their offsets by the same renaming, and dQ = dA E^T.
 
 constexpr int QUERIES_EMBEDDING_BYTES = GROUPS * PAIRS * 2 * 512;
 template <int V, int CHANNELS, int WARPS_Y, int WARPS_X>
@@ -510,8 +483,7 @@ template <int THREADS> DEVICE void lay_out_for_queries(uint32_t *laid_out, Embed
 
 template <class S>
 DEVICE void compute_queries_gradient(uint8_t *shared, Source gradient, Source values,
-                                     Embedding embedding, Source content,
-                                     Target queries_gradient, int batch, int height, int width) {
+                                     Embedding embedding, Target queries_gradient, int batch, int height, int width) {
   constexpr int STEPS = S::CHANNELS / 16;
   const int lane = thread_index() & 31, warp = thread_index() >> 5;
   const int group = lane >> 2, member = lane & 3;
@@ -576,24 +548,6 @@ DEVICE void compute_queries_gradient(uint8_t *shared, Source gradient, Source va
         for (int n = 0; n < 2; n++) {
 #pragma unroll
           for (int r = 0; r < 4; r++) sums[i][n][r] = 0.f;
-        }
-      }
-    }
-    if (content) {
-      // rows of 16 channels, and columns k
-      const uint16_t *from = content + ((int64_t)tile.image * K + group) * S::V + tile.channel +
-                             2 * member;
-#pragma unroll
-      for (int s = 0; s < STEPS; s++) {
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-          const uint16_t *at = from + 8 * n * S::V + 16 * s;
-          const uint32_t low = word_at(at), high = word_at(at + 8);
-#pragma unroll
-          for (int i = 0; i < 2; i++) {
-            const uint32_t(&a)[4] = g[i][s];
-            multiply_add(sums[i][n], a[0], a[1], a[2], a[3], low, high);
-          }
         }
       }
     }
@@ -707,10 +661,10 @@ DEVICE void compute_queries_gradient(uint8_t *shared, Source gradient, Source va
 
 #define QUERIES_KERNEL(NAME, ...)                                                              \
   KERNEL(__VA_ARGS__::THREADS)                                                                 \
-  NAME(Source gradient, Source values, Embedding embedding, Source content,                    \
-       Target queries_gradient, int batch, int height, int width) {                            \
+  NAME(Source gradient, Source values, Embedding embedding, Target queries_gradient,           \
+       int batch, int height, int width) {                                                     \
     SHARED_MEMORY;                                                                             \
-    compute_queries_gradient<__VA_ARGS__>(shared, gradient, values, embedding, content,        \
+    compute_queries_gradient<__VA_ARGS__>(shared, gradient, values, embedding,                 \
                                           queries_gradient, batch, height, width);             \
   }
 

@@ -152,7 +152,7 @@ def test_what_is_launched(noting):
     ]
     assert {launch.stream for launch in noting.launches} == {7}
     assert launched["output"].values == (
-        *(queries, values, embedding, 0, output.data_ptr()),  # without a content lambda
+        *(queries, values, embedding, output.data_ptr()),
         *(2, 64, 64),
     )
     assert launched["output"][1:4] == (128, 256, 134400)
@@ -161,29 +161,6 @@ def test_what_is_launched(noting):
     assert launched["embedding"].programs == 132  # for 256 tiles
     total = noting.launches[-1]
     assert (total.programs, total.threads, total.values[-1]) == (72, 256, 132)
-
-
-@pytest.mark.slow
-@needs_emulator
-@pytest.mark.parametrize("name", ["fewer heads, smaller depths and scope", "more heads"])
-def test_a_content_lambda_is_added(name, pretended):
-    inputs = _inputs(SIZES[name])
-    queries, values, embedding = (x.detach() for x in inputs)
-    batch, k = queries.shape[0], queries.shape[-1]
-    content = 23 * torch.randn(batch, k, values.shape[3]).bfloat16()  # as large as the others' sum
-
-    def of_layer(q, v, e):
-        return dense_output(q, v, e) + torch.einsum("byxhk,bkv->byxhv", q, content.double())
-
-    exact = exactly(inputs)
-    grad = torch.randn_like(of_layer(*exact)).bfloat16()
-    want = with_gradients(of_layer, exact, grad.double())
-    got = [torch.full_like(grad, torch.nan), *map(torch.empty_like, (queries, values, embedding))]
-    got[3] = got[3].float()
-    fused.fill_output(got[0], queries, values, embedding, content)
-    fused.fill_gradients(*got[1:], grad, queries, values, embedding, content)
-    found = errors(got, want)
-    assert max(found.values()) <= TOLERANCES[torch.bfloat16], found
 
 
 def test_inference_loads_nothing_of_the_backward_pass(noting):

@@ -16,7 +16,7 @@ from lambda_det.layers.local import IMPLEMENTATIONS, fused, unsupported
 
 from .reference import RESULTS, errors, exactly, with_gradients
 
-PLAIN = "conv"  # plain PyTorch, in float64 the reference
+PLAIN = "depthwise"  # plain PyTorch, in float64 the reference
 # The most that the norm of an error may be of the result's. In 16 bits, where scores are rounded,
 # and results, each by a fifth of eps on average: half of eps. In float32, where long sums in any
 # order come to some eps: a hundredth of what products of shorter numbers (TF32) would cost.

@@ -245,7 +245,7 @@ def test_parameter_names_and_shapes_are_a_file_format():
     assert "query_depth=8, heads=4" in repr(layer)
 
 
-@pytest.mark.parametrize("implementation", ["auto", "query_first", "conv", "depthwise", "dense"])
+@pytest.mark.parametrize("implementation", ["auto", "query_first", "depthwise", "dense"])
 def test_channels_last_and_autocast(implementation):
     layer = LambdaLayer(32, scope=7, implementation=implementation).eval()
     x = torch.randn(2, 32, 9, 7)
@@ -342,7 +342,7 @@ def test_float16_softmax_over_a_large_map():
     [
         {},
         {"implementation": "query_first", "multi_head": True},
-        {"implementation": "conv", "dilation": 2},
+        {"implementation": "depthwise", "dilation": 2},
         {"implementation": "dense", "position_bias": True},
     ],
     ids=str,

@@ -70,12 +70,12 @@ def test_options_reach_the_layers():
     options = cfg.MODEL.LAMBDA_RESNET
     options.NAME, options.NORM = "lambda_resnet26", "GN"
     options.QUERY_DEPTH, options.HEADS, options.INTRA_DEPTH = 32, 8, 2
-    options.IMPLEMENTATION, options.MASK_PADDING, options.STOCHASTIC_DEPTH = "conv", True, 0.1
+    options.IMPLEMENTATION, options.MASK_PADDING, options.STOCHASTIC_DEPTH = "dense", True, 0.1
     options.CHECKPOINT_ACTIVATIONS, cfg.MODEL.BACKBONE.FREEZE_AT = True, 1
     backbone = build_backbone(cfg)
     layer = next(m for m in backbone.modules() if isinstance(m, LambdaLayer))
     assert (layer.query_depth, layer.heads, layer.intra_depth) == (32, 8, 2)
-    assert layer.position.embedding.shape[-1] == 7 and layer.implementation == "conv"
+    assert layer.position.embedding.shape[-1] == 7 and layer.implementation == "dense"
     assert type(layer.query_norm).__name__ == "GroupNorm"
     assert backbone.padding is not None and backbone.checkpoint_activations
     assert not backbone.stem.conv1.weight.requires_grad

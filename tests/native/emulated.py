@@ -23,6 +23,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from lambda_det.layers.local import compiled as of_cpu
 from lambda_det.native import cache, gpu
 
 MISSING = None
@@ -280,6 +281,7 @@ def pretend(monkeypatch, folder: Path, is_emulated: bool = True):
     for name in ("driver", "nvrtc"):
         monkeypatch.setitem(sys.modules, f"cuda.bindings.{name}", getattr(machine, name))
     monkeypatch.setattr(cache, "cache_folder", lambda: folder)
+    monkeypatch.setattr(of_cpu, "unsupported", lambda *inputs: "the tensors are on a GPU")
     monkeypatch.setattr(gpu, "index_of", lambda x: 0)
     monkeypatch.setattr(gpu, "device", lambda index: torch.device("cpu"))
     monkeypatch.setattr(gpu, "made_current", lambda index: contextlib.nullcontext())

@@ -69,16 +69,7 @@ def computed(form: Form, inputs: _Tensors, programs: int, library, made, is_late
     return result, library.bank_conflicts()
 
 
-def of_layer(content: Tensor):
-    """The output with a content lambda [b, k, v] that is added to the position lambdas."""
-
-    def output(q, v, e):
-        return dense_output(q, v, e) + torch.einsum("byxhk,bkv->byxhv", q, content)
-
-    return output
-
-
-def check(form, v, dtype, names, fault=("", ""), in_time=(True, False), has_content=True):
+def check(form, v, dtype, names, fault=("", ""), in_time=(True, False)):
     """Compare a form with float64, and the results with copies that land early and late."""
     made = fused.program(form, v, dtype)
     assert fault[0] in made.source
@@ -90,21 +81,17 @@ def check(form, v, dtype, names, fault=("", ""), in_time=(True, False), has_cont
             (*positions, HEADS, QUERY_DEPTH),
             (*positions, v),
             (QUERY_DEPTH, SCOPE, SCOPE),
-            (batch, QUERY_DEPTH, v),
             (*positions, HEADS, v),
         )
         inputs = _Tensors(*(around(torch.randn(shape).to(dtype)) for shape in shapes))
-        queries, values, embedding, content, grad = inputs
+        queries, values, embedding, grad = inputs
         exact = exactly([queries, values[..., None], embedding[:, None]])
-        # its own part of the sums must be as large as that of the positions
-        content *= SCOPE if has_content else 0
         inputs = inputs._replace(
             # between numbers of 16 bits, to which it is rounded
             embedding=around(embedding.float() * (1 + torch.finfo(dtype).eps / 8)),
-            content=content if has_content else None,
         )
 
-        wanted = with_gradients(of_layer(content.double()), exact, grad.double())
+        wanted = with_gradients(dense_output, exact, grad.double())
         want = dict(zip(RESULTS, wanted, strict=True))[form.kind]
         results = []
         for is_late in in_time:
@@ -122,12 +109,6 @@ QUICK = ("output a", "values c")
 @pytest.mark.parametrize("name", QUICK)
 def test_small(name):
     check(FORMS[name], 64, torch.bfloat16, ["one tile and a part"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["output c", "queries b"])
-def test_without_a_content_lambda(name):
-    check(FORMS[name], 64, torch.bfloat16, ["one tile and a part"], has_content=False)
 
 
 @pytest.mark.slow
@@ -170,10 +151,6 @@ FAULTS = {
         "const bool is_inside = dx",
     ),
     "another place": ("(chunk ^ S::swizzle(row)) << 4", "chunk << 4"),
-    "another row of the content lambda": (
-        "column_word(from + 8 * n + 8 * S::V, S::V)",
-        "column_word(from + 8 * n + 7 * S::V, S::V)",
-    ),
     "no barrier": ("barrier();  // these rows are there", "  // these rows are there"),
 }
 

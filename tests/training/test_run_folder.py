@@ -84,7 +84,7 @@ def test_other_weights_in_the_folder_are_not_trained_over(cfg):
         (["SOLVER.BASE_LR", 0.5], r"SOLVER\.BASE_LR"),
         (["SOLVER.EMA_DECAY", 0.5], r"SOLVER\.EMA_DECAY"),  # its average would not be in the file
         (["MODEL.WEIGHTS", "b.pth", "SOLVER.MAX_ITER", 9, "MODEL.DEVICE", "cpu"], None),
-        (["MODEL.LAMBDA_RESNET.IMPLEMENTATION", "conv", "TEST.EVAL_PERIOD", 7], None),
+        (["MODEL.LAMBDA_RESNET.IMPLEMENTATION", "dense", "TEST.EVAL_PERIOD", 7], None),
     ],
 )
 def test_what_the_weights_depend_on_stays(started, changes, fixed):

@@ -56,20 +56,10 @@ def local_position_output(
 
 
 def _compute(queries: Tensor, values: Tensor, embedding: Tensor, implementation: str) -> Tensor:
-    name = implementation
-    if name == "auto":
-        name = "depthwise" if is_transformed() else choose(queries, values, embedding)
-    elif why := unsupported(name, queries, values, embedding):
-        raise ConfigError(
-            f"The implementation {name!r} of the local position output cannot be used: {why}; "
-            "choose another one, or auto."
-        )
-    return IMPLEMENTATIONS[name](queries, values, as_taken(name, embedding, queries.dtype))
-
-
-def as_taken(name: str, embedding: Tensor, dtype: torch.dtype) -> Tensor:
-    """An embedding as an implementation takes it: ``fused`` rounds it where it reads it."""
-    return embedding if name == "fused" else embedding.to(dtype)
+    name = choose(queries, values, embedding, implementation)
+    if name != "fused":  # which rounds the embedding where it reads it
+        embedding = embedding.to(queries.dtype)
+    return IMPLEMENTATIONS[name](queries, values, embedding)
 
 
 def check_implementation(name: str) -> None:
@@ -86,31 +76,45 @@ def check_implementation(name: str) -> None:
 DENSE_POSITIONS = 200
 
 
-def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
-    """The implementation that "auto" takes: a fixed rule, so that a run computes the same twice.
+def choose(queries: Tensor, values: Tensor, embedding: Tensor, name: str = "auto") -> str:
+    """The implementation that computes this. It is chosen here and nowhere else.
 
-    On a GPU it is ``fused`` where the kernels can run and enough of their work is left when inputs
-    are filled up; ``fused.FORMS`` chooses among the kernels, with their measurement. Else it is
-    ``query_first``, which is plain PyTorch.
+    "auto" is a fixed rule, so that a run computes the same twice: on a CPU ``compiled`` where there
+    are its kernels; on a GPU ``fused`` where its kernels can run and enough of their work is left
+    when inputs are filled up. Else it is plain PyTorch, which torch.func, too, can differentiate by
+    ``depthwise`` alone.
 
     Args:
         queries: [b, H, W, h, k].
         values: [b, H, W, v, u].
         embedding: [k, u, r_y, r_x], cut down to the offsets that occur on the map.
+        name: "auto" or a key of ``IMPLEMENTATIONS``.
+
+    Raises:
+        ConfigError: the named implementation cannot run here.
     """
-    if gpu.index_of(queries) is not None:
-        is_fused = fused.pays(queries, embedding)
-        is_fused = is_fused and fused.unsupported(queries, values, embedding) is None
-        return "fused" if is_fused else "query_first"
-    if compiled.unsupported(queries, values, embedding) is None:
+    inputs = queries, values, embedding
+    if name != "auto":
+        if why := unsupported(name, *inputs):
+            raise ConfigError(
+                f"The implementation {name!r} of the local position output cannot be used: {why}; "
+                "choose another one, or auto."
+            )
+        return name
+    if is_transformed():
+        return "depthwise"
+    if compiled.unsupported(*inputs) is None:
         return "compiled"
+    if gpu.index_of(queries) is not None:
+        is_fused = fused.pays(queries, embedding) and fused.unsupported(*inputs) is None
+        return "fused" if is_fused else "query_first"
     height, width = queries.shape[1:3]
     reaches_across = embedding.shape[-2] >= height and embedding.shape[-1] >= width
     return "dense" if height * width <= DENSE_POSITIONS and reaches_across else "query_first"
 
 
 def unsupported(name: str, queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
-    """Why an implementation cannot compute this here; None if it can."""
+    """Why a named implementation cannot compute this here; None if it can."""
     if name in OPERATORS and is_transformed():
         return "torch.func does not know its derivatives"  # jvp would give wrong ones
     module = _MODULES.get(name)
@@ -269,7 +273,6 @@ _MODULES = {"query_first": query_first, "compiled": compiled, "fused": fused}
 OPERATORS = {name: _operator(name, module) for name, module in _MODULES.items()}
 IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     **{name: output for name, (output, _) in OPERATORS.items()},
-    "conv": lambda_first.conv_output,
     "depthwise": lambda_first.depthwise_output,
     "dense": lambda_first.dense_output,
 }

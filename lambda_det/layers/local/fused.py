@@ -14,8 +14,7 @@ gradients, are rounded to 16 bits before a second product.
 The kernels are in native/position_output.cu. They know 4 heads, a query depth of 16, a scope of
 23x23 and value depths that are multiples of 64; what is smaller is filled up with zeros, and more
 heads are taken four at a time. They read embeddings in float32 and round them, and give their
-gradient in float32, so that a parameter needs no copy in 16 bits. A content lambda may be added to
-the position lambdas: then it is the output of the whole layer.
+gradient in float32, so that a parameter needs no copy in 16 bits.
 """
 
 from __future__ import annotations
@@ -239,9 +238,7 @@ def program(form: Form, v: int, dtype: torch.dtype) -> gpu.Program:
     }
     lines = [f"static_assert({tiling}::{key} == {n});" for key, n in about.items()]
     lines.append(f"{form.kind.upper()}_KERNEL({name}, {tiling})")
-    # content comes beside what the output, and the gradient of queries, are made of
-    pointers = 5 if form.kind in ("output", "queries") else 4
-    types = (_POINTER,) * pointers + (_INT,) * 3
+    types = (_POINTER,) * 4 + (_INT,) * 3
     functions = [gpu.Function(name, form.threads, form.shared_bytes, types)]
     if form.kind == "embedding":
         lines.append(f"SUM_KERNEL({name}_sum)")
@@ -301,7 +298,6 @@ def _wrong(
         (batch, height, width, HEADS, QUERY_DEPTH),
         (batch, height, width, v, 1),
         (QUERY_DEPTH, 1, SCOPE, SCOPE),
-        (batch, QUERY_DEPTH, v),
         (batch, height, width, HEADS, v),
     )
     exact = _Tensors(
@@ -309,10 +305,10 @@ def _wrong(
     )
     inputs = _Tensors(*(x.to(dtype) for x in exact))._replace(embedding=exact.embedding)
     with torch.no_grad(), torch.autocast(place.type, enabled=False):
-        *factors, content, grad = exact
+        *factors, grad = exact
         wanted = [torch.empty_like(x) for x in (grad, *factors)]
-        query_first.fill_output(wanted[0], *factors, content)
-        query_first.fill_gradients(*wanted[1:], grad, *factors, content)
+        query_first.fill_output(wanted[0], *factors)
+        query_first.fill_gradients(*wanted[1:], grad, *factors)
         want = dict(zip(FORMS, wanted, strict=True))[form.kind]
         of_kernel = torch.float32 if form.kind == "embedding" else dtype
         got = torch.full_like(want, torch.nan, dtype=of_kernel)
@@ -360,14 +356,12 @@ class _Tensors(NamedTuple):
         queries: [b, H, W, 4, 16].
         values: [b, H, W, v, 1].
         embedding: [16, 1, 23, 23] in float32.
-        content: the content lambda [b, 16, v], or None.
         grad: of the output, [b, H, W, 4, v]; None for the output itself.
     """
 
     queries: Tensor
     values: Tensor
     embedding: Tensor
-    content: Tensor | None
     grad: Tensor | None
 
 
@@ -387,13 +381,12 @@ def _run(
         result: the output, or the gradient of queries, values or embedding; the latter in float32.
         inputs: of the kernels.
     """
-    queries, values, embedding, content, grad = inputs
+    queries, values, embedding, grad = inputs
     sizes = queries.shape[:3]
-    added = 0 if content is None else content  # 0 is no address
     if form.kind == "output":
-        kernels[0].launch(programs, queries, values, embedding, added, result, *sizes)
+        kernels[0].launch(programs, queries, values, embedding, result, *sizes)
     elif form.kind == "queries":
-        kernels[0].launch(programs, grad, values, embedding, added, result, *sizes)
+        kernels[0].launch(programs, grad, values, embedding, result, *sizes)
     elif form.kind == "values":
         kernels[0].launch(programs, grad, queries, embedding, result, *sizes)
     else:
@@ -445,7 +438,6 @@ class _Shapes(NamedTuple):
     queries: tuple[int, ...]
     values: tuple[int, ...]
     embedding: tuple[int, ...]
-    content: tuple[int, ...]
     output: tuple[int, ...]
     offsets: tuple[int, int]
 
@@ -458,7 +450,6 @@ class _Shapes(NamedTuple):
             (batch, height, width, HEADS, QUERY_DEPTH),
             (batch, height, width, v, 1),
             (QUERY_DEPTH, 1, SCOPE, SCOPE),
-            (batch, QUERY_DEPTH, v),
             (batch, height, width, HEADS, v),
             ((SCOPE - scope_y) // 2, (SCOPE - scope_x) // 2),
         )
@@ -484,24 +475,15 @@ def _plans(kinds: Sequence[str], queries: Tensor, values: Tensor) -> list[_Plan]
     return None if any(isinstance(plan.kernels, str) for plan in plans) else plans
 
 
-def _shared(
-    values: Tensor, embedding: Tensor, content: Tensor | None, shapes: _Shapes
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Values, embedding and content lambda as the kernels take them, for all groups of heads."""
+def _shared(values: Tensor, embedding: Tensor, shapes: _Shapes) -> tuple[Tensor, Tensor]:
+    """Values and embedding as the kernels take them, for all groups of heads."""
     return (
         _filled(values, shapes.values, values.dtype),
         _filled(embedding, shapes.embedding, torch.float32, shapes.offsets),
-        None if content is None else _filled(content, shapes.content, values.dtype),
     )
 
 
-def fill_output(
-    output: Tensor,
-    queries: Tensor,
-    values: Tensor,
-    embedding: Tensor,
-    content: Tensor | None = None,
-) -> None:
+def fill_output(output: Tensor, queries: Tensor, values: Tensor, embedding: Tensor) -> None:
     """Compute the output, see :func:`lambda_det.layers.local_position_output`.
 
     Deterministic, forward and backward. Dense tensors of the kernels' own sizes are not copied
@@ -512,8 +494,6 @@ def fill_output(
         queries: [b, H, W, h, k] with k of 16 at most.
         values: [b, H, W, v, 1].
         embedding: [k, 1, r_y, r_x] with odd r_y and r_x of 23 at most, of any dtype.
-        content: the content lambda [b, k, v] in the queries' dtype, which is added to the position
-            lambdas; None for none.
 
     Raises:
         ValueError: the kernels do not take such tensors.
@@ -523,11 +503,11 @@ def fill_output(
     _check(queries, values, embedding)
     plans = _plans(("output",), queries, values)
     if plans is None:
-        query_first.fill_output(output, queries, values, embedding.to(queries.dtype), content)
+        query_first.fill_output(output, queries, values, embedding.to(queries.dtype))
         return
     shapes, dtype = _Shapes.of(values, embedding), queries.dtype
     with torch.cuda.device_of(queries):
-        shared = _shared(values, embedding, content, shapes)
+        shared = _shared(values, embedding, shapes)
         for target, q in _by_heads(output, queries):
             inputs = _Tensors(_filled(q, shapes.queries, dtype), *shared, None)
             result = _room(target, shapes.output, dtype)
@@ -543,12 +523,10 @@ def fill_gradients(
     queries: Tensor,
     values: Tensor,
     embedding: Tensor,
-    content: Tensor | None = None,
 ) -> None:
     """Compute the three gradients for the gradient [b, H, W, h, v] of the output.
 
-    The gradient of the queries includes what the content lambda adds. ``grad_embedding`` needs no
-    copy if it is in float32.
+    ``grad_embedding`` needs no copy if it is in float32.
     """
     if grad.numel() == 0:
         grad_embedding.zero_()
@@ -558,14 +536,14 @@ def fill_gradients(
     if plans is None:
         results = grad_queries, grad_values, grad_embedding
         embedding = embedding.to(queries.dtype)
-        query_first.fill_gradients(*results, grad, queries, values, embedding, content)
+        query_first.fill_gradients(*results, grad, queries, values, embedding)
         return
     shapes, dtype = _Shapes.of(values, embedding), queries.dtype
     groups = _by_heads(grad_queries, queries, grad)
     of_values, of_embedding = grad_values, grad_embedding
     sums: tuple[Tensor, Tensor] | None = None  # of the groups, which share values and embedding
     with torch.cuda.device_of(queries):
-        shared = _shared(values, embedding, content, shapes)
+        shared = _shared(values, embedding, shapes)
         for of_queries, q, g in groups:
             q, g = _filled(q, shapes.queries, dtype), _filled(g, shapes.output, dtype)
             inputs = _Tensors(q, *shared, g)

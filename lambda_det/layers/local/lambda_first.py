@@ -54,16 +54,6 @@ def dense_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     return position_output(queries.flatten(1, 2), values.flatten(1, 2), dense).unflatten(1, size)
 
 
-def conv_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    """The (n+1)-d convolution, in which the value depth is one more spatial dimension."""
-    lambdas = F.conv3d(
-        values.permute(0, 4, 3, 1, 2),  # [b, u, v, H, W]
-        embedding[:, :, None],  # [k, u, 1, r_y, r_x]
-        padding=(0, embedding.shape[-2] // 2, embedding.shape[-1] // 2),
-    )
-    return torch.einsum("byxhk,bkvyx->byxhv", queries, lambdas)
-
-
 def depthwise_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     """The n-d depthwise convolution with k outputs per value channel."""
     value_depth = values.shape[3]

@@ -167,17 +167,8 @@ def _prepare(queries: Tensor, values: Tensor, embedding: Tensor):
     return tiling, _tiles(queries, tiling), padded, chunks, scores
 
 
-def fill_output(
-    output: Tensor,
-    queries: Tensor,
-    values: Tensor,
-    embedding: Tensor,
-    content: Tensor | None = None,
-) -> None:
-    """Compute the output [b, H, W, h, v], see :func:`lambda_det.layers.local_position_output`.
-
-    A content lambda [b, k, v] is added to the position lambdas; output and queries are then dense.
-    """
+def fill_output(output: Tensor, queries: Tensor, values: Tensor, embedding: Tensor) -> None:
+    """Compute the output [b, H, W, h, v], see :func:`lambda_det.layers.local_position_output`."""
     tiling, query_tiles, padded, chunks, scores = _prepare(queries, values, embedding)
     windows = _windows(padded, tiling)
     results = queries.new_empty((*query_tiles.shape[:-1], values.shape[3]))
@@ -187,8 +178,6 @@ def fill_output(
         result = scores.fill(tiles) @ window
         results[chunk] = result.view_as(results[chunk])
     _untile(results, output)
-    if content is not None:
-        output.view(len(content), -1, content.shape[2]).baddbmm_(queries.flatten(1, 3), content)
 
 
 def fill_gradients(
@@ -199,12 +188,8 @@ def fill_gradients(
     queries: Tensor,
     values: Tensor,
     embedding: Tensor,
-    content: Tensor | None = None,
 ) -> None:
-    """Compute the three gradients for the gradient [b, H, W, h, v] of the output.
-
-    The gradient of the queries includes what a content lambda [b, k, v] adds.
-    """
+    """Compute the three gradients for the gradient [b, H, W, h, v] of the output."""
     tiling, query_tiles, padded, chunks, scores = _prepare(queries, values, embedding)
     windows = _windows(padded, tiling)
     grad_tiles = _tiles(grad, tiling)
@@ -239,8 +224,5 @@ def fill_gradients(
     top, left = embedding.shape[-2] // 2, embedding.shape[-1] // 2
     of_values = of_padded[:, :, top : top + height, left : left + width]  # [b, u, H, W, v]
     _untile(of_queries, grad_queries)
-    if content is not None:
-        of_content = grad_queries.view(len(content), -1, content.shape[1])
-        of_content.baddbmm_(grad.flatten(1, 3), content.mT)
     grad_values.copy_(of_values.permute(0, 2, 3, 4, 1))
     grad_embedding.copy_(of_embedding.view(embedding.shape))
