@@ -43,6 +43,8 @@ PYTHON_TAG = "tag:yaml.org,2002:python/"  # of Python objects in YAML
 # Keys of earlier versions, of YAML and of LazyConfigs, each with a sentence on what to do. A file
 # or a command line that sets one is refused with it; what an older run recorded is read without it.
 REMOVED_KEYS: dict[str, str] = {
+    "SOLVER.CUDA_GRAPHS": "MODEL.COMPILE True compiles the backbone in its place.",
+    "train.cuda_graphs": "train.compile=True compiles the backbone in its place.",
     "TEST.SAMPLE": "Evaluations are on all images; a larger TEST.EVAL_PERIOD makes fewer of them.",
 }
 
