@@ -11,6 +11,7 @@ from detectron2.config import CfgNode
 from omegaconf import DictConfig
 
 from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.saved_run import SavedRun
 from lambda_det.errors import ConfigError, DataError, listed
 from lambda_det.own_data.coco_files import identifying_stem
@@ -22,7 +23,7 @@ from lambda_det.own_data.labels import (
     refuse_address,
 )
 from lambda_det.own_data.layouts import find_images, find_parts
-from lambda_det.own_data.run_data import FOLDER, read_sources, refusal_of
+from lambda_det.own_data.run_data import FOLDER, read_sources
 
 __all__ = ["DataToEvaluate", "choose_data"]
 
@@ -95,21 +96,23 @@ def _of_labels(
     if not Path(labels).exists():
         raise DataError(f"The labels {labels} of --json do not exist.")
     pictures = images or str(find_images(labels))
-    if _has_single_class(home):
-        (file,) = as_coco((labels, pictures), folder=temporary)
+    has_single_class = _has_single_class(home)
+    classes = () if has_single_class else _classes_of(saved)
+    (file,) = as_coco((labels, pictures), folder=temporary, classes=classes)
+    _check(file, pictures)
+    if has_single_class:
         file = as_single_class(file, temporary)
-    else:
-        (file,) = as_coco((labels, pictures), folder=temporary, classes=_classes_of(saved))
     return _named(file, pictures, labels)
 
 
 def _of_folder(
     saved: SavedRun, home: Path, data: str, part: str | None, temporary: Path
 ) -> DataToEvaluate:
-    form, places = find_parts(data, folder=temporary)
+    form, places = find_parts(data, folder=temporary, to_train=False)
     parts = {place.name: place for place in places}
     chosen = parts[_chosen(parts, part, data)]
     file = str(chosen.labels)
+    _check(file, str(chosen.images))
     if _has_single_class(home):
         file = as_single_class(file, temporary)
     elif form != COCO:
@@ -129,7 +132,8 @@ def _of_run(saved: SavedRun, home: Path, part: str | None) -> DataToEvaluate | N
         f"{home} keeps the labels of its part {part} as they were when it began; correct your own, "
         f"and evaluate with --data DIR --part {part}."
     )
-    return _named(*parts[part], advice)
+    _check(*parts[part][:2], advice)
+    return _named(*parts[part])
 
 
 def _chosen(parts: Mapping[str, Any], part: str | None, where: str) -> str:
@@ -170,14 +174,33 @@ def _parts_of_run(cfg: CfgNode, home: Path) -> dict[str, tuple[str, str, str]]:
     return {name: (file, images, file) for name, (file, images) in parts.items() if file}
 
 
-def _named(labels: str, images: str, source: str, advice: str = "") -> DataToEvaluate:
-    """Add a name that identifies the content of the labels.
+def _check(labels: str, images: str, advice: str = "") -> None:
+    """Refuse labels by the user's own file, before they are copied.
+
+    Args:
+        labels: a file in COCO's format; where one of our readers made it, it names its source.
+        images: the folder of its images.
+        advice: the end of the message.
 
     Raises:
-        DataError: the labels are refused. Here the message names them, and not their copy in the
-            folder of the evaluation; it ends with the advice.
+        DataError: the labels are refused, or there is nothing to measure by.
     """
-    path = Path(labels)
-    if refusal := refusal_of(labels, images):
+    try:
+        report = file_report(labels, images)
+        refusal = report.refusal()
+    except DataError as error:
+        refusal = str(error)
+    else:
+        if not refusal and not report.usable:
+            refusal = (
+                f"{report.json_file} holds no objects to measure by; label some, or name other "
+                "data with --data or --json."
+            )
+    if refusal:
         raise DataError(f"{refusal} {advice}".rstrip())
+
+
+def _named(labels: str, images: str, source: str) -> DataToEvaluate:
+    """Add a name that identifies the content of the labels."""
+    path = Path(labels)
     return DataToEvaluate(identifying_stem(path), path, Path(images), source)

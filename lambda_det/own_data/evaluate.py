@@ -6,12 +6,13 @@ import argparse
 import contextlib
 import copy
 import io
+import json
 import math
+import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from detectron2.config import CfgNode
 from detectron2.evaluation.testing import flatten_results_dict
@@ -20,30 +21,26 @@ from tabulate import tabulate
 
 from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.ground_truth import file_report
+from lambda_det.detection.data.outputs import MARK, mark_output
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.saved_run import SavedRun, add_checkpoint_flags, open_run
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import (
+    ConfigError,
     UserError,
     command_parser,
     counted,
     exit_status,
     printable,
 )
-from lambda_det.files import disk_of
+from lambda_det.files import disk_of, replace_text
 from lambda_det.own_data.data_to_evaluate import DataToEvaluate, choose_data
-from lambda_det.own_data.evaluation_folder import empty_folder, keep_facts, take_folder
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import evaluate_run
-from lambda_det.own_data.report.reading import (
-    SCORES,
-    Result,
-    label_of,
-    results_of,
-)
+from lambda_det.own_data.report.reading import EVALUATION, SCORES, Result, label_of, results_of
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.logged import read_metrics
-from lambda_det.training.run_folder import save_config
+from lambda_det.training.run_folder import refuse_other_run, save_config
 from lambda_det.training.task import EMA, RAW, Results
 from lambda_det.weights.loading import load
 
@@ -168,20 +165,49 @@ def evaluate(
         chosen = choose_data(saved, home, data, part, labels, images, Path(temporary))
         folder = Path(output) if output else home / "evaluations" / (chosen.name if chosen else "")
         with disk_of(folder):
-            take_folder(folder, is_named=bool(output))
+            _take_folder(folder, is_named=bool(output))
             chosen = chosen and chosen.copied_to(folder)
             task = DetectionTask(_configuration(saved, folder, chosen)).prepare(train=False)
             task.check_weights(saved.content, saved.origin.file)
             task.check_data(train=False)
-            # from here on what an earlier evaluation wrote there is gone
-            empty_folder(folder)
+            _remove_results(folder)
             log.open(str(folder))
             save_config(task)
             values = _evaluated(task, saved)
     results = _results(saved, folder, task, values, chosen.source if chosen else "")
+    about = {
+        "sentences": results.sentences(),
+        "results": {name: result._asdict() for name, result in results.results.items()},
+        "own": {name: result._asdict() for name, result in results.own.items()},
+    }
     with disk_of(folder):
-        keep_facts(folder, _facts(results))
+        replace_text(folder / EVALUATION, json.dumps(about, indent=1))
     return results
+
+
+# ------------------------------------------------------------------------------------- its folder
+def _take_folder(folder: Path, *, is_named: bool) -> None:
+    """Make the folder of the results, or take that of an earlier evaluation as it is.
+
+    Raises:
+        ConfigError: it holds a run, or it was named and this program did not write it.
+    """
+    refuse_other_run(folder, "--output", resumes=False)
+    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if is_named and not is_new and not (folder / MARK).is_file():
+        raise ConfigError(
+            f"--output {folder} was not written by an evaluation; give a new folder, or that of an "
+            "earlier evaluation, whose results are replaced."
+        )
+    mark_output(folder)
+
+
+def _remove_results(folder: Path) -> None:
+    """Remove the results of an earlier evaluation, which may be of other weights and data."""
+    for name in ("inference", "inference_EMA", "inference_TTA"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (EVALUATION, "log.txt"):
+        (folder / name).unlink(missing_ok=True)
 
 
 # ----------------------------------------------------------------------------------- the evaluation
@@ -224,7 +250,9 @@ def _results(
         source: the user's own labels; "" for the data on which the run is evaluated.
     """
     home, averaged = Path(saved.origin.file).parent, saved.origin.averaged
-    files, trained_on = _images(task.components.test_names), None
+    names = [name for name in task.components.test_names if is_coco(name)]
+    files = [file for name in names for file in _images(*registered_files(name))]
+    trained_on = None
     if trained := _trained_images(saved.config):
         pairs, _ = shared_copies({"train": trained, "test": files})
         trained_on = len({file for file, _ in pairs})
@@ -245,19 +273,9 @@ def _results(
     )
 
 
-def _facts(results: ResultsOnData) -> dict[str, Any]:
-    """What the page of the evaluation needs, as plain values."""
-    return {
-        "sentences": results.sentences(),
-        "results": {name: result._asdict() for name, result in results.results.items()},
-        "own": {name: result._asdict() for name, result in results.own.items()},
-    }
-
-
-def _images(names: Iterable[str]) -> list[str]:
-    """The files of registered data sets in COCO's format."""
-    reports = [file_report(*registered_files(name)) for name in names if is_coco(name)]
-    return [file["file_name"] for report in reports for file in report.files]
+def _images(labels: str, images: str) -> list[str]:
+    """The image files of a file in COCO's format."""
+    return [file["file_name"] for file in file_report(labels, images).files]
 
 
 def _trained_images(config: CfgNode | DictConfig) -> list[str]:
@@ -265,8 +283,7 @@ def _trained_images(config: CfgNode | DictConfig) -> list[str]:
     if isinstance(config, DictConfig) or not config.DATASETS.TRAIN_JSON:
         return []
     with contextlib.suppress(UserError):
-        report = file_report(config.DATASETS.TRAIN_JSON, config.DATASETS.TRAIN_IMAGES)
-        return [file["file_name"] for file in report.files]
+        return _images(config.DATASETS.TRAIN_JSON, config.DATASETS.TRAIN_IMAGES)
     return []
 
 

@@ -64,6 +64,7 @@ def find_parts(
     images: str | Path | None = None,
     *,
     folder: Path,
+    to_train: bool = True,
 ) -> tuple[str, list[Part]]:
     """The format of a data set and its parts.
 
@@ -71,6 +72,7 @@ def find_parts(
         place: its folder, or YOLO's data.yaml in it.
         images: the folder of the images, with or without parts; None if they are in ``place``.
         folder: for files in COCO's format that are made from labels of other formats.
+        to_train: whether one of the parts must be there to train on.
 
     Returns:
         The name of the format, and the parts in the order train, val, test; those that are there.
@@ -89,9 +91,10 @@ def find_parts(
         logger.info(f"{place}: not read, as this program wrote them: {listed(outputs)}")
     home = Path(images) if images else root
     if name == COCO:
-        parts = _of_coco(root, files, home)
+        parts = _of_coco(root, files, home, to_train)
     else:
-        contents = _contents(name, place, root, files, home)
+        contents = _contents(name, place, root, files, home, to_train)
+        contents = _with_train(root, contents) if to_train else contents
         give_all_classes([content for content, _ in contents.values()])
         parts = {}
         stem = os.path.basename(os.path.abspath(root))
@@ -114,15 +117,11 @@ def find_images(labels: str | Path) -> Path:
 
 
 def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
-    """Groups by part with one to train on: the group without a part, if no other is.
+    """Groups by part with one to train on: the only one, whatever it is called.
 
     Raises:
-        DataError: there are groups of parts, but none to train on.
+        DataError: there are several, but none to train on.
     """
-    groups = dict(groups)
-    rest = groups.pop("", None)
-    if rest is not None:
-        groups.setdefault("train", rest)
     if len(groups) > 1 and "train" not in groups:
         parts = " and ".join(part for part in PART_WORDS if part in groups)
         raise DataError(
@@ -133,11 +132,11 @@ def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
         for part, group in groups.items():
             logger.info(f"{root}: its one part is called {part}, and is the one to train on")
             return {"train": group}
-    return groups
+    return dict(groups)
 
 
 # ---------------------------------------------------------------------------------------- of COCO's
-def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
+def _of_coco(root: Path, files: list[Path], home: Path, to_train: bool) -> dict[str, Part]:
     # COCO's own files of keypoints, captions, stuff and segments lie beside the files of instances
     instances = [file for file in files if file.name.startswith("instances")]
     others = [file for file in files if not file.name.startswith(_OF_COCO)]
@@ -148,8 +147,10 @@ def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
         groups.setdefault(named_part(file.with_suffix(""), root), []).append(file)
     if "train" in groups and "" in groups:
         logger.warning(f"{root}: not used, as they name no part: {listed(groups.pop(''))}")
+    if "" in groups:
+        groups["train"] = groups.pop("")
     parts = {}
-    for part, candidates in _with_train(root, groups).items():
+    for part, candidates in (_with_train(root, groups) if to_train else groups).items():
         file = Path(only(root, candidates))
         try:
             images = _images_of(file, root, home)
@@ -172,12 +173,12 @@ def _images_of(file: Path, root: Path, home: Path) -> Path:
 
 # --------------------------------------------------------------------------------- of other formats
 def _contents(
-    name: str, place: Path, root: Path, files: list[Path], home: Path
+    name: str, place: Path, root: Path, files: list[Path], home: Path, to_train: bool
 ) -> dict[str, Content]:
     """The labels of each part."""
     contents: dict[str, Content] = {}
     if FORMATS[name].read is read_yolo:
-        contents = contents_of_yolo(Path(only(root, files)))
+        contents = contents_of_yolo(Path(only(root, files)), to_train)
     elif lists := _lists_of_voc(root):
         for part, file in lists.items():
             images = file.parents[2] / "JPEGImages"
@@ -226,10 +227,12 @@ def _split(
             f"folder called {', '.join(PART_WORDS)}, such as {labelled[''][0]}; to use "
             f"all, give --train {root} --images {home}."
         )
+    if "" in ids:
+        ids["train"] = ids.pop("")
     if len(ids) < 2:
-        return {"train": content}
+        return {next(iter(ids), "train"): content}
     parts = {}
-    for part, chosen in _with_train(root, ids).items():
+    for part, chosen in ids.items():
         parts[part] = part_of(content, chosen)
         # they belong to all parts
         findings = content[READER]["findings"] if part == "train" else []
@@ -250,7 +253,7 @@ def _lists_of_voc(root: Path) -> dict[str, Path]:
     """Pascal VOC's lists of the images of each part.
 
     Raises:
-        DataError: there are several for a part, or none to train on.
+        DataError: there are several for a part.
     """
     lists: dict[str, list[Path]] = {}
     for path in walk(root):
@@ -260,5 +263,4 @@ def _lists_of_voc(root: Path) -> dict[str, Path]:
     if "trainval" in lists and "train" not in lists:
         lists["train"] = lists["trainval"]
         lists.pop("val", None)
-    groups = {part: lists[part] for part in PART_WORDS if part in lists}
-    return {part: Path(only(root, files)) for part, files in _with_train(root, groups).items()}
+    return {part: Path(only(root, lists[part])) for part in PART_WORDS if part in lists}

@@ -33,8 +33,12 @@ _KEYS = ("train", "val", "valid", "validation", "test")  # of data.yaml for part
 _OTHER_KEYS = ("best", "dest", "latest", "rest", "text")  # of other programs, which resemble them
 
 
-def contents_of_yolo(file: Path) -> dict[str, Content]:
+def contents_of_yolo(file: Path, to_train: bool) -> dict[str, Content]:
     """The labels of the parts that data.yaml names, or lists beside it; {} if there are none.
+
+    Args:
+        file: data.yaml.
+        to_train: whether one of them must be there to train on.
 
     Raises:
         DataError: a path is missing, or it names parts, but none to train on.
@@ -57,7 +61,7 @@ def contents_of_yolo(file: Path) -> dict[str, Content]:
             places = _places(file, part, values, homes)
             if places:
                 paths[part], folders[part] = _images_in(file, part, places, homes)
-    if paths and "train" not in paths:
+    if to_train and paths and "train" not in paths:
         raise DataError(
             f"{file} names images for {' and '.join(paths)}, but not for train; its keys are "
             f"{listed(content, 9)}."

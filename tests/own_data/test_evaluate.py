@@ -11,6 +11,7 @@ import torch
 
 from lambda_det import cli
 from lambda_det.detection import lazy_parser, load_lazy_config
+from lambda_det.detection.data.outputs import mark_output
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, DiskError
 from lambda_det.own_data import evaluate as evaluate_module
@@ -93,7 +94,7 @@ def test_parts_of_the_run_s_data(run, part, images, trained_on):
     assert ("trained on" in str(evaluated)) == bool(trained_on)
 
 
-@pytest.mark.parametrize("fault", ["a long box", "no annotations"])
+@pytest.mark.parametrize("fault", ["a long box", "no annotations", "no objects", "a crowd"])
 @pytest.mark.parametrize("flags", [{}, {"data": "other"}, {"labels": "other/test.json"}])
 def test_labels_that_are_refused_are_named_and_not_their_copy(run, shapes, flags, fault):
     """A test part is evaluated on for the first time when the training is over."""
@@ -101,8 +102,12 @@ def test_labels_that_are_refused_are_named_and_not_their_copy(run, shapes, flags
     content = json.loads(kept.read_text())
     if fault == "a long box":
         content["annotations"][0]["bbox"][2] = 1000.0
-    else:
+    elif fault == "no annotations":
         del content["annotations"]
+    else:
+        content["annotations"] = content["annotations"][:1] if fault == "a crowd" else []
+        for annotation in content["annotations"]:
+            annotation["iscrowd"] = 1
     other = run.parent / "other" / "test.json"
     shutil.copytree(shapes["test_images"], other.parent)
     for file in (kept, other):
@@ -112,6 +117,9 @@ def test_labels_that_are_refused_are_named_and_not_their_copy(run, shapes, flags
         evaluate(run, **given)
     words = [str(other)] if flags else [str(kept), "--data"]
     assert all(word in str(caught.value) for word in words)
+    assert not any(
+        word in str(caught.value) for word in ("DATASETS", "/evaluations/", "/tmp/lambda")
+    )
     assert not (run / "evaluations").exists()
 
 
@@ -124,10 +132,12 @@ def test_labels_that_are_refused_are_named_and_not_their_copy(run, shapes, flags
         (None, ["train", "valid"], 2, 0),
         ("train", ["train", "valid"], 3, 3),
         (None, ["train"], 3, 3),
+        ("test", ["test"], 1, 0),  # its only folder
+        (None, ["valid"], 2, 0),
     ],
 )
 def test_parts_of_other_data(run, shapes, tmp_path, part, parts, images, trained_on):
-    """Copies of images of the run's data count as these."""
+    """Copies of images of the run's data count as these; no part is needed to train on."""
     sources = {"train": ("train", [0, 1, 2]), "valid": ("test", [0, 1]), "test": ("test", [2])}
     for name in parts:
         source, kept = sources[name]
@@ -250,19 +260,15 @@ def test_what_cannot_be(run, options, error, named):
     assert files(run) == before
 
 
-@pytest.mark.parametrize("marker", [None, '{"mine": 1}', "1"])
-def test_a_folder_with_other_files_is_left_as_it_is(run, marker, tmp_path):
+def test_a_folder_with_other_files_is_left_as_it_is(run, tmp_path):
     other = tmp_path / "other"
-    for name in ("inference", "inference_videos"):
-        (other / name).mkdir(parents=True)
-        (other / name / "mine.txt").write_text("mine")
-    if marker is not None:
-        (other / EVALUATION).write_text(marker)
+    (other / "inference").mkdir(parents=True)
+    (other / "inference" / "mine.txt").write_text("mine")
+    (other / EVALUATION).write_text('{"mine": 1}')
     before = files(other)
-    with pytest.raises(ConfigError, match=f"--output {other} has files"):
-        evaluate(run, output=other)
-    with pytest.raises(ConfigError, match="is a file"):
-        evaluate(run, output=other / "inference" / "mine.txt")
+    for output in (other, other / "inference" / "mine.txt"):
+        with pytest.raises(ConfigError, match=f"--output {output} was not written"):
+            evaluate(run, output=output)
     assert files(other) == before
 
 
@@ -294,7 +300,8 @@ def test_other_classes_are_refused(run, shapes, tmp_path):
     content["categories"][0]["name"] = "plum"
     (tmp_path / "other.json").write_text(json.dumps(content))
     old = tmp_path / "old"
-    (old / "inference_EMA").mkdir(parents=True)
+    mark_output(old)
+    (old / "inference_EMA").mkdir()
     (old / "inference_EMA" / RESULTS).write_text("[]")
     (old / EVALUATION).write_text('{"sentences": [], "results": {}, "own": {}}')
     before = files(old)
