@@ -17,6 +17,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
+from matplotlib.text import Text
 
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.tiles import Tile
@@ -262,7 +263,39 @@ def _draw(
     )
     for text in visualizer.output.ax.texts:
         text.set_parse_math(False)  # names may have a $ in them
+    _spread(visualizer.output.ax.texts)
     return np.ascontiguousarray(visualizer.output.get_image()[:, :, ::-1])
+
+
+def _spread(labels: Sequence[Text]) -> None:
+    """Move labels up or down so that none covers one before it; one without a place is left out."""
+    taken = np.empty((0, 4))  # x0, y0, x1, y1 in pixels of the picture
+    for label in labels:
+        extent = label.get_window_extent().padded(_LABEL_MARGIN)
+        for step in _LABEL_STEPS:
+            x0, y0, x1, y1 = place = extent.translated(0, step * extent.height).extents
+            covers = (taken[:, :2] < [x1, y1]).all(1) & (taken[:, 2:] > [x0, y0]).all(1)
+            if not covers.any() and (step == 0 or (y0 >= 0 and y1 <= label.figure.bbox.height)):
+                break
+        else:
+            label.set_visible(False)
+            continue
+        taken = np.vstack([taken, place])
+        to_data = label.get_transform().inverted()
+        x, y = label.get_transform().transform(label.get_position())
+        label.set_position(to_data.transform((x, y + step * extent.height)))
+
+
+_LABEL_MARGIN = 1  # of the patch behind a label, in pixels
+_LABEL_STEPS = (
+    0,
+    1,
+    -1,
+    2,
+    -2,
+    3,
+    -3,
+)  # heights of a label by which it is moved, the nearest first
 
 
 class _Visualizer(Visualizer):

@@ -236,7 +236,7 @@ class Outcome:
 
 
 class Collector(Protocol):
-    """What gets the prediction of each image, such as annotations and tables."""
+    """What gets the prediction of each image or frame, such as annotations and tables."""
 
     def add(self, file_name: str, prediction: Prediction, source: Path | None = None) -> None: ...
 
@@ -255,7 +255,8 @@ def predict(
     Args:
         predictor: the detector.
         images: of :func:`plan_files` or :func:`plan_dataset`.
-        collectors: get the predictions on images; those on videos are only drawn.
+        collectors: get the predictions on images, and on the frames of videos, which are named as
+            ``film.mp4/000001.png`` and so on.
         with_labels: write classes and scores into the images.
 
     Raises:
@@ -263,17 +264,11 @@ def predict(
         ConfigError: an image cannot be written.
     """
     result = Outcome()
-    videos = [image for image in images if image.is_video]
-    if videos and collectors:
-        logger.warning(
-            "Annotations and tables are written only for images: %s is only drawn.",
-            listed(str(v.source) for v in videos),
-        )
     with tqdm(images, unit="file", disable=len(images) == 1) as progress:
         for image in progress:
             try:
                 if image.is_video:
-                    counts, frames = _draw_video(predictor, image, with_labels)
+                    counts, frames = _draw_video(predictor, image, collectors, with_labels)
                     where = f" in {frames} frames"
                 else:
                     prediction = _draw_image(predictor, image, with_labels)
@@ -320,7 +315,9 @@ def _draw_image(predictor: Predictor, picture: Input, with_labels: bool) -> Pred
     return prediction
 
 
-def _draw_video(predictor: Predictor, image: Input, with_labels: bool) -> tuple[Counter[str], int]:
+def _draw_video(
+    predictor: Predictor, image: Input, collectors: Sequence[Collector], with_labels: bool
+) -> tuple[Counter[str], int]:
     """Draw all frames in the size and rate of the video; an odd side gets one pixel more.
 
     Returns:
@@ -355,6 +352,8 @@ def _draw_video(predictor: Predictor, image: Input, with_labels: bool) -> tuple[
                 found = predictor(frame)
                 drawn += 1
                 counts.update(found.counts)
+                for collector in collectors:
+                    collector.add(f"{image.name}/{drawn:06d}.png", found)
                 shown = draw_predictions(
                     frame, found.instances, predictor.class_names, with_labels=with_labels
                 )

@@ -31,7 +31,7 @@ class Tables:
         self._counts: dict[str, Counter[int]] = {}
 
     def add(self, file_name: str, prediction: Prediction, source: Path | None = None) -> None:
-        """Add the predictions of an image."""
+        """Add the predictions of an image or of a frame of a video."""
         self._counts[file_name] = Counter(prediction.classes.tolist())
         columns = prediction.to_dict()
         for name, digits in _DIGITS.items():

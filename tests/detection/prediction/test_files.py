@@ -15,6 +15,7 @@ from detectron2.structures import BoxMode
 from pycocotools import mask as mask_util
 from pycocotools.coco import COCO
 
+from lambda_det.detection import drawing
 from lambda_det.detection.data.label_files import polygons
 from lambda_det.detection.drawing import draw_ground_truth, draw_predictions, side_by_side
 from lambda_det.detection.prediction import Prediction, Predictor
@@ -64,13 +65,13 @@ def test_a_box_is_seen_on_any_colour_and_hides_no_small_object(scale):
     small, large = [10, 10, 22, 22], [30, 10, 110, 70]
     found = instances([small, large], masks=False, height=80, width=120)
     found.pred_classes[:] = 0
-    drawing = {"scale": scale, "with_labels": False}
-    grey = draw_predictions(np.full((80, 120, 3), 128, np.uint8), found, **drawing)
+    options = {"scale": scale, "with_labels": False}
+    grey = draw_predictions(np.full((80, 120, 3), 128, np.uint8), found, **options)
     colours = [grey[round(40 * scale), round(30 * scale)], *([v] * 3 for v in (0, 128, 255))]
     for colour in colours:
         image = np.empty((80, 120, 3), np.uint8)
         image[:] = colour
-        drawn = draw_predictions(image, found, **drawing)
+        drawn = draw_predictions(image, found, **options)
         changed = np.abs(drawn.astype(int) - image[0, 0]).max(-1) > 60
         for x0, y0, x1, y1 in (np.array(box) * scale for box in (small, large)):
             for edge in (x0, x1):
@@ -95,6 +96,21 @@ def test_a_smaller_image_is_that_of_a_smaller_image():
     assert found.shape == (100, 120, 3)
     assert (np.abs(found.astype(int) - expected) > 30).mean() < 0.01
     assert (np.abs(found.astype(int) - image[::2, ::2]) > 30).mean() > 0.1
+
+
+def test_labels_do_not_cover_each_other(monkeypatch):
+    """Those of boxes at one place and near another are moved a little, or left out."""
+    drawn = []
+    real = drawing._spread
+    monkeypatch.setattr(drawing, "_spread", lambda texts: (real(texts), drawn.extend(texts)))
+    boxes = [[100, 100, 160, 160], [102, 100, 162, 160], [100, 112, 150, 150], [300, 200, 340, 240]]
+    picture = np.zeros((300, 400, 3), np.uint8)
+    draw_predictions(picture, instances(boxes * 4, height=300, width=400), ["a", "bcd", "e"])
+    shown = [text.get_window_extent() for text in drawn if text.get_visible()]
+    assert 8 <= len(shown) < len(drawn) == 16
+    pairs = [(a, b) for place, a in enumerate(shown) for b in shown[:place]]
+    assert not any(a.overlaps(b) for a, b in pairs)
+    assert all(text.figure.bbox.contains(*text.get_window_extent().min) for text in drawn)
 
 
 def test_without_labels_nothing_is_written_beside_the_boxes():
@@ -343,7 +359,17 @@ def write_video(path, sizes=(48, 64)):
 @pytest.mark.slow
 def test_a_video_keeps_its_frames_rate_and_size(predictor, tmp_path):
     write_video(tmp_path / "film.mp4")
-    result = predict(predictor, plan_files([tmp_path / "film.mp4"], tmp_path / "out", False))
+    annotations, tables = Annotations(predictor.class_names), Tables(predictor.class_names)
+    planned = plan_files([tmp_path / "film.mp4"], tmp_path / "out", False)
+    result = predict(predictor, planned, [annotations, tables])
+    frames = [f"film.mp4/{number:06d}.png" for number in range(1, 7)]
+    annotations.save(tmp_path / "labels", "yolo")
+    tables.save(tmp_path / "found.csv")
+    labels = (tmp_path / "labels").rglob("0*.txt")
+    assert sorted(p.stem for p in labels) == [frame[-10:-4] for frame in frames]
+    counts = (tmp_path / "found_counts.csv").read_text("utf-8").splitlines()
+    assert [row.split(",")[0] for row in counts[1:]] == frames
+    assert sum(int(row.split(",")[-1]) for row in counts[1:]) == result.instances > 0
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["film.mp4"]
     capture = cv2.VideoCapture(str(result.written[0]))
     assert capture.get(cv2.CAP_PROP_FPS) == pytest.approx(12.5, abs=0.01)
@@ -429,8 +455,7 @@ def read_coco(path) -> COCO:
 
 @pytest.mark.slow
 def test_annotations_are_what_was_found(predictor, images, tmp_path):
-    write_video(images / "film.mp4")
-    planned = plan_files([images, images / "film.mp4"], tmp_path / "out", False)
+    planned = plan_files([images], tmp_path / "out", False)
     annotations = Annotations(["circle", "<square>", "ring"])
     predict(predictor, planned, [annotations])
     annotations.save(tmp_path / "new" / "found.json")
