@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
-import json
 import logging
 import os
 import re
-import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ import yaml
 from omegaconf import DictConfig
 
 from lambda_det.detection.data.classes import ENTRY
-from lambda_det.detection.saved_run import open_run
+from lambda_det.detection.saved_run import SavedRun, open_run
 from lambda_det.errors import (
     ConfigError,
     DataError,
@@ -31,13 +28,13 @@ from lambda_det.errors import (
 from lambda_det.training.checkpoint_files import PUSHED
 from lambda_det.training.config_file import ConfigFile
 from lambda_det.weights.formats import WRITERS
-from lambda_det.weights.provenance import RUN, Origin, initial_weights
+from lambda_det.weights.provenance import RUN, initial_weights
 from lambda_det.weights.public import fetch, is_public
 
 __all__ = ["main", "of_hub", "write_folder"]
 
-_CONFIG, _CARD, _ONNX = "config.yaml", "README.md", "detector.onnx"
-_OURS = {PUSHED, _CONFIG, _CARD, _ONNX, f"{_ONNX}.json"}
+_CONFIG, _CARD = "config.yaml", "README.md"
+_OURS = {PUSHED, _CONFIG, _CARD}
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _TEXT = """\
 # {name}
@@ -110,7 +107,7 @@ def _connection(failed: str, instead: str) -> Iterator[None]:
 def write_folder(
     run: Path, repository: str, folder: Path, license: str, checkpoint: str = "best"
 ) -> None:
-    """Write the files to send: model card, weights, configuration and a detector as ONNX.
+    """Write the files to send: model card, weights and configuration.
 
     Args:
         run: the folder of a training of a detector.
@@ -132,19 +129,10 @@ def write_folder(
     origin, content = opened.origin, opened.content
     if isinstance(opened.config, DictConfig):
         raise ConfigError(f"{run} is a run of a LazyConfig; detectors of YAML can be pushed.")
-    onnx = _exported(run, origin.file)
     results = results_of(read_metrics(run), origin.averaged, origin.step)
-    card = _card(
-        repository,
-        opened.config,
-        origin,
-        opened.classes.get("thing_classes", []),
-        {label_of(name, with_weights=False): result.value for name, result in results.items()},
-        license,
-    )
+    labels = {label_of(name, with_weights=False): r.value for name, r in results.items()}
+    card = _card(repository, opened, labels, license)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in _OURS:
-        (folder / name).unlink(missing_ok=True)
     config = _without_folders(opened.config)
     config["MODEL"]["WEIGHTS"] = f"hf://{repository}"
     kept = {key: content[key] for key in (ENTRY, "iteration") if key in content}
@@ -155,10 +143,6 @@ def write_folder(
         WRITERS[".safetensors"]({**kept, "model": tensors}, target)
     (folder / _CONFIG).write_text(kept[RUN]["config"], "utf-8")  # for readers
     (folder / _CARD).write_text(card, "utf-8")
-    if onnx:
-        shutil.copyfile(onnx, folder / _ONNX)
-        about = _without_folders(json.loads(Path(f"{onnx}.json").read_text("utf-8")))
-        (folder / f"{_ONNX}.json").write_text(json.dumps(about, indent=2), "utf-8")
 
 
 def _without_folders(value: Any) -> Any:
@@ -171,37 +155,17 @@ def _without_folders(value: Any) -> Any:
     return Path(value).name if is_path else value
 
 
-def _exported(run: Path, file: str) -> Path | None:
-    """The detector that was exported as ONNX from a checkpoint of the run, if one was."""
-    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    for onnx in sorted(run.glob("*.onnx")):
-        beside = Path(f"{onnx}.json")
-        about = json.loads(beside.read_text("utf-8")) if beside.is_file() else {}
-        if about.get("sha256") == digest and "scores" in about["outputs"]:
-            return onnx
-        print(f"{onnx} is left out: it is no detector of {file}.")
-    return None
-
-
-def _card(
-    repository: str,
-    config: Mapping[str, Any],
-    origin: Origin,
-    classes: Sequence[str],
-    results: Mapping[str, float],
-    license: str,
-) -> str:
+def _card(repository: str, run: SavedRun, results: Mapping[str, float], license: str) -> str:
     """The model card: the metadata for the Hub, and the facts that the run recorded.
 
     Args:
         repository: OWNER/NAME.
-        config: of the run.
-        origin: of the weights that are sent.
-        classes: their names.
+        run: with the weights that are sent.
         results: values of those weights by their labels.
         license: an identifier of the Hub.
     """
-    model = config["MODEL"]
+    model, origin = run.config["MODEL"], run.origin
+    classes = run.classes.get("thing_classes", [])
     front = {
         "license": license,
         "library_name": "lambda_det",
@@ -235,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = command_parser(
         "push",
         "Send a trained detector to the Hugging Face Hub: model card, weights as "
-        "safetensors, configuration, and the run's .onnx file if there is one.",
+        "safetensors, configuration.",
         _EXAMPLES,
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of a training")
@@ -243,7 +207,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--folder", metavar="DIR", type=Path, help="write the files there, and send nothing"
     )
-    parser.add_argument("--dry-run", action="store_true", help="the same with --folder RUN/hub")
     parser.add_argument(
         "--license",
         "--licence",
@@ -261,11 +224,10 @@ def main(argv: list[str] | None = None) -> int:
 def _push(args: argparse.Namespace) -> None:
     if not _NAME.fullmatch(args.repository):
         raise ConfigError(f"{args.repository} must have the form OWNER/NAME.")
-    folder = args.folder or (args.run / "hub" if args.dry_run else None)
     options = (args.license, args.checkpoint)
-    if folder:
-        write_folder(args.run, args.repository, folder, *options)
-        print(f"What would be sent is in {folder}; look at {folder / _CARD} first.")
+    if args.folder:
+        write_folder(args.run, args.repository, args.folder, *options)
+        print(f"What would be sent is in {args.folder}; look at {args.folder / _CARD} first.")
         return
     with tempfile.TemporaryDirectory() as made:
         write_folder(args.run, args.repository, Path(made), *options)
