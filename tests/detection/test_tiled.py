@@ -14,6 +14,7 @@ from detectron2.structures import Boxes, Instances
 
 from lambda_det.detection.merging import runs
 from lambda_det.detection.prediction import Predictor
+from lambda_det.detection.prediction.files import plan_files, predict
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.saved_run import open_run
 from lambda_det.detection.task import DetectionTask
@@ -221,3 +222,12 @@ def test_the_losses_of_an_evaluation_are_those_of_the_tiles_of_a_training(task):
     entries = [entry for (entry,) in loader]
     assert {tuple(entry["image"].shape[1:]) for entry in entries} == {(64, 64), (50, 40)}
     assert all(len(entry["instances"]) for entry in entries)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_progress_of_predict_counts_tiles(predictor, images, number, tmp_path, capsys):
+    for name in range(number):
+        cv2.imwrite(str(tmp_path / f"{name}.png"), np.concatenate([images[0], images[1]]))
+    predict(predictor(SIZE, 0.0, 1), plan_files([tmp_path], tmp_path / "drawn", False))
+    progress = capsys.readouterr().err
+    assert "tile 1 of 2" in progress and "tile 2 of 2" in progress

@@ -264,7 +264,10 @@ def predict(
         ConfigError: an image cannot be written.
     """
     result = Outcome()
-    with tqdm(images, unit="file", disable=len(images) == 1) as progress:
+    is_short = len(images) == 1 and predictor.tiling is None
+    with tqdm(images, unit="file", disable=is_short) as progress:
+        # an image of many tiles takes minutes
+        predictor.on_tiles = lambda done, tiles: progress.set_postfix_str(f"tile {done} of {tiles}")
         for image in progress:
             try:
                 if image.is_video:
@@ -283,6 +286,7 @@ def predict(
                 result.unreadable.append(image.source)
                 progress.clear()
                 logger.warning("%s It is skipped.", error)
+    predictor.on_tiles = None
     if not result.written:
         raise DataError(
             f"None of the {len(images)} files can be read; the first is {images[0].source}, "

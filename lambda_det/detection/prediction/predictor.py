@@ -238,10 +238,13 @@ class Predictor:
         least_score: below which an exported detector leaves out instances; 0 for others.
         best_score: with the best F1 at the evaluation of these weights; None if it is unknown.
         score_threshold: the lowest score of the instances that are returned.
+        tiling: how images are cut into tiles; None for a detector of whole images.
+        on_tiles: called with the number of computed tiles, and that of all tiles of an image.
     """
 
     least_score = 0.0
     best_score: float | None = None
+    on_tiles: Callable[[int, int], None] | None = None
 
     def __init__(
         self,
@@ -339,13 +342,13 @@ class Predictor:
         model = run.detector(device, precision)
         self.origin, self.class_names = run.origin, run.classes.get("thing_classes")
         self.best_score = run.best_score
-        self._tiling = run.tiling
+        self.tiling = run.tiling
         for module in model.modules():
             # the attributes of RoI heads and of dense detectors
             if hasattr(module, "test_score_thresh"):
                 # it leaves out what is equal, which is the best score itself
                 least = float(np.nextafter(np.float32(self.score_threshold), np.float32(0)))
-                if self._tiling:  # tiles are joined as in an evaluation, also by weak detections
+                if self.tiling:  # tiles are joined as in an evaluation, also by weak detections
                     least = min(least, module.test_score_thresh)
                 module.test_score_thresh = least
         pixels = run.components.pixels
@@ -366,7 +369,7 @@ class Predictor:
                 "than that: here they keep their sizes"
             )
         self._channels, self._augmentations = detector.channels, detector.resize
-        self._tiling: Tiling | None = detector.tiling
+        self.tiling: Tiling | None = detector.tiling
         self._batch_size = max(self._batch_size, detector.batch)
         self._detect = detector
 
@@ -409,7 +412,7 @@ class Predictor:
 
     def _predict(self, images: Sequence[ImageLike], channels: str) -> list[Prediction]:
         with torch.no_grad(), _own_precision():
-            if self._tiling is None:
+            if self.tiling is None:
                 pixels = [self._read(image, channels) for image in images]
                 found = self._detected(pixels)
             else:
@@ -430,11 +433,14 @@ class Predictor:
     def _detected_in_tiles(self, pixels: np.ndarray) -> Instances:
         """The instances of an image [H, W, 3] of any size, a batch of its tiles at a time."""
         height, width = pixels.shape[:2]
-        image, rest = WholeImage(height, width), iter(self._tiling.tiles(height, width))
-        while batch := list(islice(rest, self._batch_size)):
+        image, tiles = WholeImage(height, width), list(self.tiling.tiles(height, width))
+        for start in range(0, len(tiles), self._batch_size):
+            batch = tiles[start : start + self._batch_size]
             found = self._detected([pixels[t.y0 : t.y1, t.x0 : t.x1] for t in batch])
             for tile, instances in zip(batch, found, strict=True):
                 image.add(tile, instances)
+            if self.on_tiles is not None:
+                self.on_tiles(start + len(batch), len(tiles))
         return image.instances()
 
     def _read(self, image: ImageLike, channels: str) -> np.ndarray:
