@@ -15,7 +15,7 @@ import pycocotools.mask
 import pytest
 from PIL import Image
 
-from lambda_det.detection.data.box_form import BOX_FORMS
+from lambda_det.detection.data.box_form import numbers_of
 from lambda_det.errors import DataError
 from lambda_det.own_data.command_line import main as check
 from lambda_det.own_data.labels import FORMATS, as_coco, read_labels, recognise
@@ -164,9 +164,11 @@ OBJECTS = {
 
 def written(name, objects):
     """The objects with the numbers that a format writes for their boxes."""
-    to_numbers, size = BOX_FORMS[FORMATS[name].boxes].numbers, np.array([[WIDTH, HEIGHT]])
+    form, size = FORMATS[name].boxes, np.array([[WIDTH, HEIGHT]])
     return {
-        image: [(label, to_numbers(np.array([box]), size)[0].tolist()) for label, box in things]
+        image: [
+            (label, numbers_of(form, np.array([box]), size)[0].tolist()) for label, box in things
+        ]
         for image, things in objects.items()
     }
 

@@ -26,25 +26,17 @@ _MOST = 8  # ground truths, for programs that go on to other data
 
 
 class _Kept(NamedTuple):
-    """A ground truth that was read.
-
-    Attributes:
-        version: of file and folder when it was read.
-        folders: of the images, with the times of their last changes.
-        keypoints: how many an object has, as the file itself says; None where it does not.
-        report: pickled.
-        records: pickled; None once they are forgotten.
+    """A ground truth that was read: the version of file and folder, the folders of the images with
+    the times of their last changes, and what was read, pickled; records are None once forgotten.
     """
 
     version: tuple[int, ...]
     folders: dict[str, int]
-    keypoints: int | None
     report: bytes
     records: bytes | None
 
 
-# By file, folder and the number of keypoints that was asked for, where the file says another one.
-# That asked for last is at the end.
+# By file, folder and the number of keypoints that was asked for. That asked for last is at the end.
 _kept: dict[tuple[str, str, int | None], _Kept] = {}
 
 
@@ -65,17 +57,18 @@ def ground_truth(
     Raises:
         DataError: as that.
     """
-    json_file, image_root = os.fspath(json_file), os.fspath(image_root)
-    version = _version_of(json_file, image_root)  # before it is read, during which it may change
-    kept = _find(json_file, image_root, keypoints, version)
+    place = os.fspath(json_file), os.fspath(image_root)
+    version = _version_of(*place)  # before it is read, during which it may change
+    kept = _find((*place, keypoints), version)
     if kept is not None and kept.records is not None:
         return GroundTruth(pickle.loads(kept.records), pickle.loads(kept.report))
-    truth = read_coco(json_file, image_root, keypoints=keypoints)
-    own = len(truth.report.keypoints) or None
-    key = (json_file, image_root, None if keypoints in (None, own) else keypoints)
-    _kept.pop(key, None)
+    truth = read_coco(*place, keypoints=keypoints)
     folders = _times({os.path.dirname(record["file_name"]) for record in truth.records})
-    _kept[key] = _Kept(version, folders, own, _pickled(truth.report), _pickled(truth.records))
+    kept = _Kept(version, folders, *(pickle.dumps(one, -1) for one in truth[::-1]))
+    own = len(truth.report.keypoints) or None  # asked for or not, it is the same
+    for number in (None, own) if keypoints in (None, own) else (keypoints,):
+        _kept.pop((*place, number), None)
+        _kept[(*place, number)] = kept
     for oldest in list(_kept)[:-_MOST]:
         del _kept[oldest]
     return truth
@@ -87,9 +80,9 @@ def file_report(json_file: str | os.PathLike, image_root: str | os.PathLike = ""
     Raises:
         DataError: as that.
     """
-    json_file, image_root = os.fspath(json_file), os.fspath(image_root)
-    kept = _find(json_file, image_root, None, _version_of(json_file, image_root))
-    return pickle.loads(kept.report) if kept else ground_truth(json_file, image_root).report
+    place = os.fspath(json_file), os.fspath(image_root)
+    kept = _find((*place, None), _version_of(*place))
+    return pickle.loads(kept.report) if kept else ground_truth(*place).report
 
 
 def forget_records(*, but: Iterable[tuple[str, str]]) -> None:
@@ -104,17 +97,13 @@ def forget_records(*, but: Iterable[tuple[str, str]]) -> None:
             _kept[key] = kept._replace(records=None)
 
 
-def _find(
-    json_file: str, image_root: str, keypoints: int | None, version: tuple[int, ...]
-) -> _Kept | None:
+def _find(key: tuple[str, str, int | None], version: tuple[int, ...]) -> _Kept | None:
     """What is kept of a version of a file and its folder; it is then the last to be forgotten."""
-    for key in dict.fromkeys([(json_file, image_root, None), (json_file, image_root, keypoints)]):
-        kept = _kept.get(key)
-        fits = kept is not None and keypoints in (key[2], kept.keypoints)
-        if fits and kept.version == version and kept.folders == _times(kept.folders):
-            _kept[key] = _kept.pop(key)
-            return kept
-    return None
+    kept = _kept.get(key)
+    if kept is None or kept.version != version or kept.folders != _times(kept.folders):
+        return None
+    _kept[key] = _kept.pop(key)
+    return kept
 
 
 def _version_of(json_file: str, image_root: str) -> tuple[int, ...]:
@@ -133,7 +122,3 @@ def _version_of(json_file: str, image_root: str) -> tuple[int, ...]:
 def _times(folders: Iterable[str]) -> dict[str, int]:
     """When files were last added to folders or removed; 0 for a folder that does not exist."""
     return {path: os.stat(path).st_mtime_ns if os.path.isdir(path) else 0 for path in folders}
-
-
-def _pickled(value: object) -> bytes:
-    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)

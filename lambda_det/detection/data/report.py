@@ -52,6 +52,7 @@ CROWD = Kind(DOUBTFUL, "crowd, one of unusually many; crowds are neither learnt 
 TURNED = Kind(DOUBTFUL, "image that its EXIF data turn; its labels must fit the turned image")
 TWICE = Kind(DOUBTFUL, "object that is in its image twice: AP counts one of the two as missed")
 TINY = Kind(DOUBTFUL, "object less than a pixel wide or high, as a slip of the mouse makes it")
+FILLED = Kind(DOUBTFUL, "mask of less area than its polygons: a hole in it is filled")
 DENSE = Kind(NOTED, "image with more than COCO's 100 objects, which AP counts nevertheless")
 EMPTY = Kind(NOTED, "image without an object")
 UNSEEN = Kind(NOTED, "class without an object")

@@ -7,6 +7,7 @@ evaluators, statistics and ``lambda-det check`` use the result.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,23 +58,22 @@ def decide(
     Returns:
         The annotation, or None; and the kind and the words of each fault.
     """
-    faults: list[Fault] = []
-    is_crowd = annotation.get("iscrowd", 0)
-    if is_crowd not in (0, 1):
-        faults.append((VALUE, f"iscrowd {is_crowd!r:.80}"))
-        annotation = _with(annotation, "iscrowd", 0)
-    annotation, fault = _with_usable_mask(annotation, height, width)
-    faults += fault
-    annotation, fault = _with_usable_box(annotation, height, width)
-    faults += fault
-    if annotation is None:
+    result, faults = dict(annotation), []
+    if result.get("iscrowd", 0) not in (0, 1):
+        faults.append((VALUE, f"iscrowd {result['iscrowd']!r:.80}"))
+        result["iscrowd"] = 0
+    _take_mask(result, height, width, faults)
+    if not _take_box(result, height, width, faults):
         return None, faults
-    points = annotation.get("keypoints")
+    points = result.get("keypoints")
     if points is not None and not are_keypoints(points, keypoints):
         if not (isinstance(points, (list, tuple)) and not points):
             faults.append((VALUE, f"keypoints {points!r:.80}"))
-        annotation = _with(annotation, "keypoints", None)
-    return annotation, faults
+        del result["keypoints"]
+    is_same = len(result) == len(annotation) and all(
+        result.get(key) is value for key, value in annotation.items()
+    )
+    return (annotation if is_same else result), faults
 
 
 def decided(record: dict[str, Any], keypoints: int | None = None) -> tuple[dict, list[Fault]]:
@@ -126,55 +126,62 @@ def all_decided(
 _warned: set[tuple[str, Kind]] = set()
 
 
-def _with(annotation: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """An annotation with another value of a key, or without it."""
-    return {k: v for k, v in {**annotation, key: value}.items() if k != key or value is not None}
-
-
 # ---------------------------------------------------------------------------------------- the boxes
-def _with_usable_box(
-    annotation: dict[str, Any], height: int | None, width: int | None
-) -> tuple[dict[str, Any] | None, list[Fault]]:
-    mask = annotation.get("segmentation")
+def _take_box(
+    annotation: dict[str, Any], height: int | None, width: int | None, faults: list[Fault]
+) -> bool:
+    """Cut the box at the border, or take that of the mask; whether there is a usable one."""
+    box, mask = annotation.get("bbox"), annotation.get("segmentation")
+
+    def fault(kind: Kind, words: str = "") -> None:
+        faults.append((kind, f"bbox {box!r:.120}{words}"))
+
     if not has_box(annotation):
-        box = annotation.get("bbox")
-        if isinstance(box, (list, tuple)) and len(box):  # a box that contradicts itself
-            return None, [(BOX, f"bbox {box!r:.80}")]
-        if not mask:
-            return None, [(BOX, f"bbox {box!r:.80}")]
-        annotation = {**annotation, "bbox": around(mask), "bbox_mode": BoxMode.XYXY_ABS}
-        annotation = _as_sides(annotation, annotation["bbox"])
-        if not has_box(annotation):
-            return None, [(BOX, f"bbox {box!r:.80}")]
-        return annotation, [(MEANT, f"bbox {box!r:.80}: the box of its mask is taken")]
+        # a box that contradicts itself is not replaced
+        if mask and not (isinstance(box, (list, tuple)) and len(box)):
+            annotation.update(_sides(*around(mask)))
+            if has_box(annotation):
+                fault(MEANT, ": the box of its mask is taken")
+                return True
+        fault(BOX)
+        return False
     if height is None or annotation["bbox_mode"] not in (BoxMode.XYWH_ABS, BoxMode.XYXY_ABS):
-        return annotation, []
+        return True
     x0, y0, x1, y1 = corners(annotation)
-    words = f"bbox {list(annotation['bbox'])!r:.120}"
     if max(x0, y0, x1 - x0, y1 - y0) <= 1 and max(height, width) > 2:
-        return None, [(BOX, f"{words} is within one pixel, as a share of 1 would be")]
-    if mask and not _holds((x0, y0, x1, y1), mask, height, width):
+        fault(BOX, " is within one pixel, as a share of 1 would be")
+        return False
+    if mask and not _holds((x0, y0, x1, y1), mask):
         outline = ", ".join(f"{v:g}" for v in around(mask))
-        return None, [(BOX, f"{words} is not where its mask is, within the corners {outline}")]
+        fault(BOX, f" is not where its mask is, within the corners {outline}")
+        return False
     beyond = max(x1 - width, y1 - height, -x0, -y0)
     if beyond <= ROUNDING:
-        return annotation, []
-    inside = [max(x0, 0), max(y0, 0), min(x1, width), min(y1, height)]
-    if inside[2] - inside[0] <= 0 or inside[3] - inside[1] <= 0:
-        return None, [(BOX, f"{words} is outside of the image")]
+        return True
+    inside = max(x0, 0), max(y0, 0), min(x1, width), min(y1, height)
+    if inside[2] <= inside[0] or inside[3] <= inside[1]:
+        fault(BOX, " is outside of the image")
+        return False
     is_near = beyond <= max(_FEW_PIXELS, _FEW_SHARE * max(height, width))
-    kind = BORDER if is_near else OUTSIDE
-    return _as_sides(annotation, inside), [(kind, f"{words} is {beyond:g} pixels over the border")]
+    fault(BORDER if is_near else OUTSIDE, f" is {beyond:g} pixels over the border")
+    annotation.update(_sides(*inside))
+    return True
 
 
-def _as_sides(annotation: dict[str, Any], box: Sequence[float]) -> dict[str, Any]:
-    """An annotation with a box of these corners, as [x, y, width, height]."""
-    x0, y0, x1, y1 = map(float, box)
-    return {
-        **annotation,
-        "bbox": [x0, y0, x1 - x0, y1 - y0],
-        "bbox_mode": BoxMode.XYWH_ABS,
-    }
+def _sides(x0: float, y0: float, x1: float, y1: float) -> dict[str, Any]:
+    """A box of these corners in Detectron2's dataset format."""
+    return {"bbox": [float(v) for v in (x0, y0, x1 - x0, y1 - y0)], "bbox_mode": BoxMode.XYWH_ABS}
+
+
+def _holds(box: Sequence[float], mask: list[list[float]] | dict[str, Any]) -> bool:
+    """Whether half of a usable mask lies in its box, by the boxes around its pieces."""
+    inside, total = 0.0, 0.0
+    for piece in [mask] if isinstance(mask, dict) else [[polygon] for polygon in mask]:
+        x0, y0, x1, y1 = around(piece)
+        total += (x1 - x0) * (y1 - y0)
+        width, height = min(box[2], x1) - max(box[0], x0), min(box[3], y1) - max(box[1], y0)
+        inside += max(width, 0) * max(height, 0)
+    return 2 * inside >= total
 
 
 def around(mask: list[list[float]] | dict[str, Any]) -> tuple[float, float, float, float]:
@@ -182,38 +189,8 @@ def around(mask: list[list[float]] | dict[str, Any]) -> tuple[float, float, floa
     if isinstance(mask, dict):
         x, y, width, height = mask_util.toBbox(mask).tolist()
         return x, y, x + width, y + height
-    xs = [polygon[0::2] for polygon in mask]
-    ys = [polygon[1::2] for polygon in mask]
-    return (
-        min(map(min, xs)),
-        min(map(min, ys)),
-        max(map(max, xs)),
-        max(map(max, ys)),
-    )
-
-
-def _holds(
-    box: Sequence[float], mask: list[list[float]] | dict[str, Any], height: int, width: int
-) -> bool:
-    """Whether at least half of a usable mask lies in its box; stray polygons may be far away."""
-    if isinstance(mask, dict):
-        outline = around(mask)
-        if min(outline[0] - box[0], outline[1] - box[1]) >= 0 and (
-            max(outline[2] - box[2], outline[3] - box[3]) <= 0
-        ):
-            return True
-        pixels = mask_util.decode(mask)
-        x0, y0 = np.floor(np.clip(box[:2], 0, [width, height])).astype(int)
-        x1, y1 = np.ceil(np.clip(box[2:], 0, [width, height])).astype(int)
-        return bool(2 * np.count_nonzero(pixels[y0:y1, x0:x1]) >= np.count_nonzero(pixels))
-    inside, total = 0.0, 0.0
-    for polygon in mask:
-        x0, y0, x1, y1 = around([polygon])
-        total += (x1 - x0) * (y1 - y0)
-        shared = min(box[2], x1) - max(box[0], x0), min(box[3], y1) - max(box[1], y0)
-        if min(shared) > 0:
-            inside += shared[0] * shared[1]
-    return 2 * inside >= total
+    xs, ys = [polygon[0::2] for polygon in mask], [polygon[1::2] for polygon in mask]
+    return min(map(min, xs)), min(map(min, ys)), max(map(max, xs)), max(map(max, ys))
 
 
 def corners(annotation: Mapping[str, Any]) -> list[float]:
@@ -272,102 +249,55 @@ def mask_of(
     return [rectangle(*box.tolist())]
 
 
-def without_holes(mask: Any, area: float, height: int, width: int) -> dict[str, Any] | None:
-    """The mask of polygons of which some are outlines of holes; None where none is.
-
-    In COCO's format the polygons of an object are added. Some tools write the outline of a hole as
-    one more polygon. Then the area of the object counts the pixels within an odd number of
-    polygons, and not all.
-
-    Args:
-        mask: of an annotation after :func:`decide`.
-        area: that the file states.
-        height, width: of the image.
-
-    Returns:
-        Run lengths, because a polygon cannot have a hole.
-    """
-    if not isinstance(mask, list) or len(mask) < 2 or area >= _ADDED * sum(map(area_of, mask)):
-        return None
-    # Only the box around the polygons is decoded, because an image may be large
-    points = np.concatenate([np.reshape(polygon, (-1, 2)) for polygon in mask])
-    x0, y0 = np.floor(points.min(0)).astype(int).clip(0)
-    x1, y1 = np.minimum(np.ceil(points.max(0)).astype(int) + 1, (width, height))
-    shifted = [(np.reshape(polygon, (-1, 2)) - (x0, y0)).ravel().tolist() for polygon in mask]
-    runs = mask_util.frPyObjects(shifted, int(y1 - y0), int(x1 - x0))
-    times = mask_util.decode(runs).sum(axis=2, dtype=np.int32)
-    odd = times % 2 == 1
-    added, left = np.count_nonzero(times), np.count_nonzero(odd)
-    if not left or _FAR_FROM_AREA * abs(left - area) >= abs(added - area):
-        return None
-    whole = np.zeros((height, width), np.uint8, order="F")
-    whole[y0:y1, x0:x1] = odd
-    runs = mask_util.encode(whole)
-    return {**runs, "counts": runs["counts"].decode()}
-
-
-# of the sum of polygons: an area that is counted in pixels may be smaller than the sum by as much
-_ADDED = 0.99
-_FAR_FROM_AREA = 4  # times nearer to the stated area than the sum is
-
-
-def _with_usable_mask(
-    annotation: dict[str, Any], height: int | None, width: int | None
-) -> tuple[dict[str, Any], list[Fault]]:
-    mask = annotation.get("segmentation")
-    if mask is None:
-        return annotation, []
+def _take_mask(
+    annotation: dict[str, Any], height: int | None, width: int | None, faults: list[Fault]
+) -> None:
+    """Keep the usable part of the mask, if there is any."""
+    given = annotation.get("segmentation")
+    if given is None or (height is None and not isinstance(given, dict)):
+        return
     if height is None:
-        if not isinstance(mask, dict):
-            return annotation, []
-        height, width = _size_of_runs(mask)
+        height, width = _size_of_runs(given)
+    mask = _as_polygons(given)
+    if mask is not given:
+        faults.append((MEANT, f"segmentation {given!r:.60}: a list of lists of numbers is meant"))
     usable = usable_mask(mask, height, width)
-    if usable is mask:
-        return annotation, []
-    faults: list[Fault] = []
-    written, mask = mask, written_polygons(mask)
-    if written is not mask:
-        usable = usable_mask(mask, height, width)
-        faults = [(MEANT, f"segmentation {written!r:.60}: a list of lists of numbers is meant")]
-    annotation = _with(annotation, "segmentation", usable)
-    is_empty = isinstance(mask, (list, dict)) and not mask
-    is_empty = is_empty or (isinstance(mask, list) and not any(map(bool, mask)))
-    all_sound = usable is not None and (isinstance(mask, dict) or all(map(is_polygon, mask)))
-    if not (is_empty or all_sound):
+    if usable is None:
+        del annotation["segmentation"]
+    else:
+        annotation["segmentation"] = usable
+    is_empty = isinstance(mask, (list, dict)) and not any(mask)
+    is_sound = usable is not None and (isinstance(mask, dict) or all(map(is_polygon, mask)))
+    if not (is_empty or is_sound):
         faults.append((MASK, f"segmentation {mask!r:.60}"))
-    return annotation, faults
 
 
 def _size_of_runs(mask: Mapping[str, Any]) -> tuple[int, int]:
-    try:
+    with contextlib.suppress(LookupError, TypeError, ValueError, OverflowError):
         height, width = mask["size"]
         return int(height), int(width)
-    except (LookupError, TypeError, ValueError, OverflowError):
-        return 0, 0
+    return 0, 0
 
 
-def written_polygons(segmentation: Any) -> Any:
-    """Polygons in COCO's form, from a list of numbers or of points in the place of polygons."""
-    if not isinstance(segmentation, list):
-        return segmentation
-    if len(segmentation) >= 6 and all(map(_is_number, segmentation)):
-        return [segmentation]
-    if len(segmentation) >= 3 and all(map(_is_point, segmentation)):
-        return [[value for point in segmentation for value in point]]
-    if segmentation and all(
-        isinstance(polygon, list) and len(polygon) >= 3 and all(map(_is_point, polygon))
-        for polygon in segmentation
+def _as_polygons(mask: Any) -> Any:
+    """Polygons in COCO's form, of one polygon as a list of numbers, as VIA has it, or of points."""
+    first = mask[0] if isinstance(mask, list) and mask else None
+    if isinstance(first, (int, float)):
+        return [mask]
+    if _is_point(first):
+        mask = [mask]
+    if (
+        isinstance(first, list)
+        and first
+        and all(isinstance(polygon, list) and all(map(_is_point, polygon)) for polygon in mask)
     ):
-        return [[value for point in polygon for value in point] for polygon in segmentation]
-    return segmentation
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return [[value for point in polygon for value in point] for polygon in mask]
+    return mask
 
 
 def _is_point(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+    is_pair = isinstance(value, list) and len(value) == 2
+    return is_pair and all(type(one) in (int, float) for one in value)
 
 
 def usable_mask(
@@ -411,36 +341,25 @@ def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[s
     No pixel is decoded, since an image may have many millions of them.
     """
     try:
+        counts = runs = segmentation["counts"]
         if list(segmentation["size"]) != [height, width] or height * width > MAX_PIXELS:
             return None
-        counts = segmentation["counts"]
-        if isinstance(counts, list):
-            if not all(type(count) is int for count in counts):
-                return None
-            runs = counts
-        elif _is_whole(counts):
-            runs = runs_of(counts)
-        else:
+        if not isinstance(counts, list):
+            runs = runs_of(counts) if _is_whole(counts) else []
+        # Too few runs make pycocotools' comparison of masks fail
+        is_sound = all(type(run) is int and run >= 0 for run in runs) and any(runs[1::2])
+        if not is_sound or sum(runs) != height * width:
             return None
     except Exception:  # a size or counts of any other kind
         return None
-    # Too few runs make pycocotools' comparison of masks fail
-    if not runs or min(runs) < 0 or sum(runs) != height * width or not any(runs[1::2]):
-        return None
-    if runs is counts or 0 in runs[1:]:
-        plain = {"size": [height, width], "counts": _joined(runs)}
-        return mask_util.frPyObjects(plain, height, width)
-    return segmentation
-
-
-def _joined(runs: Sequence[int]) -> list[int]:
-    """Runs of zeros and ones in turn, without runs of length 0 except the first."""
-    joined = [0]
+    if runs is not counts and 0 not in runs[1:]:
+        return segmentation
+    joined = [0]  # without runs of length 0 except the first
     for number, run in enumerate(runs):
         if run and number % 2 != (len(joined) - 1) % 2:
             joined.append(0)
         joined[-1] += run
-    return joined
+    return mask_util.frPyObjects({"size": [height, width], "counts": joined}, height, width)
 
 
 def runs_of(counts: str | bytes) -> list[int]:
