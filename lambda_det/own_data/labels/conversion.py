@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -11,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from lambda_det.detection.data.coco_format import READER, read_json, read_lists
 from lambda_det.detection.data.image_folder import SUFFIXES, normal, walk
-from lambda_det.detection.data.records import upright
 from lambda_det.errors import DataError, counted, listed, printable
 from lambda_det.files import read_text
 from lambda_det.own_data.coco_files import stem_with_part, write_coco
@@ -31,12 +28,8 @@ from lambda_det.own_data.labels.findings import (
 )
 from lambda_det.own_data.labels.formats import COCO, FORMATS, format_of, recognise
 from lambda_det.own_data.labels.images import MissingImage, NamedImages
-from lambda_det.own_data.labels.objects import (
-    LabelledImage,
-    area,
-    reading,
-    size_of,
-)
+from lambda_det.own_data.labels.labelme import read_labelme, shows_another
+from lambda_det.own_data.labels.objects import LabelledImage, area, size_of
 from lambda_det.own_data.labels.yolo import read_yolo, yolo_names
 
 logger = logging.getLogger(__name__)
@@ -103,12 +96,20 @@ def read_labels(
     else:
         classes = sorted({thing.label for image in rows for thing in image.objects})
     placed = _placed(rows, row.images == "one", pictures, findings)
+    if row.read is read_labelme:
+        # few images are right where images were exchanged
+        for image, path in placed[:: -(-len(placed) // _COMPARED)]:
+            if shows_another(image.source, path):
+                findings.add(OTHER_COPY, f"{image.source}: {path}")
     for path in _without_labels(placed, pictures):
         findings.add(NO_LABELS, str(path))
     content = _content(placed, folder, classes, findings)
     content[READER] = {"labels": str(place), "findings": findings.plain(), "boxes": row.boxes}
     _log(place, name, placed, findings)
     return content
+
+
+_COMPARED = 50  # number of files of labels whose copies of images are decoded
 
 
 def _is_list(place: Path) -> bool:
@@ -147,9 +148,6 @@ def _placed(
     Raises:
         DataError: no image exists, or two labels name the same one.
     """
-    rows = list(rows)
-    if are_alone:
-        _compare_copies(rows, images, findings)
     placed, missing = [], []
     for row in rows:
         try:
@@ -167,32 +165,10 @@ def _placed(
     return placed
 
 
-def _compare_copies(rows: Sequence[LabelledImage], images: NamedImages, findings: Findings) -> None:
-    """Check whether copies in files of labels show the images that the files name.
-
-    Only some are compared, because few images are right where images were exchanged.
-    """
-    with_copies = [row for row in rows if row.copy and _has_the_name(row)]
-    for row in with_copies[:: -(-len(with_copies) // _COMPARED) or 1]:
-        with contextlib.suppress(MissingImage):
-            path = images.find(str(row.source), row.source.parent, row.name)
-            copy = _decoded(row.copy)
-            if copy is not None and _difference(copy, path) > _SAME:
-                findings.add(OTHER_COPY, f"{row.source} names {row.name}")
-
-
-def _has_the_name(row: LabelledImage) -> bool:
-    """Whether a file of labels is called like the image that it names."""
-    return normal(row.source.stem) in _names_of_labels(row.name)
-
-
 def _names_of_labels(image: str) -> tuple[str, str]:
     """What a file of labels of one image may be called, without its own ending."""
     name = image.replace("\\", "/").rpartition("/")[2]
     return normal(Path(name).stem), normal(name)
-
-
-_COMPARED = 50  # number of files of labels whose copies are decoded
 
 
 def _is_elsewhere(name: str, path: Path, folder: Path) -> bool:
@@ -206,66 +182,29 @@ def _is_elsewhere(name: str, path: Path, folder: Path) -> bool:
 def _image_of(row: LabelledImage, is_alone: bool, images: NamedImages, findings: Findings) -> Path:
     """The file of a labelled image.
 
-    Images may have been renamed since they were labelled. Where the file of labels has the name
-    of one image and names another one, its own copy or its size decides between them.
+    Images may have been renamed since they were labelled: the name of the file of labels counts
+    where the one in it leads to no image. If both lead to images, nobody knows which is meant.
 
     Raises:
         DataError: it is not there, or it is not clear which one it is.
     """
-    where, home = str(row.source), row.source.parent
+    where, home, own = str(row.source), row.source.parent, row.source.stem
     names = [f"{row.subset}/{row.name}", row.name] if row.subset else [row.name]
-    own = row.source.stem
-    if not is_alone or _has_the_name(row):
+    if not is_alone or normal(own) in _names_of_labels(row.name):
         return images.find(where, home, *names)
-    named = called = None
-    with contextlib.suppress(MissingImage):
-        named = images.find(where, home, row.name)
+    called = None
     with contextlib.suppress(MissingImage):
         called = images.find(where, home, own)
-    there = [path for path in (named, called) if path]
-    if not there:
-        return images.find(where, home, row.name)
-    copy = _decoded(row.copy)
-    if copy is not None:
-        fitting = [path for path in there if _difference(copy, path) < _SAME]
-        fitting.sort(key=lambda path: _difference(copy, path))
-        kind = OTHER_COPY
-    elif there[0] != there[-1]:
-        fitting = [path for path in there if size_of(path) == row.size]
-        fitting = fitting if len(fitting) == 1 else []
-        kind = OTHER_NAME
-    else:
-        fitting, kind = there, OTHER_NAME
-    seen = f"{row.source} names {row.name}"
-    if not fitting:
-        findings.add(kind, seen)
-        return there[0]
-    if fitting[0] != named:
-        findings.add(RENAMED, f"{seen}, and {fitting[0].name} is taken")
-    return fitting[0]
-
-
-_SAME = 6  # mean difference in levels of grey of a copy that was compressed again
-
-
-def _decoded(copy: bytes | None) -> np.ndarray | None:
-    """The copy of an image as :func:`_small` gives it; None if there is none that is an image."""
-    with contextlib.suppress(Exception):  # Pillow may raise anything
-        return _small(io.BytesIO(copy or b""))
-    return None
-
-
-def _difference(copy: np.ndarray, image: Path) -> float:
-    """The mean difference of two images in levels of grey, at a small size."""
-    with reading(image, "remove or fix it"):
-        return float(abs(copy - _small(image)).mean())
-
-
-def _small(file: io.BytesIO | Path) -> np.ndarray:
-    """An image in levels of grey [64, 64]."""
-    with Image.open(file) as image:
-        image.draft("L", (64, 64))
-        return np.asarray(upright(image).convert("L").resize((64, 64)), float)
+    try:
+        named = images.find(where, home, row.name)
+    except MissingImage:
+        if called is None:
+            raise
+        findings.add(RENAMED, f"{where} names {row.name}, and {called.name} is taken")
+        return called
+    if called not in (None, named):
+        findings.add(OTHER_NAME, f"{where} names {row.name}")
+    return named
 
 
 def _without_labels(

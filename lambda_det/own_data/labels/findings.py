@@ -28,8 +28,8 @@ DIFFICULT = Kind(NOTED, "object marked as difficult, which is an object like the
 EMPTY_MASK = Kind(REPAIRED, "empty mask, which its rectangle replaces")
 SIZE = Kind(REPAIRED, "labels whose size is too small for their boxes; the image's is used")
 RENAMED = Kind(REPAIRED, "labels that name another image than the one to which they belong")
-OTHER_NAME = Kind(REFUSED, "labels that have the name of one image and name another one")
 OTHER_COPY = Kind(REFUSED, "labels whose imageData shows another image than they name")
+OTHER_NAME = Kind(REFUSED, "labels that have the name of one image and name another one")
 
 
 def unread_shape(shape: str) -> Kind:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.records import upright
 from lambda_det.errors import DataError
 from lambda_det.own_data.labels.findings import (
     EMPTY_MASK,
@@ -48,11 +48,31 @@ def read_labelme(file: Path, images: NamedImages, findings: Findings) -> Iterato
     size = mask_size = stated_size(content.get("imageWidth"), content.get("imageHeight"))
     if size is None and any(isinstance(s, dict) and s.get("mask") for s in shapes):
         mask_size = size_of(images.find(str(file), file.parent, name, file.stem))
-    copy = None
-    with contextlib.suppress(TypeError, ValueError):
-        copy = base64.b64decode(content.get("imageData")) or None
-    objects = objects_of(file, shapes, findings, mask_size)
-    yield LabelledImage(file, name, objects, size, copy=copy)
+    yield LabelledImage(file, name, objects_of(file, shapes, findings, mask_size), size)
+
+
+def shows_another(file: Path, picture: Path) -> bool:
+    """Whether the copy of an image in a file of LabelMe's is of another image.
+
+    Both are compared small and in levels of grey, because the copy may be compressed otherwise.
+    """
+    content = read_json(str(file))
+    try:
+        copy = _small(io.BytesIO(base64.b64decode(content.get("imageData"))))
+    except Exception:  # no copy, or none that can be read: Pillow may raise anything
+        return False
+    with reading(picture, "remove or fix it"):
+        return float(abs(copy - _small(picture)).mean()) > _SAME
+
+
+_SAME = 6  # mean difference in levels of grey of a copy that was compressed again
+
+
+def _small(file: io.BytesIO | Path) -> np.ndarray:
+    """An image in levels of grey [64, 64]."""
+    with Image.open(file) as image:
+        image.draft("L", (64, 64))
+        return np.asarray(upright(image).convert("L").resize((64, 64)), float)
 
 
 def objects_of(

@@ -61,7 +61,6 @@ class LabelledImage(NamedTuple):
         size: width and height that the file of labels states, to which its numbers refer; None
             where it states none.
         subset: the part of the data to which it belongs, where the format has parts.
-        copy: the image itself, if the file of labels holds a copy.
     """
 
     source: Path
@@ -69,7 +68,6 @@ class LabelledImage(NamedTuple):
     objects: list[LabelledObject]
     size: tuple[int, int] | None = None
     subset: str = ""
-    copy: bytes | None = None
 
 
 def reading(what: object, advice: str = "write it again") -> AbstractContextManager[None]:

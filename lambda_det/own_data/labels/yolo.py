@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ from lambda_det.own_data.labels.objects import (
 from lambda_det.own_data.part_names import named_part
 
 __all__ = [
-    "has_labels",
     "is_list_of_names",
     "looks_like_labels",
     "read_yolo",
@@ -47,122 +45,92 @@ __all__ = [
 ]
 
 Listing = Callable[[Path], dict[str, Path]]  # see _text_files
-_NAMING = ("classes.txt", ".names", ".yaml", ".yml")  # ends of the names of lists of classes
+_LISTS = ("classes.txt", ".names")  # ends of the names of lists of classes
+_SLACK = 0.01  # of an image, by which points may lie outside of their box
+_OF_POSES = 0.9  # least share of the lines whose points are in their box
 _HEAD = 1000  # bytes of a file that show its kind
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses merge keys, whose nested aliases grow without limit."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-            raise yaml.YAMLError("it has a merge key, <<")
-        super().flatten_mapping(node)
 
 
 def read_yolo(file: Path, images: NamedImages, findings: Findings) -> Iterator[LabelledImage]:
     """Read the labels of all images; an image without a label file has no object."""
     names, has_points = yolo_names(file), "kpt_shape" in yolo_content(file)
     _count_names(file, names, findings)
-    label_files, are_far = _label_files(images, file.parent)
-    if not has_points and _are_poses(dict.fromkeys(filter(None, label_files.values()))):
+    listing, home = functools.cache(_text_files), file.parent
+    label_files = {
+        image: _label_file(image, home / image.relative_to(images.folder), listing)
+        for image in images.paths
+    }
+    if not any(label_files.values()):
+        label_files = _far_labels(images, home, findings)
+    lines = {labels: _lines(labels) for labels in filter(None, label_files.values())}
+    if not has_points and _are_poses([words for file in lines.values() for _, words in file]):
         has_points = True
         findings.add(POSES, str(file))
     first: dict[Path, Path] = {}  # the image of each label file
     for image in images.paths:
-        labels = label_files.get(image)
-        objects = []
+        labels, objects = label_files.get(image), []
         if not labels:
             findings.add(NO_FILE, str(image))
         else:
-            if are_far:
-                findings.add(FAR, f"{labels}: {image}")
             if first.setdefault(labels, image) != image:
                 findings.add(SHARED, f"{labels}: {first[labels]} and {image}")
             size = np.array(size_of(image))
-            for number, words in _lines(labels):
-                # a box, and the points of a pose
-                words = words[:5] if has_points else words
-                objects.append(_object(words, size, names, f"{labels}, line {number}"))
+            for where, words in lines[labels]:
+                words = words[:5] if has_points else words  # a box, before points of a pose
+                objects.append(_object(words, size, names, where))
         yield LabelledImage(labels or image, str(image.absolute()), objects)
     _compare_names(file, names, {labels.parent for labels in first}, findings)
-    for labels, reason in _unused(images.folder, file.parent, label_files.values()):
+    for labels, reason in _unused(images.folder, home, {*label_files.values()}, listing):
         findings.add(NO_IMAGE, f"{labels}{reason}")
 
 
-def _lines(labels: Path) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a label file that have words: the number of the line, and its words."""
-    for number, line in enumerate(read_text(labels).splitlines(), 1):
-        if words := line.split():
-            yield number, words
+def _lines(labels: Path) -> list[tuple[str, list[str]]]:
+    """The place and the words of each line of a label file that has words."""
+    lines = enumerate(read_text(labels).splitlines(), 1)
+    return [(f"{labels}, line {number}", line.split()) for number, line in lines if line.strip()]
 
 
-def _are_poses(label_files: Iterable[Path]) -> bool:
-    """Whether each line is a class, a box and the points of a pose, and not a polygon.
+def _are_poses(lines: Sequence[Sequence[str]]) -> bool:
+    """Whether lines are a class, a box and the points of a pose rather than polygons.
 
-    Then all have the same number of words, and the points lie in the boxes. A point may have a
-    third number, its visibility, which is 0, 1 or 2. Without it, a box with one point, and fewer
-    lines than ``_LEAST_POSES``, may as well be polygons, and are taken for them.
+    All have as many points, two or more, which lie in the box. By chance the corners of polygons
+    also lie in the box that their first two would make, but are not spread over it.
     """
-    lines: list[list[str]] = []
-    for labels in label_files:
-        for _, words in _lines(labels):
-            if len(words) < 8 or len(words) != len((lines or [words])[0]):
-                return False
-            lines.append(words)
     try:
-        numbers = np.array([words[1:] for words in lines], float).reshape(len(lines), -1)
-    except ValueError:
+        numbers = np.array([words[1:] for words in lines], float)
+    except ValueError:  # another number of words in some lines
         return False
-    return len(lines) > 0 and (_have_points(numbers, 3) or _have_points(numbers, 2))
-
-
-_LEAST_POSES = 4
-_OF_POSES = 0.9  # least share of the lines whose points are in their box
-
-
-def _have_points(numbers: np.ndarray, each: int) -> bool:
-    """Whether lines [N, 4 + K * each] are boxes with K points of 2 or 3 numbers each."""
-    if (numbers.shape[1] - 4) % each:
+    if numbers.ndim < 2 or numbers.shape[1] < 8:
         return False
-    centre, sides = numbers[:, None, :2], numbers[:, None, 2:4]
-    points = numbers[:, 4:].reshape(len(numbers), -1, each)
-    if each == 3 and not np.isin(points[..., 2], (0, 1, 2)).all():
-        return False
-    places = points[..., :2]
-    seen = places.any(-1, keepdims=True)
-    seen = seen & (points[..., 2:] > 0) if each == 3 else seen
-    slack = 0.01  # of the image
-    fit = (sides > 0) & (centre - sides / 2 > -slack) & (centre + sides / 2 < 1 + slack)
-    fit = fit & ((abs(places - centre) <= sides / 2 + slack) | ~seen)
-    fits = fit.all((1, 2))
-    if each == 2:
-        # the points of a pose are spread over its box; it is by chance that corners of a polygon
-        # lie in the box that its first two would make, and then close together
-        spread = np.where(seen, places, -np.inf).max(1) - np.where(seen, places, np.inf).min(1)
-        fits &= (2 * spread >= sides[:, 0]).any(1) & (len(numbers) >= _LEAST_POSES)
-    return bool(fits.mean() >= _OF_POSES)
+    centre, sides, rest = numbers[:, None, :2], numbers[:, None, 2:4], numbers[:, 4:]
+    is_box = ((sides > 0) & (abs(centre - 0.5) + sides / 2 < 0.5 + _SLACK)).all((1, 2))
+    for each in (each for each in (3, 2) if rest.shape[1] % each == 0):
+        points = rest.reshape(len(rest), -1, each)
+        if each == 3 and not np.isin(points[..., 2], (0, 1, 2)).all():  # its visibility
+            continue
+        places = points[..., :2]
+        is_seen = places.any(-1, keepdims=True)
+        is_inside = (abs(places - centre) <= sides / 2 + _SLACK) | ~is_seen
+        ends = np.where(is_seen, places, -1).max(1), np.where(is_seen, places, 2).min(1)
+        is_spread = (2 * (ends[0] - ends[1]) >= sides[:, 0]).any(1)
+        if (is_box & is_inside.all((1, 2)) & is_spread).mean() >= _OF_POSES:
+            return True
+    return False
 
 
 def yolo_content(file: Path) -> dict[str, Any]:
-    """The content of data.yaml; or a list of names, such as classes.txt, with the parts of a
-    ``.data`` file of Darknet beside it.
+    """The content of data.yaml, whose values are texts, lists and dictionaries of texts; or a list
+    of names, such as classes.txt, with the parts of a ``.data`` file of Darknet beside it.
 
     Raises:
         DataError: it cannot be read.
     """
     if file.suffix in (".yaml", ".yml"):
         with reading(file):
-            text = read_text(file)
-            content = yaml.load(text, _Loader)
-            if not isinstance(content, dict):
-                return {}
-            if "names" in content:
-                # the last of equal keys counts, as for the loader
-                nodes = {key.value: value for key, value in yaml.compose(text, _Loader).value}
-                content["names"] = _as_written(content["names"], nodes["names"])
-            return content
+            # no numbers, dates, or yes and no: names of classes are what is written
+            content = yaml.load(read_text(file), _Loader)
+            return content if isinstance(content, dict) else {}
     content: dict[str, Any] = {}
     for beside in sorted(file.parent.glob("*.data")):
         lines = (line.partition("=") for line in read_text(beside).splitlines())
@@ -170,28 +138,16 @@ def yolo_content(file: Path) -> dict[str, Any]:
     return {**content, "names": [n.strip() for n in read_text(file).rstrip().splitlines()]}
 
 
-def _as_written(names: Any, node: yaml.Node) -> Any:
-    """Names of classes, with the text of those that YAML takes for numbers, dates or yes and no.
+class _Loader(yaml.BaseLoader):
+    """Refuses a key that is written twice, of which YAML would take the last."""
 
-    Args:
-        names: as YAML has them: a list, or a dictionary by number.
-        node: the same as it is written.
-
-    Raises:
-        ValueError: a number stands there twice.
-    """
-
-    def text_of(name: Any, written: yaml.Node) -> Any:
-        return written.value if isinstance(written, yaml.ScalarNode) and name is not None else name
-
-    if isinstance(names, list):
-        return list(map(text_of, names, node.value))
-    if isinstance(names, dict):
-        if len(names) < len(node.value):
-            raise ValueError("two of its names have the same key")
-        pairs = zip(names.items(), node.value, strict=True)
-        return {key: text_of(name, written) for (key, name), (_, written) in pairs}
-    return names
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+        result = super().construct_mapping(node, deep)
+        if len(result) < len(node.value):
+            keys = [key.value for key, _ in node.value]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise yaml.YAMLError(f"the key {twice} stands there twice")
+        return result
 
 
 def yolo_names(file: Path) -> dict[int, str]:
@@ -206,14 +162,13 @@ def yolo_names(file: Path) -> dict[int, str]:
     with reading(f"{file}: names"):
         pairs = enumerate(names) if isinstance(names, list) else names.items()
         numbered = {int(key): name for key, name in pairs}
-        if len(numbered) < len(names):  # as of 0 and "0"
+        if len(numbered) < len(names):  # as of 0 and 00
             raise ValueError("two have the same number")
     for number, name in numbered.items():
-        # the text of nested aliases can exceed any memory
-        if isinstance(name, (list, dict, set, tuple)) or name is None:
-            kind = "nothing" if name is None else f"a {type(name).__name__}"
+        if not name or not isinstance(name, str):
+            kind = f"a {type(name).__name__}" if name else "nothing"
             raise DataError(f"{file}: the name of class {number} is {kind}; write a text there.")
-    return {number: str(name) for number, name in numbered.items()}
+    return numbered
 
 
 def _count_names(file: Path, names: dict[int, str], findings: Findings) -> None:
@@ -224,8 +179,8 @@ def _count_names(file: Path, names: dict[int, str], findings: Findings) -> None:
     for name, same in numbers.items():
         if len(same) > 1:
             findings.add(CLASS, f"{file}: {name!r} is the name of {listed(same)}, which become one")
-    count = yolo_content(file).get("nc")
-    if isinstance(count, int) and count != len(names):
+    count = yolo_content(file).get("nc", "")
+    if str(count).isdecimal() and int(count) != len(names):
         findings.add(COUNT, f"{file}: nc is {count}, and there are {len(names)} names")
 
 
@@ -236,91 +191,43 @@ def _compare_names(
 
     labelImg writes classes.txt beside the labels, and it numbers the classes in that order.
     """
-    places = {file.parent, *folders}
-    places |= {f.parent for f in folders if "labels" in (f.name, f.parent.name)}
-    lists = [place / name for place in places for name in os.listdir(place)]
-    for path in sorted(path for path in lists if path.name.lower().endswith(_NAMING)):
-        others = _names_in(path)
-        for number in sorted(names.keys() & others.keys()):
-            if names[number].strip().casefold() != others[number].strip().casefold():
-                words = f"class {number} is {names[number]!r}, and {others[number]!r} in {path}"
-                findings.add(OTHER_LIST, f"{file}: {words}")
-                break
+    places = {file.parent, *folders, *(f.parent for f in folders if f.parent.name == "labels")}
+    for path in sorted(place / name for place in places for name in os.listdir(place)):
+        if path.name.lower().endswith(_LISTS) and is_list_of_names(path):
+            for number, other in yolo_names(path).items():
+                name = names.get(number, other)
+                if name.strip().casefold() != other.strip().casefold():
+                    words = f"class {number} is {name!r}, and {other!r} in {path}"
+                    findings.add(OTHER_LIST, f"{file}: {words}")
+                    break
 
 
-def _names_in(file: Path) -> dict[int, str]:
-    """The names in a file that may be a list of them; {} where it is none."""
-    is_yaml = file.suffix.lower() in (".yaml", ".yml")
-    with contextlib.suppress(DataError, OSError):
-        if is_yaml or is_list_of_names(file):
-            return yolo_names(file)
-    return {}
-
-
-def has_labels(image: Path) -> bool:
-    """Whether an image has a label file in one of the places where all tools look for it."""
-    return _label_file(image, image, _text_files) is not None
-
-
-def _label_files(images: NamedImages, home: Path) -> tuple[dict[Path, Path], bool]:
-    """The label file of each image that has one, and whether they are far from the images.
-
-    They are in the places where all tools look for them. Where no image has one there, it is the
-    only one of the image's name that lies below the folders of images and names, and belongs to
-    no other image. Where some images have, the others are background: a file of their name
-    elsewhere may be a prediction.
-
-    Args:
-        images: of the data set.
-        home: the folder of the list of names.
+def _far_labels(images: NamedImages, home: Path, findings: Findings) -> dict[Path, Path]:
+    """The only label file of the name of each image below the data, in its part or in none.
 
     Raises:
-        DataError: there are several of an image's name.
+        DataError: there are several.
     """
-    listing = functools.cache(_text_files)
-    found: dict[Path, Path] = {}
+    root = Path(os.path.commonpath([images.folder.absolute(), home.absolute()]))
+    named: dict[str, set[Path]] = {}
+    for path in (*walk(images.folder), *walk(home)):
+        if path.suffix == ".txt" and looks_like_labels(path):
+            named.setdefault(normal(path.stem), set()).add(path.absolute())
+    found = {}
     for image in images.paths:
-        name = image.relative_to(images.folder).as_posix()
-        if labels := _label_file(image, home / name, listing):
-            found[image] = labels
-    if found:
-        return found, False
-    return _elsewhere(images.paths, images.folder, home), True
-
-
-def _elsewhere(images: Iterable[Path], folder: Path, home: Path) -> dict[Path, Path]:
-    """The label files of images that have none in the usual places, see :func:`_label_files`."""
-    listing = functools.cache(_text_files)
-    root = Path(os.path.commonpath([folder.absolute(), home.absolute()]))
-    there = dict.fromkeys(path.absolute() for path in (*walk(folder), *walk(home)))
-    # An image of another part may have the same name, and labels in a usual place
-    others = [path for path in there if path.suffix.lower() in SUFFIXES]
-    taken = {_label_file(path, path, listing) for path in others}
-    named: dict[str, list[Path]] = {}
-    for path in there:
-        is_text = path.suffix == ".txt" and path not in taken
-        if is_text and looks_like_labels(path):
-            named.setdefault(normal(path.stem), []).append(path)
-    claimed: dict[Path, list[Path]] = {}
-    for image in images:
-        part = named_part(image.absolute().parent, root)
-        candidates = [
-            path
-            for path in named.get(normal(image.stem), ())
-            if named_part(path.parent, root) in ("", part)
-        ]
-        # labels of the same part come before labels of no part
-        own = [path for path in candidates if named_part(path.parent, root) == part]
-        candidates = own or candidates
-        if len(candidates) > 1:
+        parts = ("", named_part(image.absolute().parent, root))
+        own = named.get(normal(image.stem), set())
+        own = sorted(path for path in own if named_part(path.parent, root) in parts)
+        if len(own) > 1:
             raise DataError(
-                f"{image} has {len(candidates)} files of labels, {listed(candidates)}; remove "
-                "those that do not count, or name the folder of those that do, with their "
-                f'classes.txt: --train "{candidates[0].parent}" --images "{image.parent}".'
+                f"{image} has {len(own)} files of labels, {listed(own)}; remove those that do not "
+                "count, or name the folder of those that do, with their classes.txt: --train "
+                f'"{own[0].parent}" --images "{image.parent}".'
             )
-        for path in candidates:
-            claimed.setdefault(path, []).append(image)
-    return {claims[0]: path for path, claims in claimed.items() if len(claims) == 1}
+        if own:
+            found[image] = own[0]
+            findings.add(FAR, f"{own[0]}: {image}")
+    return found
 
 
 def _label_file(image: Path, beside_names: Path, listing: Listing) -> Path | None:
@@ -355,26 +262,23 @@ def _text_files(folder: Path) -> dict[str, Path]:
     return {normal(name.removesuffix(".txt")): folder / name for name in names}
 
 
-def _unused(folder: Path, home: Path, of_images: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+def _unused(
+    folder: Path, home: Path, used: set[Path | None], listing: Listing
+) -> Iterator[tuple[Path, str]]:
     """The label files without an image below a folder, with what is in the image's place."""
-    listing = functools.cache(_text_files)
     below = list(walk(folder))
-    labels_folder = _among_labels(folder)
-    if labels_folder != folder.absolute() and labels_folder.is_dir():
-        below += walk(labels_folder)
-    used, others = {path.absolute() for path in of_images}, {}
+    if (among := _among_labels(folder)) != folder.absolute() and among.is_dir():
+        below += walk(among)
+    others: dict[str, str] = {}
     for path in below:
         if path.suffix.lower() in SUFFIXES:
             places = _places(path, home / path.relative_to(folder))
-            used.update(listing(place.parent).get(normal(place.stem)) for place in places)
+            used |= {listing(place.parent).get(normal(place.stem)) for place in places}
         elif path.suffix.lower() != ".txt":
             others.update((normal(str(p.with_suffix(""))), path.name) for p in _places(path, path))
     for path in below:
-        if (
-            path.suffix.lower() == ".txt"
-            and path.absolute() not in used
-            and looks_like_labels(path)
-        ):
+        is_label = path.suffix.lower() == ".txt" and path.absolute() not in used
+        if is_label and looks_like_labels(path):
             other = others.get(normal(str(path.with_suffix("").absolute())))
             yield path, f", beside {other}" if other else ""
 
@@ -411,7 +315,8 @@ def _object(
         return LabelledObject(name, box, where=where)
     if len(numbers) < 6 or len(numbers) % 2:
         raise DataError(
-            f"{where}: a class and {len(numbers)} numbers; a box has 4, and a polygon two for each "
-            "of its corners, which are 3 at least."
+            f"{where}: a class and {len(numbers)} numbers; a box has 4, a polygon two for each of "
+            "its corners, which are 3 at least, and a pose a box and the points that kpt_shape of "
+            "data.yaml counts."
         )
     return polygon(name, numbers.reshape(-1, 2) * size)._replace(where=where)
