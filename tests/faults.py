@@ -627,8 +627,8 @@ FAULTS = [
     _fault(
         "One page about a run",
         "lambda_det/own_data/report/worst_images.py",
-        "key=lambda row: (row[0].quality,",
-        "key=lambda row: (-row[0].quality,",
+        "key=lambda one: one.order)",
+        "key=lambda one: one.order, reverse=True)",
         "own_data/report/test_worst_images.py::test_the_worst_come_first",
     ),
     _fault(
@@ -713,10 +713,10 @@ FAULTS = [
     ),
     _fault(
         "Predictions on images, folders",
-        "lambda_det/detection/confidence.py",
+        "lambda_det/detection/matches.py",
         'np.searchsorted(-scores, -thresholds, side="right")',
         'np.searchsorted(-scores, -thresholds, side="left")',
-        "detection/test_confidence.py::test_the_best_score_has_the_highest_f1_of_the_classes",
+        "detection/test_matches.py::test_the_best_score_has_the_highest_f1_of_the_classes",
     ),
     _fault(
         "Predictions on images, folders",

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 # Before any test: the data sets that it registers stay.
 import lambda_det  # noqa: F401
-from lambda_det.detection import confidence, first_batch
+from lambda_det.detection import first_batch, matches
 from lambda_det.training import start
 
 # The same cases in each run, of which a larger LAMBDA_DET_FUZZ has more
@@ -138,9 +138,9 @@ def intervals_of_few_test_sets():
     Returns:
         How many users have.
     """
-    of_users = confidence._REPLICATES
+    of_users = matches._REPLICATES
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(confidence, "_REPLICATES", 4)
+        patch.setattr(matches, "_REPLICATES", 4)
         yield of_users
 
 

@@ -3,7 +3,7 @@
 import functools
 import gc
 
-from lambda_det.detection import confidence, first_batch
+from lambda_det.detection import first_batch, matches
 from lambda_det.training import start
 
 # What a run writes to environment.txt takes a quarter of a second
@@ -12,7 +12,7 @@ start.collect_env_info()
 # To draw what it writes to first_batch.jpg takes as long as its steps
 first_batch._PICTURES, first_batch._SIDE = 1, 64
 # So do the test sets that are drawn for the interval of an AP, see tests/fixtures.py
-confidence._REPLICATES = 4
+matches._REPLICATES = 4
 
 # What is imported stays: no forked process looks through it for garbage, or copies it by that
 gc.collect()

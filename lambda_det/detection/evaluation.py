@@ -33,7 +33,6 @@ from pycocotools.coco import COCO
 from torch import nn
 from torch.backends import cudnn
 
-from lambda_det.detection.confidence import ap_interval, best_score, matches_of
 from lambda_det.detection.data.coco import coco_api
 from lambda_det.detection.data.coco_format import COCO_DETECTIONS
 from lambda_det.detection.data.ground_truth import ground_truth
@@ -41,6 +40,7 @@ from lambda_det.detection.data.identity import write_identity
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import label_fault, read_pixels
 from lambda_det.detection.data.registration import has_masks, is_coco, load_records
+from lambda_det.detection.matches import ap_interval, best_score, matches_of
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
 from lambda_det.detection.run_masks import RunMasks

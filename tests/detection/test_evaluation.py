@@ -20,7 +20,7 @@ from detectron2.structures import BoxMode
 from PIL import Image
 from torch import nn
 
-from lambda_det.detection import confidence, evaluation, registry
+from lambda_det.detection import evaluation, matches, registry
 from lambda_det.detection.data import check_datasets
 from lambda_det.detection.evaluation import (
     TolerantCOCOEvaluator,
@@ -131,7 +131,7 @@ def test_nothing_predicted(bare_data, tmp_path):
 
 def test_an_ap_has_its_interval(bare_data, tmp_path, monkeypatch, intervals_of_few_test_sets):
     """One of two objects is found: test sets drawn from these images have an AP of 0 to 100."""
-    monkeypatch.setattr(confidence, "_REPLICATES", intervals_of_few_test_sets)
+    monkeypatch.setattr(matches, "_REPLICATES", intervals_of_few_test_sets)
     bare_data[1]["segmentation"] = [[4, 4, 10, 4, 10, 10, 4, 10]]
     results = _evaluate(tmp_path, {1: [[2, 3, 12, 11]], 2: []})
     for kind in ("bbox", "segm"):

@@ -10,12 +10,16 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from lambda_det.detection.confidence import best_score, matches_of
 from lambda_det.detection.evaluation import counted_detections
+from lambda_det.detection.matches import (
+    FALSE,
+    IGNORED,
+    best_score,
+    evaluation_of,
+    matches_of,
+    objects_found,
+)
 from lambda_det.detection.prediction.predictor import DEFAULT_THRESHOLD
-from lambda_det.own_data.report.matching import FALSE, IGNORED, assign, overlaps
-
-__all__ = ["ClassResult", "Detections", "evaluate_detections"]
 
 _IOU_50 = 0  # index of the threshold 0.5 in COCO's list
 _UNKNOWN = (float("nan"),) * 3  # threshold, precision and recall of a class without objects
@@ -72,19 +76,12 @@ def evaluate_detections(
     """Evaluate predictions with COCO's own code.
 
     Args:
-        ground_truth: with ``iscrowd`` and ``area`` in every annotation.
-        results: entries of a results file in COCO's format, with the key that ``iou_type`` needs.
-        iou_type: "bbox" or "segm".
+        ground_truth, results, iou_type: as for
+            :func:`lambda_det.detection.matches.evaluation_of`.
         score: predictions of a lower score are left out of the confusion matrix; None for the
             score with the best F1, or where it is unknown the one that predict takes then.
     """
-    # loadRes changes its input. It uses the areas of boxes where there are boxes, so entries for
-    # masks must have none, as in Detectron2's evaluation.
-    left_out = "bbox" if iou_type == "segm" else ""
-    predictions = ground_truth.loadRes(
-        [{key: value for key, value in entry.items() if key != left_out} for entry in results]
-    )
-    evaluation = COCOeval(ground_truth, predictions, iou_type)
+    evaluation = evaluation_of(ground_truth, results, iou_type)
     evaluation.params.maxDets[-1] = counted_detections(ground_truth)
     evaluation.evaluate()
     evaluation.accumulate()
@@ -109,39 +106,26 @@ def evaluate_detections(
     if score is None:
         best = best_score(list(matches.values()))
         score = DEFAULT_THRESHOLD if best is None else best
-    confusion = _confusion(ground_truth, predictions, evaluation.params.catIds, iou_type, score)
-    return Detections(iou_type, classes, score, confusion)
+    return Detections(iou_type, classes, score, _confusion(evaluation, score))
 
 
 def _percent(values: np.ndarray) -> float:
     return float("nan") if np.isnan(values).all() else 100 * float(np.nanmean(values))
 
 
-def _confusion(
-    ground_truth: COCO, predictions: COCO, categories: Sequence[int], iou_type: str, score: float
-) -> np.ndarray:
+def _confusion(evaluation: COCOeval, score: float) -> np.ndarray:
     """Count the predicted class of each object; predictions in a crowd do not count."""
-    place = {category: index for index, category in enumerate(categories)}
-    nothing = len(categories)
+    place = {category: index for index, category in enumerate(evaluation.params.catIds)}
+    nothing = len(place)
     matrix = np.zeros((nothing + 1, nothing + 1), int)
-    for image in ground_truth.getImgIds():
-        objects = ground_truth.loadAnns(ground_truth.getAnnIds(imgIds=[image]))
-        found = predictions.loadAnns(predictions.getAnnIds(imgIds=[image]))
-        found = sorted((p for p in found if p["score"] >= score), key=lambda p: -p["score"])
-        shapes = (
-            [
-                entry["bbox"] if iou_type == "bbox" else ground_truth.annToRLE(entry)
-                for entry in entries
-            ]
-            for entries in (found, objects)
-        )
-        crowds = [bool(o["iscrowd"]) for o in objects]
-        chosen = assign(overlaps(*shapes, crowds), crowds)
-        for prediction, index in zip(found, chosen, strict=True):
-            if index != IGNORED:
-                row = nothing if index == FALSE else place[objects[index]["category_id"]]
-                matrix[row, place[prediction["category_id"]]] += 1
-        for index, (left, crowd) in enumerate(zip(objects, crowds, strict=True)):
-            if not crowd and index not in chosen:
-                matrix[place[left["category_id"]], nothing] += 1
+    objects = {i: one for i, one in evaluation.cocoGt.anns.items() if not one["iscrowd"]}
+    missed = set(objects)
+    found = objects_found(evaluation, across_classes=True)
+    for prediction, number in zip(evaluation.cocoDt.anns.values(), found, strict=True):
+        if prediction["score"] >= score and number != IGNORED:
+            row = nothing if number == FALSE else place[objects[number]["category_id"]]
+            matrix[row, place[prediction["category_id"]]] += 1
+            missed.discard(number)
+    for number in missed:
+        matrix[place[objects[number]["category_id"]], nothing] += 1
     return matrix

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
+import pycocotools.mask as mask_util
 from pycocotools.coco import COCO
 
-from lambda_det.own_data.report.matching import FALSE, IGNORED, LEAST_IOU, assign, overlaps
+from lambda_det.detection.matches import FALSE, IGNORED, evaluation_of, objects_found
 
-__all__ = ["NEAR", "JudgedPrediction", "ap50", "repaired", "sort_errors"]
-
+LEAST_IOU = 0.5  # of a match
 NEAR = 0.1  # IoU from which a prediction is assigned to an object
 
 
@@ -45,42 +45,46 @@ def sort_errors(
     """The error of each prediction outside of crowds, and the objects without any prediction.
 
     Args:
-        ground_truth: with ``iscrowd`` in every annotation.
-        entries: predictions in COCO's format.
-        iou_type: "bbox" or "segm".
+        ground_truth, entries, iou_type: as for
+            :func:`lambda_det.detection.matches.evaluation_of`.
     """
     key = {"bbox": "bbox", "segm": "segmentation"}[iou_type]
     of_image = defaultdict(list)
-    for entry in entries:
-        of_image[entry["image_id"]].append(entry)
+    found = objects_found(evaluation_of(ground_truth, entries, iou_type))
+    for entry, number in zip(entries, found, strict=True):
+        if number != IGNORED:
+            of_image[entry["image_id"]].append((entry, number))
     predictions, missed = [], set()
     for image in ground_truth.getImgIds():
-        objects = ground_truth.loadAnns(ground_truth.getAnnIds(imgIds=[image]))
-        found = sorted(of_image[image], key=lambda entry: -entry["score"])
+        objects = ground_truth.loadAnns(ground_truth.getAnnIds(imgIds=[image], iscrowd=False))
+        ids, classes = (np.array([o[k] for o in objects], int) for k in ("id", "category_id"))
         shapes = [o["bbox"] if iou_type == "bbox" else ground_truth.annToRLE(o) for o in objects]
-        crowds = np.array([bool(o["iscrowd"]) for o in objects], bool)
-        iou = overlaps([entry[key] for entry in found], shapes, crowds.tolist())
-        classes = np.array([o["category_id"] for o in objects], int)
-        same = np.array([e["category_id"] for e in found], int)[:, None] == classes[None]
-        chosen = assign(iou, crowds.tolist(), same)
-        iou = np.where(crowds[None], 0.0, iou)
+        own = sorted(of_image[image], key=lambda row: -row[0]["score"])
+        iou = np.zeros((len(own), len(shapes)))
+        if own and shapes:
+            iou = mask_util.iou([entry[key] for entry, _ in own], shapes, [0] * len(shapes))
         matched = set()
-        for row, (entry, index) in enumerate(zip(found, chosen, strict=True)):
-            if index == IGNORED:
-                continue
-            verdict, index = ("right", index) if index != FALSE else _wrong(iou[row], same[row])
+        for row, (entry, number) in zip(iou, own, strict=True):
+            verdict, assigned = "right", number
+            if number == FALSE:
+                verdict, place = _wrong(row, classes == entry["category_id"])
+                assigned = None if place is None else int(ids[place])
             if verdict in ("right", "class", "localisation"):
-                matched.add(index)
-            annotation = None if index is None else objects[index]["id"]
+                matched.add(assigned)
             predictions.append(
-                JudgedPrediction(image, entry["category_id"], entry["score"], verdict, annotation)
+                JudgedPrediction(image, entry["category_id"], entry["score"], verdict, assigned)
             )
-        missed |= {o["id"] for i, o in enumerate(objects) if not crowds[i] and i not in matched}
+        missed |= {o["id"] for o in objects} - matched
     return predictions, missed
 
 
 def _wrong(iou: np.ndarray, same: np.ndarray) -> tuple[str, int | None]:
-    """The error of a false prediction, and the index of the object to which it is assigned."""
+    """The error of a false prediction, and the index of the object to which it is assigned.
+
+    Args:
+        iou: [objects] of the prediction.
+        same: [objects], whether an object is of the predicted class.
+    """
     own, other = np.where(same, iou, 0.0), np.where(same, 0.0, iou)
     if max(iou, default=0.0) < NEAR:
         return "background", None

@@ -49,7 +49,8 @@ def plot_worst(
     if number < 1:
         raise ConfigError(f"The number of images is {number}; give at least 1.")
     found = evaluate_run(Path(run), dataset, score)
-    worst = draw_worst(found.entries, found.dataset, score=found.score, limit=number)
+    of_run = found.ground_truth, found.entries, found.dataset
+    worst = draw_worst(*of_run, score=found.score, limit=number)
     pairs = [Image.fromarray(np.ascontiguousarray(pair)) for _, pair in worst]
     width = max(pair.width for pair in pairs)
     height = sum(pair.height + _GAP for pair in pairs) - _GAP

@@ -128,7 +128,8 @@ def build_report(
         f"Predictions of a score of {evaluated.score:.3g} or more{_whose(score)} at the left, the "
         "ground truth at the right.",
     )
-    worst = draw_worst(evaluated.entries, evaluated.dataset, score=evaluated.score, limit=pictures)
+    of_run = evaluated.ground_truth, evaluated.entries, evaluated.dataset
+    worst = draw_worst(*of_run, score=evaluated.score, limit=pictures)
     for name, picture in worst:
         page.picture(picture, name)
     return page

@@ -9,10 +9,11 @@ from detectron2.data.datasets import register_coco_instances
 from detectron2.structures import BoxMode
 
 from lambda_det.detection.drawing import captioned
+from lambda_det.detection.evaluation import ground_truth_of
 from lambda_det.errors import DataError
 from lambda_det.own_data.report.evaluated import read_predictions
-from lambda_det.own_data.report.worst_images import Match, draw_worst, match
-from tests.coco import annotation, coco_content, found
+from lambda_det.own_data.report.worst_images import draw_worst
+from tests.coco import annotation, coco_content
 
 BOXES = {10: [4, 6, 20, 16], 20: [30, 10, 24, 30], 30: [8, 8, 30, 30]}
 
@@ -66,7 +67,8 @@ RESULTS = [
 
 
 def drawn(results, **options):
-    return list(draw_worst(results, "fruit", **{"score": 0.5, "limit": 20, **options}))
+    options = {"score": 0.5, "limit": 20, **options}
+    return list(draw_worst(ground_truth_of("fruit"), results, "fruit", **options))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,8 @@ def test_of_a_large_image_the_part_around_its_errors_is_drawn(large, with_mask):
         mask = np.zeros((2000, 3000), np.uint8)
         mask[y : y + height, x : x + width] = 1
         one["segmentation"] = mask_util.encode(np.asfortranarray(mask))
-    ((name, picture),) = draw_worst([wrong, right], large, score=0.5, limit=5)
+    truth = ground_truth_of(large)
+    ((name, picture),) = draw_worst(truth, [wrong, right], large, score=0.5, limit=5)
     assert name == "large.png: 640 x 640 of 3000 x 2000 pixels, from 1210, 905 on"
     assert picture.shape == (512 + 26, 2 * 512 + 4, 3)
     for half in halves(picture):
@@ -185,56 +188,6 @@ def test_missing_images_are_named(data, tmp_path):
     (tmp_path / "images" / "20.png").unlink()
     with pytest.raises(DataError, match=r"20\.png"):
         drawn(RESULTS)
-
-
-# ---- matching
-
-
-def predicted(*entries):
-    """Entries are (score, class, box)."""
-    scores, classes, boxes = zip(*entries, strict=True) if entries else ((), (), ())
-    return found((100, 100), boxes, classes, scores)
-
-
-def true(category, box, crowd=0):
-    x0, y0, x1, y1 = box
-    return {
-        "bbox": [x0, y0, x1 - x0, y1 - y0],
-        "bbox_mode": BoxMode.XYWH_ABS,
-        "category_id": category,
-        "iscrowd": crowd,
-    }
-
-
-BOX = (10, 10, 50, 50)
-# Nearly BOX: an intersection over union of 0.9; HALF: of 0.45
-NEAR, HALF = (10, 10, 50, 46), (10, 10, 50, 28)
-
-
-@pytest.mark.parametrize(
-    ("predictions", "truth", "expected"),
-    [
-        ([], [], Match(0, 0, 0)),
-        ([], [true(0, BOX)], Match(0, 1, 0)),
-        ([(0.9, 0, BOX)], [], Match(0, 0, 1)),
-        ([(0.9, 0, NEAR)], [true(0, BOX)], Match(1, 0, 0)),
-        ([(0.9, 1, NEAR)], [true(0, BOX)], Match(0, 1, 1)),
-        ([(0.9, 0, HALF)], [true(0, BOX)], Match(0, 1, 1)),
-        ([(0.9, 0, NEAR), (0.8, 0, BOX)], [true(0, BOX)], Match(1, 0, 1)),
-        ([(0.8, 0, BOX), (0.9, 0, NEAR)], [true(0, BOX), true(0, NEAR)], Match(2, 0, 0)),
-        # The better score takes what the other one needs, though it would fit the second object
-        (
-            [(0.8, 0, (0, 10, 40, 50)), (0.9, 0, (11, 10, 51, 50))],
-            [true(0, BOX), true(0, (14, 10, 54, 50))],
-            Match(1, 1, 1),
-        ),
-        ([(0.9, 0, (12, 12, 20, 20))], [true(0, BOX, crowd=1)], Match(0, 0, 0)),
-        ([(0.9, 1, (12, 12, 20, 20))], [true(0, BOX, crowd=1)], Match(0, 0, 1)),
-        ([(0.9, 0, (40, 40, 99, 99))], [true(0, BOX, crowd=1)], Match(0, 0, 1)),
-    ],
-)
-def test_counts(predictions, truth, expected):
-    assert match(predicted(*predictions), truth) == expected
 
 
 def test_a_name_that_is_no_unicode_is_written_with_escapes():

@@ -1,18 +1,19 @@
-"""What the matches of an evaluation say besides AP: its interval by a bootstrap over the images,
-and the score with the best F1.
+"""What predictions find by COCO's own matching, and what that says besides AP: its interval by a
+bootstrap over the images, and the score with the best F1.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
-
-__all__ = ["MOST_IMAGES", "ClassMatches", "ap_interval", "best_score", "matches_of"]
 
 MOST_IMAGES = 500  # with more images the interval is narrow, and computing it takes seconds
 # With more images matches that the evaluation did not keep are not computed again, because that
@@ -21,6 +22,8 @@ _MOST_AGAIN = 2000
 _REPLICATES = 200
 _TAILS = (2.5, 97.5)  # percent
 _IOU_50 = 0  # index of the threshold 0.5 in COCO's list
+# What a prediction finds that finds no object: nothing, or a crowd. Ids of objects are above 0.
+FALSE, IGNORED = 0, -1
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,49 @@ def ap_interval(
     return float(low), float(high)
 
 
+def evaluation_of(
+    ground_truth: COCO, results: Sequence[Mapping[str, Any]], iou_type: str
+) -> COCOeval:
+    """COCO's evaluation of predictions, which is not computed yet.
+
+    Args:
+        ground_truth: with ``iscrowd`` and ``area`` in every annotation.
+        results: entries of a results file in COCO's format, with the key that ``iou_type`` needs.
+        iou_type: "bbox" or "segm".
+    """
+    # loadRes changes its input, and fails without any. It uses the areas of boxes where there are
+    # boxes, so entries for masks must have none, as in Detectron2's evaluation.
+    left_out = "bbox" if iou_type == "segm" else ""
+    entries = [{key: value for key, value in entry.items() if key != left_out} for entry in results]
+    return COCOeval(ground_truth, ground_truth.loadRes(entries) if entries else COCO(), iou_type)
+
+
+def objects_found(evaluation: COCOeval, *, across_classes: bool = False) -> list[int]:
+    """What each prediction finds at an IoU of 0.5, however many of an image there are.
+
+    The predictions of an image choose in the order of their scores, so those below a threshold
+    change nothing for the others.
+
+    Args:
+        evaluation: of :func:`evaluation_of`, computed or not.
+        across_classes: a prediction may find an object of another class.
+
+    Returns:
+        For each prediction, in the order of the results, the id of an object, FALSE or IGNORED.
+    """
+    predictions = evaluation.cocoDt.anns.values()
+    most = max(Counter(entry["image_id"] for entry in predictions).values(), default=0)
+    options = {"useCats": int(not across_classes), "maxDets": [most]}
+    again = _evaluated_again(evaluation, iouThrs=evaluation.params.iouThrs[:1], **options)
+    found = [FALSE] * len(predictions)
+    for match in filter(None, again.evalImgs):
+        rows = match["dtIds"], match["dtMatches"][_IOU_50], match["dtIgnore"][_IOU_50]
+        for prediction, matched, is_ignored in zip(*rows, strict=True):
+            # loadRes numbers the predictions from 1 on
+            found[prediction - 1] = IGNORED if is_ignored else int(matched)
+    return found
+
+
 def matches_of(evaluation: COCOeval) -> list[ClassMatches]:
     """The matches of objects of all sizes, by class.
 
@@ -159,7 +205,8 @@ def matches_of(evaluation: COCOeval) -> list[ClassMatches]:
     if not evaluation.evalImgs:
         if count > _MOST_AGAIN:
             return []
-        evaluation, sizes = _evaluated_again(evaluation), 1
+        evaluation = _evaluated_again(evaluation, maxDets=evaluation.params.maxDets[-1:])
+        sizes = 1
     classes = []
     for index, category in enumerate(evaluation.params.catIds):
         first = index * sizes * count  # "all" is the first of the sizes
@@ -182,11 +229,12 @@ def matches_of(evaluation: COCOeval) -> list[ClassMatches]:
     return classes
 
 
-def _evaluated_again(evaluation: COCOeval) -> COCOeval:
+def _evaluated_again(evaluation: COCOeval, **options: Any) -> COCOeval:
+    """The same evaluation of objects of all sizes alone, computed with other parameters."""
     again = COCOeval(evaluation.cocoGt, evaluation.cocoDt, evaluation.params.iouType)
     again.params.__dict__.update(evaluation.params.__dict__)
+    again.params.__dict__.update(options)
     again.params.areaRng, again.params.areaRngLbl = again.params.areaRng[:1], ["all"]
-    again.params.maxDets = again.params.maxDets[-1:]
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         again.evaluate()
     return again

@@ -11,15 +11,23 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from lambda_det.detection import confidence
-from lambda_det.detection.confidence import ap_interval, best_score, matches_of
+from lambda_det.detection import matches
+from lambda_det.detection.matches import (
+    FALSE,
+    IGNORED,
+    ap_interval,
+    best_score,
+    evaluation_of,
+    matches_of,
+    objects_found,
+)
 from tests.coco import make_ground_truth, noisy_results
 
 
 @pytest.fixture(autouse=True)
 def as_many_test_sets_as_users_have(monkeypatch, intervals_of_few_test_sets):
     """In other tests there are few."""
-    monkeypatch.setattr(confidence, "_REPLICATES", intervals_of_few_test_sets)
+    monkeypatch.setattr(matches, "_REPLICATES", intervals_of_few_test_sets)
 
 
 def evaluation(ground_truth, results) -> COCOeval:
@@ -94,7 +102,7 @@ def test_no_interval_of_one_image_or_of_very_many(monkeypatch, capsys):
     several = make_ground_truth(3)
     whole = evaluation(several, noisy_results(several))
     assert ap_interval(whole) is not None
-    monkeypatch.setattr(confidence, "MOST_IMAGES", 2)
+    monkeypatch.setattr(matches, "MOST_IMAGES", 2)
     assert ap_interval(whole) is None
 
 
@@ -152,8 +160,75 @@ def test_no_best_score_where_nothing_is_right(monkeypatch, capsys):
     ground_truth = make_ground_truth(3)
     wrong = [{**entry, "bbox": [0, 0, 1, 1]} for entry in noisy_results(ground_truth)]
     assert best_score(matches_of(evaluation(ground_truth, wrong))) is None
-    monkeypatch.setattr(confidence, "_MOST_AGAIN", 2)
+    monkeypatch.setattr(matches, "_MOST_AGAIN", 2)
     right = evaluation(ground_truth, noisy_results(ground_truth))
     assert matches_of(right) == []  # not again for so many images
     right.evaluate()
     assert best_score(matches_of(right)) is not None
+
+
+BOX = (10, 10, 50, 50)
+# Nearly BOX: an intersection over union of 0.9; HALF: of 0.45
+NEAR, HALF = (10, 10, 50, 46), (10, 10, 50, 28)
+
+
+def _annotations(rows, **more):
+    """COCO's of (category, corners), with ids from 1 on."""
+    for number, (category, (x0, y0, x1, y1)) in enumerate(rows, start=1):
+        one = {"id": number, "image_id": 1, "category_id": category, "iscrowd": 0, **more}
+        yield one | {"bbox": [x0, y0, x1 - x0, y1 - y0], "area": (x1 - x0) * (y1 - y0)}
+
+
+def _truth(objects, crowds):
+    truth = COCO()
+    rows = [*_annotations(objects), *({**a, "id": 9} for a in _annotations(crowds, iscrowd=1))]
+    categories = [{"id": category} for category in (1, 2)]
+    truth.dataset = {"images": [{"id": 1}], "annotations": rows, "categories": categories}
+    truth.createIndex()
+    return truth
+
+
+@pytest.mark.parametrize(
+    ("predictions", "objects", "crowds", "expected"),
+    [
+        ([], [(1, BOX)], [], []),
+        ([(0.9, 1, BOX)], [], [], [FALSE]),
+        ([(0.9, 1, NEAR)], [(1, BOX)], [], [1]),
+        ([(0.9, 2, NEAR)], [(1, BOX)], [], [FALSE]),
+        ([(0.9, 1, HALF)], [(1, BOX)], [], [FALSE]),
+        ([(0.8, 1, BOX), (0.9, 1, NEAR)], [(1, BOX)], [], [FALSE, 1]),
+        ([(0.8, 1, BOX), (0.9, 1, NEAR)], [(1, BOX), (1, NEAR)], [], [1, 2]),
+        # The better score takes what the other one needs, though it would fit the second object
+        (
+            [(0.8, 1, (0, 10, 40, 50)), (0.9, 1, (11, 10, 51, 50))],
+            [(1, BOX), (1, (14, 10, 54, 50))],
+            [],
+            [FALSE, 1],
+        ),
+        ([(0.9, 1, (12, 12, 20, 20))], [], [(1, BOX)], [IGNORED]),
+        ([(0.9, 2, (12, 12, 20, 20))], [], [(1, BOX)], [FALSE]),
+        ([(0.9, 1, (40, 40, 99, 99))], [], [(1, BOX)], [FALSE]),
+    ],
+)
+def test_each_prediction_finds_one_object_of_its_class(
+    predictions, objects, crowds, expected, capsys
+):
+    truth = _truth(objects, crowds)
+    boxes = _annotations((category, box) for _, category, box in predictions)
+    results = [{**a, "score": score} for a, (score, _, _) in zip(boxes, predictions, strict=True)]
+    assert objects_found(evaluation_of(truth, results, "bbox")) == expected
+
+
+def test_across_classes_the_highest_score_takes_an_object_of_any(capsys):
+    results = [{**a, "score": 0.1 * a["id"]} for a in _annotations([(1, BOX), (2, NEAR)])]
+    found = evaluation_of(_truth([(1, BOX)], []), results, "bbox")
+    assert objects_found(found, across_classes=True) == [FALSE, 1]
+    assert objects_found(found) == [1, FALSE]
+
+
+def test_all_predictions_of_an_image_are_matched_however_many_there_are(capsys):
+    """COCO's evaluation leaves out those behind the hundredth of a class."""
+    boxes = [(1, (12 * i, 0, 12 * i + 10, 10)) for i in range(120)]
+    results = [{**a, "score": 1 - a["id"] / 200} for a in _annotations(boxes)]
+    found = objects_found(evaluation_of(_truth(boxes, []), results, "bbox"))
+    assert found == list(range(1, 121))
