@@ -40,9 +40,10 @@ from lambda_det.detection.data.identity import write_identity
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import label_fault, read_pixels
 from lambda_det.detection.data.registration import has_masks, is_coco, load_records
-from lambda_det.detection.matches import ap_interval, best_score, matches_of
+from lambda_det.detection.matches import ap_interval, matches_of
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
+from lambda_det.detection.results import METRICS
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.tiled import WholeImages
 from lambda_det.detection.tiles import Tiling
@@ -165,8 +166,8 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         """As Detectron2's method, but a detector without detections has an AP of 0 and not of NaN.
 
         The AP of each class has the name of its category, whatever the order of the run's classes.
-        AP_low and AP_high are the ends of the interval in which AP lies by chance of the images,
-        and best_score, from 0 to 1, is the score with the best F1.
+        AP_low and AP_high are the ends of the interval in which AP lies by chance of the images.
+        What :data:`lambda_det.detection.results.METRICS` makes of the matches is added.
         """
         places = self._metadata.get("thing_dataset_id_to_contiguous_id")
         names = class_names
@@ -182,8 +183,9 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         classes = matches_of(coco_eval)
         if interval := ap_interval(coco_eval, classes):
             results["AP_low"], results["AP_high"] = interval
-        if (score := best_score(classes)) is not None:
-            results["best_score"] = score
+        for metric in METRICS:
+            if metric.of_classes and (value := metric.of_classes(classes)) is not None:
+                results[metric.ending.removeprefix("/")] = value
         return results
 
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pycocotools.coco import COCO
@@ -21,9 +22,19 @@ MOST_IMAGES = 500  # with more images the interval is narrow, and computing it t
 _MOST_AGAIN = 2000
 _REPLICATES = 200
 _TAILS = (2.5, 97.5)  # percent
-_IOU_50 = 0  # index of the threshold 0.5 in COCO's list
+IOU_50 = 0  # index of the threshold 0.5 in COCO's list
 # What a prediction finds that finds no object: nothing, or a crowd. Ids of objects are above 0.
 FALSE, IGNORED = 0, -1
+
+
+class BestThreshold(NamedTuple):
+    """A score, and the precision and recall of predictions from it on, from 0 to 1; NaN where
+    nothing is right.
+    """
+
+    score: float = math.nan
+    precision: float = math.nan
+    recall: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -70,21 +81,19 @@ class ClassMatches:
         Detections of equal scores pass a threshold together. A class without an object has neither
         precision nor recall: no scores.
         """
-        counted = self.right[_IOU_50] | self.wrong[_IOU_50]
-        scores, right = self.scores[counted], np.cumsum(self.right[_IOU_50][counted])
+        counted = self.right[IOU_50] | self.wrong[IOU_50]
+        scores, right = self.scores[counted], np.cumsum(self.right[IOU_50][counted])
         last = np.flatnonzero(np.diff(scores, append=-np.inf)) if self.objects.sum() else []
         last = np.asarray(last, int)
         return scores[last], right[last] / (last + 1), right[last] / max(self.objects.sum(), 1)
 
-    def best_threshold(self) -> tuple[float, float, float]:
-        """The score with the highest F1 at an IoU of 0.5, and its precision and recall; NaN where
-        nothing is right.
-        """
+    def best_threshold(self) -> BestThreshold:
+        """The score with the highest F1 at an IoU of 0.5."""
         scores, precision, recall = self.at_thresholds()
         if not recall.any():
-            return (float("nan"),) * 3
+            return BestThreshold()
         best = int(np.argmax(_f1(precision, recall)))
-        return float(scores[best]), float(precision[best]), float(recall[best])
+        return BestThreshold(float(scores[best]), float(precision[best]), float(recall[best]))
 
 
 def best_score(classes: Sequence[ClassMatches]) -> float | None:
@@ -183,7 +192,7 @@ def objects_found(evaluation: COCOeval, *, across_classes: bool = False) -> list
     again = _evaluated_again(evaluation, iouThrs=evaluation.params.iouThrs[:1], **options)
     found = [FALSE] * len(predictions)
     for match in filter(None, again.evalImgs):
-        rows = match["dtIds"], match["dtMatches"][_IOU_50], match["dtIgnore"][_IOU_50]
+        rows = match["dtIds"], match["dtMatches"][IOU_50], match["dtIgnore"][IOU_50]
         for prediction, matched, is_ignored in zip(*rows, strict=True):
             # loadRes numbers the predictions from 1 on
             found[prediction - 1] = IGNORED if is_ignored else int(matched)

@@ -39,6 +39,7 @@ from lambda_det.detection.model import (
     for_inference,
     prepare_model,
 )
+from lambda_det.detection.results import METRICS, endings
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
@@ -61,8 +62,6 @@ _OF_TRAINING = (
     "dropout",
     "out_features",
 )
-_SHOWN = "/AP", "/AP50", "/mIoU", "/PQ", "validation/total_loss"  # in the line of an evaluation
-_METRICS = "segm/AP", "bbox/AP", "keypoints/AP", "sem_seg/mIoU", "sem_seg/IoU", "panoptic_seg/PQ"
 
 
 def load_any_config(
@@ -125,7 +124,10 @@ class DetectionTask(Task):
     """
 
     metrics = tuple(
-        metric.replace("/", f"{weights}/") for weights in ("_EMA", "") for metric in _METRICS
+        f"{predictions}{weights}{metric.ending}"
+        for weights in ("_EMA", "")
+        for metric in METRICS
+        for predictions in metric.best_of
     )
 
     def __init__(
@@ -360,7 +362,8 @@ class DetectionTask(Task):
     def describe(self, results: Results) -> str:
         """AP and its like; all numbers where there is none of these."""
         values = flatten_results_dict(results)
-        shown = [name for name in values if name.endswith(_SHOWN)] or list(values)
+        endings_shown = endings(lambda metric: metric.in_log)
+        shown = [name for name in values if name.endswith(endings_shown)] or list(values)
         return ", ".join(f"{name} {values[name]:.4g}" for name in shown)
 
     def finish(self, results: Results) -> None:

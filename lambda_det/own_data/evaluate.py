@@ -23,6 +23,7 @@ from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.outputs import MARK, mark_output
 from lambda_det.detection.data.registration import is_coco, registered_files
+from lambda_det.detection.results import columns
 from lambda_det.detection.saved_run import SavedRun, add_checkpoint_flags, open_run
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import (
@@ -37,7 +38,7 @@ from lambda_det.files import disk_of, replace_text
 from lambda_det.own_data.data_to_evaluate import DataToEvaluate, choose_data
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import evaluate_run
-from lambda_det.own_data.report.reading import EVALUATION, SCORES, Result, label_of, results_of
+from lambda_det.own_data.report.reading import DRAWN, EVALUATION, Result, label_of, results_of
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.logged import read_metrics
 from lambda_det.training.run_folder import refuse_other_run, save_config
@@ -113,15 +114,14 @@ class ResultsOnData:
             rows.append((label_of(name), value, by_chance, f"{own.value:.1f}" if own else ""))
         head = ("", "here", "by chance of the images", "at the run's own evaluation")
         sections = ["\n".join(self.sentences()), tabulate(rows, head, disable_numparse=True)]
+        heads = [head for head, metric in columns().items() if metric.is_drawn]
         for detections in self.classes:
             kind = {"bbox": "boxes", "segm": "masks"}[detections.iou_type]
             classes = [
-                (printable(c.name), c.objects, _figure(c.ap), _figure(c.ap50))
+                (printable(c.name), c.objects, *(_figure(c.values[head]) for head in heads))
                 for c in sorted(detections.classes, key=lambda c: -c.objects)
             ]
-            sections.append(
-                tabulate(classes, (kind, "objects", "AP", "AP50"), disable_numparse=True)
-            )
+            sections.append(tabulate(classes, (kind, "objects", *heads), disable_numparse=True))
         sections.append(f"Predictions are in {self.folder}")
         return "\n\n".join(sections)
 
@@ -265,8 +265,8 @@ def _results(
         folder=folder,
         weights=str(saved.origin),
         data=f"{counted(len(files), 'image')} of {where}",
-        results=results_of(metrics, averaged, endings=SCORES),
-        own=results_of(read_metrics(home), averaged, saved.origin.step, SCORES),
+        results=results_of(metrics, averaged, is_wanted=DRAWN),
+        own=results_of(read_metrics(home), averaged, saved.origin.step, DRAWN),
         trained_on=trained_on,
         images=len(files),
         classes=classes,

@@ -14,39 +14,28 @@ from lambda_det.detection.evaluation import counted_detections
 from lambda_det.detection.matches import (
     FALSE,
     IGNORED,
+    BestThreshold,
     best_score,
     evaluation_of,
     matches_of,
     objects_found,
 )
 from lambda_det.detection.prediction.predictor import DEFAULT_THRESHOLD
-
-_IOU_50 = 0  # index of the threshold 0.5 in COCO's list
-_UNKNOWN = (float("nan"),) * 3  # threshold, precision and recall of a class without objects
+from lambda_det.detection.results import ClassScores, columns
 
 
 class ClassResult(NamedTuple):
-    """The results of a detector on one class; AP in percent, NaN where the class has no such
-    object.
+    """The results of a detector on one class.
 
     Attributes:
         name: of the class.
         objects: in the ground truth, without crowds.
-        ap, ap50, small, medium, large: of boxes or masks.
-        threshold: the score that gives the best F1 at an IoU of 0.5.
-        precision, recall: at that score.
+        values: by the columns of :data:`lambda_det.detection.results.METRICS`; AP in percent.
     """
 
     name: str
     objects: int
-    ap: float
-    ap50: float
-    small: float
-    medium: float
-    large: float
-    threshold: float
-    precision: float
-    recall: float
+    values: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -91,26 +80,15 @@ def evaluate_detections(
     matches = {one.category: one for one in matches_of(evaluation)}
     classes = []
     for index, category in enumerate(evaluation.params.catIds):
-        by_size = [_percent(precision[:, :, index, size]) for size in range(4)]
+        of = matches.get(category)
+        scores = ClassScores(precision[:, :, index], of.best_threshold() if of else BestThreshold())
         objects = ground_truth.getAnnIds(catIds=[category], iscrowd=False)
-        classes.append(
-            ClassResult(
-                ground_truth.cats[category]["name"],
-                len(objects),
-                by_size[0],
-                _percent(precision[_IOU_50, :, index, 0]),
-                *by_size[1:],
-                *(matches[category].best_threshold() if category in matches else _UNKNOWN),
-            )
-        )
+        values = {head: metric.of_class(scores) for head, metric in columns().items()}
+        classes.append(ClassResult(ground_truth.cats[category]["name"], len(objects), values))
     if score is None:
         best = best_score(list(matches.values()))
         score = DEFAULT_THRESHOLD if best is None else best
     return Detections(iou_type, classes, score, _confusion(evaluation, score))
-
-
-def _percent(values: np.ndarray) -> float:
-    return float("nan") if np.isnan(values).all() else 100 * float(np.nanmean(values))
 
 
 def _confusion(evaluation: COCOeval, score: float) -> np.ndarray:

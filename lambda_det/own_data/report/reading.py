@@ -5,39 +5,26 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from lambda_det.config import read_plain
+from lambda_det.detection.results import Metric, endings
 from lambda_det.errors import DataError, refused
 from lambda_det.training.checkpoint_files import choose_checkpoint, last_checkpoint
 from lambda_det.training.logged import is_of_averaged_weights, read_metrics
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.provenance import Origin
 
-__all__ = [
-    "EVALUATION",
-    "SCORES",
-    "Result",
-    "RunState",
-    "evaluations_of",
-    "label_of",
-    "read_evaluation",
-    "read_saved",
-    "read_state",
-    "results_of",
-]
-
 EVALUATION = "evaluation.json"  # in a folder of lambda-det evaluate
 _FINAL = "model_final.pth"
-SCORES = ("/AP", "/AP50", "_top1", "/mIoU", "/PQ")  # endings of the names of results to show
-# endings of the results by which a checkpoint is chosen
-_RESULTS = ("/AP", "_top1", "/mIoU", "/PQ")
 _LABEL = re.compile(r"(.*/)?(bbox|segm)(_EMA|_TTA)?/(\w+)")
+DRAWN = attrgetter("is_drawn")
 _KINDS = {"bbox": "box", "segm": "mask"}
 _WEIGHTS = {"_EMA": ", averaged weights", "_TTA": ", augmented test", None: ""}
 
@@ -153,7 +140,7 @@ def results_of(
     metrics: Sequence[Mapping[str, float]],
     averaged: bool,
     step: int | None = None,
-    endings: tuple[str, ...] = _RESULTS,
+    is_wanted: Callable[[Metric], object] = attrgetter("best_of"),
 ) -> dict[str, Result]:
     """The results of one of two kinds of weights, the trained or the averaged ones.
 
@@ -161,7 +148,7 @@ def results_of(
         metrics: of :func:`read_metrics`.
         averaged: the kind. If only the other kind was evaluated, its results are given.
         step: after which the weights were saved; None for the last evaluation.
-        endings: of the names of results; by default those by which a checkpoint is chosen.
+        is_wanted: which results; by default those by which a checkpoint is chosen.
 
     Returns:
         Results by their names in metrics.json.
@@ -173,7 +160,7 @@ def results_of(
     results = {
         name: Result(value, values.get(f"{name}_low"), values.get(f"{name}_high"))
         for name, value in values.items()
-        if name.endswith(endings)
+        if name.endswith(endings(is_wanted))
     }
     # an augmented test is of the averaged weights, where there are any
     averaged_too = any(map(is_of_averaged_weights, results))
@@ -196,7 +183,7 @@ def evaluations_of(metrics: Sequence[Mapping[str, float]]) -> list[dict[str, flo
     """
     rows = []
     for line in metrics:
-        if results := results_of([line], averaged=True, endings=SCORES):
+        if results := results_of([line], averaged=True, is_wanted=DRAWN):
             named = {label_of(n, with_weights=False): r.value for n, r in results.items()}
             rows.append({"step": int(line["iteration"]) + 1, **named})
     return rows

@@ -17,6 +17,7 @@ from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.tile_records import number_of_whole_images
+from lambda_det.detection.results import columns
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, UserError
 from lambda_det.files import replace_text, writing_to
@@ -42,19 +43,6 @@ __all__ = ["build_report", "write_report"]
 logger = logging.getLogger(__name__)
 
 _CHANGES, _LEAST_GAIN = 3, 0.2  # the most changes to name, and the least rise of AP50
-# The heads of the columns of a class's result
-_COLUMNS = (
-    "class",
-    "objects",
-    "AP",
-    "AP50",
-    "small",
-    "medium",
-    "large",
-    "best score",
-    "precision",
-    "recall",
-)
 
 
 def write_report(run: str | Path, output: str | Path | None = None, **options: Any) -> Path:
@@ -290,7 +278,8 @@ def _add_classes(page: Page, evaluated: Evaluated) -> None:
             "highest F1 at an IoU of 0.5, with its precision and recall.",
         )
         most_first = sorted(detections.classes, key=lambda c: -c.objects)
-        page.table(_COLUMNS, most_first)
+        rows = [(one.name, one.objects, *one.values.values()) for one in most_first]
+        page.table(("class", "objects", *columns()), rows)
 
 
 def _whose(given: float | None) -> str:

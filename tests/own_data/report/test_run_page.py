@@ -13,6 +13,7 @@ from pycocotools.cocoeval import COCOeval
 import lambda_det
 from lambda_det.classification.config import get_classification_config
 from lambda_det.detection import lazy_parser, load_lazy_config
+from lambda_det.detection.results import columns
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.report import figures, run_page
@@ -44,7 +45,7 @@ def test_numbers_by_class_are_coco_s(ground_truth):
         evaluation.accumulate()
         evaluation.summarize()
         expected = [100 * evaluation.stats[i] for i in (0, 1, 3, 4, 5)]
-        found = [result.ap, result.ap50, result.small, result.medium, result.large]
+        found = [result.values[head] for head in ("AP", "AP50", "small", "medium", "large")]
         for one, other in zip(found, expected, strict=True):
             assert one == pytest.approx(other) or (np.isnan(one) and other < 0)
         anns = ground_truth.dataset["annotations"]
@@ -66,7 +67,8 @@ def test_best_threshold_has_the_highest_f1(ground_truth):
             right = confusion[category // 10 - 1, category // 10 - 1]
             precision, recall = right / len(own), right / result.objects
             best = max(best, 2 * precision * recall / max(precision + recall, 1e-12))
-        f1 = 2 * result.precision * result.recall / (result.precision + result.recall)
+        precision, recall = result.values["precision"], result.values["recall"]
+        f1 = 2 * precision * recall / (precision + recall)
         assert f1 == pytest.approx(best)
 
 
@@ -139,7 +141,7 @@ def test_sizes_of_masks_are_those_of_the_masks(ground_truth):
         evaluate_detections(ground_truth, r, "segm", 0.5).classes for r in (results, without)
     )
     for one, other in zip(found, expected, strict=True):
-        assert one.small == other.small < 100
+        assert one.values["small"] == other.values["small"] < 100
 
 
 def test_shares_are_of_all_classes(ground_truth, monkeypatch):
@@ -184,7 +186,9 @@ class _Check(HTMLParser):
 def test_page_is_whole_and_fetches_nothing(ground_truth):
     detections = evaluate_detections(ground_truth, noisy_results(ground_truth), "bbox", 0.5)
     page = Page("a <run> & more", "where")
-    page.table(run_page._COLUMNS, detections.classes)
+    page.table(
+        ("class", *columns()), [(one.name, *one.values.values()) for one in detections.classes]
+    )
     page.single_figure(figures.draw_confusion(detections))
     page.picture(np.zeros((8, 8, 3), np.uint8), "a picture")
     page.table(("key", "before", "now"), [("A.B", [1], "<x>")], text=True)
