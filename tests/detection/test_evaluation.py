@@ -120,7 +120,9 @@ def test_a_perfect_detector_of_150_objects_has_an_ap_of_100(bare_data, tmp_path,
     entries = [
         {"image_id": 1, "category_id": 1, "bbox": [x, y, 1, 1], "score": 1.0} for x, y, *_ in boxes
     ]
-    assert evaluate_detections(truth, entries, "bbox", 0.5).classes[0].ap == pytest.approx(100)
+    assert evaluate_detections(truth, entries, "bbox", 0.5).classes[0].values[
+        "AP"
+    ] == pytest.approx(100)
 
 
 def test_nothing_predicted(bare_data, tmp_path):
@@ -303,7 +305,7 @@ def test_the_package_of_lvis_counts_with_todays_numpy(tmp_path):
         model.forward = lambda inputs: [{"instances": wanted[x["image_id"]]} for x in inputs]
         results = {}
         task = SimpleNamespace(components=components)
-        DetectionTask._evaluate_on(task, {"lvis_v1_few": "lvis_v1_few"}, model, "", results)
+        DetectionTask._evaluate_on(task, model, "", results)
     finally:
         DatasetCatalog.remove("lvis_v1_few")
         MetadataCatalog.remove("lvis_v1_few")

@@ -382,7 +382,7 @@ def test_a_test_size_of_none_makes_no_object_small(run, size, monkeypatch):
     text = re.sub(r"MIN_SIZE_TEST: \d+", f"MIN_SIZE_TEST: {size}", file.read_text())
     file.write_text(re.sub(r"\n  TRAIN: .*", "\n  TRAIN: [coco_2017_train]", text))
     scales = []
-    monkeypatch.setattr(run_page, "advise", lambda *args, scale, **_: scales.append(scale) or [])
+    monkeypatch.setattr(run_page, "advise", lambda run: scales.append(run.scale) or [])
     assert "What would bring most" in _page(run)
     assert (scales[0] == 1) == (size == 0)
 
