@@ -175,6 +175,7 @@ _SIZES: Rule = (
     (lambda each: len(each) > 0 and min(each) >= 0),
     "one size or more, such as (640, 800)",
 )
+_BOX_LOSSES = ("smooth_l1", "giou", "diou", "ciou")
 _WIDTHS: Rule = (lambda each: all(x == -1 or x > 0 for x in each)), "numbers above 0, or -1"
 _BOX_WEIGHTS: Rule = (lambda each: len(each) in (4, 5)), "4 numbers, or 5 of rotated boxes"
 _EXPECTED: Rule = (
@@ -220,11 +221,13 @@ _KEY_RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
             "INPUT.MAX_SIZE_TEST",
             "INPUT.MAX_SIZE_TRAIN",
             "MODEL.FPN.OUT_CHANNELS",
+            "MODEL.RETINANET.NUM_CLASSES",
             "MODEL.RETINANET.TOPK_CANDIDATES_TEST",
             "MODEL.ROI_BOX_HEAD.CONV_DIM",
             "MODEL.ROI_BOX_HEAD.FC_DIM",
             "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION",
             "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE",
+            "MODEL.ROI_HEADS.NUM_CLASSES",
             "MODEL.ROI_KEYPOINT_HEAD.POOLER_RESOLUTION",
             "MODEL.ROI_MASK_HEAD.CONV_DIM",
             "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION",
@@ -254,6 +257,14 @@ _KEY_RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (
         ((lambda number: number != 0), "1 or more, or below 0 for all"),
         ("TEST.DETECTIONS_PER_IMAGE",),
+    ),
+    (
+        (_BOX_LOSSES.__contains__, f"one of {_BOX_LOSSES}"),
+        (
+            "MODEL.RETINANET.BBOX_REG_LOSS_TYPE",
+            "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_TYPE",
+            "MODEL.RPN.BBOX_REG_LOSS_TYPE",
+        ),
     ),
     (_SIZES, ("INPUT.MIN_SIZE_TRAIN", "TEST.AUG.MIN_SIZES")),
     (_ALL_ABOVE_0, ("MODEL.PIXEL_STD",)),

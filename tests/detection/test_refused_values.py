@@ -1,4 +1,4 @@
-"""A value that a library refuses is one sentence with the key, the value and what is allowed."""
+"""A value that a library refuses is one sentence with the key, the value and the refusing line."""
 
 import argparse
 import linecache
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from detectron2.config import CfgNode
-from detectron2.data.detection_utils import annotations_to_instances
 from detectron2.structures import BoxMode
 from torch._utils import ExceptionWrapper
 
@@ -26,55 +25,49 @@ from tests.training.tiny_detector import tiny_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RCNN, RETINANET, KEYPOINTS = "cascade_mask_rcnn", "retinanet", "keypoint_rcnn"
-RESNET = "build_resnet_fpn_backbone"  # Detectron2's
 _HEADS = "MODEL.ROI_{}_HEAD.{}"
-# (head, key, value, a word of what is allowed)
+# (head, key, value)
 OF_MODELS = [
-    *(
-        (RCNN, _HEADS.format(name, "POOLER_TYPE"), "RoIAlign", "ROIAlignV2")
-        for name in ("BOX", "MASK")
-    ),
-    (KEYPOINTS, "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE", "RoIAlign", "ROIAlignV2"),
-    *((RCNN, _HEADS.format(name, "NORM"), "SynBN", "SyncBN") for name in ("BOX", "MASK")),
-    *((RCNN, _HEADS.format(name, "NAME"), "My", "register") for name in ("BOX", "MASK")),
-    (RCNN, "MODEL.META_ARCHITECTURE", "GeneralisedRCNN", "GeneralizedRCNN"),
-    (RCNN, "MODEL.BACKBONE.NAME", "build_resnet_fpn_backbon", RESNET),
-    (RCNN, "MODEL.PROPOSAL_GENERATOR.NAME", "RPNN", "RPN or RRPN"),
-    (RCNN, "MODEL.ROI_HEADS.NAME", "CascadeHeads", "CascadeROIHeads"),
-    (RCNN, "MODEL.RPN.HEAD_NAME", "RPNHead", "StandardRPNHead"),
-    (RCNN, "MODEL.ANCHOR_GENERATOR.NAME", "Anchors", "DefaultAnchorGenerator"),
-    (RCNN, "MODEL.ANCHOR_GENERATOR.SIZES", [[32], [64]], "features is 5"),
-    (RCNN, "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", [[1.0], [2.0]], "features is 5"),
-    (RCNN, "MODEL.ANCHOR_GENERATOR.OFFSET", 1.5, "0.0 <= self.offset < 1.0"),
-    (RCNN, "MODEL.FPN.FUSE_TYPE", "max", "'avg' or 'sum'"),
-    (RCNN, "MODEL.FPN.NORM", "SynBN", "SyncBN"),
-    (RCNN, "MODEL.FPN.IN_FEATURES", ["res2", "res9"], "'res9'; it can be 'res2'"),
-    (RCNN, "MODEL.RPN.IN_FEATURES", ["p2", "p9"], "'p9'; it can be 'p2'"),
-    (RCNN, "MODEL.ROI_HEADS.IN_FEATURES", ["p2", "p9"], "'p9'; it can be 'p2'"),
-    (RCNN, "MODEL.FPN.IN_FEATURES", ["res2", "res4"], "not log2 contiguous"),
-    (RCNN, "MODEL.FPN.IN_FEATURES", [], "in_features"),
-    (RCNN, "MODEL.ROI_HEADS.IN_FEATURES", [], "len(set(in_channels)) == 1"),
-    (RCNN, "MODEL.RPN.IOU_LABELS", [0, 5, 1], "[-1, 0, 1]"),
-    (RCNN, "MODEL.RPN.IOU_THRESHOLDS", [0.7, 0.3], "low <= high"),
-    (RCNN, "MODEL.RPN.IOU_THRESHOLDS", [0.3], "len(thresholds) - 1"),
-    (RCNN, "MODEL.ROI_BOX_CASCADE_HEAD.IOUS", (0.5, 0.6), "BBOX_REG_WEIGHTS"),
-    (RCNN, "MODEL.ROI_BOX_HEAD.NUM_FC", 0, "len(conv_dims) + len(fc_dims) > 0"),
-    (RCNN, "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", False, "class-agnostic"),
-    (RETINANET, "MODEL.RETINANET.NORM", "SynBN", "SyncBN"),
-    (RETINANET, "MODEL.RETINANET.IN_FEATURES", ["p3", "p9"], "'p9'; it can be 'p3'"),
-    (RETINANET, "MODEL.RETINANET.IOU_LABELS", [0, 5, 1], "[-1, 0, 1]"),
-    (RETINANET, "MODEL.RETINANET.PRIOR_PROB", 1.5, "Detectron2 says"),
-    ("panoptic_fpn", "MODEL.SEM_SEG_HEAD.NAME", "SemSeg", "SemSegFPNHead"),
-    ("panoptic_fpn", "MODEL.SEM_SEG_HEAD.IN_FEATURES", ["p2", "p9"], "'p6'"),
-    ("deeplab", "MODEL.SEM_SEG_HEAD.LOSS_TYPE", "l2", "'cross_entropy' or 'hard_pixel_mining'"),
-    ("point_rend", "MODEL.POINT_HEAD.NUM_CLASSES", 7, "MODEL.ROI_HEADS.NUM_CLASSES"),
+    *((RCNN, _HEADS.format(name, "POOLER_TYPE"), "RoIAlign") for name in ("BOX", "MASK")),
+    (KEYPOINTS, "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE", "RoIAlign"),
+    *((RCNN, _HEADS.format(name, "NORM"), "SynBN") for name in ("BOX", "MASK")),
+    *((RCNN, _HEADS.format(name, "NAME"), "My") for name in ("BOX", "MASK")),
+    (RCNN, "MODEL.META_ARCHITECTURE", "GeneralisedRCNN"),
+    (RCNN, "MODEL.BACKBONE.NAME", "build_resnet_fpn_backbon"),
+    (RCNN, "MODEL.PROPOSAL_GENERATOR.NAME", "RPNN"),
+    (RCNN, "MODEL.ROI_HEADS.NAME", "CascadeHeads"),
+    (RCNN, "MODEL.RPN.HEAD_NAME", "RPNHead"),
+    (RCNN, "MODEL.ANCHOR_GENERATOR.NAME", "Anchors"),
+    (RCNN, "MODEL.ANCHOR_GENERATOR.SIZES", [[32], [64]]),
+    (RCNN, "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", [[1.0], [2.0]]),
+    (RCNN, "MODEL.ANCHOR_GENERATOR.OFFSET", 1.5),
+    (RCNN, "MODEL.FPN.FUSE_TYPE", "max"),
+    (RCNN, "MODEL.FPN.NORM", "SynBN"),
+    (RCNN, "MODEL.FPN.IN_FEATURES", ["res2", "res9"]),
+    (RCNN, "MODEL.RPN.IN_FEATURES", ["p2", "p9"]),
+    (RCNN, "MODEL.ROI_HEADS.IN_FEATURES", ["p2", "p9"]),
+    (RCNN, "MODEL.FPN.IN_FEATURES", ["res2", "res4"]),
+    (RCNN, "MODEL.FPN.IN_FEATURES", []),
+    (RCNN, "MODEL.ROI_HEADS.IN_FEATURES", []),
+    (RCNN, "MODEL.RPN.IOU_LABELS", [0, 5, 1]),
+    (RCNN, "MODEL.RPN.IOU_THRESHOLDS", [0.7, 0.3]),
+    (RCNN, "MODEL.RPN.IOU_THRESHOLDS", [0.3]),
+    (RCNN, "MODEL.ROI_BOX_CASCADE_HEAD.IOUS", (0.5, 0.6)),
+    (RCNN, "MODEL.ROI_BOX_HEAD.NUM_FC", 0),
+    (RCNN, "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", False),
+    (RETINANET, "MODEL.RETINANET.NORM", "SynBN"),
+    (RETINANET, "MODEL.RETINANET.IN_FEATURES", ["p3", "p9"]),
+    (RETINANET, "MODEL.RETINANET.IOU_LABELS", [0, 5, 1]),
+    (RETINANET, "MODEL.RETINANET.PRIOR_PROB", 1.5),
+    ("panoptic_fpn", "MODEL.SEM_SEG_HEAD.NAME", "SemSeg"),
+    ("panoptic_fpn", "MODEL.SEM_SEG_HEAD.IN_FEATURES", ["p2", "p9"]),
+    ("deeplab", "MODEL.SEM_SEG_HEAD.LOSS_TYPE", "l2"),
+    ("point_rend", "MODEL.POINT_HEAD.NUM_CLASSES", 7),
 ]
 # Refused when a batch is made, in the first step, or before the model is made
 OF_RUNS = [
-    (RCNN, "SOLVER.WARMUP_METHOD", "cosine", "'constant' or 'linear'"),
-    (RCNN, "INPUT.MASK_FORMAT", "poly", "'bitmask' or 'polygon'"),
-    (RCNN, "MODEL.RPN.BBOX_REG_LOSS_TYPE", "iou", "'giou'"),
-    (RETINANET, "MODEL.RETINANET.BBOX_REG_LOSS_TYPE", "iou", "'giou'"),
+    (RCNN, "SOLVER.WARMUP_METHOD", "cosine"),
+    (RCNN, "INPUT.MASK_FORMAT", "poly"),
 ]
 
 
@@ -88,7 +81,7 @@ def _load(head: str, *pairs: object) -> CfgNode:
     return load_config(argparse.Namespace(config_file=file, opts=opts))
 
 
-def _check(text: str, key: str, value: object, allowed: str) -> None:
+def _check(text: str, key: str, value: object, allowed: str = "") -> None:
     shown = [str(value)]
     if isinstance(value, list | tuple):  # as a list, or the one name that is wrong
         shown += [str(list(value)), *map(repr, value[-1:])]
@@ -103,9 +96,14 @@ def _check(text: str, key: str, value: object, allowed: str) -> None:
         ("INPUT.MIN_SIZE_TRAIN", ()),
         ("MODEL.ANCHOR_GENERATOR.SIZES", [[16], [32], [64], [96], [96, 128]]),
         ("MODEL.PIXEL_STD", [0.0, 1.0, 1.0]),
+        ("MODEL.RETINANET.BBOX_REG_LOSS_TYPE", "iou"),
+        ("MODEL.RETINANET.NUM_CLASSES", 0),
+        ("MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_TYPE", "iou"),
         ("MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS", (10.0, 10.0)),
+        ("MODEL.ROI_HEADS.NUM_CLASSES", 0),
         ("MODEL.ROI_HEADS.SCORE_THRESH_TEST", 5.0),
         ("MODEL.RPN.BATCH_SIZE_PER_IMAGE", 0),
+        ("MODEL.RPN.BBOX_REG_LOSS_TYPE", "iou"),
         ("MODEL.RPN.CONV_DIMS", [0]),
         ("MODEL.RPN.SMOOTH_L1_BETA", -1.0),
         ("MODEL.SEM_SEG_HEAD.COMMON_STRIDE", 3),
@@ -158,21 +156,19 @@ def test_a_key_that_no_head_reads_refuses_no_model():
     on_meta(_load("deeplab", "MODEL.SEM_SEG_HEAD.PROJECT_FEATURES", ["res9"]))
 
 
-@pytest.mark.parametrize(("head", "key", "value", "allowed"), OF_MODELS)
-def test_a_model_that_cannot_be_made_names_the_key(head, key, value, allowed):
+@pytest.mark.parametrize(("head", "key", "value"), OF_MODELS)
+def test_a_model_that_cannot_be_made_names_the_key(head, key, value):
     others = ["MODEL.ROI_BOX_HEAD.NUM_CONV", 0] if key.endswith("NUM_FC") else []
     with pytest.raises(ConfigError) as caught:
         on_meta(_load(head, key, value, *others))
-    _check(str(caught.value), key, value, allowed)
+    _check(str(caught.value), key, value)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("head", "key", "value", "allowed"), OF_RUNS)
-def test_a_command_ends_with_the_sentence_and_2(
-    shapes, tmp_path, capsys, head, key, value, allowed
-):
+@pytest.mark.parametrize(("head", "key", "value"), OF_RUNS)
+def test_a_command_ends_with_the_sentence_and_2(shapes, tmp_path, capsys, head, key, value):
     assert main(parser(), _words(head, key, value, "OUTPUT_DIR", tmp_path / "run")) == 2
-    _check(capsys.readouterr().err, key, value, allowed)
+    _check(capsys.readouterr().err, key, value)
 
 
 @pytest.mark.slow
@@ -181,7 +177,7 @@ def test_a_lazy_config_names_its_key_as_well(shapes, tmp_path, capsys):
     words = f"{TINY[1]} {NARROW[1]} train.output_dir={tmp_path / 'run'} {key}=RoIAlign"
     file = str(write_lazy_config(shapes))
     assert main(lazy_parser(), ["--config-file", file, *words.split()]) == 2
-    _check(capsys.readouterr().err, key, "RoIAlign", "ROIAlignV2")
+    _check(capsys.readouterr().err, key, "RoIAlign")
 
 
 def test_a_fault_of_the_package_and_an_error_about_no_key_keep_their_stack(monkeypatch):
@@ -225,10 +221,3 @@ def test_a_key_in_the_stack_of_a_loader_process_is_not_blamed():
     ):
         from_process.reraise()
     assert type(caught.value) is ValueError
-
-
-def test_a_value_is_not_offered_in_its_own_place():
-    objects = [{"bbox": [0, 0, 1, 1], "bbox_mode": 0, "category_id": 0, "segmentation": "x"}]
-    with pytest.raises(ConfigError) as caught, naming_keys(lambda: leaves(_load(RCNN))):
-        annotations_to_instances(objects, (4, 4))
-    assert "it can be" not in str(caught.value) and "annotations" in str(caught.value)
