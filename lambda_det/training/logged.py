@@ -20,7 +20,6 @@ _OF_MACHINE = {
     "lr": False,
     "grad_norm": False,
     "skipped_steps": False,
-    "loss_spikes": False,
     "time": True,
     "data_time": True,
     "rank_data_time": True,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -35,10 +33,6 @@ logger = logging.getLogger(__name__)
 
 _IMAGES_NAMED = 8
 _ORDINARILY_SKIPPED = 10  # steps in a row, while loss scaling looks for its scale
-_SPIKE = 10.0  # times the median of the losses before
-_WINDOW = 100  # losses from which the median is computed
-_FEWEST = 20  # losses that a median needs
-PAUSE = 100  # steps after a warning about a spike before the next one
 
 
 class TrainStep:
@@ -90,7 +84,6 @@ class TrainStep:
         self._task, self._settings = task, task.settings
         self._last_checkpoint = last_checkpoint
         self._debugger: NumericsDebugger | None = None
-        self._spikes = LossSpikes()
         self._losses_before: dict[str, Tensor] = {}
 
     def debug_numerics(self) -> None:
@@ -178,23 +171,17 @@ class TrainStep:
         finite = values.isfinite().all()
         if not self.grad_scaler.is_enabled():
             finite = finite & grad_norm.isfinite()
-        calm = values.sum() <= self._spikes.limit
         # the signal that asks a process to stop is part of the reduction, so all stop after the
         # same step
         signal = torch.full_like(grad_norm, -received_signal())
-        verdict = torch.stack([finite.float(), calm.float(), signal])
+        verdict = torch.stack([finite.float(), signal])
         if comm.get_world_size() > 1:
             dist.all_reduce(verdict, dist.ReduceOp.MIN)
         # here a step waits for the GPU, and with loss scaling once more in the scaler
-        finite, calm, signal, norm, total = torch.stack(
-            [*verdict, grad_norm, values.sum()]
-        ).tolist()
+        finite, signal, norm = torch.stack([*verdict, grad_norm]).tolist()
         self.stop_signal = int(-signal)
         if not finite:
             raise NonFiniteLossError(self._describe_losses(losses, images))
-        if not calm and self._spikes.count_one(self.iteration):
-            self._warn_of_spike(losses, total, norm, images)
-        self._spikes.add(total)
         return norm
 
     def _parameters(self) -> list[nn.Parameter]:
@@ -211,8 +198,6 @@ class TrainStep:
         scaler.step_if(finite, self.optimizer)
         if scaler.is_enabled():
             storage.put_scalar("skipped_steps", scaler.skipped, smoothing_hint=False)
-        if self._spikes.count:
-            storage.put_scalar("loss_spikes", self._spikes.count, smoothing_hint=False)
         if scaler.is_enabled() and scaler.is_hopeless:
             what = f"Loss scaling skipped {scaler.skipped_in_row} steps in a row, the last"
             cure = f"{self._settings.option('amp_dtype', 'bfloat16')} needs none. "
@@ -239,19 +224,6 @@ class TrainStep:
             if self._losses_before:
                 what += f" (the losses of the step before were {_listed(self._losses_before)})"
             raise NonFiniteLossError(self._sentence(what, images)) from error
-
-    def _warn_of_spike(
-        self, losses: dict[str, Tensor], total: float, grad_norm: float, images: list[str]
-    ) -> None:
-        own = total, self._spikes.median, _listed(losses), images
-        total, median, values, images = max(
-            comm.all_gather(own), key=lambda of_process: of_process[0] / max(of_process[1], 1e-9)
-        )
-        logger.warning(
-            f"Loss spike at iteration {self.iteration}{_listed_images(images)}: {total:.4g}, where "
-            f"the median of the steps before is {median:.4g} ({values}, gradient "
-            f"norm {grad_norm:.4g}); {self._spikes.count} so far"
-        )
 
     def _describe_losses(self, losses: dict[str, Tensor], images: list[str]) -> str:
         finite = all(loss.isfinite() for loss in losses.values())
@@ -284,7 +256,6 @@ class TrainStep:
             "grad_scaler": self.grad_scaler.state_dict(),
             "skipped_steps": self.grad_scaler.skipped,
             "skipped_in_row": self.grad_scaler.skipped_in_row,
-            "loss_spikes": self._spikes.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -293,51 +264,6 @@ class TrainStep:
             self.grad_scaler.load_state_dict(state["grad_scaler"])
         self.grad_scaler.skipped = state["skipped_steps"]
         self.grad_scaler.skipped_in_row = state["skipped_in_row"]
-        self._spikes.load_state_dict(state["loss_spikes"])
-
-
-class LossSpikes:
-    """Finds steps whose loss stands out from the losses before, by the total losses of this
-    process.
-
-    Attributes:
-        count: steps so far in which the loss of some process stood out.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._recent: deque[float] = deque(maxlen=_WINDOW)
-        self._quiet_until = 0
-
-    @property
-    def median(self) -> float:
-        """The median of the last losses; infinite while there are too few."""
-        return statistics.median(self._recent) if len(self._recent) >= _FEWEST else math.inf
-
-    @property
-    def limit(self) -> float:
-        """The largest loss that does not stand out; infinite while the median is unknown."""
-        return _SPIKE * self.median if self.median > 0 else math.inf
-
-    def add(self, total: float) -> None:
-        """Add the loss of a step that was taken."""
-        self._recent.append(total)
-
-    def count_one(self, iteration: int) -> bool:
-        """Count a step that stands out; return whether to warn again."""
-        self.count += 1
-        if iteration < self._quiet_until:
-            return False
-        self._quiet_until = iteration + PAUSE
-        return True
-
-    def state_dict(self) -> dict[str, Any]:
-        recent = list(self._recent)
-        return {"count": self.count, "recent": recent, "quiet_until": self._quiet_until}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count, self._quiet_until = state["count"], state["quiet_until"]
-        self._recent = deque(state["recent"], maxlen=_WINDOW)
 
 
 def clip_gradients(parameters: list[nn.Parameter], clipping: Clipping) -> None:

@@ -8,7 +8,6 @@ from torch import nn
 
 import lambda_det
 from lambda_det.errors import NonFiniteLossError
-from lambda_det.training import step as step_module
 from lambda_det.training.numerics import NonFiniteNumbers, NumericsDebugger
 from lambda_det.training.precision import LossScaler, Precision
 from tests.training.toy import Steps, ToyModel, batches, items
@@ -169,45 +168,3 @@ def test_with_loss_scaling_gradients_are_looked_at_when_no_scale_helps(monkeypat
     model.layers.insert(1, Breaks())
     with pytest.raises(NonFiniteLossError, match=r"layers\.1 \(Breaks\).* at iteration 10"):
         _steps(model, batches(items(60), 2), 30, debug=True)
-
-
-def _slow():
-    model = ToyModel()
-    return Steps(model, (), torch.optim.SGD(model.parameters(), lr=1e-3))
-
-
-def _take(caplog, spikes_at, steps, trainer=None, start=0):
-    data = items(2 * steps)
-    for index, item in enumerate(data):
-        item["file_name"] = f"{index}.jpg"
-        item["offset"] = 1.0 + (1000.0 if index // 2 in spikes_at and index % 2 else 0.0)
-    trainer = trainer or _slow()
-    trainer.batches = iter(batches(data[2 * start :], 2))
-    with caplog.at_level("WARNING", "lambda_det.training.step"):
-        return trainer, trainer.take(range(start, steps))
-
-
-def test_warnings_are_rare_and_the_count_is_not(monkeypatch, caplog):
-    monkeypatch.setattr(step_module, "PAUSE", 10)
-    _, storage = _take(caplog, {30, 32, 34, 45}, 50)
-    said = [r.getMessage() for r in caplog.records]
-    assert [text.split(" (")[0] for text in said] == [
-        "Loss spike at iteration 30",
-        "Loss spike at iteration 45",
-    ]
-    assert said[1].endswith("4 so far")
-    assert storage.history("loss_spikes").latest() == 4
-
-
-@pytest.mark.parametrize("stop", [10, 31, 36])
-def test_a_resumed_run_counts_on(caplog, stop):
-    whole, _ = _take(caplog, {30, 35}, 50)
-    before = [r.getMessage() for r in caplog.records]
-    caplog.clear()
-    first, _ = _take(caplog, {30, 35}, stop)
-    second = _slow()
-    second.model.load_state_dict(first.model.state_dict())
-    second.load_state_dict(first.state_dict())
-    _take(caplog, {30, 35}, 50, second, stop)
-    assert [r.getMessage() for r in caplog.records] == before
-    assert second.state_dict()["loss_spikes"] == whole.state_dict()["loss_spikes"]
