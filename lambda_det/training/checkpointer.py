@@ -4,18 +4,16 @@ code.
 
 from __future__ import annotations
 
-import contextlib
-import copy
+import io
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import torch
 from detectron2.checkpoint import DetectionCheckpointer
-from torch import Tensor, nn
+from torch import nn
 
-from lambda_det.errors import DiskError, WeightsError, listed
+from lambda_det.errors import WeightsError, listed
 from lambda_det.files import replace_file
 from lambda_det.training.checkpoint_files import (
     check_checkpoint,
@@ -30,7 +28,7 @@ from lambda_det.training.library_errors import writing
 from lambda_det.weights.formats import write_torch
 from lambda_det.weights.loading import load, read_weights
 
-__all__ = ["BackgroundWriter", "SafeCheckpointer", "host_copy"]
+__all__ = ["SafeCheckpointer"]
 
 
 class SafeCheckpointer(DetectionCheckpointer):
@@ -55,11 +53,10 @@ class SafeCheckpointer(DetectionCheckpointer):
             others: objects with a state to save, by name; and ``save_to_disk``, as in Detectron2.
         """
         super().__init__(model, save_dir, **others)
-        # Called before a file is written and before a checkpoint gets its name; an error prevents
-        # both
-        self.check_folder: Callable[[], object] = lambda: None
         self._keep = keep
-        self._writer = BackgroundWriter()
+        # One thread; the process waits for it at its end, so no work is lost then either
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._last: Future[None] | None = None
 
     # ------------------------------------------------------------------------------------- loading
     def load(
@@ -116,7 +113,7 @@ class SafeCheckpointer(DetectionCheckpointer):
 
     # -------------------------------------------------------------------------------------- saving
     def save(self, name: str, **extra: Any) -> None:
-        """Copy model, training state and ``extra``, and have them written to NAME.pth.
+        """Have model, training state and ``extra``, as they are now, written to NAME.pth.
 
         A thread writes a temporary file, reads it back, renames it and points last_checkpoint to
         it. Only then it removes older ones; see :meth:`wait`. It waits for a save that is still
@@ -133,9 +130,10 @@ class SafeCheckpointer(DetectionCheckpointer):
             return
         self.wait()
         states = {key: item.state_dict() for key, item in self.checkpointables.items()}
-        content = host_copy({"model": self.model.state_dict(), **states, **extra})
+        content = io.BytesIO()  # the training goes on with the tensors
+        write_torch({"model": self.model.state_dict(), **states, **extra}, content)
         self.logger.info(f"Saving checkpoint to {os.path.join(self.save_dir, name)}.pth")
-        self._writer.submit(lambda: self._write(name, content))
+        self._submit(lambda: self._write(name, content, extra.get("iteration")))
 
     def link(self, name: str, other: str) -> None:
         """Give the checkpoint NAME.pth a second name OTHER.pth, once it is on the disk."""
@@ -144,10 +142,10 @@ class SafeCheckpointer(DetectionCheckpointer):
         path, second = (os.path.join(self.save_dir, f"{n}.pth") for n in (name, other))
 
         def work() -> None:
-            with self._writing(second):
+            with writing(second):
                 link_file(path, second)
 
-        self._writer.submit(work)
+        self._submit(work)
 
     def check(self) -> None:
         """Raise the error of a save that failed; does not wait. Call it after each step.
@@ -155,7 +153,8 @@ class SafeCheckpointer(DetectionCheckpointer):
         Raises:
             DiskError: names file, cause, the last good checkpoint and what to do.
         """
-        self._writer.check()
+        if self._last is not None and self._last.done():
+            self.wait()
 
     def wait(self) -> None:
         """Return when all that was saved is on the disk.
@@ -163,100 +162,27 @@ class SafeCheckpointer(DetectionCheckpointer):
         Raises:
             DiskError: as in :meth:`check`.
         """
-        self._writer.wait()
-
-    @contextlib.contextmanager
-    def _writing(self, path: str) -> Iterator[None]:
-        """Write a file of the folder, unless ``check_folder`` says that it is another's.
-
-        Raises:
-            DiskError: the file cannot be written, and not because the folder is another's.
-        """
-        self.check_folder()
-        try:
-            with writing(path):
-                yield
-        except DiskError:
-            self.check_folder()  # a temporary file that was removed together with it
-            raise
-
-    def _write(self, name: str, content: dict[str, Any]) -> None:
-        path = os.path.join(self.save_dir, f"{name}.pth")
-
-        def check(temporary: str) -> None:
-            check_checkpoint(temporary)
-            self.check_folder()
-
-        with self._writing(path):
-            remove_temporary_files(self.save_dir)
-            replace_file(path, lambda file: write_torch(content, file), check)
-            point_to(self.save_dir, f"{name}.pth")
-            if self._keep is not None:
-                others = self._keep if is_numbered(f"{name}.pth") else self._keep - 1
-                remove_old(self.save_dir, others, content["iteration"])
-
-
-class BackgroundWriter:
-    """One thread that does one piece of work after the other, and after an error nothing more."""
-
-    def __init__(self) -> None:
-        # The process waits for this thread at its end, so no work is lost then either.
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._last: Future[None] | None = None
-
-    def submit(self, work: Callable[[], object]) -> None:
-        """Do ``work`` after what was submitted before; return at once."""
-        self._last = self._pool.submit(_do_after, self._last, work)
-
-    def check(self) -> None:
-        """Raise the error of the work, if all work is done; do not wait."""
-        if self._last is not None and self._last.done():
-            self.wait()
-
-    def wait(self) -> None:
-        """Return when all work is done, or raise its error."""
         if self._last is not None:
             self._last.exception()  # an interruption here leaves the error to the next call
             last, self._last = self._last, None
             last.result()
 
+    def _submit(self, work: Callable[[], object]) -> None:
+        before = self._last
 
-def _do_after(before: Future[None] | None, work: Callable[[], object]) -> None:
-    if before is not None:
-        # it is done, because there is one thread; this work then fails with the same error
-        before.result()
-    work()
+        def after() -> None:
+            if before is not None:
+                before.result()  # it is done; this work then fails with the same error
+            work()
 
+        self._last = self._pool.submit(after)
 
-def host_copy(state: Any) -> Any:
-    """Copy tensors to host memory, and containers and plain values along with them.
-
-    Tensors that shared a storage share one in the copy, so its file is no larger; the versions of
-    modules, which state dicts carry as an attribute, are kept.
-    """
-    return _copied(state, {})
-
-
-def _copied(value: Any, storages: dict[int, Any]) -> Any:
-    if isinstance(value, Tensor):
-        return _copied_tensor(value.detach(), storages)
-    if isinstance(value, Mapping):
-        result = copy.copy(value)  # with its attributes, and its order
-        for key, item in value.items():
-            result[key] = _copied(item, storages)
-        return result
-    if type(value) in (list, tuple):
-        return type(value)(_copied(item, storages) for item in value)
-    return copy.deepcopy(value)
-
-
-def _copied_tensor(tensor: Tensor, storages: dict[int, Any]) -> Tensor:
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        return tensor.to("cpu", copy=True)
-    storage = tensor.untyped_storage()
-    key = storage._cdata
-    if key not in storages:
-        # The original is kept beside the copy; otherwise another object could get its address.
-        storages[key] = storage, storage.clone() if storage.device.type == "cpu" else storage.cpu()
-    result = torch.empty(0, dtype=tensor.dtype)
-    return result.set_(storages[key][1], tensor.storage_offset(), tensor.shape, tensor.stride())
+    def _write(self, name: str, content: io.BytesIO, iteration: int | None) -> None:
+        path = os.path.join(self.save_dir, f"{name}.pth")
+        with writing(path):
+            remove_temporary_files(self.save_dir)
+            replace_file(path, lambda file: file.write(content.getbuffer()), check_checkpoint)
+            point_to(self.save_dir, f"{name}.pth")
+            if self._keep is not None:
+                others = self._keep if is_numbered(f"{name}.pth") else self._keep - 1
+                remove_old(self.save_dir, others, iteration)

@@ -43,7 +43,7 @@ from lambda_det.training.run_folder import (
     describe_run,
     save_config,
 )
-from lambda_det.training.run_lock import KeepFolder, RunLock
+from lambda_det.training.run_lock import RunLock
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.training.trainer import Trainer
 from lambda_det.training.writers import check_writers
@@ -178,8 +178,6 @@ def train(
         if checkpoint is None:
             _check_weights_exist(task)
         trainer = Trainer(task, checkpoint, debug_numerics=debug_numerics)
-        trainer.register_hooks([KeepFolder(lock)])
-        trainer.checkpointer.check_folder = lock.check
         if progress and comm.is_main_process():
             trainer.register_hooks([Progress()])
 

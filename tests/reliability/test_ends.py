@@ -41,7 +41,7 @@ FORKING = """
 import sys
 from lambda_det import cli
 from lambda_det.distributed import launch
-launch._START_METHOD, launch._TO_END_AT_ONCE = "fork", 2.0
+launch._START_METHOD, launch._TO_END = "fork", 8.0
 sys.exit(cli.main(sys.argv[1:]))
 """
 # Goes before it, for a disk that needs longer for a checkpoint than processes have to end
@@ -49,11 +49,11 @@ SLOWLY = """
 import time
 from lambda_det.training import checkpointer
 
-def write(content, file, write=checkpointer.write_torch):
+def check(file, check=checkpointer.check_checkpoint):
     time.sleep(6)
-    write(content, file)
+    check(file)
 
-checkpointer.write_torch = write
+checkpointer.check_checkpoint = check
 """
 
 

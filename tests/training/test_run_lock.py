@@ -4,7 +4,6 @@ import errno
 import multiprocessing
 import os
 import signal
-import socket
 import time
 
 import pytest
@@ -75,11 +74,11 @@ def test_nothing_is_made_before_the_folder_is_there(tmp_path):
 def test_the_second_is_refused_while_the_first_lives(tmp_path, holder, monkeypatch, how):
     """Also beside a suspended one, and again and again."""
     monkeypatch.setattr(locks, "_SECONDS", 0.1)
-    first = holder(how)
+    holder(how)
     for _ in range(2):
         with pytest.raises(ConfigError) as caught:
             _acquire(tmp_path)
-        for words in ("OUTPUT_DIR", str(tmp_path), str(first.pid), socket.gethostname()):
+        for words in ("OUTPUT_DIR", str(tmp_path)):
             assert words in str(caught.value)
 
 
@@ -88,18 +87,6 @@ def test_one_that_has_ended_does_not_keep_the_folder(tmp_path, holder, how):
     """Though a process that it forked lives a little longer."""
     holder(how)
     _acquire(tmp_path)
-
-
-def test_a_folder_that_was_removed_and_locked_again_is_that_of_the_other(tmp_path, holder):
-    with RunLock(_settings(tmp_path)) as lock:
-        lock.acquire()
-        lock.check()
-        (tmp_path / locks.NAME).unlink()
-        lock.check()  # no other has it
-        holder("lives")
-        with pytest.raises(ConfigError, match=f"OUTPUT_DIR {tmp_path} was removed"):
-            lock.check()
-    assert (tmp_path / locks.NAME).exists()  # the other's
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
@@ -113,4 +100,4 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog,
     for _ in range(2):
         caplog.clear()
         RunLock(_settings(tmp_path)).acquire()
-        assert f"{tmp_path} has no locks" in caplog.text
+        assert f"{tmp_path} cannot be locked" in caplog.text

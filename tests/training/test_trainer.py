@@ -21,6 +21,7 @@ from torch.nn.utils import prune, spectral_norm
 
 from lambda_det.distributed.connection import AT_LENGTH, IN_STEPS
 from lambda_det.errors import ConfigError, DiskError, Preempted, WeightsError
+from lambda_det.files import replace_file
 from lambda_det.training import checkpointer, start
 from lambda_det.training import hooks as our_hooks
 from lambda_det.training import trainer as trainer_module
@@ -28,11 +29,10 @@ from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.hooks import Histories, SpeedAndMemory, peak_gigabytes
 from lambda_det.training.log import BufferedLog
-from lambda_det.training.run_lock import KeepFolder, RunLock
+from lambda_det.training.run_lock import RunLock
 from lambda_det.training.settings import FixedKeys
 from lambda_det.training.task import RAW, Task
 from lambda_det.training.trainer import STATISTICS_SEED, Trainer
-from lambda_det.weights.formats import write_torch
 from tests.reliability.runs import content, differences, metrics
 from tests.training.toy import ToyModel, items, settings, weights
 
@@ -241,8 +241,8 @@ def _full_disk(*_):
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_the_step(folder, monkeypatch):
     """Not only with the next checkpoint, which may be thousands of steps later."""
-    monkeypatch.setattr(checkpointer, "write_torch", _full_disk)
-    task = ToyTask(folder, lambda trainer: trainer.checkpointer._writer._last.exception())
+    monkeypatch.setattr(checkpointer, "replace_file", _full_disk)
+    task = ToyTask(folder, lambda trainer: trainer.checkpointer._last.exception())
     trainer = Trainer(task)
     with pytest.raises(DiskError, match=r"model_0000001\.pth could not be written: No space"):
         trainer.train()
@@ -255,15 +255,15 @@ def test_an_error_waits_for_a_checkpoint_and_is_not_hidden_by_its_error(
 ):
     gate = threading.Event()
 
-    def write(content, file):
+    def write(*arguments):
         assert gate.wait(30)
-        (_full_disk if full else write_torch)(content, file)
+        (_full_disk if full else replace_file)(*arguments)
 
     def work(_):
         threading.Timer(0.2, gate.set).start()
         _make_a_mistake(_)
 
-    monkeypatch.setattr(checkpointer, "write_torch", write)
+    monkeypatch.setattr(checkpointer, "replace_file", write)
     with pytest.raises(ZeroDivisionError):
         Trainer(ToyTask(folder, work)).train()
     assert ("model_0000001.pth could not be written: No space left" in caplog.text) == full
@@ -295,24 +295,6 @@ def test_beside_a_run_no_other_is_possible_but_an_evaluation_is(folder):
     with BufferedLog() as log:
         start.train(ToyTask(folder, max_iter=8), log, resume=True)
     assert max(metrics(folder)) == 7
-
-
-@pytest.mark.posix
-@pytest.mark.parametrize("in_a_step", [False, True])
-def test_a_run_ends_whose_folder_another_training_has(folder, monkeypatch, in_a_step):
-    """Before the next step; or before the next checkpoint, where the step was long."""
-    if in_a_step:
-        monkeypatch.setattr(KeepFolder, "before_step", lambda _: None)
-
-    def give_to_another(_):
-        (folder / "run.lock").rename(folder / "removed")
-        (folder / "run.lock").touch()
-
-    with BufferedLog() as log, pytest.raises(ConfigError, match=str(folder)):
-        start.train(ToyTask(folder, give_to_another), log, resume=False)
-    # The first may have been written before, or be written just then
-    assert {path.name for path in folder.glob("*.pth*")} <= {"model_0000001.pth"}
-    assert (folder / "run.lock").exists()  # the other's
 
 
 def _flags(**changes):
