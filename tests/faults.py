@@ -256,7 +256,7 @@ FAULTS = [
     _fault(
         "A run that ended leaves no process",
         "lambda_det/training/loading.py",
-        "        end_with_parent(parent, by_main_thread=False)\n",
+        "        end_with_parent(self._parent, by_main_thread=False)\n",
         "",
         "reliability/test_left_behind.py::test_loader_processes_with_full_pipes_end[False]",
     ),
@@ -334,8 +334,8 @@ FAULTS = [
     _fault(
         "Several processes on one machine",
         "lambda_det/distributed/launch.py",
-        'raise _error_of(failure, f"Process {rank} of {world_size}")',
-        'raise _error_of(failure, f"Process 0 of {world_size}")',
+        'f"Process {process.name} of {world_size}',
+        'f"Process 0 of {world_size}',
         "distributed/test_launch.py::test_the_cause_is_named_and_not_what_followed",
     ),
     _fault(

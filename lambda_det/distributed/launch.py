@@ -1,51 +1,37 @@
 """How the processes of a run start: by --num-gpus, on several machines, or under torchrun.
 
-``--num-gpus`` runs the agent of PyTorch's elastic launcher, which is torchrun's, in this process.
-Two things in it are ours, because the agent would break two promises: it ends its processes 30
-seconds after a signal, though one may be saving by then, and in PyTorch 2.4 it dies of SIGUSR1. So
-the agent here passes signals on and goes on waiting (:class:`_Agent`). And its processes return
-what a signal made of the run: the agent would end the others at an exit status such as 75.
-
-PyTorch has no public place for either, so :class:`_Agent` overrides two private methods and reads
-one private field of PyTorch's. Where another version changes them,
-``tests/distributed/test_launch.py`` fails.
+``--num-gpus`` starts the processes of this machine itself. torchrun and PyTorch's elastic agent end
+theirs 30 seconds after a signal, though one may be saving by then, at an exit status other than 0
+such as 75, and in PyTorch 2.4 at SIGUSR1. Here signals are passed on, and the end is waited for.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
+import math
 import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import NoReturn
 
 import torch
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from lambda_det import errors
-from lambda_det.distributed.connection import run_connected
+from lambda_det.distributed.connection import AT_LENGTH, run_connected
 from lambda_det.distributed.devices import check_device
 from lambda_det.distributed.parent import end_with_parent
 from lambda_det.distributed.signals import (
-    SIGNALS,
     die_of,
     heeded_signals,
     is_another_request,
-    remove_at_signals,
     restore_handlers,
     start_tracker,
 )
@@ -57,6 +43,7 @@ from lambda_det.errors import (
     LostProcessError,
     Preempted,
     UserError,
+    reason,
 )
 
 __all__ = ["MAIN_GUARD", "end_in_import_of_main", "launch"]
@@ -65,23 +52,15 @@ Main = Callable[[argparse.Namespace], None]
 
 _START_METHOD = "spawn"
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# The agent names the process that it sees end first. So a process that only noticed the end of
-# another ends these seconds later.
+# The process that ends first is the cause. So one that only noticed the end of another ends later
 _AFTER_THE_CAUSE = 2.0
-# A process does not run a handler of Python's while it waits in a collective call. Where no process
-# of this machine has run its handler these seconds after a second signal, they wait for each other,
-# and are killed. A process that has run its handler ends by itself, once the checkpoint that it
-# writes is whole; so then none is killed here, and the agent ends the others after it.
-_TO_END_AT_ONCE = 5.0
+# A process does not run a handler of Python's while it waits in a collective call, and one may be
+# writing a checkpoint. Those that run these seconds after the end of another, or after a second
+# signal, are killed; a third signal kills them at once.
+_TO_END = 30.0
 MAIN_GUARD = (
     'a script that starts a training needs the line `if __name__ == "__main__":` before it, '
     "because each process that is not forked runs the script once more"
-)
-# An error of ours says what the agent logs about an end
-_LOGGERS = (
-    "torch.distributed.elastic.agent.server.api",
-    "torch.distributed.elastic.multiprocessing.api",
-    "torch.multiprocessing.spawn",
 )
 
 
@@ -128,7 +107,7 @@ def launch(main: Main, args: argparse.Namespace, *, device: str, key: str = "MOD
             "it counts from 0 and differs on each machine."
         )
     if args.num_gpus * args.num_machines > 1:
-        _run_agent(main, args, parsed.type)
+        _start_processes(main, args, parsed.type)
         return
     if parsed.type == "cuda" and parsed.index is not None:
         torch.cuda.set_device(parsed)  # seeds are set on the current device at each step
@@ -138,156 +117,138 @@ def launch(main: Main, args: argparse.Namespace, *, device: str, key: str = "MOD
 # --------------------------------------------------------------------------------- by --num-gpus
 
 
-class _Requests:
-    """The signals that ask the processes of this machine to end.
+class _Processes:
+    """The processes of this machine, to which signals are passed on.
 
     Attributes:
-        signals: those that came.
-        second: the one that asked for the second time; 0 for none.
+        requests: the signals that asked to end, without copies of one.
+        killed_for: the signal that asked again, and for which they were killed; 0 if they ended by
+            themselves.
     """
 
-    def __init__(self, unheard: Path) -> None:
-        """
-        Args:
-            unheard: a file that exists from a second request on until a process handles it.
-        """
-        self.signals: frozenset[int] = frozenset()
-        self.second = 0
-        self._unheard = unheard
-        self._first_time = self._second_time = 0.0
+    def __init__(self, processes: list[BaseProcess]) -> None:
+        self._processes = processes
+        self.requests: list[int] = []
+        self.killed_for = 0
+        self._asked_at, self._end_at = -math.inf, math.inf
 
-    def take(self, number: int) -> None:
+    def pass_on(self, number: int, _: object) -> None:
         now = time.monotonic()
-        if not self.signals:
-            self._first_time = now
-        elif not self.second and is_another_request(number, now - self._first_time):
-            self.second, self._second_time = number, now
-            with suppress(OSError):  # then it does not exist, and none is killed
-                self._unheard.touch()
-        self.signals |= {number}
+        if is_another_request(number, now - self._asked_at):
+            self.requests.append(number)
+            self._asked_at = now
+            if len(self.requests) > 1:
+                self._end_at = now if len(self.requests) > 2 else now + _TO_END
+        for process in filter(BaseProcess.is_alive, self._processes):
+            with suppress(ProcessLookupError):  # it has ended since
+                os.kill(process.pid, number)
 
-    def are_unheard(self) -> bool:
-        """Whether no process has handled the second request in time; this is said once."""
-        if not self.second or time.monotonic() <= self._second_time + _TO_END_AT_ONCE:
-            return False
-        try:
-            self._unheard.unlink()
-        except FileNotFoundError:
-            return False
-        return True
+    def wait(self) -> BaseProcess | None:
+        """Wait for the end of all; returns the first that failed."""
+        failed = None
+        while living := [process for process in self._processes if process.is_alive()]:
+            connection.wait([process.sentinel for process in living], timeout=0.5)
+            if failed is None and (failed := self._failed()):
+                self._end_at = min(self._end_at, time.monotonic() + _TO_END)
+            if time.monotonic() > self._end_at:
+                self.killed_for = 0 if failed else self.requests[-1]
+                for process in living:
+                    process.kill()
+                    process.join()
+        return failed or self._failed()
 
-
-class _Agent(LocalElasticAgent):
-    """Starts the processes of this machine, and waits for their end, also after a signal.
-
-    Attributes:
-        requests: the signals, each of which is passed on to the processes.
-        killed_for: the signal that asked a second time, and for which they were killed; 0 if they
-            ended by themselves.
-    """
-
-    requests: _Requests
-    killed_for = 0
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
-        pids = super()._start_workers(worker_group)
-
-        def pass_on(number: int, _: object) -> None:
-            self.requests.take(number)
-            for process in self._living():
-                with suppress(ProcessLookupError):  # it has ended since
-                    os.kill(process.pid, number)
-
-        for number in heeded_signals():
-            signal.signal(number, pass_on)
-        return pids
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Kill the processes if none has heard a second signal; then do what the agent does."""
-        if self.requests.are_unheard():
-            for process in self._living():
-                self.killed_for = self.requests.second
-                process.kill()
-        return super()._monitor_workers(worker_group)
-
-    def _living(self) -> list[BaseProcess]:
-        """The processes that have not ended: other ones may get the numbers of those that have."""
-        pids = self._pcontext.pids().values()
-        return [child for child in multiprocessing.active_children() if child.pid in pids]
+    def _failed(self) -> BaseProcess | None:
+        return next((process for process in self._processes if process.exitcode), None)
 
 
-def _run_agent(main: Main, args: argparse.Namespace, device_type: str) -> None:
-    about = (main, args, device_type, os.getpid(), multiprocessing.get_start_method())
+def _start_processes(main: Main, args: argparse.Namespace, device_type: str) -> None:
+    """Start the processes of this machine, and raise what they made of the run."""
+    world_size = args.num_gpus * args.num_machines
+    store = _meeting_place(args)
+    shared = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": args.num_gpus}
+    shared |= {"MASTER_ADDR": store.host, "MASTER_PORT": store.port}
+    shared |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+    about = (main, args, device_type, os.getpid())
     start_tracker()
-    with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder, _handlers_and_loggers():
-        unheard = Path(folder, "unheard")
-        spec = WorkerSpec(
-            role="training",
-            local_world_size=args.num_gpus,
-            entrypoint=_member,
-            args=(*about, unheard),
-            rdzv_handler=get_rendezvous_handler(_rendezvous(args)),
-            master_addr="localhost" if args.num_machines == 1 else None,
-            max_restarts=0,
-        )
-        agent = _Agent(spec, DefaultLogsSpecs(log_dir=folder), _START_METHOD)
-        agent.requests = _Requests(unheard)
-        try:
-            result = agent.run()
-            stopped_by = agent.killed_for
-        except SignalException as stop:  # the processes were only starting
-            stopped_by = stop.sigval
-        passed_on = agent.requests.signals
-        del agent, spec  # which removes their semaphores; a signal would leave them to the system
-    if stopped_by:
-        _end_by(stopped_by)
-    _raise_what_happened(result, passed_on, args.num_gpus * args.num_machines)
-
-
-def _rendezvous(args: argparse.Namespace) -> RendezvousParameters:
-    """Where the agents of all machines meet."""
-    common = {"min_nodes": args.num_machines, "max_nodes": args.num_machines}
-    if args.num_machines == 1:
-        run_id = uuid.uuid4().hex
-        return RendezvousParameters("c10d", "localhost:0", run_id, **common, local_addr="localhost")
-    scheme, _, endpoint = args.dist_url.partition("://")
-    if scheme != "tcp" or not endpoint.rpartition(":")[2].isdecimal():
-        raise ConfigError(
-            f"--dist-url is {args.dist_url}; several machines need the same --dist-url "
-            "tcp://ADDRESS:PORT, with an address of the machine of rank 0 that all can reach."
-        )
-    rank = args.machine_rank
-    return RendezvousParameters("static", endpoint, "lambda_det", **common, rank=rank)
-
-
-@contextmanager
-def _handlers_and_loggers() -> Iterator[None]:
-    """Restore what the agent changes in this process; its loggers are silent in the meantime."""
-    numbers = {getattr(signal, name, None) for name in ("SIGHUP", "SIGQUIT")} - {None}
-    handlers = {number: signal.getsignal(number) for number in {*SIGNALS, *numbers}}
-    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    context = multiprocessing.get_context(_START_METHOD)
+    processes: dict[BaseProcess, connection.Connection] = {}
+    for local_rank in range(args.num_gpus):
+        rank = args.machine_rank * args.num_gpus + local_rank
+        variables = {**shared, "RANK": rank, "LOCAL_RANK": local_rank}
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_member, args=(variables, sender, *about), name=str(rank))
+        process.start()
+        processes[process] = receiver
+    running = _Processes([*processes])
+    handlers = {number: signal.signal(number, running.pass_on) for number in heeded_signals()}
     try:
-        for name in _LOGGERS:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-        yield
+        failed = running.wait()
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
         restore_handlers(handlers)
-
-
-def _raise_what_happened(result: RunResult, signals: frozenset[int], world_size: int) -> None:
-    if not result.is_failed():
-        stops = [value for _, value in sorted(result.return_values.items()) if value is not None]
-        if stops:
-            raise stops[0]
-        return
-    rank, failure = next(iter(result.failures.items()))  # the agent ends the others at the first
-    if -failure.exitcode in signals:  # it had not begun to train, or got a second signal
-        _end_by(-failure.exitcode)
-    if failure.exitcode == INTERRUPTED_STATUS:
+    if running.killed_for:
+        _end_by(running.killed_for)
+    if failed and failed.exitcode == INTERRUPTED_STATUS:
         _end_by(signal.SIGINT)
-    raise _error_of(failure, f"Process {rank} of {world_size}")
+    if failed and -failed.exitcode in running.requests:  # it had not begun to train
+        _end_by(-failed.exitcode)
+    for pipe in [processes[failed]] if failed else processes.values():
+        with suppress(EOFError):  # it was killed
+            if pipe.poll() and (raised := pipe.recv()):
+                raise raised
+    if failed:
+        raise UserError(_end_of(failed, world_size))
+
+
+def _meeting_place(args: argparse.Namespace) -> dist.TCPStore:
+    """The store in which all processes find each other; the first machine's command has it.
+
+    Raises:
+        ConfigError: the address cannot be, nobody answers there, or the machine of rank 0 has
+            another number of processes.
+    """
+    host, port = "localhost", 0  # so none of the processes has to find a free port
+    if args.num_machines > 1:
+        scheme, _, endpoint = args.dist_url.partition("://")
+        host, _, digits = endpoint.rpartition(":")
+        if scheme != "tcp" or not digits.isdecimal():
+            raise ConfigError(
+                f"--dist-url is {args.dist_url}; several machines need the same --dist-url "
+                "tcp://ADDRESS:PORT, with an address of the machine of rank 0 that all can reach."
+            )
+        port = int(digits)
+    is_first = args.machine_rank == 0
+    try:
+        store = dist.TCPStore(
+            host, port, is_master=is_first, timeout=AT_LENGTH, wait_for_workers=False
+        )
+        if is_first:
+            store.set("num_gpus", str(args.num_gpus))
+        of_first = int(store.get("num_gpus"))
+    except (RuntimeError, ValueError) as error:  # DistNetworkError is a RuntimeError
+        raise ConfigError(
+            f"The machines could not meet at --dist-url {args.dist_url} ({reason(error)}): is the "
+            "port free, and does the address lead to the machine of rank 0?"
+        ) from error
+    if args.num_gpus != of_first:
+        raise ConfigError(
+            f"--num-gpus is {args.num_gpus} here and {of_first} on the machine of rank 0; give all "
+            "machines the same number."
+        )
+    return store
+
+
+def _end_of(process: BaseProcess, world_size: int) -> str:
+    """One sentence on how a process ended that has raised nothing."""
+    status = process.exitcode
+    how = f"ended with status {status}"
+    if status < 0:
+        how = f"was killed by {signal.Signals(-status).name}"
+    if how.endswith("SIGKILL"):
+        how += ", as happens when the machine runs out of memory"
+    return (
+        f"Process {process.name} of {world_size} (pid {process.pid}) {how}, and the others were "
+        "ended with it. The same command with --resume continues from the last checkpoint."
+    )
 
 
 def _end_by(number: int) -> NoReturn:
@@ -298,53 +259,35 @@ def _end_by(number: int) -> NoReturn:
     raise AssertionError("it has ended")
 
 
-def _error_of(failure: ProcessFailure, name: str) -> Exception:
-    """What a process raised; or one sentence on how it ended."""
-    if isinstance(failure.message, dict):
-        name_of_error, _, text = failure.message["message"].partition(": ")
-        error = getattr(errors, name_of_error, None)
-        if isinstance(error, type) and issubclass(error, UserError):
-            return error(text)
-        trace = failure.message["extraInfo"]["py_callstack"]
-        return RuntimeError(f"{name} ended with the following error:\n{trace}")
-    status = failure.exitcode
-    how = f"was killed by {failure.signal_name()}" if status < 0 else f"ended with status {status}"
-    if failure.signal_name() == "SIGKILL":  # which Windows does not have
-        how += ", as happens when the machine runs out of memory"
-    return UserError(
-        f"{name} (pid {failure.pid}) {how}, and the others were ended with it. The same command "
-        "with --resume continues from the last checkpoint."
-    )
-
-
 def _member(
+    variables: dict[str, object],
+    pipe: connection.Connection,
     main: Main,
     args: argparse.Namespace,
     device_type: str,
     parent: int,
-    start_method: str,
-    unheard: Path,
-) -> Preempted | Interrupted | None:
-    """What a process of the agent does.
-
-    Returns:
-        What a signal made of the run. The agent would end the others if it were raised.
-    """
+) -> None:
+    """What a started process does; it sends what it raises."""
     end_with_parent(parent)
-    remove_at_signals(unheard)
-    # Else its loader processes would be spawned as well, and each would import for seconds
-    multiprocessing.set_start_method(start_method, force=True)
+    os.environ.update({name: str(value) for name, value in variables.items()})
     try:
         _join(main, args, device_type)
     except (Preempted, Interrupted) as stop:
-        return stop
+        pipe.send(stop)  # status 0: the others may still be saving
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED_STATUS)
-    return None
+    except UserError as error:
+        pipe.send(error)
+        sys.exit(2)
+    except Exception:
+        where = f"Process {variables['RANK']} of {variables['WORLD_SIZE']}"
+        text = traceback.format_exc()[-20_000:]  # a pipe that nobody reads yet holds 64 KiB
+        pipe.send(RuntimeError(f"{where} ended with the following error:\n{text}"))
+        sys.exit(1)
 
 
 def _join(main: Main, args: argparse.Namespace, device_type: str) -> None:
-    """Connect this process, which an agent has started, to the others, and do the work."""
+    """Connect this process to the others, and do the work."""
     rank, world_size, local_rank, local_size = (int(os.environ[v]) for v in _TORCHRUN_VARIABLES)
     try:
         run_connected(lambda: main(args), device_type, rank, world_size, local_rank, local_size)

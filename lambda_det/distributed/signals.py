@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import resource_tracker
-from pathlib import Path
 from typing import TypeVar
 
 __all__ = ["SIGNALS", "StopRequest", "catch_signals", "interruptible", "received_signal"]
@@ -57,14 +56,12 @@ class _State:
         signal: the number of the first signal received; 0 for none.
         time: when it came; of several Ctrl-C the last one that counted.
         is_interruptible: whether the next signal may leave the work wherever it is.
-        unheard: the file that a signal removes; None for none.
     """
 
     process: int = 0
     signal: int = 0
     time: float = 0.0
     is_interruptible: bool = False
-    unheard: Path | None = None
 
 
 _state = _State()
@@ -107,17 +104,6 @@ def catch_signals() -> Iterator[None]:
         _state.process = _state.signal = 0
 
 
-def remove_at_signals(file: Path) -> None:
-    """Remove a file whenever this process handles a signal that it catches.
-
-    So the launcher sees that the process does not wait in a call in which Python runs no handler.
-
-    Args:
-        file: need not exist.
-    """
-    _state.unheard = file
-
-
 def restore_handlers(previous: dict[int, object]) -> None:
     """Set the signal handlers that ``signal.signal`` or ``signal.getsignal`` returned."""
     for number, handler in previous.items():
@@ -131,28 +117,13 @@ def start_tracker() -> None:
     It ignores SIGTERM and SIGINT by itself, and would print a stack trace for each semaphore when
     it dies.
     """
-    _start_without_sigusr1(resource_tracker.ensure_running)
-
-
-def start_forkserver() -> None:
-    """Start Python's forkserver, and its tracker, so that they outlive a SIGUSR1 to all processes.
-
-    The forkserver ignores SIGINT by itself. It obeys SIGTERM, because the processes that it starts
-    inherit what it holds back, and ``Process.terminate`` must end them.
-    """
-    from multiprocessing import forkserver  # which Windows does not have
-
-    _start_without_sigusr1(forkserver.ensure_running)
-
-
-def _start_without_sigusr1(start: Callable[[], object]) -> None:
     number = getattr(signal, "SIGUSR1", None)  # Windows has none, nor a tracker
     if number is None:
         return
     # It is inherited; unlike a handler, a mask can be set in any thread and loses no signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
-        start()
+        resource_tracker.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -203,9 +174,6 @@ def _print_unless_interrupt(
 def _handle(number: int, _frame: object) -> None:
     if os.getpid() != _state.process:  # a forked loader process, which the main process ends
         return
-    if _state.unheard is not None:
-        with suppress(OSError):  # most signals find no file
-            _state.unheard.unlink()
     now = time.monotonic()
     if not _state.signal:
         _state.signal, _state.time = number, now

@@ -5,6 +5,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from multiprocessing import resource_tracker
 
@@ -78,23 +79,41 @@ def test_the_cause_is_named_and_not_what_followed(how, error, words):
     assert not {*multiprocessing.active_children()} - before
 
 
-def _note_start_method(args):
-    with open(f"{args.opts[1]}/{comm.get_rank()}", "w") as file:
-        file.write(multiprocessing.get_start_method())
+def _machine(folder, rank, port, num_gpus):
+    """The command of one of two machines."""
+    words = ["--num-gpus", str(num_gpus), "--num-machines", "2", "--machine-rank", str(rank)]
+    words += ["--dist-url", f"tcp://localhost:{port}", "FOLDER", str(folder)]
+    try:
+        launch(_note, _args(*words), device="cpu")
+    except UserError as error:
+        (folder / f"machine {rank}").write_text(str(error))
 
 
 @pytest.mark.slow
+@pytest.mark.posix
 @pytest.mark.usefixtures("forked")
-def test_loader_processes_start_as_they_do_in_one_process(tmp_path):
-    """And not as the processes do, which here are forked."""
-    before = multiprocessing.get_start_method()
-    multiprocessing.set_start_method("spawn", force=True)
-    words = ["--num-gpus", "2", "FOLDER", str(tmp_path)]
-    try:
-        launch(_note_start_method, _args(*words), device="cpu")
-    finally:
-        multiprocessing.set_start_method(before, force=True)
-    assert {path.read_text() for path in tmp_path.iterdir()} == {"spawn"}
+@pytest.mark.parametrize("of_second", [1, 2])
+def test_two_machines_meet_and_have_the_same_number_of_processes(tmp_path, of_second):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    start = multiprocessing.get_context("fork").Process
+    machines = [
+        start(target=_machine, args=(tmp_path, rank, port, num_gpus))
+        for rank, num_gpus in ((0, 1), (1, of_second))
+    ]
+    for machine in machines:
+        machine.start()
+    if of_second == 1:
+        for machine in machines:
+            machine.join(60)
+        assert (tmp_path / "0").read_text() == "0 0 of 2"
+        assert (tmp_path / "1").read_text() == "1 0 of 2"
+        assert {(tmp_path / f"machine {r}").read_text() for r in (0, 1)} == {"seen by 0"}
+    else:
+        machines[1].join(60)
+        machines[0].kill()  # it waits for the second
+        assert "--num-gpus is 2 here and 1 on" in (tmp_path / "machine 1").read_text()
 
 
 def _wait_for_a_signal(args, *, catches):
