@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import multiprocessing
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +12,7 @@ from typing import Any
 from lambda_det.distributed.launch import MAIN_GUARD
 from lambda_det.errors import DataError, DiskError, UserError, WeightsError, disk_fault, reason
 from lambda_det.training.checkpoint_files import last_checkpoint
-from lambda_det.training.handing_over import full_shared_memory
+from lambda_det.training.loading import LOADERS_START_BY
 from lambda_det.training.log import ONLY_IN_FILE
 from lambda_det.training.refused_values import REFUSALS, refused_value
 from lambda_det.training.settings import Settings
@@ -61,7 +58,7 @@ def explained(settings: Settings, values: Values = tuple) -> Iterator[None]:
     Raises:
         ConfigError: a library refused the value of a key.
         DataError: a process that loads images has ended or does not answer.
-        DiskError: a file cannot be read or written, or shared memory is full.
+        DiskError: a file cannot be read or written.
     """
     try:
         with naming_keys(values):
@@ -72,19 +69,12 @@ def explained(settings: Settings, values: Values = tuple) -> Iterator[None]:
         folder = settings.output_dir
         if _OF_A_LOADER.match(str(error)):
             workers, timeout = settings.key("num_workers"), settings.key("timeout")
-            guard = "" if multiprocessing.get_start_method() == "fork" else f" Or {MAIN_GUARD}."
+            guard = "" if LOADERS_START_BY == "fork" else f" Or {MAIN_GUARD}."
             raise DataError(
                 f"{_texts(error)} Lower {workers} where memory is short, set it to 0 to see the "
                 f"image, or raise {timeout} where the disk is slow.{guard} {_continuation(folder)}"
             ) from error
         of_system = _os_error(error)
-        names_a_file = of_system is not None and of_system.filename
-        is_full_disk = os.strerror(errno.ENOSPC) in str(error)
-        if is_full_disk and not names_a_file and (left := full_shared_memory()):
-            raise DiskError(
-                f"Shared memory is full ({left}): give a container more by --shm-size=8g or "
-                f"--ipc=host, or remove what is left there. {_continuation(folder)}"
-            ) from error
         if of_system is None:
             raise
         what = of_system.filename or f"A file of the run in {folder}"

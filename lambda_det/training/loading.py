@@ -1,27 +1,24 @@
 """Load images: in processes, past images that cannot be read, and ahead of the GPU.
 
-Two things about the processes are ours. They leave a scheduler's signals to the process that
-trains, which decides what these mean: PyTorch's own handlers would end them in the middle of a
-step. And one that dies is noticed at once and named, also where PyTorch waits for minutes or ends
-with an error of a connection. PyTorch has no public place for either. So the signals are held back
-around the start of a process (:func:`_signals_held_back`, :class:`_ProcessStart`), and
-:class:`_BatchesOfProcesses` is a subclass of PyTorch's private iterator, of which it uses
-``_try_get_data``, ``_workers`` and ``_workers_status``. Where another version changes them, those
-of ``tests/training/test_loading.py`` fail in which processes die. They are quick, so ``make
-matrix`` runs them under each version of docs/versions.md.
+The processes leave a scheduler's signals to the process that trains, which decides what these mean:
+PyTorch's own handlers would end them in the middle of a step. PyTorch has no public place for that,
+so the signals are held back around the start of a process (:func:`_signals_held_back`,
+:class:`_ProcessStart`). Batches go through shared memory, or through pipes where it is scarce, as
+in Docker: PyTorch's DataLoader would wait there until its timeout.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing.connection
 import os
+import pickle
+import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -31,20 +28,22 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset, default_collate
-from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from lambda_det.distributed.parent import end_with_parent
-from lambda_det.distributed.signals import SIGNALS, start_forkserver, start_tracker
+from lambda_det.distributed.signals import SIGNALS, start_tracker
 from lambda_det.errors import DataError
-from lambda_det.training.handing_over import Packed, Packing
 
-__all__ = ["BatchesAhead", "ImageLoader", "UnreadableImages", "batches_ahead"]
+__all__ = ["LOADERS_START_BY", "BatchesAhead", "ImageLoader", "UnreadableImages", "batches_ahead"]
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
+_SHARED_MEMORY = "/dev/shm"  # on Linux
+_SCARCE = 2**30  # bytes that are free; loader processes may take that much at the same moment
+# A forked process starts at once. Where Python 3.14 would take a forkserver, its processes are not
+# children of this one, which would not notice their end
+LOADERS_START_BY = "fork" if sys.platform == "linux" else None
 _CAN_WAIT = hasattr(signal, "sigwaitinfo")  # for signals that are held back: not Windows and macOS
 
 
@@ -138,10 +137,11 @@ class ImageLoader(DataLoader):
             # with processes would draw more numbers than one without.
             generator=generator or torch.Generator(),
             worker_init_fn=_ProcessStart(),
-            collate_fn=Packing(collate_fn) if num_workers else collate_fn,
+            collate_fn=_Packing(collate_fn) if num_workers else collate_fn,
+            multiprocessing_context=LOADERS_START_BY if num_workers else None,
             **options,
         )
-        self._tells = True
+        self._said_so = False
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches; the processes end with the iterator.
@@ -149,10 +149,11 @@ class ImageLoader(DataLoader):
         Raises:
             DataError: an item could not be read.
         """
-        batches = super().__iter__()
+        with _signals_held_back() if self.num_workers else nullcontext():
+            batches = super().__iter__()
         try:
             for batch in batches:
-                yield self._unpacked(batch) if isinstance(batch, Packed) else batch
+                yield self._unpacked(*batch) if self.num_workers else batch
         except DataError as error:  # torch puts the stack trace of a loader process before it
             raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
         finally:
@@ -161,69 +162,40 @@ class ImageLoader(DataLoader):
             if self.num_workers:
                 batches._shutdown_workers()
 
-    def _get_iterator(self) -> Iterator[Any]:
-        if not self.num_workers:
-            return super()._get_iterator()
-        self.check_worker_number_rationality()
-        with _signals_held_back():
-            return _BatchesOfProcesses(self)
-
-    def _unpacked(self, packed: Packed) -> Any:
-        if packed.problem and self._tells:
-            self._tells = False
+    def _unpacked(self, packed: bytes, is_scarce: bool) -> Any:
+        if is_scarce and not self._said_so:
+            self._said_so = True
             logger.warning(
-                f"Shared memory has no room for the batches of {self.num_workers} loader "
-                f"processes ({packed.problem}): they go through pipes, which takes a little "
-                "longer. Docker gives a container more by --shm-size=8g or --ipc=host."
+                f"Less than {_SCARCE >> 20} MiB of {_SHARED_MEMORY} are free: batches go through "
+                "pipes, which takes a little longer. Docker gives a container more by "
+                "--shm-size=8g or --ipc=host."
             )
-        return packed.unpack()
+        try:
+            return pickle.loads(packed)
+        except (OSError, EOFError) as error:  # of a connection to the process that shares it
+            raise RuntimeError("DataLoader worker ended while it handed over a batch") from error
 
 
-class _BatchesOfProcesses(_MultiProcessingDataLoaderIter):
-    """PyTorch's iterator, which notices dead processes in two more cases.
+class _Packing:
+    """Makes a batch of a list of items in a loader process, and packs it."""
 
-    While it waits with a timeout: PyTorch looks every five seconds, but then only SIGCHLD tells it.
-    That signal does not come for the processes of a forkserver, which are not children of this one,
-    and PyTorch does not listen to it if the iteration begins in another thread than the main one.
-    And while it takes a batch (:meth:`_ended_by_now`).
-    """
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
 
-    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
-        end = time.monotonic() + timeout
-        while True:
-            left = max(end - time.monotonic(), 0)
-            try:
-                is_there, batch = super()._try_get_data(min(left, MP_STATUS_CHECK_INTERVAL))
-            except (OSError, EOFError) as error:
-                pids = self._ended_by_now()
-                if not pids:
-                    raise
-                raise RuntimeError(
-                    f"DataLoader worker (pid(s) {pids}) exited unexpectedly"
-                ) from error
-            if is_there or left <= MP_STATUS_CHECK_INTERVAL:
-                return is_there, batch
+    def __call__(self, items: list[Any]) -> tuple[bytes, bool]:
+        """The batch, with its tensors in shared memory if that is not scarce; and if it is.
 
-    def __del__(self) -> None:
-        # Ctrl-C may interrupt the start of the processes. PyTorch's method would then print a stack
-        # trace, because it asks for what is set after it. They end with this process.
-        if hasattr(self, "_workers_status"):
-            super().__del__()
-
-    def _ended_by_now(self) -> str:
-        """The numbers of processes that have ended, or end in the next seconds; "" for none.
-
-        The connections of a process that is killed close a moment before it counts as ended. One
-        that hands over a batch in that moment is an error of the connection, by which PyTorch looks
-        for dead processes too early.
+        An object that cannot be pickled raises its error here, which reaches the main process.
         """
-        alive = {
-            process.sentinel: process
-            for process, has_work in zip(self._workers, self._workers_status, strict=True)
-            if has_work
-        }
-        ended = multiprocessing.connection.wait(list(alive), MP_STATUS_CHECK_INTERVAL)
-        return ", ".join(str(alive[sentinel].pid) for sentinel in ended)
+        batch = self._collate(items)
+        is_scarce = _is_shared_memory_scarce()
+        pack = pickle.dumps if is_scarce else ForkingPickler.dumps
+        return bytes(pack(batch)), is_scarce
+
+
+def _is_shared_memory_scarce() -> bool:
+    is_there = os.path.isdir(_SHARED_MEMORY)
+    return is_there and shutil.disk_usage(_SHARED_MEMORY).free < _SCARCE
 
 
 class _ProcessStart:
@@ -233,15 +205,11 @@ class _ProcessStart:
         self._parent = os.getpid()
 
     def __call__(self, number: int) -> None:
-        # A forkserver ends with the main process
-        parent = (
-            os.getppid() if multiprocessing.get_start_method() == "forkserver" else self._parent
-        )
-        _leave_signals_to(parent)  # first: threads that start later block them as well
+        _leave_signals_to(self._parent)  # first: threads that start later block them as well
         sys.excepthook = _report_unless_disconnected
         # By a thread, because the kernel would take the end of the iterating thread for the
         # parent's
-        end_with_parent(parent, by_main_thread=False)
+        end_with_parent(self._parent, by_main_thread=False)
         # One thread for each process: there are as many as cores to use.
         cv2.setNumThreads(0)
         torch.set_num_threads(1)
@@ -264,16 +232,11 @@ def _signals_held_back() -> Iterator[None]:
     """Have a process that is started in the meantime begin with a scheduler's signals held back.
 
     PyTorch gives it a handler that obeys any SIGTERM before it calls :class:`_ProcessStart`, and a
-    spawned one imports for seconds before that. What a forkserver starts has the mask of the
-    forkserver, which other processes would get as well, so that it holds back SIGUSR1 alone.
+    spawned one imports for seconds before that.
     """
-    start_method = multiprocessing.get_start_method()
-    # Where Python starts them, they die of some of the signals, or let some through
-    if start_method == "spawn":
-        start_tracker()
-    elif start_method == "forkserver":
-        start_forkserver()
-    if not _CAN_WAIT or start_method == "forkserver":
+    if LOADERS_START_BY is None:
+        start_tracker()  # else it would be started below, and let some signals through
+    if not _CAN_WAIT:
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

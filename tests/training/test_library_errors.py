@@ -3,8 +3,6 @@
 import errno
 import logging
 import os
-import shutil
-from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -41,26 +39,6 @@ def test_an_error_of_the_system_names_the_file_and_the_last_checkpoint(tmp_path,
     point_to(str(tmp_path), "model_0000003.pth")
     with pytest.raises(DiskError, match=r"run in .*model_0000003\.pth"), _explained(tmp_path):
         do(errno.ENOSPC, None)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-        RuntimeError(
-            "unable to allocate shared memory(shm) for </t>: No space left on device (28)"
-        ),
-    ],
-)
-def test_full_shared_memory_is_named(tmp_path, monkeypatch, error):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**26, 2**26, 0))
-    with pytest.raises(DiskError, match=r"/dev/shm.*0\.0 of 64\.0"), _explained(tmp_path):
-        raise error
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**26, 0, 2**26))
-    with pytest.raises((DiskError, RuntimeError)) as other, _explained(tmp_path):
-        raise error
-    assert "/dev/shm" not in str(other.value)
 
 
 def test_a_mistake_after_an_error_that_was_dealt_with_keeps_its_stack(tmp_path):

@@ -1,6 +1,5 @@
 """Images that cannot be read; loader processes that are signalled, die, hang or are left behind."""
 
-import gc
 import itertools
 import logging
 import multiprocessing.connection
@@ -23,9 +22,9 @@ from torch.utils.data._utils import signal_handling
 
 import lambda_det
 from lambda_det.detection.data import tolerant_test_loader, tolerant_train_loader
-from lambda_det.distributed.signals import catch_signals, received_signal, restore_handlers
+from lambda_det.distributed.signals import catch_signals, received_signal
 from lambda_det.errors import DataError
-from lambda_det.training import loading
+from lambda_det.training import library_errors
 from lambda_det.training.library_errors import explained
 from lambda_det.training.loading import UnreadableImages
 from tests import forked
@@ -104,21 +103,6 @@ def test_a_process_that_dies_ends_the_run_with_the_keys(load):
         list(itertools.islice(loader, 9))
 
 
-def test_a_process_that_dies_is_noticed_without_a_signal(monkeypatch):
-    """Those of a forkserver are not children of the process that waits."""
-    monkeypatch.setattr(loading, "MP_STATUS_CHECK_INTERVAL", 0.1)
-    monkeypatch.setattr(signal_handling, "_set_SIGCHLD_handler", lambda: None)
-    handlers = {signal.SIGCHLD: signal.SIG_DFL, signal.SIGALRM: lambda *_: pytest.fail("it waits")}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    signal.alarm(20)
-    try:
-        with pytest.raises(RuntimeError, match="exited unexpectedly"):
-            list(itertools.islice(train(doing(killed_by("SIGKILL")), timeout=600), 20))
-    finally:
-        signal.alarm(0)
-        restore_handlers(before)
-
-
 def test_a_process_that_dies_while_it_hands_over_a_batch_is_named():
     """Its connections close before it counts as ended."""
 
@@ -141,7 +125,7 @@ def test_a_process_that_dies_while_it_hands_over_a_batch_is_named():
 @pytest.mark.slow
 def test_a_script_without_a_main_guard_is_told_so(monkeypatch, capsys):
     """A spawned process imports the script, and would start a training of its own."""
-    monkeypatch.setattr(multiprocessing, "get_start_method", lambda: "spawn")
+    monkeypatch.setattr(library_errors, "LOADERS_START_BY", None)
     with pytest.raises(DataError, match="__main__"), explained(settings(keys=KEYS)):
         raise RuntimeError("DataLoader worker (pid(s) 1) exited unexpectedly")
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
@@ -245,78 +229,6 @@ def test_a_signal_to_all_while_the_processes_start(moment, monkeypatch):
     assert len(signalled) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.posix
-def test_ctrl_c_while_processes_start_prints_no_stack_trace(monkeypatch):
-    """Of PyTorch's iterator, which is not complete by then."""
-
-    started, printed = [], []
-
-    def start(process, start=multiprocessing.process.BaseProcess.start):
-        if started:
-            raise KeyboardInterrupt
-        started.append(process)
-        start(process)
-
-    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: printed.append(dropped.exc_type))
-    loader = loading.ImageLoader(range(4), num_workers=2)
-    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            next(iter(loader))
-        gc.collect()
-    finally:
-        started[0].kill()
-    assert not printed
-
-
-_STARTED_BY_PYTHON = """
-import multiprocessing
-import os
-import sys
-import threading
-import time
-from multiprocessing import forkserver, resource_tracker
-import torch
-from lambda_det.training.loading import ImageLoader
-
-class Images(list):
-    def __getitem__(self, index):
-        time.sleep(0.2)  # the signals come before the end
-        return torch.zeros(8)
-
-def send():
-    while not (started := multiprocessing.active_children()):
-        time.sleep(0.01)
-    pids = [started[0].pid, resource_tracker._resource_tracker._pid]
-    pids += filter(None, [forkserver._forkserver._forkserver_pid])
-    for name in sys.argv[2:]:
-        os.system(f"kill -s {name} {' '.join(map(str, pids))}")
-
-if __name__ == "__main__":
-    multiprocessing.set_start_method(sys.argv[1])
-    threading.Thread(target=send, daemon=True).start()
-    loader = ImageLoader(Images(range(8)), sampler=range(8), batch_size=1, num_workers=1)
-    print(len(list(loader)))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.release
-@pytest.mark.parametrize(
-    "words",
-    [("spawn", "TERM", "USR1", "INT"), ("forkserver", "USR1")],  # a forkserver obeys SIGTERM
-    ids=["spawn", "forkserver"],
-)
-def test_a_signal_while_a_process_imports_that_is_not_forked(tmp_path, words):
-    script = tmp_path / "script.py"
-    script.write_text(_STARTED_BY_PYTHON)
-    done = subprocess.run(
-        [sys.executable, script, *words], capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "8\n", "")
-
-
 def test_settings_of_a_worker():
     def mapper(record):
         return {"threads": (torch.get_num_threads(), cv2.getNumThreads())}
@@ -356,13 +268,6 @@ def no_room(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**26, 2**26, 0))
 
 
-def no_file(monkeypatch):
-    def fail(tensor):
-        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>")
-
-    monkeypatch.setattr(torch.Tensor, "share_memory_", fail)
-
-
 def room(monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**34, 0, 2**34))
@@ -370,7 +275,7 @@ def room(monkeypatch):
 
 @pytest.mark.parametrize(
     ("shared_memory", "said"),
-    [(no_room, r"0\.0 of 64\.0"), (no_file, "unable to allocate"), (room, "")],
+    [(no_room, "Less than 1024 MiB of /dev/shm"), (room, "")],
 )
 def test_full_shared_memory(monkeypatch, caplog, shared_memory, said):
     """torch's loader would wait for the batch until its timeout."""

@@ -188,7 +188,6 @@ def _build(cfg: CfgNode, images: Dataset, batches: Sampler) -> ImageLoader:
         collate_fn=_collate,
         num_workers=cfg.DATALOADER.NUM_WORKERS,
         timeout=cfg.DATALOADER.TIMEOUT,
-        pin_memory=cfg.MODEL.DEVICE.startswith("cuda"),
     )
 
 

@@ -200,13 +200,6 @@ def test_unreadable_images_end_a_training_past_the_limit_and_every_evaluation(cf
         list(build_eval_loader(cfg, ToySource(LABELS, broken={7}), batch_size=2))
 
 
-@pytest.mark.parametrize(("device", "pinned"), [("cuda", True), ("cuda:1", True), ("cpu", False)])
-def test_memory_is_pinned_for_a_gpu(cfg, given, device, pinned):
-    cfg.MODEL.DEVICE = device
-    build_eval_loader(cfg, ToySource([0]), batch_size=1)
-    assert given[0].pin_memory is pinned
-
-
 def test_no_global_random_numbers_are_drawn(cfg):
     cfg.INPUT.RANDAUGMENT.LAYERS = 2
     before = torch.get_rng_state(), str(np.random.get_state())
