@@ -150,7 +150,7 @@ def add_lambda_config(cfg: CN) -> None:
     _C.MODEL.LAMBDA_RESNET.NORM = "BN"
     add_lambda_layer_keys(_C.MODEL.LAMBDA_RESNET)
     # Probability of dropping the residual branch in the last stage; earlier stages drop it less
-    # often (Appendix F.3)
+    # often, as in the public ResNet-RS (Appendix F.3 gives one rate)
     _C.MODEL.LAMBDA_RESNET.STOCHASTIC_DEPTH = 0.0
     # Keep only the input of each block and compute the block again in the backward pass, which
     # takes more time and less memory

@@ -1,4 +1,7 @@
-"""The paper's optimiser for detection (Appendix F.3, numbers of the conference version)."""
+"""The paper's rate and decay for detection (Appendix F.3 of the conference version).
+
+The paper does not name the optimiser: SGD and its momentum are ours.
+"""
 
 import torch
 from detectron2.config import LazyCall as L

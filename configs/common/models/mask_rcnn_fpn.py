@@ -1,4 +1,4 @@
-"""Mask R-CNN with FPN as the paper trains it: from scratch, with synchronised norms.
+"""Mask R-CNN for the paper's training: from scratch, with synchronised norms. FPN is our choice.
 
 Everything that is not set here is Detectron2's. configs/base_mask_rcnn_fpn.yaml is the same model,
 and marks what the paper more plausibly ran.
