@@ -139,8 +139,8 @@ class MobileNetSpec(NetworkSpec):
         return LAYER_OPTIONS if self.lambda_blocks else frozenset()
 
 
-# Table 19: blocks, and the lambda layers of c4, which are uniformly spaced (Appendix F.2). All blocks
-# of c5 have one.
+# Table 19: blocks, and the lambda layers of c4, which are uniformly spaced (Appendix F.2). All
+# blocks of c5 have one.
 _LAMBDA_RESNETS: dict[int, tuple[tuple[int, int, int, int], tuple[int, ...]]] = {
     26: ((2, 2, 2, 2), (2,)),  # ours, for small machines: the paper's smallest has 50 layers
     50: ((3, 4, 6, 3), (3,)),

@@ -69,7 +69,7 @@ def test_every_row_of_table_20_has_a_recipe_and_no_other_has():
         assert path.stem == f"{cfg.MODEL.NAME}_{cfg.INPUT.SIZE}"
         assert (cfg.SOLVER.EPOCHS, cfg.SOLVER.WEIGHT_DECAY) == (350, 4e-5)
         # A run that stops early has images to be stopped by; the others train on all
-        assert cfg.DATA.HELD_OUT == (0.02 if cfg.TEST.PATIENCE else 0.0)
+        assert float(cfg.DATA.HELD_OUT) == (0.02 if cfg.TEST.PATIENCE else 0.0)
         assert cfg.INPUT.RANDAUGMENT.LAYERS == 2
         # "early stopping ... starting with LambdaResNet-350 at resolution 288x288"
         assert bool(cfg.TEST.PATIENCE) == (depth >= 350 and cfg.INPUT.SIZE >= 288)
