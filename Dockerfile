@@ -21,7 +21,7 @@ RUN pip install --no-cache-dir --index-url "$TORCH_INDEX" torch==2.15.0 torchvis
 WORKDIR /opt/lambda_det
 COPY . .
 RUN pip install --no-cache-dir . \
-    && python tools/install_detectron2.py \
+    && lambda-det doctor --install \
     && lambda-det info
 
 # Any user may run it, --user "$(id -u)" for files of your own: caches are in the home folder

@@ -59,7 +59,7 @@ lint: setup
 # Each candidate is run, since one on the PATH may be no more than a stand-in (pyenv's) or lack venv
 # (Debian's). The stamp is taken away first and comes back last; without it the environment starts
 # from nothing, because one that was cut short may hold half a package that pip takes for whole.
-$(DEPENDENCIES): requirements.txt tools/install_detectron2.py
+$(DEPENDENCIES): requirements.txt lambda_det/install_detectron2.py
 	@if [ ! -f $@ ]; then \
 		for python in $(PYTHON) ""; do \
 			if "$$python" -c '$(SUITABLE)' >/dev/null 2>&1; then break; fi; \

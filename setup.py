@@ -109,7 +109,7 @@ setup(
         "lambda_det.weights": ["files/*.pth"],
     },
     # Detectron2 is not listed: it is not on PyPI, and a requirement with a git address would fail
-    # wherever only a package registry can be reached. tools/install_detectron2.py brings it.
+    # wherever only a package registry can be reached. `lambda-det doctor --install` brings it.
     install_requires=[
         "torch>=2.4",
         "torchvision>=0.19",

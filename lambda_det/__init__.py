@@ -89,6 +89,5 @@ def _advice(error: Exception) -> str:
         )
     return (
         "`python -m lambda_det.doctor` lists what is missing and how to install it. Detectron2 is "
-        "not on PyPI; in the lambda_det repository `python tools/install_detectron2.py` installs "
-        "it."
+        "not on PyPI; `lambda-det doctor --install` installs it."
     )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lambda_det.errors import command_parser
+from lambda_det.install_detectron2 import add_source, install
 from lambda_det.threads import usable_cores
 
 DESCRIPTION = """\
@@ -29,13 +30,14 @@ fault with its fix. It also works where PyTorch or Detectron2 are missing.
 """
 EXAMPLES = """examples:
   %(prog)s
+  %(prog)s --install       # first installs Detectron2, which is not on PyPI, where it is missing
 
 status: 0 if nothing was found that breaks; 1 otherwise
 """
 UPSTREAM = "git+https://github.com/facebookresearch/detectron2.git"
 INSTALL_DETECTRON2 = (
-    "python tools/install_detectron2.py in the lambda_det repository installs it; or, with torch "
-    f"installed first: pip install --no-build-isolation {UPSTREAM}"
+    "lambda-det doctor --install installs it; or, with torch installed first: "
+    f"pip install --no-build-isolation {UPSTREAM}"
 )
 _DISTRIBUTIONS = (
     "lambda_det",
@@ -402,7 +404,14 @@ def _print_problems(checks: Iterable[Check], problems: dict[str, str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    command_parser("doctor", DESCRIPTION, EXAMPLES).parse_args(argv)
+    parser = command_parser("doctor", DESCRIPTION, EXAMPLES)
+    parser.add_argument(
+        "--install", action="store_true", help="install Detectron2, if it is missing"
+    )
+    add_source(parser)
+    args = parser.parse_args(argv)
+    if args.install and not install(args.source):
+        return 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the findings say it more clearly
         lines, problems = examine(CHECKS)

@@ -807,10 +807,10 @@ FAULTS = [
     ),
     _fault(
         "Detectron2 is installed where it is not",
-        "tools/install_detectron2.py",
+        "lambda_det/install_detectron2.py",
         '.replace(CARRIER_IMPORT.encode(), b"detectron2")',
         "",
-        "tools/test_install_detectron2.py::test_the_import_name_is_restored_everywhere",
+        "test_install_detectron2.py::test_the_import_name_is_restored_everywhere",
     ),
     _fault(
         "`lambda-det doctor` names",

@@ -78,8 +78,7 @@ def test_networks_without_detectron2(tmp_path):
     assert here.stdout == f"{networks}\n{results}\n"
     assert len(said) == 3
     for line in said:
-        assert "detectron2" in line and "tools/install_detectron2.py" in line
-        assert "lambda_det.doctor" in line
+        assert "detectron2" in line and "lambda-det doctor --install" in line
 
 
 @pytest.mark.slow

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 def project(tmp_path):
     for name in INPUTS:
         shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "install_detectron2.py").touch()
+    (tmp_path / "lambda_det").mkdir()
+    (tmp_path / "lambda_det" / "install_detectron2.py").touch()
     python = tmp_path / "python"
     python.write_text(STAND_IN)
     python.chmod(0o755)

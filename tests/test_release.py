@@ -127,7 +127,7 @@ def test_the_site_has_no_broken_link_and_every_public_name(tmp_path):
 def test_the_image_follows_the_readme_and_the_pins():
     image = (ROOT / "Dockerfile").read_text("utf-8")
     readme = (ROOT / "README.md").read_text("utf-8")
-    for command in ("pip install .", "python tools/install_detectron2.py"):
+    for command in ("pip install .", "lambda-det doctor --install"):
         assert re.search(rf"^    {re.escape(command)}( |$)", readme, re.M)
         assert command in image.replace("--no-cache-dir ", "")
     pins = (ROOT / "requirements.txt").read_text("utf-8").splitlines()

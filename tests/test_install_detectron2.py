@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.tool import load_tool
+from lambda_det import doctor
+from lambda_det import install_detectron2 as tool
 
 # The tool looks for pip; setuptools cannot be imported in a process after that
 with contextlib.suppress(ImportError):
     import setuptools  # noqa: F401
 
-tool = load_tool("install_detectron2")
 NotInstalled = tool.NotInstalled
 
 
@@ -253,3 +253,24 @@ def test_operators_that_cannot_be_imported_are_removed(nothing_there, monkeypatc
     assert nothing_there[-1] == ("uninstall", "detectron2")
     tool.install_package("somewhere", compiled=False)
     assert nothing_there[-1][0] == "install"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_doctor_installs_it_from_the_given_source(monkeypatch, capsys, is_there):
+    """And examines what is there then; where it cannot be had, there is nothing to examine."""
+    asked = []
+    monkeypatch.setattr(doctor, "install", lambda source: asked.append(source) or is_there)
+    monkeypatch.setattr(doctor, "CHECKS", ())
+    assert doctor.main(["--install", "--source", "git"]) == (0 if is_there else 2)
+    assert asked == ["git"] and ("Versions" in capsys.readouterr().out) == is_there
+    assert doctor.main([]) == 0 and asked == ["git"]
+
+
+def test_the_licence_is_that_of_the_checkout_or_of_the_wheel(monkeypatch, tmp_path):
+    assert "Apache License" in tool.license_text()
+    (tmp_path / "LICENSE").write_text("of the wheel")
+    file = importlib.metadata.PackagePath("LICENSE")
+    file.dist = importlib.metadata.PathDistribution(tmp_path / "lambda_det-0.1.dist-info")
+    monkeypatch.setattr(tool, "__file__", str(tmp_path / "lambda_det" / "a" / "b.py"))
+    monkeypatch.setattr(importlib.metadata, "files", lambda name: [file])
+    assert tool.license_text() == "of the wheel"

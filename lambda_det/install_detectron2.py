@@ -1,0 +1,286 @@
+"""Install Detectron2, which is not on PyPI: ``lambda-det doctor --install``.
+
+A Detectron2 that can be imported is left as it is. Otherwise it comes from
+
+1. git: the pinned upstream commit, built with its C++ operators; or, where that fails,
+2. a wheel: another project on PyPI has Detectron2's Python files of early 2023 in its wheel. Its
+   SHA-256 is checked and the import name restored. The C++ operators are not in it; Mask R-CNN does
+   not need them.
+
+``--source FOLDER`` builds a local checkout instead.
+
+Detectron2's setup.py imports torch, so a build in an isolated environment ends with "No module
+named 'torch'". This program builds with --no-build-isolation, by pip or, in an environment without
+pip, by uv. Its dependencies must be there before: `pip install lambda_det` or `pip install -r
+requirements.txt` brings them. Nothing of the package is imported, so that
+tools/install_detectron2.py of a checkout runs this file before anything is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+GIT_URL = "https://github.com/facebookresearch/detectron2.git"
+GIT_COMMIT = "02b5c4e295e990042a714712c21dc79b731e8833"
+GIT_PROBE_SECONDS = 15
+
+CARRIER = "labgym==3.1.2"
+CARRIER_SHA256 = "a2900cff8a3fb508e1975f19b5f9abd9f261966db87b0c332697fb4138c1cb2b"
+CARRIER_FOLDER = "LabGym/detectron2"
+CARRIER_IMPORT = "LabGym.detectron2"
+
+# What Detectron2 itself needs, lambda_det requires
+SETUP = f"""\
+from setuptools import find_namespace_packages, setup
+
+setup(
+    name="detectron2",
+    version="0.6",
+    description="Detectron2 0.6 by FAIR, its Python files out of {CARRIER}",
+    url="https://github.com/facebookresearch/detectron2",
+    author="FAIR",
+    license="Apache-2.0",
+    license_files=["LICENSE", "NOTICE"],
+    packages=find_namespace_packages(include=["detectron2", "detectron2.*"]),
+    package_data={{"detectron2": ["**/*"]}},
+)
+"""
+NOTICE = f"""\
+Detectron2, Copyright (c) Facebook, Inc. and its affiliates, licensed under the Apache License,
+Version 2.0: https://github.com/facebookresearch/detectron2
+
+These are the Python files of Detectron2 0.6 (the main branch of early 2023) out of the wheel
+{CARRIER} on PyPI (SHA-256 {CARRIER_SHA256}).
+That wheel has them under the import name {CARRIER_IMPORT}. lambda_det restored the name and
+changed nothing else. The compiled extension detectron2._C is not included.
+"""
+
+
+class NotInstalled(Exception):
+    """Detectron2 cannot be installed in one way; the text says why in one line."""
+
+
+def last_line(output: str) -> str:
+    """The line of pip's, git's or Python's output that names the failure."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = [line for line in lines if "error:" in line.lower() or line.startswith("fatal:")]
+    return (telling or lines or ["no message"])[-1]
+
+
+def run(command: list[str], **options) -> str:
+    """Run a command and return its output; raise NotInstalled if it fails."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    result = subprocess.run(command, **pipes, text=True, errors="replace", **options)
+    if result.returncode:
+        raise NotInstalled(last_line(result.stdout))
+    return result.stdout
+
+
+def pip(command: str, *arguments: str) -> None:
+    """Run a command of pip, or of uv in an environment without pip, for this Python."""
+    if find_spec("pip"):
+        unasked = ["--yes"] if command == "uninstall" else []  # uv never asks
+        run([sys.executable, "-m", "pip", command, *unasked, *arguments])
+        return
+    uv = os.environ.get("UV") or shutil.which("uv")  # `uv run` sets the variable
+    if uv is None:
+        raise NotInstalled(f"{sys.executable} has no pip, and no uv is on the PATH")
+    run([uv, "pip", command, "--python", sys.executable, *arguments])
+
+
+def python(code: str) -> str:
+    """Run code in a new interpreter, outside of the current folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run([sys.executable, "-c", code], cwd=folder).strip()
+
+
+def check_dependencies() -> None:
+    """Detectron2 is built and installed without its dependencies, so they must be there."""
+    modules = "setuptools, omegaconf, hydra, cloudpickle, iopath, fvcore, PIL, pycocotools, torch"
+    try:
+        python(f"import {modules}")
+    except NotInstalled as error:
+        raise NotInstalled(
+            f"{error}; first run `pip install lambda_det`, or in a checkout `pip install -r requirements.txt`"
+        ) from None
+
+
+def find_installed() -> str | None:
+    """Version and place of a Detectron2 that can be imported; None where there is none.
+
+    Raises:
+        NotInstalled: there is one that cannot be imported.
+    """
+    spec = "import importlib.util as u; s = u.find_spec('detectron2'); print(s and s.origin or '')"
+    origin = python(spec)
+    if not origin:
+        return None
+    try:
+        version = python(
+            "import detectron2, detectron2.modeling as _; print(detectron2.__version__)"
+        )
+    except NotInstalled as error:
+        raise NotInstalled(
+            f"{origin} cannot be imported ({error}); repair it, or remove it with "
+            "`pip uninstall detectron2` and run this again"
+        ) from None
+    return f"{version.splitlines()[-1]} in {Path(origin).parent}"
+
+
+def install_package(source: str, *, compiled: bool) -> None:
+    """Build and install from a folder or an address; remove the installation if it cannot be
+    imported.
+    """
+    if compiled:
+        print(
+            "Building Detectron2's C++ operators with the installed PyTorch: 1 to 2 minutes on 2 "
+            "cores, longer if a CUDA compiler also builds them for GPUs.",
+            flush=True,
+        )
+    pip("install", "--no-build-isolation", "--no-deps", source)
+    try:
+        if find_installed() is None:
+            raise NotInstalled("it was installed where this Python does not look")
+        if compiled:
+            python("import torch, detectron2._C")
+    except NotInstalled:
+        pip("uninstall", "detectron2")
+        raise
+
+
+def from_git() -> None:
+    """Build the pinned upstream commit."""
+    if shutil.which("git") is None:
+        raise NotInstalled("git is not installed")
+    # no question for a password, and no long wait if packets are lost
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+    try:
+        run(["git", "ls-remote", GIT_URL, "HEAD"], env=environment, timeout=GIT_PROBE_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise NotInstalled(f"no answer from {GIT_URL} in {GIT_PROBE_SECONDS} s") from None
+    install_package(f"git+{GIT_URL}@{GIT_COMMIT}", compiled=True)
+
+
+def from_folder(folder: Path) -> None:
+    """Build a checkout of Detectron2's repository."""
+    for name in ("setup.py", "detectron2/__init__.py"):
+        if not (folder / name).is_file():
+            raise NotInstalled(f"{folder} is no checkout of Detectron2: it has no {name}")
+    install_package(str(folder.resolve()), compiled=True)
+
+
+def from_wheel() -> None:
+    """Install the Python files out of the carrier's wheel on the package registry."""
+    print(
+        f"Downloading {CARRIER}, the package of another project, from the package registry, "
+        "because Detectron2's Python files of early 2023 are in it. Its SHA-256 is checked. Only "
+        "these files are installed, as detectron2 0.6; the rest is deleted, and nothing of it run.",
+        flush=True,
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        fetch_carrier(folder / "carrier")
+        write_source(folder / "carrier", folder / "source")
+        install_package(str(folder / "source"), compiled=False)
+
+
+def fetch_carrier(folder: Path) -> None:
+    """Unpack the carrier's wheel into ``folder``; pip checks the SHA-256."""
+    folder.mkdir()
+    requirement = folder / "requirement.txt"
+    requirement.write_text(f"{CARRIER} --hash=sha256:{CARRIER_SHA256}\n")
+    # The wheel asks for a Python below 3.11, which Detectron2's files do not need.
+    any_python = "--ignore-requires-python" if find_spec("pip") else "--python-version=3.10"  # uv's
+    target = [f"--target={folder}", f"--requirement={requirement}"]
+    pip("install", any_python, "--only-binary=:all:", "--no-deps", "--require-hashes", *target)
+
+
+def write_source(carrier: Path, folder: Path) -> None:
+    """Write a source tree of Detectron2 from an unpacked carrier."""
+    folder.mkdir()
+    for path in (carrier / CARRIER_FOLDER).rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            target = folder / "detectron2" / path.relative_to(carrier / CARRIER_FOLDER)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes().replace(CARRIER_IMPORT.encode(), b"detectron2"))
+    (folder / "setup.py").write_text(SETUP)
+    (folder / "NOTICE").write_text(NOTICE)
+    (folder / "LICENSE").write_text(license_text())
+
+
+def license_text() -> str:
+    """The Apache licence, which both projects have: of this checkout, or of the installed wheel."""
+    file = Path(__file__).resolve().parents[1] / "LICENSE"
+    if file.is_file():
+        return file.read_text("utf-8")
+    files = importlib.metadata.files("lambda_det") or []
+    return next(file.read_text("utf-8") for file in files if file.name == "LICENSE")
+
+
+def install(source: str) -> bool:
+    """Install Detectron2 from "git", "wheel", a folder, or with "auto" from git or the wheel."""
+    try:
+        check_dependencies()
+        found = find_installed()
+    except NotInstalled as error:
+        print(f"error: Detectron2 was not installed: {error}", file=sys.stderr)
+        return False
+    if found:
+        print(
+            f"Detectron2 {found} can be imported, so nothing is installed. "
+            "To replace it, run `pip uninstall detectron2` first."
+        )
+        return True
+    if source == "auto":
+        print(
+            f"Detectron2 is not on PyPI. It is built from {GIT_URL}, commit {GIT_COMMIT[:7]}. "
+            f"Where that fails, its Python files come out of the wheel of {CARRIER}, another "
+            "project; --source git rules that out.",
+            flush=True,
+        )
+    known = {"git": from_git, "wheel": from_wheel}
+    for name in known if source == "auto" else [source]:
+        try:
+            known[name]() if name in known else from_folder(Path(name))
+        except NotInstalled as error:
+            print(f"Detectron2 was not installed from {name}: {error}", flush=True)
+        else:
+            print(f"Detectron2 was installed from {name}.")
+            return True
+    print(
+        "error: Detectron2 was not installed; the lines above say why. Run this again once GitHub "
+        "or a package registry can be reached, or give a checkout: --source FOLDER.",
+        file=sys.stderr,
+    )
+    return False
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that says where Detectron2 comes from."""
+    parser.add_argument(
+        "--source",
+        metavar="auto|git|wheel|FOLDER",
+        default="auto",
+        help="git, or the wheel where git fails (auto, the default); one of them; or a folder with "
+        "a checkout of Detectron2's repository",
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_source(parser)
+    return 0 if install(parser.parse_args().source) else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
