@@ -109,7 +109,8 @@ def check_dependencies() -> None:
         python(f"import {modules}")
     except NotInstalled as error:
         raise NotInstalled(
-            f"{error}; first run `pip install lambda_det`, or in a checkout `pip install -r requirements.txt`"
+            f"{error}; first run `pip install lambda_det`, or in a checkout `pip install "
+            "-r requirements.txt`"
         ) from None
 
 
