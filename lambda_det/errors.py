@@ -16,12 +16,17 @@ import os
 import re
 import select
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command continues the run
 INTERRUPTED_STATUS = 130  # the status of a program that Ctrl-C ended, as in shells
 CLOSED_STATUS = 141  # the status of a program whose output nobody reads any more, as in shells
+
+_SILENCE = 9.0  # seconds after which a stage says that it goes on
 
 
 class UserError(Exception):
@@ -236,6 +241,44 @@ def log_to_terminal(level: int) -> None:
     handler = logging.StreamHandler()
     handler.addFilter(escape_record)
     logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
+
+
+@dataclass
+class Stage:
+    """A part of a long work, about which its user hears at least every ten seconds.
+
+    Attributes:
+        say: gets each sentence.
+        left: what is left of it, where that is known.
+    """
+
+    say: Callable[[str], object]
+    left: str = ""
+
+
+@contextlib.contextmanager
+def stage(what: str, say: Callable[[str], object]) -> Iterator[Stage]:
+    """Say what is done, and then how long it has taken, and what is left.
+
+    Args:
+        what: is done, such as "recording the graph".
+        say: gets each sentence, in a thread of its own.
+    """
+    result, done, start = Stage(say), threading.Event(), time.perf_counter()
+
+    def tick() -> None:
+        while not done.wait(_SILENCE):
+            left = f"; {result.left}" if result.left else ""
+            say(f"  {what}: {duration(time.perf_counter() - start)} so far{left}")
+
+    say(what)
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield result
+    finally:
+        done.set()
+        thread.join()
 
 
 def listed(items: Iterable[object], limit: int = 3) -> str:

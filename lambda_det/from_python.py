@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,7 +177,6 @@ class Run:
         path: str | os.PathLike,
         *,
         overwrite: bool = False,
-        sizes: list[tuple[int, int]] | None = None,
         images: list[str] | tuple[str, ...] = (),
         proof: int = 100,
         **options: Any,
@@ -184,26 +184,24 @@ class Run:
         """Write the detector as ``lambda-det export`` does, and print what was compared.
 
         Args:
-            path: its ending names the format, one of ``lambda_det.export.FORMATS``.
+            path: ends in .onnx.
             overwrite: replace the file if it is there.
-            sizes: height and width of images to compare on.
-            images: files to compare on.
-            proof: number of validation images to compare the AP on.
+            images: photographs to compare on, beside validation images.
+            proof: number of validation images to compare the AP on; 0 for none, and then, without
+                ``images``, a file is written that nobody has compared.
             options: ``checkpoint``, ``raw``, ``backbone_only``, ``batch`` and ``fixed``, see
                 :func:`lambda_det.export.sources.network_to_export`.
 
         Raises:
             ConfigError: the file is there, cannot be made, or does not compute what the model does.
         """
-        from lambda_det.export.command_line import report_lines
         from lambda_det.export.session import export_network
-        from lambda_det.export.sources import network_to_export, read_images
+        from lambda_det.export.sources import network_to_export
 
-        options = {"announce": partial(print, flush=True), **options}
         network = network_to_export(self.folder, proof=proof, **options)
-        pictures = read_images(images)
-        report = export_network(network, path, sizes=sizes, images=pictures, overwrite=overwrite)
-        print(report_lines(report))
+        say = partial(print, flush=True, file=sys.stdout)
+        report = export_network(network, path, images=images, overwrite=overwrite, say=say)
+        print(report)
         if not report.passed:
             raise ConfigError(f"{path} would not compute what the model does; see above.")
         return report.path

@@ -749,9 +749,16 @@ FAULTS = [
     ),
     _fault(
         "A detector as one ONNX file",
+        "lambda_det/export/session.py",
+        "    elif network.why_none:",
+        "    elif False:",
+        "export/test_command_line.py::test_what_cannot_be_is_refused_first",
+    ),
+    _fault(
+        "A detector as one ONNX file",
         "lambda_det/export/proof.py",
-        "return all(np.allclose(*row, rtol=0, atol=self.most, equal_nan=True) for row in rows)",
-        "return True",
+        "return bool(rows) and all(",
+        "return bool(rows) or all(",
         "export/test_proof.py::test_ap_beside_ap",
     ),
     _fault(
@@ -762,10 +769,10 @@ FAULTS = [
         "export/test_detector.py::test_predictor_reads_a_file_alone_and_fills_its_batches",
     ),
     _fault(
-        "A backbone in each format",
+        "A backbone as ONNX",
         "lambda_det/export/session.py",
-        "all(comparison.passed for comparison in self.decided)",
-        "any(comparison.passed for comparison in self.decided)",
+        "return bool(errors) and max(errors) <= TOLERANCE",
+        "return bool(errors) and min(errors) <= TOLERANCE",
         "export/test_backbone.py::test_a_graph_for_one_size_only_is_found_out",
     ),
     _fault(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lambda_det.detection.registry import EVALUATORS
-from lambda_det.export.formats import FORMATS
+from lambda_det.export import onnx_file
 
 pytestmark = pytest.mark.checkout
 
@@ -58,7 +58,7 @@ def bare(name: str) -> str:
 def test_every_package_that_is_to_be_installed_is_registered():
     names: dict[str, set[str]] = {
         "tables": {evaluator.package for evaluator in EVALUATORS.values()} - {""},
-        "formats": {name for form in FORMATS.values() for name in form.packages},
+        "exports": {*onnx_file.PACKAGES},
     }
     found = [file for folder in FOLDERS for file in ROOT.glob(f"{folder}/**/*")]
     for file in [*found, *ROOT.glob("*")]:

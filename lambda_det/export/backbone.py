@@ -1,11 +1,13 @@
-"""The backbone of any checkpoint as the content of a backbone file."""
+"""The backbone of any checkpoint as a backbone file: extracted, written, read again, compared."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,139 +16,155 @@ from torch import Tensor, nn
 
 from lambda_det.config import read_plain
 from lambda_det.errors import ConfigError, WeightsError, listed, reason
+from lambda_det.export.session import TOLERANCE, differences
+from lambda_det.files import writing_to
 from lambda_det.layers.lambda_layer import RelativePosition
 from lambda_det.layers.local import crop_offsets, grid_size
 from lambda_det.modeling.build import create_backbone, norm_option
 from lambda_det.modeling.specs import STAGES
 from lambda_det.version import __version__
-from lambda_det.weights.backbone_file import fold_normalisation
-from lambda_det.weights.loading import load
+from lambda_det.weights.backbone_file import (
+    check_target,
+    fold_normalisation,
+    read_backbone,
+    save_backbone,
+)
+from lambda_det.weights.loading import load, read_weights
 from lambda_det.weights.names import bare_name, is_counter, tensors_only
 from lambda_det.weights.provenance import (
     AUTHOR,
+    DETECTRON2_PIXELS,
     FORMAT,
+    Origin,
     PixelSettings,
     check_provenance,
     checksum,
     format_options,
+    initial_weights,
     recorded_network,
     wanted_pixels,
 )
+from lambda_det.weights.public import fetch
 
 __all__ = [
-    "SourceNetwork",
+    "convert_public",
+    "export_backbone",
     "extract_backbone",
-    "in_half",
-    "is_backbone_file",
-    "read_source_network",
+    "passes",
+    "read_network",
+    "read_source",
+    "verify_backbone",
 ]
 
-# the key in the checkpoint's "results" for each kind of weights
-_RESULTS = {"ema": "ema", "model": "raw"}
-_STAGE_IN_HEADS = "roi_heads.res5."
-_STEM_AND_STAGES = ("stem", *STAGES)
-_UNKNOWN_PIXELS = dict.fromkeys(("input_format", "pixel_mean", "pixel_std"))
+_ABOUT = "recipe", "run", "meta"  # what a checkpoint says of its network
+_SIZE = 96, 128  # sides of the image on which a file is compared, so nothing is padded
 
 
-@dataclass(frozen=True)
-class SourceNetwork:
-    """The backbone that a checkpoint holds.
-
-    Attributes:
-        network: with the weights of the checkpoint in float32, and its stages alone.
-        model, options: how it was made.
-        pixels: pixel settings that it needs; None where they are not known.
-        known_from: what says which network it is.
-        weights: "ema" or "model", which of the checkpoint's weights it has.
-    """
-
-    network: nn.Module
-    model: str
-    options: Mapping[str, Any]
-    pixels: PixelSettings | None
-    known_from: str
-    weights: str
+# What a checkpoint holds --------------------------------------------------------------------------
 
 
-def read_source_network(
-    checkpoint: Mapping[str, Any],
-    *,
-    weights: str | None = None,
-    model: str | None = None,
-    source: str = "the checkpoint",
-) -> SourceNetwork:
-    """The backbone of a checkpoint, with its weights as they are.
+def read_source(path: str, model: str | None = None) -> dict[str, Any]:
+    """Read a checkpoint to export: one of ours, of timm or of torchvision.
 
     Args:
-        checkpoint: see :func:`extract_backbone`.
-        weights: "ema" or "model". None: "ema" if the checkpoint has them.
+        path: a file, or a URL of :func:`lambda_det.weights.public.fetch`.
+        model: our name of the network, for files of timm or torchvision.
+
+    Returns:
+        The content of the file. Weights of timm and torchvision become the checkpoint of a
+        classifier, whose recipe names the network, the pixel settings, the source and the licence.
+
+    Raises:
+        ConfigError: there are no such published weights.
+        WeightsError: the file cannot be read, or does not say which network it holds.
+    """
+    content = read_weights(path)
+    meta = content.get("meta", {})
+    if "imported" not in meta:
+        return content
+    model = meta.get("model") or model
+    state = {name.removeprefix("backbone."): t for name, t in content["model"].items()}
+    if "linear.weight" not in state:
+        raise WeightsError(
+            f"{path} ({meta['imported']}) has no classifier, so nothing shows that it is complete; "
+            "use weights with one."
+        )
+    if model is None:
+        raise _unnamed(f"{path} ({meta['imported']})", "resnet50")
+    recipe = {
+        "model": model,
+        "options": {},
+        "num_classes": len(state["linear.weight"]),
+        **wanted_pixels(content).as_meta(),
+        "source": meta.get("source", meta["imported"]),
+        "license": meta.get("license"),
+    }
+    results = {"published": {"raw": {"top1": meta["top1"]}}} if meta.get("top1") else {}
+    return {"model": content["model"], "recipe": recipe, "results": results}
+
+
+def _unnamed(source: str, name: str) -> WeightsError:
+    return WeightsError(
+        f"{source} does not say which network it holds; name it with --model of lambda-det "
+        f"backbone, such as --model {name}."
+    )
+
+
+def read_network(
+    content: Mapping[str, Any],
+    *,
+    raw: bool = False,
+    model: str | None = None,
+    source: str = "the checkpoint",
+) -> nn.Module:
+    """The backbone of a checkpoint, with its weights in float32, and its stages alone.
+
+    Args:
+        content: of a classifier, a detector with or without FPN, or a backbone.
+        raw: take the raw weights also where there are averaged ones.
         model: the name of a network with default options, for a checkpoint that records none.
         source: name of the checkpoint for messages.
 
     Raises:
-        WeightsError: the network is unknown, tensors are missing, or the checkpoint does not have
-            the ``weights`` asked for.
+        WeightsError: the network is unknown, or the checkpoint does not hold all of it.
     """
-    if is_backbone_file(checkpoint):
-        meta = checkpoint["meta"]
-        network = _create(meta["model"], meta["options"], meta["stages"], source)
-        load(network, source, checkpoint)
-        return SourceNetwork(
-            network,
-            meta["model"],
-            meta["options"],
-            wanted_pixels(checkpoint),
-            meta["known_from"],
-            meta["weights"],
-        )
-    weights, state = _weights_of(checkpoint, weights, source)
-    about = {key: checkpoint[key] for key in ("recipe", "run", "meta") if key in checkpoint}
-    name, options = recorded_network(checkpoint)
-    known_from = "recipe" if "recipe" in checkpoint else "run"
-    if name is None and model is None:
-        raise WeightsError(
-            f"{source} does not say which network it holds; name it with --model of lambda-det "
-            "backbone, such as --model lambda_resnet50."
-        )
+    name, options = recorded_network(content)
     if name is None:
-        name, options, known_from = model, norm_option(model, "BN"), "name"
+        if model is None:
+            raise _unnamed(source, "lambda_resnet50")
+        name, options = model, norm_option(model, "BN")
+    weights = content.get("model") if raw else initial_weights(content)[0]
+    state, about = tensors_only(weights, source), {k: content[k] for k in _ABOUT if k in content}
     modules = {bare_name(tensor).split(".")[0] for tensor in state}
-    if "stem" not in modules:
-        raise WeightsError(
-            f"{source} holds no backbone of lambda_det, which has a stem and stages res2 to res5; "
-            f"its tensors are {listed(state)}."
-        )
-    if "res5" not in modules:  # a C4 detector may have res5 in its heads
-        # Detectron2's own FPN of convolutions, which any backbone may have
+    if "res5" not in modules:  # a C4 detector has it in its heads, where others have convolutions
         with contextlib.suppress(WeightsError):
-            moved = {
-                tensor.replace(_STAGE_IN_HEADS, "res5."): value for tensor, value in state.items()
-            }
-            network = _create(name, options, STAGES, source)
-            load(network, source, {**about, "model": moved})
-            return SourceNetwork(
-                network, name, options, wanted_pixels(checkpoint), known_from, weights
-            )
-    stages = [stage for stage in STAGES if stage in modules]
-    network = _create(name, options, stages, source)
-    load(network, source, {**about, "model": state})
-    return SourceNetwork(network, name, options, wanted_pixels(checkpoint), known_from, weights)
+            moved = {n.replace("roi_heads.res5.", "res5."): tensor for n, tensor in state.items()}
+            return _loaded(name, options, STAGES, {**about, "model": moved}, source)
+    stages = [stage for stage in STAGES if stage in modules] or STAGES
+    return _loaded(name, options, stages, {**about, "model": state}, source)
 
 
-def _create(name: str, options: Mapping[str, Any], stages: Sequence[str], source: str) -> nn.Module:
+def _loaded(
+    name: str, options: Mapping[str, Any], stages: Sequence[str], content: dict, source: str
+) -> nn.Module:
     try:
-        return create_backbone(name, [stage for stage in stages if stage != "stem"], **options)
+        network = create_backbone(name, stages, **options)
     except (ConfigError, TypeError) as error:  # TypeError: an option that does not exist (any more)
         raise WeightsError(
             f"The network {name}{format_options(options)} of {source} cannot be created: "
             f"{reason(error)}"
         ) from error
+    load(network, source, content)
+    return network
+
+
+# What becomes of it -------------------------------------------------------------------------------
 
 
 def extract_backbone(
-    checkpoint: Mapping[str, Any],
+    content: Mapping[str, Any],
     *,
-    weights: str | None = None,
+    raw: bool = False,
     fold_input: bool = True,
     model: str | None = None,
     source: str = "the checkpoint",
@@ -154,13 +172,9 @@ def extract_backbone(
     """Make the content of a backbone file.
 
     Args:
-        checkpoint: of a classifier or of a detector with or without FPN, which record the network;
-            of a backbone, or a bare state dict of one of these.
-        weights: "ema" or "model". None: "ema" if the checkpoint has them.
+        content, raw, model, source: see :func:`read_network`.
         fold_input: fold the input normalisation of a classifier into its first convolution, see
             :func:`lambda_det.weights.backbone_file.fold_normalisation`. Detectors are not changed.
-        model: the name of a network with default options, for a checkpoint that records none.
-        source: name of the checkpoint for messages.
 
     Returns:
         ``model``: float32 tensors under the backbone's own names, with running statistics, without
@@ -169,59 +183,58 @@ def extract_backbone(
         ``matching_heuristics`` make Detectron2 match the tensors by the ends of their names.
 
     Raises:
-        WeightsError: the network is unknown, tensors are missing or untrained, or the checkpoint
-            does not have the ``weights`` asked for.
+        WeightsError: the network is unknown, tensors are missing or untrained, or a backbone file
+            was made with other options than those asked for.
     """
-    if is_backbone_file(checkpoint):
-        return _of_backbone_file(checkpoint, weights, fold_input, source)
-    recipe = checkpoint.get("recipe")
+    check_provenance(content, source)
+    written = content.get("meta", {}) if content.get("__author__") == AUTHOR else {}
+    if (raw and written.get("weights") == "ema") or (written.get("folded") and not fold_input):
+        folded = "folded" if written.get("folded") else "not folded"
+        raise WeightsError(
+            f"{source} is a backbone file of the {written['weights']!r} weights, {folded}; name "
+            "the checkpoint it was made from to get others."
+        )
+    network = read_network(content, raw=raw, model=model, source=source)
+    state, pixels, recipe = _tensors_of(network), wanted_pixels(content), content.get("recipe")
+    origin, results = Origin.of(source, content, raw=raw), content.get("results", {})
     is_classifier = isinstance(recipe, Mapping)
-    read = read_source_network(checkpoint, weights=weights, model=model, source=source)
-    state, pixels = _tensors_of(read.network), read.pixels
-    folded = is_classifier and fold_input
-    if folded:
-        state, pixels = fold_normalisation(read.network, state, pixels)
-    side, unseen = _trained_at(recipe) if is_classifier else None, []
-    if side:
-        state, unseen = forget_unseen(state, read.network, side)
-    _check_trained(state, source)
-    iteration, results = checkpoint.get("iteration"), checkpoint.get("results", {})
-    kind = _RESULTS[read.weights]
-    statistics = None
-    if (precise := checkpoint.get("precise_statistics")) is not None:
-        statistics = "precise" if kind in precise else "running"
-    meta = {
-        "model": read.model,
-        "options": dict(read.options),
-        "stages": [
-            name for name in _STEM_AND_STAGES if any(n.startswith(f"{name}.") for n in state)
-        ],
-        **(pixels.as_meta() if pixels else _UNKNOWN_PIXELS),
-        "recipe": recipe.get("config", "") if is_classifier else None,
-        "known_from": read.known_from,
-        "weights": read.weights,
-        "step": iteration + 1 if type(iteration) is int else None,
-        "folded": folded,
-        "trained_at": side or 0,  # pixels of an image's side; 0 where it is unknown
-        "unseen": unseen,  # embeddings whose values for offsets beyond that are 0
-        "accuracy": {part: dict(by[kind]) for part, by in results.items() if kind in by},
-        # "precise": recomputed for these weights; "running": the running averages of the training
-        "statistics": statistics,
+    name, options = network.created_as
+    meta = dict(content.get("meta", {})) | {
+        "model": name,
+        "options": dict(options),
+        "stages": [s for s in ("stem", *STAGES) if any(n.startswith(f"{s}.") for n in state)],
+        "weights": "ema" if origin.averaged else "model",
+        "step": origin.step,
         "format": FORMAT,
         "lambda_det": __version__,
     }
-    if is_classifier and "source" in recipe:  # published weights
-        meta |= {"source": recipe["source"], "license": recipe["license"]}
+    if is_classifier:
+        if fold_input:
+            state, pixels = fold_normalisation(network, state, pixels)
+        side, unseen = _trained_at(recipe), []
+        if side:
+            state, unseen = forget_unseen(state, network, side)
+        kind = "ema" if origin.averaged else "raw"
+        meta |= {key: recipe[key] for key in ("source", "license") if key in recipe}
+        meta |= {
+            "recipe": recipe.get("config", ""),
+            "folded": fold_input,
+            "trained_at": side or 0,  # pixels of an image's side; 0 where it is unknown
+            "unseen": unseen,  # embeddings whose values for offsets beyond that are 0
+            "accuracy": {part: dict(by[kind]) for part, by in results.items() if kind in by},
+        }
+    meta |= pixels.as_meta() if pixels else {}
+    _check_trained(state, source)
     meta["sha256"] = checksum(state, meta)
     return {"model": state, "__author__": AUTHOR, "matching_heuristics": True, "meta": meta}
 
 
 def _tensors_of(network: nn.Module) -> dict[str, Tensor]:
-    """Copies of its tensors without counters and without tensors outside of the stages."""
+    """Copies of its tensors without counters."""
     return {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in network.state_dict().items()
-        if name.split(".")[0] in _STEM_AND_STAGES and not is_counter(name)
+        if not is_counter(name)
     }
 
 
@@ -265,62 +278,6 @@ def forget_unseen(
     return state, changed
 
 
-def in_half(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert kernels and embeddings to float16, for a file of half the size.
-
-    Norms and biases stay in float32, because a folded stem's statistics may exceed float16. Models
-    that load the file are in float32.
-    """
-    model = {name: t.half() if t.ndim > 1 else t for name, t in content["model"].items()}
-    meta = {**content["meta"], "half": True}
-    return {**content, "model": model, "meta": {**meta, "sha256": checksum(model, meta)}}
-
-
-def is_backbone_file(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether it is the content of a backbone file."""
-    return checkpoint.get("__author__") == AUTHOR and "meta" in checkpoint
-
-
-def _of_backbone_file(
-    content: Mapping[str, Any], weights: str | None, fold_input: bool, source: str
-) -> dict[str, Any]:
-    """The content of a backbone file, to be written in another format.
-
-    Raises:
-        WeightsError: the file was changed, or was made with other options than those asked for.
-    """
-    check_provenance(content, source)
-    meta = content["meta"]
-    if weights not in (None, meta["weights"]) or (meta["folded"] and not fold_input):
-        folded = "folded" if meta["folded"] else "not folded"
-        raise WeightsError(
-            f"{source} is a backbone file of the {meta['weights']!r} weights, {folded}; name the "
-            "checkpoint it was made from to get others."
-        )
-    return {**content, "model": dict(tensors_only(content["model"], source))}
-
-
-def _weights_of(
-    checkpoint: Mapping[str, Any], weights: str | None, source: str
-) -> tuple[str, dict[str, Tensor]]:
-    """Choose the "ema" or "model" weights of a checkpoint.
-
-    Returns:
-        The choice, and the state dict.
-
-    Raises:
-        WeightsError: the checkpoint does not have them, or they are no state dict.
-    """
-    chosen = weights or ("ema" if "ema" in checkpoint else "model")
-    holder = checkpoint.get("ema") if chosen == "ema" else checkpoint
-    if chosen == "model" and any(isinstance(value, Tensor) for value in checkpoint.values()):
-        holder = {"model": checkpoint}  # a bare state dict
-    if not isinstance(holder, Mapping) or "model" not in holder:
-        held = [name for name in ("ema", "model") if name in checkpoint]
-        raise WeightsError(f"{source} has no {chosen!r} weights; it has {listed(held)}.")
-    return chosen, tensors_only(holder["model"], source)
-
-
 def _trained_at(recipe: Mapping[str, Any]) -> int | None:
     """The side in pixels of the images that a classifier was trained on, as its recipe says."""
     with contextlib.suppress(yaml.YAMLError, AttributeError, KeyError, TypeError):
@@ -343,3 +300,111 @@ def _check_trained(state: Mapping[str, Tensor], source: str) -> None:
                 f"The statistics {name} in {source} have their initial values, 0 and 1: the "
                 "weights were never trained, or their statistics never computed."
             )
+
+
+# Written and compared -----------------------------------------------------------------------------
+
+
+def export_backbone(
+    content: Mapping[str, Any],
+    path: str | Path,
+    checkpoint: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+) -> dict[str, float]:
+    """Write a backbone file under a temporary name, verify it, and rename it if it passes.
+
+    An existing file stays until then.
+
+    Args:
+        content: made by :func:`extract_backbone`.
+        path: see :func:`lambda_det.weights.backbone_file.save_backbone`.
+        checkpoint: from which the content was made.
+        overwrite: replace an existing file.
+
+    Returns:
+        The errors of :func:`verify_backbone`; the file is there if it :func:`passes`.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    check_target(path, overwrite=overwrite)
+    path = Path(path)
+    # A folder, so that the temporary file has the final suffix and name
+    folder = tempfile.TemporaryDirectory(prefix=".unverified_", dir=path.parent)
+    with writing_to(path), folder as place:
+        temporary = Path(place, path.name)
+        save_backbone(content, temporary)
+        errors = verify_backbone(temporary, checkpoint)
+        if passes(errors):
+            os.replace(temporary, path)
+    return errors
+
+
+def passes(errors: Mapping[str, float]) -> bool:
+    """Whether something was compared, and errors are only of rounding."""
+    return bool(errors) and max(errors.values()) <= TOLERANCE
+
+
+@torch.no_grad()
+def verify_backbone(path: str | Path, checkpoint: Mapping[str, Any]) -> dict[str, float]:
+    """Compare the features of a backbone file with its checkpoint's, in float64.
+
+    Args:
+        path: a file of :func:`lambda_det.weights.backbone_file.save_backbone`. It is loaded as
+            other projects load it, which needs every tensor and the right checksum.
+        checkpoint: from which the file was made.
+
+    Returns:
+        See :func:`lambda_det.export.session.differences`, for each map that both have.
+
+    Raises:
+        WeightsError: the file is no backbone file, or was changed.
+    """
+    meta = read_backbone(path)["meta"]
+    raw = meta["weights"] == "model"
+    source = read_network(checkpoint, raw=raw, model=meta["model"])
+    network = create_backbone(meta["model"], meta["stages"], path, **meta["options"])
+    # global embeddings refuse larger maps, on which the checkpoint has embeddings that the file
+    # lacks
+    limits = meta["options"].get("global_context"), meta.get("unseen") and meta["trained_at"]
+    size = [min(side, *(limit for limit in limits if limit), side) for side in _SIZE]
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randint(0, 256, (3, *size), generator=generator).double()
+    expected = _features(source, image, wanted_pixels(checkpoint))
+    maps = _features(network, image, wanted_pixels({"meta": meta}))
+    return differences(maps, {name: y for name, y in expected.items() if name in maps})
+
+
+def _features(
+    backbone: nn.Module, image: Tensor, pixels: PixelSettings | None
+) -> dict[str, Tensor]:
+    """The maps of an RGB image [3, H, W], in float64."""
+    pixels = pixels or DETECTRON2_PIXELS
+    image = image.flip(0) if pixels.format == "BGR" else image
+    mean, std = (
+        torch.tensor(values, dtype=torch.float64)[:, None, None]
+        for values in (pixels.mean, pixels.std)
+    )
+    return backbone.double().eval()(((image - mean) / std)[None])
+
+
+def convert_public(path: str, target: Path) -> str:
+    """The local path of published weights as Detectron2's own checkpointer reads them.
+
+    Args:
+        path: a URL of :func:`lambda_det.weights.public.fetch`.
+        target: where a verified backbone file for Detectron2's default pixel settings is written.
+            A file of lambda_det stays where it is.
+
+    Raises:
+        WeightsError: the weights cannot be read, or their features change.
+    """
+    checkpoint = read_source(path)
+    if "source" not in checkpoint.get("recipe", {}):
+        return fetch(path).local_path()
+    content = extract_backbone(checkpoint, source=path)
+    errors = export_backbone(content, target, checkpoint, overwrite=True)
+    if not passes(errors):
+        raise WeightsError(f"{path} cannot be converted: its features differ by {errors}.")
+    return str(target)

@@ -16,7 +16,7 @@ from torch import Tensor
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError, WeightsError, refused
-from lambda_det.export.onnx_file import onnx_metadata, read_onnx
+from lambda_det.export import onnx_file
 
 __all__ = ["ExportedDetector", "sidecar"]
 
@@ -72,10 +72,10 @@ class ExportedDetector:
             raise ConfigError(f"--device is {device}, and {path} is computed on the CPU here.")
         # ONNX Runtime has its own errors
         with refused(WeightsError, f"{path} cannot be loaded", "", Exception):
-            self.about = about = onnx_metadata(path)
+            self.about = about = onnx_file.metadata(path)
             if "outputs" not in about:
                 raise DataError(f"{path} has no metadata of lambda-det export; give a file of it.")
-            self._run = read_onnx(path, about["outputs"])
+            self._run = onnx_file.read(path, about["outputs"])
         if "boxes" not in about["outputs"]:
             raise ConfigError(
                 f"{path} is no detector: its outputs are {', '.join(about['outputs'])}."

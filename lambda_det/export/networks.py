@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from detectron2.modeling import Backbone
 from detectron2.modeling.meta_arch import GeneralizedRCNN
 from detectron2.structures import ImageList, Instances
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lambda_det.detection.registry import why_not_exported
 from lambda_det.errors import ConfigError
-from lambda_det.export.detections import DENSE, proposals_in_order
+from lambda_det.export.detections import DENSE
 from lambda_det.export.portable import portable_copy
 from lambda_det.modeling.fold import fold_norms
+
+if TYPE_CHECKING:
+    from lambda_det.export.proof import ValidationImages
 
 __all__ = ["Network", "backbone_network", "detector_network"]
 
@@ -32,27 +34,25 @@ class Network:
 
     Attributes:
         module: maps the inputs to a dict of tensors, in operators that a graph can hold.
-        original: computes the same without an export, to compare with.
+        original: what was exported, to compare with: a backbone, or a model of Detectron2.
         detector: whether it is a detector.
         about: what a user of the file has to know of the images and the weights.
         stride: the sides of its images are multiples of it.
         batch: number of images that the file takes at once; 0 for any number.
         fixed: height and width of its images; None for any.
-        features: of a detector, the maps on which it detects, as computed by ``module`` and by
-            ``original``.
-        prove: compares the file of a detector with its run on validation images; None where the run
-            is not known.
+        validation: images of its run that the file of a detector is compared on; None for none.
+        why_none: of those; "" where the user wants none.
     """
 
     module: nn.Module
-    original: Callable[..., dict[str, Tensor]]
+    original: nn.Module
     detector: bool
     about: Mapping[str, Any] = field(default_factory=dict)
     stride: int = 1
     batch: int = 0
     fixed: tuple[int, int] | None = None
-    features: tuple[Callable[..., dict[str, Tensor]], ...] = ()
-    prove: Callable[[Any], Any] | None = None
+    validation: ValidationImages | None = None
+    why_none: str = "Nothing says which run it is of"
 
     @property
     def device(self) -> torch.device:
@@ -96,16 +96,14 @@ def detector_network(
     check_exportable(model)
     about = {**(about or {}), "score_threshold": _limit(model, "test_score_thresh")}
     copied, rgb = portable_copy(fold_norms(model)), about.get("input_format") == "RGB"
-    graph, original = (DetectorGraph(each, rgb) for each in (copied, model.eval()))
+    graph, stride = DetectorGraph(copied, rgb), max(model.backbone.size_divisibility, 1)
+    if fixed and any(side % stride for side in fixed):
+        raise ConfigError(
+            f"The network takes sides that are multiples of {stride}, and not "
+            f"{fixed[0]}x{fixed[1]}."
+        )
     return Network(
-        graph,
-        original.original,
-        detector=True,
-        about=about,
-        stride=max(model.backbone.size_divisibility, 1),
-        batch=batch,
-        fixed=fixed,
-        features=(graph.features, original.features),
+        graph, model.eval(), detector=True, about=about, stride=stride, batch=batch, fixed=fixed
     )
 
 
@@ -202,21 +200,6 @@ class DetectorGraph(nn.Module):
             outputs["masks"] = outputs["masks"] * there[:, :, None, None, None]
         return {**outputs, "count": there.sum(1)}
 
-    @proposals_in_order()
-    def original(self, images: Tensor, sizes: Tensor) -> dict[str, Tensor]:
-        """The same detections by Detectron2, with its proposals in order, for the comparison."""
-        images = ImageList(self.prepare(images, sizes).tensor, [*map(tuple, sizes.tolist())])
-        detections = [fields(_inside(instances)) for instances in self.detect(images)]
-        outputs = {
-            name: torch.stack([_padded(by_name[name], self.most) for by_name in detections])
-            for name in detections[0]
-        }
-        counts = [len(by_name["scores"]) for by_name in detections]
-        return {**outputs, "count": torch.tensor(counts)}
-
-    def features(self, images: Tensor, sizes: Tensor) -> dict[str, Tensor]:
-        return self.model.backbone(self.prepare(images, sizes).tensor)
-
     def prepare(self, images: Tensor, sizes: Tensor) -> ImageList:
         """Images as the backbone takes them: normalised, and 0 outside of each."""
         pixels = images.float().movedim(-1, -3)
@@ -238,14 +221,3 @@ class DetectorGraph(nn.Module):
             return model.roi_heads(images, features, proposals, None)[0]
         features = [features[name] for name in model.head_in_features]
         return model.forward_inference(images, features, model.head(features))
-
-
-def _inside(instances: Instances) -> Instances:
-    """The instances that are at least partly inside the image, cut at its border."""
-    instances.pred_boxes.clip(instances.image_size)
-    return instances[instances.pred_boxes.nonempty().nonzero()[:, 0]]
-
-
-def _padded(values: Tensor, length: int) -> Tensor:
-    """``values`` [N, ..] with zeros up to a length."""
-    return F.pad(values.movedim(0, -1), (0, length - len(values))).movedim(-1, 0)

@@ -1,34 +1,85 @@
-"""ONNX: a graph of torch.onnx, names for its sizes, metadata, and ONNX Runtime."""
+"""ONNX: a graph of torch.onnx for every size, names for its sizes, metadata, and ONNX Runtime."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental import _config
 
 from lambda_det.errors import ConfigError
+from lambda_det.export.detections import exportable_detections
+from lambda_det.export.networks import Network
 
-__all__ = ["OPSET", "PACKAGES", "finish_onnx", "onnx_metadata", "read_onnx", "write_onnx"]
+__all__ = ["OPSET", "PACKAGES", "check_possible", "finish", "metadata", "read", "record", "write"]
 
 OPSET = 18  # the one that torch.onnx writes without converting versions
 # names of the sizes of a graph's input; with an FPN, over its largest stride
 AXES = ("batch", "height", "width")
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+HOLDS_ANY_SIZE = hasattr(_config, "backed_size_oblivious")  # one graph; PyTorch 2.7 or newer
 
 
-def write_onnx(
-    program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], path: Path
-) -> None:
-    """Write a program with names for its inputs and outputs."""
+def check_possible() -> None:
+    """Raise ConfigError where no file can be written here."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"An export needs other packages: pip install {' '.join(missing)}")
+    if not HOLDS_ANY_SIZE:
+        raise ConfigError(
+            f"PyTorch {torch.__version__} can only record one graph for maps of more than one tile "
+            "and another for smaller ones; use PyTorch 2.7 or newer."
+        )
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[None]:
+    """Let PyTorch record graphs that hold for every size, also of Detectron2's detectors."""
+    with (
+        torch.no_grad(),
+        _config.patch(backed_size_oblivious=True),  # also for sizes of 1
+        # Before PyTorch 2.15 the size of a pooled map asks for the remainder of a division
+        mock.patch.object(torch._meta_registrations, "div_rtn", lambda x, y: x // y),
+        exportable_detections(),
+    ):
+        yield
+
+
+def record(network: Network, example: tuple[Tensor, ...]) -> ExportedProgram:
+    """Record the graph of a network for its free sizes."""
+    # Before 2.14 PyTorch wants maps of two positions; the file does not
+    least = 1 if torch.__version__ >= "2.14" else 129
+    count = {} if network.batch else {0: Dim(AXES[0], min=1)}
+    sides = {}
+    if not network.fixed:
+        units = [Dim(name, min=-(-least // network.stride)) for name in AXES[1:]]
+        axes = (1, 2) if network.detector else (2, 3)
+        sides = {
+            axis: network.stride * unit if network.stride > 1 else unit
+            for axis, unit in zip(axes, units, strict=True)
+        }
+    shapes = ({**count, **sides}, count)[: len(example)]
+    with _recording():
+        return torch.export.export(network.module, example, dynamic_shapes=shapes, strict=False)
+
+
+def write(network: Network, example: tuple[Tensor, ...], path: Path) -> list[str]:
+    """Write a network with names for its inputs and outputs; returns those of its outputs.
+
+    Raises:
+        RuntimeError: or one of a class derived from it: ONNX cannot hold the network.
+    """
     from onnxscript import opset18
     from onnxscript.function_libs.torch_lib.ops.core import aten_sort
     from onnxscript.function_libs.torch_lib.ops.nn import aten_avg_pool2d
@@ -44,14 +95,16 @@ def write_onnx(
         sides = {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 1, 1]}
         return opset18.AveragePool(padding.inputs[0], **sides, count_include_pad=0)
 
+    with torch.no_grad(), exportable_detections():
+        outputs = list(network.module(*example))
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of every empty list
     torch.onnx.export(
-        program,
+        record(network, example),
         f=str(path),
         dynamo=True,
         opset_version=OPSET,
-        input_names=list(inputs),
-        output_names=list(outputs),
+        input_names=["images", "sizes"][: len(example)],
+        output_names=outputs,
         external_data=False,
         verbose=False,
         custom_translation_table={
@@ -59,9 +112,10 @@ def write_onnx(
             torch.ops.aten.avg_pool2d.default: average,
         },
     )
+    return outputs
 
 
-def finish_onnx(path: Path, about: Mapping[str, Any]) -> None:
+def finish(path: Path, about: Mapping[str, Any]) -> None:
     """Name the sizes in a file, and write what is known about it to its metadata."""
     import onnx
 
@@ -99,8 +153,8 @@ def _open(path: Path, *, optimized: bool = True) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def onnx_metadata(path: Path) -> dict[str, Any]:
-    """The metadata that :func:`finish_onnx` wrote to a file."""
+def metadata(path: Path) -> dict[str, Any]:
+    """The metadata that :func:`finish` wrote to a file."""
     about = dict(_open(path, optimized=False).get_modelmeta().custom_metadata_map)
     for key, text in about.items():
         with contextlib.suppress(ValueError, RecursionError):  # plain words
@@ -108,8 +162,8 @@ def onnx_metadata(path: Path) -> dict[str, Any]:
     return about
 
 
-def read_onnx(path: Path, outputs: Sequence[str]) -> Callable[..., dict[str, Tensor]]:
-    """A file in ONNX Runtime on the CPU; see :class:`lambda_det.export.formats.Runner`."""
+def read(path: Path, outputs: Sequence[str]) -> Callable[..., dict[str, Tensor]]:
+    """A file in ONNX Runtime on the CPU, as a function from tensors to outputs by name."""
     session = _open(path)
     inputs = [tensor.name for tensor in session.get_inputs()]
 

@@ -1,12 +1,14 @@
-"""Compare an exported detector with the run's own on validation images: AP, differences, time."""
+"""Compare an exported detector with its run: the same instances, on validation images also AP.
+
+What can be compared is settled before a graph is recorded: validation images of the run
+(:func:`validation_images`), photographs, or, where the user typed that nothing is, nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import io
-import logging
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,14 +29,13 @@ from lambda_det.detection.evaluation import TolerantCOCOEvaluator
 from lambda_det.detection.saved_run import SavedRun
 from lambda_det.detection.task import DetectionTask
 from lambda_det.detection.tiled import WholeImages
-from lambda_det.errors import UserError, counted, duration
+from lambda_det.errors import ConfigError, Stage, counted, duration
 from lambda_det.export.detections import proposals_in_order
 from lambda_det.export.exported import ExportedDetector
 
-__all__ = ["MOST", "Proof", "prove"]
+__all__ = ["MOST", "Proof", "ValidationImages", "prove", "prove_on", "validation_images"]
 
-logger = logging.getLogger(__name__)
-
+Detector = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 MOST = 0.1  # by which AP may differ
 BATCH = 4  # images at once, for a file that takes any number
 SAME = 1e-3  # instances that differ less, in pixels and in shares of scores and masks, are the same
@@ -46,7 +47,7 @@ class Proof:
     """The detections of a run's detector and of its exported file on the same images.
 
     Attributes:
-        where: the images, or why there are none.
+        where: the validation images; "" for none.
         rows: of the run and of the file, AP by kind and seconds an image or a tile.
         differences: the largest differences in a pair of instances, see :func:`pairs`: of boxes in
             pixels, of scores, and of masks as a share of the image's pixels.
@@ -54,11 +55,16 @@ class Proof:
         most: by which AP may differ.
     """
 
-    where: str
+    where: str = ""
     rows: dict[str, tuple[float, float]] = field(default_factory=dict)
     differences: dict[str, float] = field(default_factory=dict)
     alone: int = 0
     most: float = MOST
+
+    @property
+    def compared(self) -> bool:
+        """Whether anything was detected."""
+        return bool(self.differences or self.alone)
 
     @property
     def passed(self) -> bool:
@@ -66,12 +72,14 @@ class Proof:
             # AP may change nevertheless, where objects of two images have nearly the same score
             return True
         rows = [row for name, row in self.rows.items() if name.endswith("AP")]
-        return all(np.allclose(*row, rtol=0, atol=self.most, equal_nan=True) for row in rows)
+        return bool(rows) and all(
+            np.allclose(*row, rtol=0, atol=self.most, equal_nan=True) for row in rows
+        )
 
     def __str__(self) -> str:
-        if not self.rows:
-            return f"AP not compared: {self.where}"
-        lines = [f"{self.where}:", f"  {'':<18}{'run':>10}{'file':>10}"]
+        if not self.compared:
+            return "note: NOT COMPARED with the run"
+        lines = [f"{self.where}:", f"  {'':<18}{'run':>10}{'file':>10}"] if self.rows else []
         for name, (run, file) in self.rows.items():
             lines.append(f"  {name:<18}{run:>10.3f}{file:>10.3f}")
         differences = [f"{what} {value:.1e}" for what, value in self.differences.items()]
@@ -79,6 +87,11 @@ class Proof:
             f"  largest differences of the same instances: {', '.join(differences) or 'none'}; "
             f"instances that only one of both finds: {self.alone}"
         )
+        if not self.passed and self.rows:
+            lines.append(
+                f"note: AP may differ by {self.most:g}, and on few images one box may make that; "
+                "--apart AP allows for more"
+            )
         return "\n".join(lines)
 
     def add(self, run: Instances, file: Instances) -> None:
@@ -118,59 +131,100 @@ def pairs(run: Instances, file: Instances) -> tuple[Tensor, Tensor]:
     return of_run, of_file
 
 
-@torch.no_grad()
-def prove(
-    run: SavedRun,
-    model: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
-    limit: int,
-    file: ExportedDetector,
-    most: float = MOST,
-    announce: Callable[[str], object] = logger.info,
-) -> Proof:
+def _detections(detector: Detector, inputs: list[dict[str, Any]]) -> list[Instances]:
+    """What a detector finds on each image, a run's with its proposals in the order of ONNX, whose
+    sort is in the seconds of the run.
+    """
+    with torch.no_grad(), proposals_in_order():
+        return [output["instances"].to("cpu") for output in detector(inputs)]
+
+
+@dataclass(frozen=True)
+class ValidationImages:
+    """What a detector's file is compared on.
+
+    Attributes:
+        task: with the data of the run, which are registered.
+        loader: of the images, or of their tiles.
+        limit: number of them, from the first ones; of tiles all of the last image are taken.
+        most: by which AP may differ.
+    """
+
+    task: DetectionTask
+    loader: Iterable[list[dict[str, Any]]]
+    limit: int
+    most: float
+
+    @property
+    def name(self) -> str:
+        """Of their data set."""
+        return self.task.components.test_sets[0]
+
+
+def validation_images(run: SavedRun, limit: int, most: float = MOST) -> ValidationImages:
+    """The validation images of a run, before its detector is exported.
+
+    Raises:
+        UserError: says why there are none on which AP can be compared.
+    """
+    task = DetectionTask(copy.deepcopy(run.config))
+    task.register_data()
+    if not task.components.test_sets:
+        raise ConfigError("The run has no validation images.")
+    data = task.components.test_sets[0]
+    if (kind := MetadataCatalog.get(data).get("evaluator_type")) not in (None, "coco"):
+        raise ConfigError(f"{data} is evaluated as {kind}, and only AP as COCO has it is compared.")
+    classes.check(task.components.detector, [data], run.classes, "the run")
+    task.check_data(train=False)
+    loader = task.components.make_test_loader(data)
+    if not {"input_format", "min_size_test"} <= run.about().keys():
+        raise ConfigError("The evaluation of the run does more to images than to resize them.")
+    return ValidationImages(task, loader, limit, most)
+
+
+def prove_on(images: Iterable[str], model: Detector, file: ExportedDetector, proof: Proof) -> None:
+    """Compare a detector and its file on files of images.
+
+    Raises:
+        DataError: one cannot be read, or has more than 8 bits a channel.
+    """
+    both = (model, file.about.get("input_format", "BGR")), (file, file.channels)
+    for name in images:
+        found = []
+        for detector, channels in both:
+            image = as_input(read_image({"file_name": name}, channels), file.resize)
+            found += _detections(detector, [image])
+        proof.add(*found)
+
+
+def prove(images: ValidationImages, model: Detector, file: ExportedDetector, stage: Stage) -> Proof:
     """Evaluate a run's detector and its file on validation images.
 
     Args:
-        run: that was exported.
+        images: of the run.
         model: its detector.
-        limit: number of images, from the first ones; of tiles where the run cuts images, and then
-            all tiles of the last image are there.
         file: the same detector exported. It gets as many images at once as it takes.
-        most: by which AP may differ.
-        announce: gets a sentence on how long it takes, after the first images.
+        stage: is told how long it takes, after the first images.
     """
-    try:
-        task = DetectionTask(copy.deepcopy(run.config))
-        task.register_data()
-        if limit < 1 or not task.components.test_sets:
-            return Proof("there are no validation images" if limit > 0 else "--proof is 0")
-        data = task.components.test_sets[0]
-        if (kind := MetadataCatalog.get(data).get("evaluator_type")) not in (None, "coco"):
-            return Proof(f"{data} is evaluated as {kind}, and only AP as COCO has it is compared")
-        classes.check(task.components.detector, [data], run.classes, "the run")
-        task.check_data(train=False)
-        loader = task.components.make_test_loader(data)
-    except UserError as error:
-        return Proof(str(error))
-    if not {"input_format", "min_size_test"} <= file.about.keys():
-        return Proof("the evaluation of the run does more to images than to resize them")
-    proof, ids, seconds = Proof("", most=most), [], np.zeros(2)
-    what = "tile" if task.components.tiling else "image"
+    components, loader, limit = images.task.components, images.loader, images.limit
+    proof, ids, seconds = Proof(most=images.most), [], np.zeros(2)
+    what = "tile" if components.tiling else "image"
     tasks = ("bbox", "segm") if "masks" in file.about["outputs"] else ("bbox",)
-    screen = sys.stdout  # pycocotools prints, which is kept from it
+    # pycocotools prints, which is kept from the screen
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         evaluators = [
-            WholeImages(TolerantCOCOEvaluator(data, tasks, output_dir=folder)) for _ in range(2)
+            WholeImages(TolerantCOCOEvaluator(images.name, tasks, output_dir=folder))
+            for _ in range(2)
         ]
         for evaluator in evaluators:
             evaluator.reset()
-        entries = _first(chain.from_iterable(loader), limit)
+        entries, total = _first(chain.from_iterable(loader), limit), _number(loader, limit)
         while batch := list(islice(entries, file.batch or BATCH)):
-            images = [as_input(_pixels(entry, file.channels), file.resize) for entry in batch]
+            inputs = [as_input(_pixels(entry, file.channels), file.resize) for entry in batch]
             times = [time.perf_counter()]
-            with proposals_in_order():  # its sort is in the seconds of the run
-                of_run = [model([entry])[0]["instances"].to("cpu") for entry in batch]
+            of_run = [_detections(model, [entry])[0] for entry in batch]
             times.append(time.perf_counter())
-            of_file = [output["instances"].to("cpu") for output in file(images)]
+            of_file = _detections(file, inputs)
             times.append(time.perf_counter())
             seconds += np.diff(times)
             for entry, *both in zip(batch, of_run, of_file, strict=True):
@@ -178,15 +232,16 @@ def prove(
                     evaluator.process([entry], [{"instances": instances}])
                 proof.add(*both)
                 ids.append(entry["image_id"])
-            if len(ids) == len(batch) < (total := _number(loader, limit)):
-                rest = (total - len(ids)) * seconds.sum() / len(ids)
-                with contextlib.redirect_stdout(screen):
-                    announce(
-                        f"AP of the run and of the file on {total} {what}s of {data}: about "
-                        f"{duration(rest)}; --proof N takes another number, 0 none"
-                    )
+            rest = duration((total - len(ids)) * seconds.sum() / len(ids))
+            if len(ids) == len(batch) < total:
+                stage.say(
+                    f"AP of the run and of the file on {total} {what}s of {images.name}: about "
+                    f"{rest}; --proof N takes another number"
+                )
+            stage.left = f"{len(ids)} of {total} {what}s, about {rest} left"
+        stage.left = "AP is computed"
         results = [evaluator.evaluate(img_ids=[*dict.fromkeys(ids)]) for evaluator in evaluators]
-    proof.where = f"{counted(len({*ids}), 'image')} of {data}"
+    proof.where = f"{counted(len({*ids}), 'image')} of {images.name}"
     proof.rows = {f"{kind} AP": tuple(r[kind]["AP"] for r in results) for kind in tasks}
     proof.rows[f"seconds a{'n' * (what == 'image')} {what}"] = tuple(seconds / max(len(ids), 1))
     return proof

@@ -1,58 +1,61 @@
 """An export from beginning to end: it is written, read again and compared, and only then gets its
 name.
+
+A backbone is compared on patterns of several sizes. What a detector finds depends on its choice of
+boxes, so it is compared as it is used: on photographs, of its run or of the user (proof.py). Where
+there are none it is refused.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from lambda_det.errors import ConfigError
-from lambda_det.export.differences import TOLERANCE, alike, differences
+from lambda_det.detection.data.records import read_image
+from lambda_det.errors import ConfigError, stage
+from lambda_det.export import onnx_file
 from lambda_det.export.exported import ExportedDetector, sidecar
-from lambda_det.export.formats import Format, Runner, format_of
 from lambda_det.export.networks import Network
-from lambda_det.export.proof import Proof
+from lambda_det.export.proof import Proof, prove, prove_on
 from lambda_det.files import refuse_existing, replace_text
 
-__all__ = ["SIZES", "Comparison", "ExportReport", "export_network"]
+__all__ = ["SIZES", "TOLERANCE", "ExportReport", "differences", "export_network"]
 
+logger = logging.getLogger(__name__)
+
+TOLERANCE = 1e-4  # float32 sums in another order, and kernels rounded to float32
+_LEAST = 1e-30  # what a map of zeros is divided by; trained maps are far above it
 # Heights and widths: ordinary, odd, smaller than a scope of 23 in the last maps, and lying
 SIZES = ((256, 320), (193, 161), (64, 96), (71, 250))
-ROUNDING = 1e-3  # of pixels from 0 to 255: as small relative to them as such differences
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The outputs for one input, compared with the original's.
+def differences(outputs: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, float]:
+    """The greatest difference of each expected output, as a share of its greatest absolute value.
 
-    Attributes:
-        shape: of the input.
-        errors: by output, see :func:`lambda_det.export.differences.differences`.
-        detections: on the image; None for a backbone.
-        fault: why the file did not run.
-        undecided: whether the original itself gives other detections on an input that differs only
-            by rounding errors, so the comparison shows nothing.
+    Infinite where the output is missing, has another shape, or either is not finite.
     """
+    return {name: _difference(outputs.get(name), tensor) for name, tensor in expected.items()}
 
-    shape: tuple[int, ...]
-    errors: dict[str, float] = field(default_factory=dict)
-    detections: int | None = None
-    fault: str | None = None
-    undecided: bool = False
 
-    @property
-    def passed(self) -> bool:
-        return self.undecided or (self.fault is None and alike(self.errors))
+def _difference(output: Tensor | None, expected: Tensor) -> float:
+    if output is None or output.shape != expected.shape:
+        return math.inf
+    if expected.numel() == 0:
+        return 0.0
+    output, expected = output.double().cpu(), expected.double().cpu()
+    error = float((output - expected).abs().max() / expected.abs().max().clamp(min=_LEAST))
+    return error if math.isfinite(error) else math.inf
 
 
 @dataclass(frozen=True)
@@ -60,84 +63,90 @@ class ExportReport:
     """The result of an export.
 
     Attributes:
-        path: the file, which exists only if all comparisons passed.
+        path: the file, which exists only if it passed.
         seconds: the time of the export.
         size: of the file in bytes.
-        proof: the comparison on validation images, of a detector whose run is known.
+        errors: of a backbone, by the size of the input the error of each output.
+        proof: of a detector.
     """
 
     path: Path
     seconds: float
     size: int
-    comparisons: list[Comparison]
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
     proof: Proof | None = None
 
     @property
-    def decided(self) -> list[Comparison]:
-        return [comparison for comparison in self.comparisons if not comparison.undecided]
-
-    @property
-    def compared(self) -> bool:
-        """Whether the file computes what the model does, on the images that were compared."""
-        return bool(self.decided) and all(comparison.passed for comparison in self.decided)
-
-    @property
     def passed(self) -> bool:
-        return self.compared and (self.proof is None or self.proof.passed)
+        if self.proof:
+            return self.proof.passed
+        errors = [error for by_name in self.errors.values() for error in by_name.values()]
+        return bool(errors) and max(errors) <= TOLERANCE
 
-    def errors(self) -> dict[str, float]:
-        """The greatest error by output."""
-        errors = [comparison.errors for comparison in self.decided]
-        # not max(), which would ignore a NaN in the second place
-        return {
-            name: float(np.max([by_name[name] for by_name in errors if name in by_name]))
-            for name in dict.fromkeys(name for by_name in errors for name in by_name)
-        }
+    def __str__(self) -> str:
+        lines = [f"written in {self.seconds:.0f} s: {self.size / 1e6:.1f} MB"]
+        for size, by_name in self.errors.items():
+            texts = [f"{name} {error:.1e}" for name, error in by_name.items()]
+            lines.append(f"  {size}, greatest error over greatest value: {', '.join(texts)}")
+        lines += [str(self.proof)] if self.proof else []
+        ending = f"verified: {self.path}"
+        if self.proof and not self.proof.compared:
+            ending = f"written: {self.path}"
+        elif not self.passed:
+            ending = f"FAILED: {self.path} does not compute what the model does, and was removed"
+        return "\n".join([*lines, ending])
 
 
 def export_network(
     network: Network,
     output: str | Path,
     *,
-    sizes: Sequence[tuple[int, int]] | None = None,
-    images: Sequence[Tensor] = (),
+    images: Sequence[str] = (),
     overwrite: bool = False,
+    say: Callable[[str], object] = logger.info,
 ) -> ExportReport:
-    """Export a network, and compare the file, read afresh, with the original.
+    """Export a network as ONNX, and compare the file, read afresh, with the original.
 
-    ``output`` is written only if all agree; beside it comes ``output.json`` with what a user of the
-    file has to know.
+    ``output`` is written only if they agree; beside it comes ``output.json`` with what a user of
+    the file has to know.
 
     Args:
         network: what to export.
-        output: its suffix says the format, see :data:`lambda_det.export.FORMATS`.
-        sizes: heights and widths to compare on; None for ``SIZES``.
-        images: images [3, H, W] of pixels 0 to 255 to fill these sizes with, else patterns.
+        output: ends in .onnx.
+        images: files of photographs to compare a detector on, beside those of its run.
         overwrite: replace files that are there.
+        say: gets sentences on what is done, one at least every ten seconds.
 
     Raises:
-        ConfigError: the file is there or cannot be written, or the network cannot be exported.
+        ConfigError: the file is there or cannot be written, the network cannot be exported, or
+            there is nothing to compare it on.
+        DataError: an image cannot be read.
     """
-    output, form = Path(output), format_of(output)
-    check_output(output, overwrite)
-    form.check(network)
-    sizes = _sizes(network, sizes)
-    temporary = output.with_name(f"{output.stem}.unverified{output.suffix}")
+    output = Path(output)
+    _check_output(output, overwrite)
+    onnx_file.check_possible()
+    _check_comparable(network, images, say)
+    temporary = output.with_name(f"{output.stem}.unverified.onnx")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the comparison says what they fear
-            seconds = _write(form, network, example(network, images), temporary)
-            inputs = list(comparison_inputs(network, sizes, images))
-            with torch.no_grad():
-                outputs = list(network.original(*inputs[0]))
-                runner = form.read(temporary, outputs)
-                comparisons = [compare(network, runner, x) for x in inputs]
-        report = ExportReport(output, seconds, temporary.stat().st_size, comparisons)
-        about = file_facts(network, report)
-        if report.passed and form.finish:
-            form.finish(temporary, about)
-        if report.passed and network.prove:
-            report = replace(report, proof=network.prove(ExportedDetector(temporary)))
+            start = time.perf_counter()
+            with stage("recording the graph, which usually takes one or two minutes", say):
+                outputs = _write(network, temporary)
+            about = file_facts(network, outputs)
+            onnx_file.finish(temporary, about)
+            made = output, time.perf_counter() - start, temporary.stat().st_size
+            with stage("comparing the file with the model", say) as comparing:
+                if not network.detector:
+                    report = ExportReport(*made, _compare(network, temporary, outputs))
+                else:
+                    file, proof = ExportedDetector(temporary), Proof()
+                    if network.validation:
+                        proof = prove(network.validation, network.original, file, comparing)
+                    prove_on(images, network.original, file, proof)
+                    report = ExportReport(*made, proof=proof)
+        if report.proof and not report.proof.compared and (network.validation or images):
+            raise _uncompared("Nothing was detected on any image")
         if report.passed:
             os.replace(temporary, output)
             replace_text(sidecar(output), json.dumps(about, indent=2) + "\n")
@@ -148,123 +157,85 @@ def export_network(
     return report
 
 
-def _write(form: Format, network: Network, inputs: tuple[Tensor, ...], path: Path) -> float:
-    """Write a file, and return how many seconds it took.
-
-    Raises:
-        ConfigError: the format cannot hold the network.
-    """
-    start = time.perf_counter()
+def _write(network: Network, path: Path) -> list[str]:
+    """Write the graph of a network, and return the names of its outputs."""
     try:
-        form.write(network, inputs, path)
+        return onnx_file.write(network, example(network), path)
     except RuntimeError as error:  # and all that the exporters derive from it
         raise ConfigError(
-            f"{form.name} cannot hold this network ({_first_line(error)}); use another format "
-            "or export only the backbone."
+            f"ONNX cannot hold this network ({_first_line(error)}); export only the backbone."
         ) from error
-    return time.perf_counter() - start
 
 
-def _sizes(network: Network, sizes: Sequence[tuple[int, int]] | None) -> Sequence[tuple[int, int]]:
-    """Sizes to compare on; an FPN takes only multiples of its largest stride."""
-    stride, fixed = network.stride, network.fixed
-    if sizes is None:
-        sizes = [fixed or (h + -h % stride, w + -w % stride) for h, w in SIZES]
-    if fixed and set(sizes) != {fixed}:
-        raise ConfigError("With --fixed, --sizes can name only the same size.")
-    for height, width in sizes:
-        if height % stride or width % stride:
-            raise ConfigError(
-                f"The network takes sides that are multiples of {stride}, and not {height}x{width}."
-            )
-    return sizes
+def _check_comparable(
+    network: Network, images: Sequence[str], say: Callable[[str], object]
+) -> None:
+    """Refuse what nothing would compare, and photographs that cannot be read."""
+    if not network.detector:
+        if images:
+            raise ConfigError("A backbone is compared on patterns; leave images out.")
+        return
+    for name in images:
+        read_image({"file_name": name})
+    if images and network.why_none:
+        say(f"AP is not compared: {network.why_none}")
+    elif network.why_none:
+        raise _uncompared(network.why_none.rstrip("."))
 
 
-def check_output(output: Path, overwrite: bool) -> None:
+def _uncompared(why: str) -> ConfigError:
+    return ConfigError(
+        f"{why}, so nothing shows that the file would find what the detector finds: name "
+        "photographs of its objects by --images, or validation images by DATASETS.TEST_JSON and "
+        "DATASETS.TEST_IMAGES; --proof 0 without --images writes a file that nobody compared."
+    )
+
+
+def _check_output(output: Path, overwrite: bool) -> None:
     """Raise ConfigError where ``output`` or what comes beside it cannot be written."""
+    if output.suffix != ".onnx":
+        raise ConfigError(f"{output} must end in .onnx, the format of what is exported.")
     if not output.parent.is_dir():
         raise ConfigError(f"There is no folder {output.parent} for {output.name}; make it first.")
     for path in (output, sidecar(output)):
         refuse_existing(path, overwrite)
 
 
-def example(network: Network, images: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def example(network: Network) -> tuple[Tensor, ...]:
     """The input that the graph is recorded on: two images where their number is free."""
     # two or more tiles in the last map, and different sizes wherever they may differ
-    size = network.fixed or (288 + -288 % network.stride, 352 + -352 % network.stride)
-    inputs = [as_inputs(network, fill(network, size, x, seed=0), 2) for x in images or [None]]
-    if len(inputs) == 1 or not network.detector:
-        return inputs[0]
-    with torch.no_grad():  # the image with the most detections records the most
-        return max(inputs, key=lambda x: int(network.original(*x)["count"].sum()))
-
-
-def comparison_inputs(
-    network: Network, sizes: Iterable[tuple[int, int]], images: Sequence[Tensor]
-) -> Iterator[tuple[Tensor, ...]]:
-    """One input of each size; a detector also gets a blank image, with nothing to detect."""
-    for index, size in enumerate(sizes):
-        source = images[index % len(images)] if images else None
-        yield as_inputs(network, fill(network, size, source, seed=index + 1), index % 2 + 1)
-    if network.detector:
-        yield as_inputs(network, torch.zeros(3, *sizes[0], device=network.device), 2)
-
-
-def as_inputs(network: Network, image: Tensor, count: int) -> tuple[Tensor, ...]:
-    """The inputs of a network for an image [3, H, W]; ``count`` images if their number is free."""
-    count = network.batch or count
-    images = torch.stack([image.roll(i * 9, 2) for i in range(count)])
+    size = network.fixed or _fitting(network, (288, 352))
+    images = pattern(size, network.batch or 2, seed=0).to(network.device)
     if not network.detector:
         return (images,)
-    images = images.permute(0, 2, 3, 1).contiguous().round().clamp(0, 255).to(torch.uint8)
+    images = (images * 58 + 127).clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous()
     # From the second one on, images fill a part of the canvas
-    sizes = torch.tensor([image.shape[1:]]) * torch.linspace(1, 0.6, count)[:, None]
+    sizes = torch.tensor([size]) * torch.linspace(1, 0.6, len(images))[:, None]
     return images, sizes.to(images.device, torch.int32)
 
 
-def fill(network: Network, size: tuple[int, int], source: Tensor | None, seed: int) -> Tensor:
-    """Make an image [3, H, W] of that size, as the network expects it."""
-    if source is None:
-        generator = torch.Generator().manual_seed(seed)
-        source = torch.rand(3, 12, 12, generator=generator) * 255  # blobs, as photographs have them
-    image = torch.nn.functional.interpolate(
-        source[None].float(), size, mode="bilinear", align_corners=False
-    )[0]
-    if not network.detector:
-        image = (image - 127) / 58
-    return image.to(network.device)
+def pattern(size: tuple[int, int], count: int, seed: int) -> Tensor:
+    """Images [count, 3, H, W], normalised, of blobs as photographs have them."""
+    numbers = torch.rand(count, 3, 12, 12, generator=torch.Generator().manual_seed(seed)) * 4 - 2
+    return F.interpolate(numbers, size, mode="bilinear", align_corners=False)
 
 
-def compare(network: Network, runner: Runner, x: tuple[Tensor, ...]) -> Comparison:
-    """Run the file and the original on an input."""
-    expected = network.original(*(value.clone() for value in x))
-    try:
-        errors, fault = differences(runner(*(value.clone() for value in x)), expected), None
-    except Exception as error:  # each runtime has its own errors
-        errors, fault = {}, _first_line(error)
-    count = int(expected["count"].sum()) if network.detector else None
-    made = Comparison(tuple(x[0].shape), errors, count, fault)
-    is_open = not (made.passed or fault) and network.features
-    is_open = is_open and is_undecided(network, x, expected)
-    return replace(made, undecided=True) if is_open else made
+def _fitting(network: Network, size: tuple[int, int]) -> tuple[int, ...]:
+    return tuple(side + -side % network.stride for side in size)
 
 
-def is_undecided(network: Network, x: tuple[Tensor, ...], expected: dict[str, Tensor]) -> bool:
-    """Whether the detections on an image say nothing about the file.
-
-    If a detector has learned little, or the image is blank, rounding errors decide the order of its
-    boxes. A change of the input by a rounding error then changes the detections in at least one of
-    eight tries. The features must be equal.
-    """
-    if not alike(differences(*(function(*x) for function in network.features))):
-        return False
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(8):
-        noise = torch.randn(x[0].shape, generator=generator) * ROUNDING
-        noisy = (x[0] + noise.to(x[0].device), *x[1:])
-        if not alike(differences(network.original(*noisy), expected)):
-            return True
-    return False
+@torch.no_grad()
+def _compare(network: Network, path: Path, outputs: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The errors of a backbone's file, by the size of the input."""
+    run, found = onnx_file.read(path, outputs), {}
+    for seed, size in enumerate(SIZES, 1):
+        x = pattern(_fitting(network, size), seed % 2 + 1, seed).to(network.device)
+        try:
+            errors = differences(run(x), network.original(x))
+        except Exception as error:  # ONNX Runtime has its own
+            errors = {_first_line(error): math.inf}
+        found["x".join(map(str, x.shape))] = errors
+    return found
 
 
 def _first_line(error: Exception) -> str:
@@ -273,33 +244,26 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {last}"[:300]
 
 
-def file_facts(network: Network, report: ExportReport) -> dict:
-    """What a user of the file has to know, for the JSON file beside it."""
-    if network.detector:
-        images = (
-            "images [B, H, W, 3], uint8, RGB, each resized and in the upper left corner, and sizes "
-            "[B, 2], int32, their heights and widths"
-        )
-    else:
-        images = (
-            "images [B, 3, H, W], float32, in the order `input_format`, (pixels - pixel_mean) / "
-            "pixel_std"
-        )
+_DETECTOR = (
+    "images [B, H, W, 3], uint8, RGB, each resized and in the upper left corner, and sizes [B, 2], "
+    "int32, their heights and widths"
+)
+_BACKBONE = (
+    "images [B, 3, H, W], float32, in the order `input_format`, (pixels - pixel_mean) / pixel_std"
+)
+
+
+def file_facts(network: Network, outputs: Sequence[str]) -> dict:
+    """What a user of the file has to know, for its metadata and the JSON file beside it."""
+    images = _DETECTOR if network.detector else _BACKBONE
     return {
-        "format": format_of(report.path).name,
+        "format": f"ONNX, opset {onnx_file.OPSET}",
         "torch": torch.__version__,
         "input": f"{images}; B is `batch`, H and W are `fixed`, where 0 and null stand for any; "
         "they are multiples of `stride`",
         "batch": network.batch,
         "fixed": network.fixed,
         "stride": network.stride,
-        "dtype": "float32",
-        "device": str(network.device),
-        "outputs": list(report.comparisons[0].errors),
+        "outputs": list(outputs),
         **network.about,
-        "compared": [
-            {"input": list(c.shape), "detections": c.detections, "errors": c.errors}
-            for c in report.decided
-        ],
-        "tolerance": TOLERANCE,
     }

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from lambda_det.detection.data.records import read_image
 from lambda_det.detection.saved_run import SavedRun, open_run, run_of_checkpoint
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, UserError
 from lambda_det.export.networks import Network, backbone_network, detector_network
-from lambda_det.export.proof import MOST, prove
+from lambda_det.export.proof import MOST, validation_images
 from lambda_det.modeling import create_backbone
 from lambda_det.weights.loading import read_weights
 from lambda_det.weights.provenance import Origin, recorded_network
 
-__all__ = ["network_of_run", "network_to_export", "read_images"]
+__all__ = ["network_of_run", "network_to_export"]
 
 
 def network_to_export(
@@ -72,22 +67,20 @@ def network_of_run(
     run: SavedRun,
     *,
     backbone_only: bool = False,
-    proof: int = 0,
+    proof: int = 100,
     apart: float = MOST,
     batch: int = 1,
     fixed: tuple[int, int] | None = None,
-    announce: Callable[[str], object] | None = None,
 ) -> Network:
     """The detector of a run, or its backbone with FPN.
 
     Args:
         backbone_only: leave out proposals and heads.
-        proof: number of validation images that the file of a detector is compared on.
+        proof: number of validation images that the file of a detector is compared on; 0 for none,
+            and then it may be written without any comparison.
         apart: by which AP may differ on them.
         batch: of a detector, images that the file takes at once; 0 for any number.
         fixed: of a detector, height and width of its images; None for any.
-        announce: gets a sentence on how long the comparison on validation images takes; None for
-            the log.
 
     Raises:
         ConfigError: the device is not there, or the network cannot be exported.
@@ -101,15 +94,8 @@ def network_of_run(
             raise ConfigError("batch and fixed are for whole detectors; leave them out.")
         return backbone_network(model.backbone, about)
     network = detector_network(model, about, batch=batch, fixed=fixed)
-    options = {"most": apart, **({"announce": announce} if announce else {})}
-    return replace(network, prove=partial(prove, run, model, proof, **options))
-
-
-def read_images(files: Iterable[str]) -> list[Tensor]:
-    """Images [3, H, W], BGR.
-
-    Raises:
-        DataError: one cannot be read, or has more than 8 bits a channel.
-    """
-    images = (torch.from_numpy(read_image({"file_name": file})) for file in files)
-    return [image.permute(2, 0, 1).float() for image in images]
+    try:
+        validation = validation_images(run, proof, apart) if proof > 0 else None
+    except UserError as error:
+        return replace(network, why_none=str(error))
+    return replace(network, validation=validation, why_none="")

@@ -18,7 +18,7 @@ from lambda_det.weights.public import SCHEMES
 __all__ = ["PublicWeights", "register_public_weights"]
 
 # The function in another module that makes a backbone file of published weights
-CONVERTER = "lambda_det.export.public:convert_public"
+CONVERTER = "lambda_det.export.backbone:convert_public"
 
 
 class PublicWeights(PathHandler):

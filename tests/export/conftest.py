@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lambda_det.export.formats import HOLDS_ANY_SIZE
+from lambda_det.export.onnx_file import HOLDS_ANY_SIZE
 from tests.export.tiny import lambda_detector_config, save_lambda_run
 from tests.shapes import make_shapes
 

@@ -1,15 +1,19 @@
 """``lambda-det export``: one line from a checkpoint to a file that was compared."""
 
-import dataclasses
 import json
+import shlex
+import time
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lambda_det.export import FORMATS, session
+from lambda_det import errors
+from lambda_det.export import ExportReport, export_network, onnx_file
 from lambda_det.export import command_line as tool
+from lambda_det.export.proof import Proof
+from lambda_det.export.sources import network_to_export
 from lambda_det.modeling import create_backbone
 from tests.export.conftest import needs_any_size
 from tests.export.tiny import scramble
@@ -38,64 +42,78 @@ def test_a_backbone_with_the_options_that_its_file_records(
 ):
     if not is_recorded:
         record_nothing(monkeypatch)
-    path = tmp_path / "b.pt2"
-    assert tool.main([weights, str(path), "--sizes", "64x64,33x70"]) == 0
+    path = tmp_path / "b.onnx"
+    assert tool.main([weights, str(path)]) == 0
     out = capsys.readouterr().out
-    assert f"verified: {path}" in out and "2x3x33x70: error" in out and "  res5: " in out
-    about = json.loads((tmp_path / "b.pt2.json").read_text())
+    assert f"verified: {path}" in out and "1x3x193x161" in out and "res5 " in out
+    about = json.loads((tmp_path / "b.onnx.json").read_text())
     assert (about["weights"], about["averaged"]) == (weights, False)
     options = {"scope": 3, "query_softmax": True}
     original = create_backbone("resnet14_slim_lambda_c5", weights=weights, **options).eval()
     x = torch.rand(1, 3, 64, 96)
-    if is_recorded:
-        exported = torch.export.load(path).module()(x)["res5"]
-    else:
-        exported = FORMATS[".pt2"].read(path, ["res5"])(x)["res5"]
+    exported = onnx_file.read(path, ["res5"])(x)["res5"]
     torch.testing.assert_close(exported, original(x)["res5"], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
 def test_the_backbone_of_a_run_at_the_default_sizes(run, tmp_path, capsys, monkeypatch):
     record_nothing(monkeypatch)
-    assert tool.main([str(run.folder), str(tmp_path / "b.pt2"), "--backbone-only"]) == 0
-    assert "  p6: " in capsys.readouterr().out
+    assert tool.main([str(run.folder), str(tmp_path / "b.onnx"), "--backbone-only"]) == 0
+    assert " p6 " in capsys.readouterr().out
 
 
-def test_the_help_has_every_format(monkeypatch, capsys):
-    form = dataclasses.replace(FORMATS[".pt2"], name="Mine", suffix=".own")
-    monkeypatch.setitem(FORMATS, ".own", form)
-    with pytest.raises(SystemExit):
-        tool.main(["--help"])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [".own", "backbones", "(Mine)"] in lines
-    assert [".onnx", "detectors", "and", "backbones"] in [line[:4] for line in lines]
+def test_a_file_that_nobody_compared_says_so():
+    said = str(ExportReport(Path("d.onnx"), 1.0, 9, proof=Proof()))
+    assert "NOT COMPARED" in said and "written: d.onnx" in said and "verified" not in said
 
 
-def test_nothing_detected_is_said():
-    nothing = session.Comparison((3, 64, 96), {"scores": 0.0}, detections=0)
-    said = tool.report_lines(session.ExportReport(Path("d.onnx"), 1.0, 9, [nothing]))
-    assert "note: nothing was detected" in said and "verified: d.onnx" in said
-    proof = SimpleNamespace(passed=True)  # compared images of the run
-    said = tool.report_lines(session.ExportReport(Path("d.onnx"), 1.0, 9, [nothing], proof=proof))
-    assert "nothing was detected" not in said
+@pytest.mark.parametrize("of_file", [60.0, 60.2, 61.0])
+def test_an_ap_that_differs_says_what_would_take_it(of_file):
+    """On few images one box may make it, and the graph is not said to be wrong."""
+    proof = Proof("9 images", {"bbox AP": (60.0, of_file)}, {"boxes": 1.0}, most=0.25)
+    said = str(ExportReport(Path("d.onnx"), 1.0, 9, proof=proof))
+    assert ("--apart" in said) == ("FAILED" in said) == (of_file == 61)
 
 
-@pytest.mark.parametrize(
-    ("error", "passed", "words"),
-    [(0.0, True, "verified"), (0.0, False, "more than 0.25"), (9.0, True, "does not compute")],
-)
-def test_an_ap_that_differs_says_what_would_take_it(error, passed, words):
-    """Where the outputs agree, few images may make it, and the graph is not said to be wrong."""
-    compared = [session.Comparison((3, 64, 96), {"scores": error}, detections=1)]
-    proof = SimpleNamespace(passed=passed, most=0.25)
-    said = tool.report_lines(session.ExportReport(Path("d.onnx"), 1.0, 9, compared, proof=proof))
-    assert ("--apart" in said) != passed
-    ends = ("verified", "more than 0.25", "does not compute")
-    assert [end for end in ends if end in said] == [words]
+def test_without_a_comparison_only_by_proof_0(run, tmp_path, monkeypatch, capsys):
+    record_nothing(monkeypatch)
+    words = [str(run.folder), str(tmp_path / "d.onnx"), "--proof", "0"]
+    assert tool.main(words) == 0
+    said = capsys.readouterr().out
+    assert "NOT COMPARED" in said and (tmp_path / "d.onnx").is_file()
+    # with photographs it is compared, although no AP is
+    photo = str(next(Path(run.cfg.DATASETS.TEST_IMAGES).glob("*.png")))
+    assert tool.main([*words, "--overwrite", "--images", photo]) == 0
+    said = capsys.readouterr().out
+    assert "NOT COMPARED" not in said and "only one of both finds: 0" in said and "AP" not in said
+
+
+def test_a_long_export_is_never_silent(run, tmp_path, monkeypatch, capsys):
+    """Its stages are said, and within one how long it has taken and what is left."""
+    record_nothing(monkeypatch)
+    write = onnx_file.write
+
+    def slow(*arguments):
+        time.sleep(0.3)
+        return write(*arguments)
+
+    def slowly(batch):
+        time.sleep(0.3)
+        return detector(batch)
+
+    monkeypatch.setattr(onnx_file, "write", slow)
+    monkeypatch.setattr(errors, "_SILENCE", 0.1)
+    network = network_to_export(run.folder, proof=3)
+    detector = network.original
+    said = []
+    export_network(replace(network, original=slowly), tmp_path / "d.onnx", say=said.append)
+    graph = [line for line in said if "recording the graph" in line and "so far" in line]
+    left = [line for line in said if "comparing" in line and "of 3 images" in line]
+    assert len(graph) > 1 and left and "left" in left[0]
 
 
 REFUSED = {
-    "{w} b.onnx --images no.jpg": "no.jpg",
+    "{run} d.onnx --images no.jpg": "no.jpg",
     "{w} b.onnx --backbone-only": "backbone_only",
     "{w} b.onnx --raw": "leave raw out",
     "{w} b.onnx MODEL.DEVICE cpu": "MODEL.DEVICE",
@@ -103,15 +121,15 @@ REFUSED = {
     "no.pth b.onnx": "no.pth",
     "{bare} b.onnx": "which detector",
     "b.onnx": "OUTPUT",
-    "{run} b.pt2 --backbone-only --sizes 64x96,64x97": "64x97",
-    "{run} d.onnx --sizes 64": "no size such as",
     "{run} d.onnx --fixed 64": "no size such as",
     "{run} d.onnx --batch 0": "neither a number from 1 nor 'any'",
     "{run} d.onnx --batch 2 --backbone-only": "whole detectors",
     "{run} d.onnx --fixed 64x70": "multiples of 32",
-    "{run} d.onnx --fixed 64x64 --sizes 64x96": "--sizes",
-    "{run} d.pt2": ".onnx holds detectors",
-    "{run} d.txt": "names no format",
+    "{run} d.txt": "must end in .onnx",
+    "{w} b.onnx --images a.jpg": "images",
+    "{run} d.onnx DATASETS.TEST_JSON gone.json": "gone.json",
+    "{run} d.onnx DATASETS.TEST_JSON '' DATASETS.TEST_IMAGES ''": "--proof 0",
+    "{run} d.onnx MODEL.ROI_HEADS.SCORE_THRESH_TEST 1.0": "Nothing was detected",
 }
 
 
@@ -126,10 +144,10 @@ def bare(run, tmp_path_factory):
 @pytest.mark.parametrize("given", REFUSED)
 def test_what_cannot_be_is_refused_first(weights, run, bare, given, tmp_path, monkeypatch, capsys):
     pytest.importorskip("onnxruntime")
-    monkeypatch.setattr("lambda_det.export.formats.HOLDS_ANY_SIZE", True)
+    record_nothing(monkeypatch)
     monkeypatch.chdir(tmp_path)
     try:
-        assert tool.main(given.format(w=weights, run=run.folder, bare=bare).split()) == 2
+        assert tool.main(shlex.split(given.format(w=weights, run=run.folder, bare=bare))) == 2
     except SystemExit as stopped:
         assert stopped.code == 2
     message = capsys.readouterr().err

@@ -1,6 +1,8 @@
 """AP of a file beside that of its run, and which of their instances belong together."""
 
 import json
+import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +11,8 @@ import torch
 from detectron2.data.transforms import AugmentationList
 from detectron2.structures import Boxes, Instances
 
-from lambda_det.export.proof import Proof, prove
+from lambda_det.errors import Stage, UserError
+from lambda_det.export.proof import Proof, prove, validation_images
 
 ABOUT = {"outputs": ["boxes"], "input_format": "BGR", "min_size_test": 64}
 
@@ -43,8 +46,9 @@ def boxes_of_the_data(cfg, shift: float):
 def test_ap_beside_ap(run, shift, passes, capsys):
     known = {"thing_classes": ["circle", "rectangle", "triangle"]}
     model, file = boxes_of_the_data(run.cfg, shift)
-    opened = SimpleNamespace(config=run.cfg, classes=known)
-    proof = prove(opened, model, 3, file, announce=print)  # as the command does
+    opened = SimpleNamespace(config=run.cfg, classes=known, about=lambda: ABOUT)
+    stage = Stage(partial(print, file=sys.stdout))  # as the command does
+    proof = prove(validation_images(opened, 3), model, file, stage)
     (sentence,) = capsys.readouterr().out.splitlines()
     assert "3 images" in sentence and "seconds" in sentence and "--proof" in sentence
     assert proof.passed == passes and str(proof).startswith("3 images of ")
@@ -83,19 +87,17 @@ NOWHERE = ["DATASETS.TEST_JSON", "", "DATASETS.TEST_IMAGES", ""]
 
 
 @pytest.mark.parametrize(
-    "change, limit, words",
+    "change, words",
     [
-        (NOWHERE, 9, "no validation images"),
-        (["DATASETS.TEST_JSON", "gone.json"], 9, "gone.json"),
-        ([*NOWHERE, "DATASETS.TEST", ("coco_2017_val",)], 9, "coco"),
-        ([], 0, "--proof is 0"),
-        ([], 9, "more to images"),
+        (NOWHERE, "no validation images"),
+        (["DATASETS.TEST_JSON", "gone.json"], "gone.json"),
+        ([*NOWHERE, "DATASETS.TEST", ("coco_2017_val",)], "coco"),
+        ([], "more to images"),
     ],
 )
-def test_without_images_the_reason_is_said(run, change, limit, words):
+def test_without_images_the_reason_is_said(run, change, words):
     cfg = run.cfg.clone()
     cfg.merge_from_list(change)
-    _, file = boxes_of_the_data(run.cfg, 0.0)
-    file.about = {"outputs": ["boxes"]}
-    proof = prove(SimpleNamespace(config=cfg, classes={}), None, limit, file)
-    assert proof.passed and words in str(proof)
+    opened = SimpleNamespace(config=cfg, classes={}, about=lambda: {"outputs": ["boxes"]})
+    with pytest.raises(UserError, match=words):
+        validation_images(opened, 9)

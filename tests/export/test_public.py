@@ -12,9 +12,8 @@ from torch import nn
 
 import lambda_det
 from lambda_det.errors import WeightsError
-from lambda_det.export.backbone import extract_backbone
+from lambda_det.export.backbone import extract_backbone, read_source
 from lambda_det.export.backbone_command import main
-from lambda_det.export.public import read_source
 from lambda_det.weights.addresses import PublicWeights, register_public_weights
 from lambda_det.weights.backbone_file import read_backbone, save_backbone
 from lambda_det.weights.public import OWN, fetch

@@ -3,9 +3,13 @@
 import pytest
 import torch
 
-from lambda_det.export.backbone import extract_backbone
-from lambda_det.export.differences import TOLERANCE, alike
-from lambda_det.export.verify import export_backbone, verify_backbone
+from lambda_det.export.backbone import (
+    export_backbone,
+    extract_backbone,
+    passes,
+    verify_backbone,
+)
+from lambda_det.export.session import TOLERANCE
 from lambda_det.weights.backbone_file import save_backbone
 from lambda_det.weights.provenance import checksum
 from tests.export.toy import classifier_checkpoint, in_c4, in_fpn
@@ -21,7 +25,7 @@ def checkpoint():
 def errors_of(checkpoint, path, **options):
     save_backbone(extract_backbone(checkpoint, **options), path)
     errors = verify_backbone(path, checkpoint)
-    assert alike(errors) and max(errors.values()) < TOLERANCE / 10
+    assert passes(errors) and max(errors.values()) < TOLERANCE / 10
     return errors
 
 
@@ -50,9 +54,9 @@ def test_features_of_other_weights(checkpoint, tmp_path):
     torch.manual_seed(1)
     other = classifier_checkpoint(scope=3)
     content, path = extract_backbone(checkpoint), tmp_path / "b.pth"
-    assert not alike(export_backbone(content, path, other)) and not list(tmp_path.iterdir())
+    assert not passes(export_backbone(content, path, other)) and not list(tmp_path.iterdir())
     path.write_text("old")
-    assert not alike(export_backbone(content, path, other, overwrite=True))
+    assert not passes(export_backbone(content, path, other, overwrite=True))
     assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 

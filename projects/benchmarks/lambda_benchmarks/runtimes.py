@@ -13,9 +13,8 @@ from torch import Tensor
 from lambda_benchmarks.detectors import detectron2_detector, our_detector, take_statistics
 from lambda_det import accelerate, create_backbone
 from lambda_det.detection.model import for_inference
-from lambda_det.export import Network, backbone_network, detector_network
-from lambda_det.export.formats import format_of
-from lambda_det.export.session import as_inputs, example
+from lambda_det.export import Network, backbone_network, detector_network, onnx_file
+from lambda_det.export.session import example
 
 BACKBONES = {
     "LambdaResNet-50": "lambda_resnet50",
@@ -27,8 +26,7 @@ Call = Callable[..., Any]
 
 def here(network: Network, path: Path, dtype: torch.dtype) -> Call:
     """Compute it as lambda-det predict does."""
-    model = network.original.__self__.model if network.detector else network.original
-    model = for_inference(accelerate(model), str(dtype).removeprefix("torch."))
+    model = for_inference(accelerate(network.original), str(dtype).removeprefix("torch."))
     if not network.detector:
         return model
     return lambda images, _: model.inference(
@@ -79,7 +77,8 @@ def mask_rcnn(name: str, side: int) -> tuple[Network, tuple[Tensor, ...]]:
     else:
         made, images = our_detector(50, ["SOLVER.AMP.ENABLED", False], 1, side, "cpu")
     network = detector_network(made.model, fixed=(side, side))
-    return network, as_inputs(network, images[0].float(), 1)
+    sizes = torch.tensor([[side, side]], dtype=torch.int32)
+    return network, (images[0].movedim(0, 2)[None].clamp(0, 255).byte(), sizes)
 
 
 # the names of the compared networks, by the functions that make them
@@ -99,5 +98,5 @@ def run_by(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "network.onnx")
         if runtime != "lambda_det":
-            format_of(path).write(network, example(network, ()), path)
+            onnx_file.write(network, example(network), path)
         return RUNTIMES[runtime](network, path, dtype), inputs

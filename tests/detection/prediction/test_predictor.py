@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -408,7 +409,7 @@ def test_an_exported_detector_of_a_lazy_config_finds_the_same(
     path, folder = tmp_path / "detector.onnx", lazy_run[0]
     opts = ["model.roi_heads.box_predictor.test_score_thresh=0.0"]
     network = network_to_export(folder, opts=opts)
-    assert export_network(network, path, sizes=[(64, 96)]).passed
+    assert export_network(replace(network, why_none=""), path).passed
     exported = lambda_det.Predictor(path, score_threshold=0.0)
     expected, found = Predictor(folder, score_threshold=0.0)(image), exported(image)
     np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
