@@ -1,17 +1,12 @@
-"""Evaluation during training: when it happens, the best checkpoint, early stopping, and
-summary.csv.
-"""
+"""Evaluation during training: when it happens, the best checkpoint, and early stopping."""
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import math
 import operator
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from detectron2.engine import HookBase
@@ -20,11 +15,10 @@ from detectron2.utils import comm
 
 from lambda_det.distributed.leaving import leave_if_asked
 from lambda_det.errors import listed
-from lambda_det.files import replace_text
 from lambda_det.training.logged import is_of_averaged_weights, plain_name
 from lambda_det.training.task import Results
 
-__all__ = ["Evaluation", "append_summary", "cut_summary"]
+__all__ = ["Evaluation"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +31,6 @@ _STATE = (
     "best_interval",
     "without_progress",
     "results",
-    "losses",
-    "steps",
 )
 
 
@@ -66,8 +58,6 @@ class Evaluation(HookBase):
         self.best_interval: tuple[float, float] | None = None
         self.without_progress = 0
         self._is_pending = False
-        self.losses = 0.0  # sum over the steps since the last evaluation
-        self.steps = 0
         self.seconds = 0.0
 
     def is_due(self) -> bool:
@@ -79,9 +69,6 @@ class Evaluation(HookBase):
 
     def before_train(self) -> None:
         trainer = self.trainer
-        if comm.is_main_process():
-            # The row of a pending evaluation may be in the file, although it is in no checkpoint.
-            cut_summary(self._summary, trainer.start_iter - self._is_pending)
         if self._is_pending:
             logger.info(f"The evaluation after step {trainer.start_iter} is still to come")
             trainer.iter = trainer.storage.iter = trainer.start_iter - 1
@@ -107,9 +94,6 @@ class Evaluation(HookBase):
         )
 
     def after_step(self) -> None:
-        if comm.is_main_process():
-            self.losses += self.trainer.storage.history("total_loss").latest()
-            self.steps += 1
         if self.is_due():
             self.trainer.save_checkpoint()  # whose state says that its evaluation is to come
             self._evaluate()
@@ -129,8 +113,9 @@ class Evaluation(HookBase):
             trainer.max_iter = step
         trainer.storage.put_scalars(**values, smoothing_hint=False)
         if comm.is_main_process() and values:
-            self._record(step, values, verdict)
-        self.losses, self.steps = 0.0, 0
+            where = [f"{name} {value:g}" for name, value in trainer.task.progress(step).items()]
+            clauses = [*where, f"step {step}", trainer.task.describe(self.results), verdict]
+            logger.info("Evaluation: " + "; ".join(clause for clause in clauses if clause))
         trainer.save_checkpoint()
         if self.best_step == step:
             trainer.checkpointer.link(trainer.saved_as, "model_best")
@@ -173,30 +158,6 @@ class Evaluation(HookBase):
 
     def _is_out_of_patience(self) -> bool:
         return 0 < self.trainer.settings.patience <= self.without_progress
-
-    @property
-    def _summary(self) -> Path:
-        return Path(self.trainer.settings.output_dir, "summary.csv")
-
-    def _record(self, step: int, values: Mapping[str, float], verdict: str) -> None:
-        """Add a row to summary.csv, and a line to the log."""
-        task = self.trainer.task
-        progress = task.progress(step)
-        storage = self.trainer.storage
-        # unknown for steps before a resume, which may have been taken elsewhere
-        speed = storage.histories().get("images_per_second")
-        row = {
-            **progress,
-            "step": step,
-            "lr": storage.history("lr").latest(),
-            "train_loss": round(self.losses / self.steps, 5) if self.steps else "",
-            "images_per_second": round(speed.median(100), 1) if speed else "",
-            **{name.replace("/", "_"): round(value, 4) for name, value in values.items()},
-        }
-        append_summary(self._summary, row)
-        where = [f"{name} {value:g}" for name, value in progress.items()]
-        clauses = [*where, f"step {step}", task.describe(self.results), verdict]
-        logger.info("Evaluation: " + "; ".join(clause for clause in clauses if clause))
 
     def state_dict(self) -> dict[str, Any]:
         pending = self.is_due() and self.last_step != self.trainer.iter + 1
@@ -249,34 +210,3 @@ def _first_metric(values: Mapping[str, float], metrics: tuple[str, ...]) -> str:
             if name == metric or name.endswith(f"/{metric}"):
                 return name
     return ""
-
-
-def append_summary(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a row to a table, after the head if it is the first row."""
-    _write_summary(path, [*_read_summary(path), row])
-
-
-def cut_summary(path: Path, last_step: int) -> None:
-    """Drop the rows of steps that a resumed run takes again."""
-    _write_summary(path, [row for row in _read_summary(path) if int(row["step"]) <= last_step])
-
-
-def _read_summary(path: Path) -> list[Mapping[str, Any]]:
-    """Read the complete rows of a table."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if row.get("step") and None not in row.values()]
-
-
-def _write_summary(path: Path, rows: list[Mapping[str, Any]]) -> None:
-    if not rows:
-        path.unlink(missing_ok=True)
-        return
-    # a resumed run may have other columns
-    head = dict.fromkeys(name for row in rows for name in row)
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, head, restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    replace_text(path, text.getvalue())

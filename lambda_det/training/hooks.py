@@ -1,4 +1,4 @@
-"""Hooks of every training: logged and smoothed values, checkpoints."""
+"""Hooks of every training: logged values, checkpoints."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ except ImportError:  # Windows
 __all__ = [
     "Checkpoints",
     "Forecast",
-    "Histories",
     "LRScheduler",
     "Progress",
     "RunWriter",
@@ -201,6 +200,7 @@ def peak_gigabytes(device: str) -> float:
 class RunWriter(HookBase):
     """Writes the progress to the screen, to metrics.json and by event writers.
 
+    Values are those of a step, and not smoothed over steps, so that a resumed run writes the same.
     Detectron2 opens the files when the trainer is made, before a resumed run knows where it begins,
     so its metrics.json holds repeated iterations twice. Only the first process writes.
     """
@@ -217,12 +217,19 @@ class RunWriter(HookBase):
         trainer, settings = self.trainer, self.trainer.settings
         written = self._resumed.get("written", trainer.start_iter - 1)
         cut_metrics(settings.output_dir, written + 1)
-        self._json = JSONWriter(os.path.join(settings.output_dir, "metrics.json"))
+        path = os.path.join(settings.output_dir, "metrics.json")
+        self._json = JSONWriter(path, window_size=1)
         self._json._last_write = written  # the file has what is older
         self._files = [self._json, *make_writers(settings, written, trainer.task.dump())]
-        self._hook = PeriodicWriter([CommonMetricPrinter(trainer.max_iter)], settings.log_period)
+        printer = CommonMetricPrinter(trainer.max_iter, window_size=1)
+        self._hook = PeriodicWriter([printer], settings.log_period)
         self._hook.trainer = trainer
-        if self._resumed.get("due"):
+        for name, (is_smoothed, values) in self._resumed.get("values", {}).items():
+            for value in values:
+                trainer.storage.put_scalar(
+                    name, value, smoothing_hint=is_smoothed, cur_iter=trainer.start_iter - 1
+                )
+        if self._resumed.get("values"):
             self._write_files()
 
     def after_step(self) -> None:
@@ -243,12 +250,25 @@ class RunWriter(HookBase):
                 writer.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far metrics.json goes, and whether this step will be written to it."""
-        if self._json is None:
+        """How far metrics.json goes, and the values of this step, if they are still to be written.
+
+        Times, speeds and memory are left out, because another machine may continue.
+        """
+        storage = getattr(self.trainer, "storage", None)  # there is none before training
+        if storage is None or not comm.is_main_process():
             return dict(self._resumed)
-        step = self.trainer.iter + 1
-        written = self._json._last_write
-        return {"written": written, "due": self._is_due() and written < step - 1}
+        step, values = self.trainer.iter, {}
+        if self._json is not None:
+            written = self._json._last_write
+        else:  # in an evaluation with which a resumed run begins
+            written = self._resumed.get("written", step - 1)
+            values.update(self._resumed.get("values", {}))
+        if self._is_due() and written < step:
+            for name, history in storage.histories().items():
+                now = [value for value, iteration in history.values() if iteration == step]
+                if now and not is_of_machine(name):
+                    values[name] = storage.smoothing_hints()[name], now
+        return {"written": written, "values": values}
 
     def _is_due(self) -> bool:
         """Whether the files get a line for this step.
@@ -262,42 +282,6 @@ class RunWriter(HookBase):
     def _write_files(self) -> None:
         for writer in self._files:
             writer.write()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._resumed = state
-
-
-class Histories(HookBase):
-    """Keeps the values of the last steps, by which the log is smoothed, over a resume.
-
-    Times, speeds and memory are left out, because another machine may continue.
-    """
-
-    _WINDOW = 20  # steps, as Detectron2's writers take
-
-    def __init__(self) -> None:
-        self._resumed: Mapping[str, Mapping[str, Any]] = {}
-
-    def before_train(self) -> None:
-        storage = self.trainer.storage
-        for name, history in self._resumed.items():
-            for value, iteration in history["values"]:
-                storage.put_scalar(
-                    name, value, smoothing_hint=history["smoothed"], cur_iter=iteration
-                )
-
-    def state_dict(self) -> dict[str, Any]:
-        storage = getattr(self.trainer, "storage", None)  # there is none before training
-        result = {}
-        for name, history in storage.histories().items() if storage else ():
-            if is_of_machine(name):
-                continue
-            values = history.values()
-            result[name] = {
-                "values": [v for v in values if v[1] > values[-1][1] - self._WINDOW],
-                "smoothed": storage.smoothing_hints()[name],
-            }
-        return result
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._resumed = state

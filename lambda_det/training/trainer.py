@@ -31,7 +31,6 @@ from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.hooks import (
     Checkpoints,
     Forecast,
-    Histories,
     LRScheduler,
     RunWriter,
     SpeedAndMemory,
@@ -154,7 +153,6 @@ class Trainer(TrainerBase):
             hooks.IterationTimer(),
             SpeedAndMemory(),
             LRScheduler(),
-            Histories(),
             Forecast(),
             self.evaluation,
             Checkpoints(),

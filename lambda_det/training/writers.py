@@ -52,7 +52,7 @@ def make_writers(settings: Settings, last_step: int, config: str = "") -> list[E
     writers: list[EventWriter] = []
     for name in settings.event_writers:
         if name == "tensorboard":
-            writers.append(TensorboardXWriter(folder, purge_step=last_step + 1))
+            writers.append(TensorboardXWriter(folder, window_size=1, purge_step=last_step + 1))
             for summary in hparams(_hyperparameters(config), {"total_loss": 0.0}):
                 writers[-1]._writer.file_writer.add_summary(summary)
         else:

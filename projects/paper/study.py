@@ -102,7 +102,7 @@ STUDIES: dict[str, Study] = {
         for rate in (0.01, 0.005, 0.001, 0.0005, 0.0001)
     },
 }
-METRICS = {"raw": "val_raw_top1", "averaged": "val_ema_top1"}  # by what is compared
+METRICS = {"raw": "val/raw_top1", "averaged": "val/ema_top1"}  # by what is compared
 Evaluations = dict[int, float]  # top-1 in percent by step
 
 
@@ -150,10 +150,10 @@ def train(words: list[str], folder: Path) -> dict[str, str]:
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     own = {"PYTHONPATH": path, "DETECTRON2_ENV_MODULE": "lambda_paper.reproduction"}
     subprocess.run([*command, "OUTPUT_DIR", str(folder)], check=True, env=os.environ | own)
-    with (folder / "summary.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    lines = (folder / "metrics.json").read_text(encoding="utf-8").splitlines()
+    steps = [json.loads(line) for line in lines]
     return {
-        name: " ".join(f"{row['step']}:{float(row[metric]):.3f}" for row in rows if row.get(metric))
+        name: " ".join(f"{s['iteration'] + 1}:{s[metric]:.3f}" for s in steps if metric in s)
         for name, metric in METRICS.items()
     }
 

@@ -1,6 +1,5 @@
 """Two runs of seconds, and what they leave, to compare."""
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -92,13 +91,6 @@ def metrics(folder: Path) -> dict[int, dict[str, float]]:
 
 def _without_times(line: dict[str, float]) -> dict[str, float]:
     return {key: value for key, value in line.items() if not is_of_machine(key)}
-
-
-def table(folder: Path) -> list[dict[str, str]]:
-    """The rows of summary.csv without the speed, which differs between runs."""
-    with (folder / "summary.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [{k: v for k, v in row.items() if k != "images_per_second"} for row in rows]
 
 
 def assert_same_run(one: Path, other: Path) -> None:

@@ -18,7 +18,6 @@ from tests.reliability.runs import (
     classification_words,
     detection_words,
     lazy_words,
-    table,
 )
 
 pytestmark = pytest.mark.slow  # trains
@@ -84,8 +83,6 @@ def test_kills_change_nothing(uninterrupted, seed, tmp_path):
     assert not list(killed.glob("*.tmp"))
     assert_same_run(whole, killed)
     assert _checkpoints(whole) == _checkpoints(killed)
-    if tool == "classification":
-        assert table(whole) == table(killed)
 
 
 @pytest.mark.parametrize("uninterrupted", ["detection"], indirect=True)

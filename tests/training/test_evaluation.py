@@ -1,6 +1,5 @@
-"""When it evaluates, which evaluation is the best, when it stops early, and summary.csv."""
+"""When it evaluates, which evaluation is the best, and when it stops early."""
 
-import csv
 import signal
 from types import SimpleNamespace
 
@@ -9,7 +8,7 @@ from detectron2.utils.events import EventStorage
 
 from lambda_det.distributed.signals import StopRequest
 from lambda_det.training import evaluation as evaluation_module
-from lambda_det.training.evaluation import Evaluation, append_summary, cut_summary
+from lambda_det.training.evaluation import Evaluation
 from tests.training.toy import settings
 
 NAN = float("nan")
@@ -48,25 +47,24 @@ class _Trainer:
         if state:
             self.evaluation.load_state_dict(state)
         with EventStorage(self.start_iter) as self.storage:
-            if self.start_iter:  # as Histories has it from the checkpoint
-                self.storage.put_scalar("lr", 0.1, cur_iter=self.start_iter - 1)
             self.evaluation.before_train()
             while self.iter < self.max_iter:
                 self.storage.iter = self.iter
-                self.storage.put_scalars(total_loss=self.iter, images_per_second=7, lr=0.1)
+                self.storage.put_scalars(total_loss=self.iter)
                 self.evaluation.after_step()
                 self.iter += 1
             self.evaluation.after_train()
         return self
 
 
+def _results(trainer):
+    """The result of each evaluation by its step, as metrics.json has them."""
+    values = trainer.storage.history("bbox/AP").values()
+    return {int(iteration) + 1: value for value, iteration in values}
+
+
 def _box(*values):
     return [{"bbox": {"AP": value, "AP50": 100 - value}} for value in values]
-
-
-def _rows(folder):
-    with (folder / "summary.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize(
@@ -118,13 +116,9 @@ def test_a_worse_one_after_a_resume_is_not_the_best(tmp_path):
 
 
 def test_evaluations_keep_to_a_period_that_is_not_whole(tmp_path):
-    _Trainer(tmp_path, _box(*range(9)), steps=11, period=2.5).run()
-    rows = _rows(tmp_path)
-    assert [int(row["step"]) for row in rows] == [3, 5, 8, 10, 11]  # and once more at the end
-    assert [float(row["epoch"]) for row in rows] == [0.3, 0.5, 0.8, 1.0, 1.1]
-    # the mean loss since the row before
-    assert [float(row["train_loss"]) for row in rows] == [1, 3.5, 6, 8.5, 10]
-    assert [float(row["bbox_AP"]) for row in rows] == [0, 1, 2, 3, 4]
+    trainer = _Trainer(tmp_path, _box(*range(9)), steps=11, period=2.5).run()
+    # and once more at the end
+    assert _results(trainer) == {3: 0, 5: 1, 8: 2, 10: 3, 11: 4}
 
 
 def test_patience_counts_evaluations_in_a_row_over_a_resume(tmp_path):
@@ -158,10 +152,7 @@ def test_a_pending_evaluation_counts_as_if_it_had_come_in_its_time(tmp_path, pat
     assert (other.max_iter, other.iter) == (one.max_iter, one.iter)
     one.iter = other.iter = one.max_iter - 1
     assert other.evaluation.state_dict() == one.evaluation.state_dict()
-    tables = [_rows(tmp_path / name) for name in ("whole", "stopped")]
-    assert tables[1][2].pop("images_per_second") == ""  # of another start, on who knows what
-    tables[0][2].pop("images_per_second")
-    assert tables[0] == tables[1]
+    assert _results(one) == {**_results(stopped), **_results(other)}
 
 
 def test_no_evaluation_begins_where_another_process_was_asked_to_stop(tmp_path, monkeypatch):
@@ -169,28 +160,6 @@ def test_no_evaluation_begins_where_another_process_was_asked_to_stop(tmp_path, 
     with pytest.raises(StopRequest) as caught:
         _Trainer(tmp_path, [], steps=1).run()  # an evaluation would have no results
     assert caught.value.signal == signal.SIGTERM
-
-
-@pytest.mark.parametrize(("last", "left"), [(9, ["1", "9"]), (8, ["1"]), (0, [])])
-def test_a_resumed_run_drops_the_rows_of_steps_to_come(tmp_path, last, left):
-    path = tmp_path / "summary.csv"
-    for step in (1, 9, 12):
-        append_summary(path, {"epoch": step / 4, "step": step})
-    with path.open("a") as file:
-        file.write("4.")  # cut off by a kill
-    cut_summary(path, last)
-    rows = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
-    assert [row["step"] for row in rows] == left
-
-
-def test_other_results_after_a_resume_get_columns_of_their_own(tmp_path):
-    path = tmp_path / "summary.csv"
-    append_summary(path, {"step": 1, "val": 5})
-    append_summary(path, {"step": 2, "held_out": 6})
-    append_summary(path, {"step": 3, "val": 7})
-    cut_summary(path, 3)
-    rows = list(csv.DictReader(path.open(newline="")))
-    assert [(row["val"], row["held_out"]) for row in rows] == [("5", ""), ("", "6"), ("7", "")]
 
 
 def test_the_lowest_loss_is_the_best_and_said_at_the_end(tmp_path, caplog):

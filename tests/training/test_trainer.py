@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import csv
 import errno
 import multiprocessing
 import os
@@ -27,7 +26,7 @@ from lambda_det.training import hooks as our_hooks
 from lambda_det.training import trainer as trainer_module
 from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.hooks import Histories, SpeedAndMemory, peak_gigabytes
+from lambda_det.training.hooks import SpeedAndMemory, peak_gigabytes
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.run_lock import RunLock
 from lambda_det.training.settings import FixedKeys
@@ -163,8 +162,32 @@ def test_a_run_with_averages_and_statistics_is_resumed_to_the_bit(folder, tmp_pa
     assert differences(metrics(tmp_path / "whole"), metrics(folder)) == []
     saved = content(folder / "model_final.pth")
     assert saved["precise_statistics"] == ["ema", "raw"] and saved["ema"]["updates"] == 6
-    with (folder / "summary.csv").open() as file:
-        assert [row["step"] for row in csv.DictReader(file)] == ["3", "5", "6"]
+
+
+@pytest.mark.parametrize("moment", ["evaluate", "link", "before_train"])
+def test_a_line_of_the_log_is_written_after_a_kill_at_its_evaluation(
+    folder, tmp_path, monkeypatch, moment
+):
+    """In it; after it; and after it once more where a resumed run began with it."""
+    changes = {"eval_period": 3, "log_period": 2}
+    (tmp_path / "whole").mkdir()
+    Trainer(ToyTask(tmp_path / "whole", **changes)).train()
+    first = "evaluate" if moment == "before_train" else moment
+    for owner, name in (
+        (SafeCheckpointer, "link"),
+        (Trainer, "evaluate"),
+        (our_hooks.RunWriter, "before_train"),
+    ):
+        if name not in (first, moment):
+            continue
+        trainer = Trainer(ToyTask(folder, **changes), read_newest(str(folder)))
+        with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+            patched.setattr(owner, name, lambda *_: 1 / 0)
+            patched.setattr(Trainer, "_record", lambda _: None)  # as after a kill
+            trainer.train()
+        assert max(metrics(folder)) == 1
+    Trainer(ToyTask(folder, **changes), read_newest(str(folder))).train()
+    assert differences(metrics(tmp_path / "whole"), metrics(folder)) == []
 
 
 class _Computed(ToyTask):
@@ -352,27 +375,6 @@ def test_all_processes_take_the_checkpoint_of_the_first(folder, monkeypatch):
     first[0] = str(folder / "elsewhere/model_0000001.pth")
     with pytest.raises(WeightsError, match=r"Not every process finds .*elsewhere"):
         start._read_newest_on_all(str(folder / "elsewhere"))
-
-
-def test_histories_keep_what_the_log_is_smoothed_over():
-    hook, other = Histories(), Histories()
-    hook.trainer, other.trainer = SimpleNamespace(), SimpleNamespace()
-    assert hook.state_dict() == {}
-    with EventStorage() as hook.trainer.storage:
-        storage = hook.trainer.storage
-        for storage.iter in range(50):
-            storage.put_scalars(total_loss=storage.iter**2, time=7.0, peak_memory=1.0)
-            storage.put_scalar("accuracy", storage.iter)
-            storage.put_scalar("accuracy", storage.iter + 0.5)  # accumulated batches
-            if storage.iter == 9:
-                storage.put_scalar("bbox/AP", 3.0, smoothing_hint=False)
-    other.load_state_dict(hook.state_dict())
-    with EventStorage(50) as other.trainer.storage:
-        other.before_train()
-    expected = storage.latest_with_smoothing_hint(20)
-    del expected["time"], expected["peak_memory"]
-    assert other.trainer.storage.latest_with_smoothing_hint(20) == expected
-    assert len(other.trainer.storage.history("accuracy").values()) == 40
 
 
 def test_speed_and_memory_are_recorded(folder, monkeypatch):
