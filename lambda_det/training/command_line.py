@@ -48,28 +48,6 @@ which saves likewise: a second Ctrl-C stops at once.
 """
 
 
-# Flags of other programs, and how they are written here
-_ELSEWHERE = {
-    "--imgsz": "--size",
-    "--img-size": "--size",
-    "--image-size": "--size",
-    "--resolution": "--size",
-    "--lr": "SOLVER.BASE_LR 0.01",
-    "--lr0": "SOLVER.BASE_LR 0.01",
-    "--learning-rate": "SOLVER.BASE_LR 0.01",
-    "--batch-size": "--batch",
-    "--weights": "MODEL.WEIGHTS FILE",
-    "--workers": "DATALOADER.NUM_WORKERS 4",
-    "--patience": "TEST.PATIENCE 5",
-    "--seed": "SEED 1",
-    "--model": "--config",
-    "--cfg": "--config",
-    "--project": "--output",
-    "--name": "--output",
-    "--gpus": "--num-gpus",
-}
-
-
 class _Parser(argparse.ArgumentParser):
     """Takes flags before, between and after the pairs KEY VALUE, and suggests a flag or a key in
     place of one that does not exist.
@@ -83,20 +61,10 @@ class _Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
         parsed, unknown = self.parse_known_intermixed_args(args, namespace)
         if unknown:
-            word = unknown[0].partition("=")[0]
-            known = self._option_string_actions
-            elsewhere = _ELSEWHERE.get(word, "")
-            # A LazyConfig has other keys, and a classifier has no --size
-            if elsewhere.partition(" ")[0] in known or (" " in elsewhere and self._has_yaml_keys):
-                hint = f"; did you mean {elsewhere}?"
-            else:
-                hint = suggest(word, [flag for flag in known if flag.startswith("--")])
+            flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            hint = suggest(unknown[0].partition("=")[0], flags)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return parsed
-
-    @property
-    def _has_yaml_keys(self) -> bool:
-        return self.get_default("keys")["output"].isupper()
 
 
 def run_parser(
