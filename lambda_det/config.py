@@ -165,6 +165,9 @@ def add_lambda_config(cfg: CN) -> None:
     # AVX-512 stay contiguous, which is faster there, except for small images. Results differ by
     # rounding. Files of weights do not differ.
     _C.MODEL.CHANNELS_LAST = True
+    # Compile the backbone for the training by torch.compile: minutes at the start, faster steps
+    # after them. All images must have one size (INPUT.LSJ), and the backbone no hooks.
+    _C.MODEL.COMPILE = False
 
     # ---- Images of a training
 

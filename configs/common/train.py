@@ -42,6 +42,9 @@ train = {
     "float32_precision": "",
     # Keep the maps channels last in memory; files of weights are the same either way
     "channels_last": True,
+    # Compile the backbone for the training by torch.compile: minutes at the start, faster steps
+    # after them. All images must have one size, and the backbone no hooks
+    "compile": False,
     # The precision of evaluation and prediction: "float32" or "bfloat16"
     "test_precision": "float32",
     # Exponential moving average of the weights, which is evaluated beside the raw weights

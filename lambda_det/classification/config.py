@@ -222,8 +222,6 @@ def load_recipe(
     read_config(cfg, file, args.opts)
     if args.synthetic_data:
         cfg.DATA.FORMAT = "synthetic"
-    if args.debug_numerics:
-        cfg.MODEL.COMPILE = False  # compiled modules cannot be watched
     return cfg
 
 

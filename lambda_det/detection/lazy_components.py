@@ -40,6 +40,7 @@ _FIXED = FixedKeys(
         "model",
         "optimizer",
         "dataloader.train.total_batch_size",
+        "train.compile",
         "train.model_ema.decay",
         "train.model_ema.enabled",
         "train.seed",

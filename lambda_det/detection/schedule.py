@@ -43,6 +43,7 @@ KEYS = COMMON_KEYS | {
     "best_metric":          "TEST.BEST_METRIC",
     "test_precision":       "TEST.PRECISION",
     "channels_last":        "MODEL.CHANNELS_LAST",
+    "compile":              "MODEL.COMPILE",
 }
 # fmt: on
 
@@ -60,6 +61,7 @@ class DetectionSettings(Settings):
         unscaled: the user's keys that are taken literally, such as those of the command line.
         test_precision: "float32" or "bfloat16", in which evaluation and prediction compute.
         channels_last: the layout of all maps in memory.
+        compile: the backbone, for the training.
     """
 
     base_lr: float | None = None
@@ -69,6 +71,7 @@ class DetectionSettings(Settings):
     unscaled: tuple[str, ...] = ()
     test_precision: str = "float32"
     channels_last: bool = True
+    compile: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

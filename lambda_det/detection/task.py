@@ -45,6 +45,7 @@ from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
 from lambda_det.distributed.leaving import UntilAsked
 from lambda_det.errors import ConfigError
+from lambda_det.modeling.compilation import why_not
 from lambda_det.training.config_file import LAZY, ConfigFile, kind_of
 from lambda_det.training.log import ONLY_IN_FILE
 from lambda_det.training.precision import Precision
@@ -217,6 +218,7 @@ class DetectionTask(Task):
         )
         if self._is_trained:
             self._check_evaluations(model)
+            self._check_compilation(model)
         self._backbone = recorded_backbone(model)
         return model
 
@@ -235,7 +237,25 @@ class DetectionTask(Task):
                 "takes fused where it can."
             )
 
+    def _check_compilation(self, model: nn.Module) -> None:
+        """Refuse to compile a backbone where that cannot serve.
+
+        Raises:
+            ConfigError: it has the reason.
+        """
+        settings = self.settings
+        if not settings.compile:
+            return
+        backbone, one_size = getattr(model, "backbone", None), self.components.one_size
+        if why := why_not(backbone, settings.device, one_size=one_size):
+            asked, other = (settings.option("compile", value) for value in (True, False))
+            raise ConfigError(f"{asked} cannot be: {why}; set {other}.")
+
     def distribute(self, model: nn.Module) -> nn.Module:
+        if self.settings.compile:
+            # In place: evaluations and exports are of copies, which are not compiled
+            model.backbone.compile()
+            logger.info("The backbone is compiled in the first step, which takes minutes")
         return distribute(model, self.settings.device, **self.components.ddp_options)
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-__all__ = ["copied", "differentiable_once", "is_hooked"]
+__all__ = ["copied", "differentiable_once", "has_hooks", "is_hooked"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -19,14 +19,21 @@ def is_hooked(module: nn.Module) -> bool:
     """Whether a hook would miss the call of this module."""
     of_all = nn.modules.module
     return "forward" in vars(module) or bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
+        has_hooks(module)
         or of_all._global_forward_hooks
         or of_all._global_forward_pre_hooks
         or of_all._global_backward_hooks
         or of_all._global_backward_pre_hooks
+    )
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks of its own."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
     )
 
 

@@ -11,8 +11,11 @@ import torch
 from lambda_det.detection import DetectionTask
 from lambda_det.detection import task as task_module
 from lambda_det.detection.config_files import get_config
+from lambda_det.detection.model import for_inference
 from lambda_det.detection.task import load_any_config, read_components
 from lambda_det.errors import ConfigError
+from lambda_det.modeling import compilation
+from lambda_det.native.calls import copied
 from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.task import EMA, RAW
 from tests.training.tiny_detector import tiny_config
@@ -145,3 +148,30 @@ def test_an_implementation_that_no_evaluation_can_use_is_refused_before_the_trai
         DetectionTask(cfg).build_model()
     cfg.TEST.PRECISION = "bfloat16"
     DetectionTask(cfg).build_model()
+
+
+def test_a_backbone_is_compiled_for_the_training_alone(monkeypatch):
+    monkeypatch.setattr(compilation, "_fault_of_compiler", lambda device: None)
+    cfg = tiny_config()
+    cfg.MODEL.COMPILE, cfg.INPUT.LSJ.ENABLED = True, True
+    task = DetectionTask(cfg)
+    model = task.build_model()
+    task.distribute(model)
+    compiled = [name for name, part in model.named_modules() if part._compiled_call_impl]
+    assert compiled == ["backbone"]
+    for other in (for_inference(model), copied(model)):  # an evaluation, and averaged weights
+        assert not any(part._compiled_call_impl for part in other.modules())
+    cfg.INPUT.LSJ.ENABLED = False
+    task = DetectionTask(cfg)
+    words = r"MODEL\.COMPILE True cannot be.*INPUT\.LSJ.*MODEL\.COMPILE False"
+    with pytest.raises(ConfigError, match=words):
+        task.build_model()
+    task._is_trained = False  # as an evaluation is
+    task.build_model()
+
+
+def test_a_lazyconfig_s_run_stays_compiled_or_not():
+    file = str(ROOT / "configs/mask_rcnn_lambdaresnet50.py")
+    config = load_any_config(argparse.Namespace(config_file=file, opts=["train.compile=True"]))
+    components = read_components(config)
+    assert components.settings.compile and "train.compile" in components.fixed_keys

@@ -49,6 +49,13 @@ def test_a_healthy_network_computes_as_without(net):
     assert net(torch.full((2, 3, 64, 64), torch.nan))["res5"].isnan().any()
 
 
+def test_a_compiled_network_is_watched_as_one_that_is_not(net):
+    net.compile()  # and its code would call no hooks
+    with torch.no_grad():
+        net.res3[0].conv1.weight[0, 0] = torch.nan
+    assert "res3.0.conv1" in _found(net)
+
+
 def test_the_first_module_is_named_with_what_it_was_given(net):
     nn.init.constant_(net.res3[1].conv2.weight, torch.nan)
     text = _found(net)

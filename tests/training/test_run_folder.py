@@ -81,6 +81,7 @@ def test_other_weights_in_the_folder_are_not_trained_over(cfg):
         (["MODEL.FPN.OUT_CHANNELS", 64], r"MODEL\.FPN\.OUT_CHANNELS"),
         (["MODEL.ANCHOR_GENERATOR.SIZES", [[1.0]]], r"MODEL\.ANCHOR_GENERATOR\.SIZES"),
         (["INPUT.FORMAT", "RGB"], r"INPUT\.FORMAT"),
+        (["MODEL.COMPILE", True], r"MODEL\.COMPILE"),
         (["SOLVER.BASE_LR", 0.5], r"SOLVER\.BASE_LR"),
         (["SOLVER.EMA_DECAY", 0.5], r"SOLVER\.EMA_DECAY"),  # its average would not be in the file
         (["MODEL.WEIGHTS", "b.pth", "SOLVER.MAX_ITER", 9, "MODEL.DEVICE", "cpu"], None),

@@ -1,0 +1,95 @@
+"""What is in the way of torch.compile is said before a training, and what it makes is the same."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from lambda_det.modeling import compilation
+from lambda_det.modeling.compilation import why_not
+from tests.modeling.small import small_network
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """One that is not tried, because that takes half a minute."""
+    monkeypatch.setattr(compilation, "_fault_of_compiler", lambda device: None)
+
+
+def _hooked(network):
+    network.res3[0].conv1.register_forward_hook(lambda *called: None)
+
+
+def _weight_normed(network):
+    nn.utils.weight_norm(network.res3[0].conv1)
+
+
+# options of the network, a change of it, whether images have one size, and words of the reason
+IN_THE_WAY = {
+    "several sizes": ({}, None, False, r"INPUT\.LSJ"),
+    "a hook": ({}, _hooked, True, r"backbone\.res3\.0\.conv1 has a hook"),
+    "weight norm": ({}, _weight_normed, None, r"backbone\.res3\.0\.conv1 has a hook"),
+    "padding": ({"mask_padding": True}, None, True, "has a hook"),
+    "checkpoints": ({"checkpoint_activations": True}, None, True, "CHECKPOINT_ACTIVATIONS"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+@pytest.mark.parametrize(
+    ("options", "change", "one_size", "words"), IN_THE_WAY.values(), ids=IN_THE_WAY
+)
+def test_what_is_in_the_way_is_said(options, change, one_size, words, compiler):
+    network = small_network(**options)
+    if change is not None:
+        change(network)
+    assert re.search(words, why_not(network, "cpu", one_size=one_size))
+
+
+def test_a_model_without_a_backbone_is_named(compiler):
+    assert "backbone" in why_not(None, "cpu", one_size=True)
+
+
+@pytest.mark.parametrize("one_size", [True, None])
+def test_a_network_of_ours_can_be_compiled(one_size, compiler):
+    assert why_not(small_network(), "cpu", one_size=one_size) is None
+
+
+@pytest.mark.slow
+def test_a_missing_compiler_is_said(monkeypatch, tmp_path):
+    from torch._inductor import config
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # it may have the function
+    compilation._fault_of_compiler.cache_clear()
+    try:
+        with config.patch({"cpp.cxx": (None, "no-such-compiler")}):
+            assert "no-such-compiler" in why_not(small_network(), "cpu", one_size=True)
+    finally:
+        compilation._fault_of_compiler.cache_clear()
+        torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_a_compiled_network_has_the_same_numbers_and_parameters():
+    """By the compiler of this machine, forward and backward."""
+    if why := why_not(small_network(), "cpu", one_size=True):
+        pytest.skip(why)
+    torch.manual_seed(0)
+    network = small_network(scope=5)
+    for name, parameter in network.named_parameters():
+        if name.endswith("norm.weight"):  # otherwise the residual branches are 0
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    compiled, x = copy.deepcopy(network), torch.randn(2, 3, 64, 64)
+    compiled.compile()
+    found = [part(x) for part in (network, compiled)]
+    for name, one in found[0].items():
+        assert (one - found[1][name]).norm() < 1e-4 * one.norm(), name
+    for maps in found:
+        sum(one.square().mean() for one in maps.values()).backward()
+    for (name, one), other in zip(network.named_parameters(), compiled.parameters(), strict=True):
+        error = (one.grad - other.grad).norm() / one.grad.norm()
+        assert error < 1e-3, name
+    assert list(network.state_dict()) == list(compiled.state_dict())
+    torch.testing.assert_close(network.state_dict(), compiled.state_dict())
+    assert copy.deepcopy(compiled)._compiled_call_impl is None  # as averages and evaluations are
