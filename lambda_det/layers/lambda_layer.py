@@ -449,13 +449,14 @@ def normed(norm: nn.Module, x: Tensor) -> Tensor:
     """The norm of queries or values [b, c, H, W].
 
     On a CPU PyTorch's batch norm takes three to six times as long for a view as for a dense tensor,
-    and returns a map per channel, which slows down what follows. On an H200 both took the same time
-    (docs/gpu.md).
+    and returns a map per channel, which slows down what follows. So does ``nn.SyncBatchNorm`` on a
+    GPU, which makes a map per channel of every input that is not dense.
     """
     # A question about the layout would bind the sizes of a graph, and torch.func knows no memory
     # formats.
     eager = not (torch.compiler.is_compiling() or is_transformed())
-    if eager and x.device.type == "cpu" and type(norm) is not nn.Identity:
+    wants_dense = x.device.type == "cpu" or isinstance(norm, nn.SyncBatchNorm)
+    if eager and wants_dense and type(norm) is not nn.Identity:
         layout = torch.channels_last if x.stride(1) == 1 else torch.contiguous_format
         x = x.contiguous(memory_format=layout)
     return norm(x)
