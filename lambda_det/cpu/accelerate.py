@@ -69,9 +69,10 @@ def use_channels_last(model: nn.Module, on: bool = True) -> None:
             head.predictor.__class__ = _LOGITS[on]
         elif isinstance(head, BaseKeypointRCNNHead):
             left.update(head.modules())
-        elif type(head) is MaskRCNNConvUpsampleHead:
-            # it is the largest map, and a hook on the layer before may have kept it
-            head.deconv_relu.inplace = on and not is_hooked(head.deconv)
+        elif isinstance(head, MaskRCNNConvUpsampleHead):
+            # it is the largest map; a hook or a subclass may use what the layer before made of it
+            is_known = all(getattr(type(head), x) is getattr(_MASKS, x) for x in _COMPUTING)
+            head.deconv_relu.inplace = on and is_known and not is_hooked(head.deconv)
     layout = torch.channels_last if on else torch.contiguous_format
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d) and module not in left:
@@ -90,5 +91,6 @@ class _Logits(Conv2d):
         return super().forward(x).contiguous()
 
 
+_MASKS, _COMPUTING = MaskRCNNConvUpsampleHead, ("forward", "layers")
 _SCORES = nn.ConvTranspose2d, _Scores  # as they are, and accelerated
 _LOGITS = Conv2d, _Logits

@@ -269,7 +269,7 @@ def forget_unseen(
     with torch.no_grad():
         backbone(torch.empty(1, 3, side, side, device="meta"))
     for name, module in backbone.named_modules(remove_duplicate=False):
-        if module in sizes:
+        if module in sizes and "embedding" in module._parameters:  # what is computed was learnt
             name = f"{name}.embedding"
             seen = torch.zeros_like(state[name])
             crop_offsets(seen, *sizes[module]).copy_(crop_offsets(state[name], *sizes[module]))

@@ -107,7 +107,7 @@ class PortableRelativePosition(RelativePosition):
         implementation: str = "auto",
     ) -> Tensor:
         # the embedding is not cropped to the map, because offsets beyond it meet values of 0
-        embedding = self.embedding if self.heads is None else self.embedding[head]
+        embedding = self.table(head)
         if mask is not None:
             values = values * mask[:, 0, :, :, None, None].to(values.dtype)
         queries, values = dense(queries), dense(values)

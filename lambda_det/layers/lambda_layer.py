@@ -125,10 +125,9 @@ class LambdaLayer(nn.Module):
                 bias=position_bias,
             )
         if position is not None:
-            leading = (
-                [heads, query_depth, intra_depth] if multi_head else [query_depth, intra_depth]
-            )
-            options.check_position(position.embedding, position.map_size, dilation, leading)
+            own = [*position.table().shape[:2], position.heads]
+            wanted = [query_depth, intra_depth, heads if multi_head else None]
+            options.check_position(own, wanted, position.map_size, dilation)
         elif not content:
             raise ConfigError(
                 "A lambda layer without content and without position lambda has no output; give it "
@@ -416,15 +415,22 @@ class RelativePosition(nn.Module):
         return self.add_bias(y, queries, head)
 
     def of_head(self, head: int, size: Sequence[int]) -> Tensor:
-        """The embedding [k, u, r_y, r_x] of a head, for a map of this size."""
+        """The embeddings [k, u, r_y, r_x] of a head, for a map of this size."""
         if self.map_size is not None:
             options.check_map(size, self.map_size)
+        return self.table(head)
+
+    def table(self, head: int = 0) -> Tensor:
+        """The embeddings [k, u, r_y, r_x] of a head, as all others read them.
+
+        A subclass may compute them, and then has no parameter ``embedding``.
+        """
         return self.embedding if self.heads is None else self.embedding[head]
 
     def count_offsets(self, height: int, width: int, dilation: int = 1) -> int:
         """How many offsets of the scope occur on a map."""
         size = grid_size((height, width), dilation)
-        return crop_offsets(self.embedding, *size).shape[-2:].numel()
+        return crop_offsets(self.table(), *size).shape[-2:].numel()
 
     def add_bias(self, y: Tensor, queries: Tensor, head: int) -> Tensor:
         """Add q . b, the same number in every value channel, to [b, H, W, h, v]."""

@@ -81,27 +81,28 @@ def make_norm(norm: str | Callable[[int], nn.Module | None], channels: int) -> n
 
 
 def check_position(
-    embedding: Tensor, map_size: Sequence[int] | None, dilation: int, leading: list[int]
+    own: list[int | None],
+    wanted: list[int | None],
+    map_size: Sequence[int] | None,
+    dilation: int,
 ) -> None:
     """Raise ConfigError where position embeddings do not fit a layer.
 
     Args:
-        embedding: of the layer, or of another layer that shares it.
+        own: query depth, intra-depth and heads of the embeddings; None for one table of all heads.
+        wanted: those that the layer needs.
         map_size: of the largest map of a global embedding, or None.
         dilation: of the layer.
-        leading: the sizes before the offsets that the layer needs.
     """
     if dilation > 1 and map_size is not None:
         raise ConfigError(
             f"The dilation of a lambda layer is {dilation}; it must be 1 for a global map, which "
             "has every offset already."
         )
-    sizes = list(embedding.shape[: len(leading)])
-    if sizes != leading:
+    if own != wanted:
         raise ConfigError(
-            f"The shared position embedding has the leading sizes {sizes}, but this lambda layer "
-            f"needs {leading}; share only between layers of equal query_depth, intra_depth and "
-            "heads."
+            f"The shared position embedding has the query_depth, intra_depth and heads {own}, but "
+            f"this lambda layer needs {wanted}; share only between layers where they are equal."
         )
 
 

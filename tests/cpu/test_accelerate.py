@@ -7,6 +7,7 @@ import pytest
 import torch
 from detectron2.layers import FrozenBatchNorm2d
 from detectron2.modeling import build_model
+from detectron2.modeling.roi_heads import MaskRCNNConvUpsampleHead
 from detectron2.structures import BitMasks, Boxes, Instances, Keypoints
 from detectron2.utils.events import EventStorage
 from torch import nn
@@ -147,3 +148,21 @@ def test_a_hook_before_an_activation_keeps_the_map_that_it_saw():
     head.layers(torch.randn(2, 64, 5, 6, dtype=torch.float64))
     ((seen, as_it_was),) = kept
     assert (as_it_was < 0).any() and torch.equal(seen, as_it_was)
+
+
+class _WithAnotherLoss(MaskRCNNConvUpsampleHead):
+    """Computes its layers as Detectron2's does."""
+
+
+class _WithTwoMaps(MaskRCNNConvUpsampleHead):
+    def layers(self, x):
+        before = self.deconv(x)
+        return self.predictor(self.deconv_relu(before) + before)
+
+
+@pytest.mark.parametrize(("kind", "is_inplace"), [(_WithAnotherLoss, True), (_WithTwoMaps, False)])
+def test_a_mask_head_of_another_project_is_taken_where_its_layers_are_the_same(kind, is_inplace):
+    model = _model("Mask R-CNN")
+    model.roi_heads.mask_head.__class__ = kind
+    assert lambda_det.accelerate(model).roi_heads.mask_head.deconv_relu.inplace is is_inplace
+    assert not lambda_det.accelerate(model, False).roi_heads.mask_head.deconv_relu.inplace

@@ -5,7 +5,8 @@ import torch
 
 import lambda_det
 from lambda_det.errors import WeightsError
-from lambda_det.export.backbone import extract_backbone
+from lambda_det.export.backbone import extract_backbone, forget_unseen
+from lambda_det.layers import RelativePosition
 from lambda_det.weights.provenance import checksum
 from tests.export.toy import MEAN, STD, classifier_checkpoint, in_c4, in_fpn, scramble
 
@@ -76,6 +77,29 @@ def test_offsets_that_no_image_of_the_training_had_are_0():
         image = torch.randn(1, 3, side, side)
         pairs = zip(before(image).values(), after(image).values(), strict=True)
         assert all(torch.equal(one, other) for one, other in pairs) is same
+
+
+class _Computed(RelativePosition):
+    """Embeddings that are computed, of other parameters than a table."""
+
+    def __init__(self, table):
+        super().__init__(*table.shape[:2], scope=tuple(table.shape[2:]))
+        self.scale = torch.nn.Parameter(torch.ones(()))
+        self.register_buffer("offsets", table.detach().clone())
+        del self.embedding
+
+    def table(self, head=0):
+        return self.offsets * self.scale
+
+
+def test_embeddings_that_are_computed_are_kept():
+    backbone = lambda_det.create_backbone("lambda_resnet26_slim")
+    layer = backbone.res5[1].conv2
+    layer.position = _Computed(layer.position.table())
+    state = backbone.state_dict()
+    after, changed = forget_unseen(state, backbone, 64)
+    assert "res5.0.conv2.position.embedding" in changed and "res5.1" not in str(changed)
+    assert after.keys() == state.keys()
 
 
 @pytest.mark.parametrize(

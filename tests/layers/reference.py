@@ -196,8 +196,7 @@ def layer_output(
                     at[n] = 1
                     y = y + at * (q[:, n] @ lambda_n)[:, None]
         if layer.position is not None:
-            embedding = layer.position.embedding
-            embedding = embedding[group] if layer.multi_head else embedding
+            embedding = layer.position.table(group)
             rows = (1,) if len(size) == 1 else ()  # of a sequence
             position = grid_position_output(
                 q.unflatten(1, (*rows, *size)),

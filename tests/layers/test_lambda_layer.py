@@ -111,7 +111,7 @@ def test_shared_embeddings():
     both = nn.ModuleList([first, second])
     assert sum(p is first.position.embedding for p in both.parameters()) == 1
     assert {"0.position.embedding", "1.position.embedding"} <= set(both.state_dict())
-    with pytest.raises(ConfigError, match=r"\[3, 1\].*\[4, 1\]"):
+    with pytest.raises(ConfigError, match=r"\[3, 1, None\].*\[4, 1, None\]"):
         LambdaLayer(8, query_depth=4, heads=2, position=first.position)
 
 

@@ -230,7 +230,7 @@ class GeneralLambdaLayer(LambdaLayer):
         dims = max(x.dim() - 2, 2)  # 2 for maps and sequences
         own = dims
         if self.position is not None:
-            own = self.position.embedding.dim() - (3 if self.multi_head else 2)
+            own = self.position.table().dim() - 2
         if x.dim() not in (3, 4, 5) or dims != own:
             raise ConfigError(
                 f"A lambda layer got an input of the shape {list(x.shape)}; sequences [B, C, N] "
