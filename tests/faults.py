@@ -90,8 +90,8 @@ FAULTS = [
     _fault(
         "On NVIDIA GPUs kernels compute",
         "lambda_det/layers/local/fused.py",
-        "for kind in FORMS if has_backward else",
-        "for kind in FORMS if True else",
+        "kinds = tuple(FORMS) if has_backward else",
+        "kinds = tuple(FORMS) if True else",
         "layers/test_fused.py::test_inference_loads_nothing_of_the_backward_pass",
     ),
     _fault(

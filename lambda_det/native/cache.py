@@ -41,11 +41,11 @@ def exposed(folder: Path) -> Path | None:
     return None
 
 
-def private_folder() -> Path:
-    """The cache, or a new folder where others could put something into the cache.
+def own_folder() -> Path | None:
+    """The cache; None where others could put something into it, which the log says.
 
     Raises:
-        OSError: it cannot be made, or others could put something into the new one, too.
+        OSError: it cannot be made.
         RuntimeError: there is no home.
     """
     folder = cache_folder()
@@ -59,6 +59,18 @@ def private_folder() -> Path:
         "for this process alone. Take that right away (chmod go-w), or name another folder by "
         "XDG_CACHE_HOME."
     )
+    return None
+
+
+def private_folder() -> Path:
+    """The cache, or a new folder where others could put something into the cache.
+
+    Raises:
+        OSError: it cannot be made, or others could put something into the new one, too.
+        RuntimeError: there is no home.
+    """
+    if folder := own_folder():
+        return folder
     private = Path(tempfile.mkdtemp())
     if (place := exposed(private)) is not None:
         private.rmdir()

@@ -2,7 +2,8 @@
 
 NVRTC and the driver are reached through ``cuda.bindings``, which PyTorch's packages for CUDA bring.
 Neither a compiler nor CUDA's toolkit is needed. What was compiled is kept beside the kernels of the
-CPU. It must prove itself on the GPU first, because nothing else has run it there.
+CPU, where that can be written. It must prove itself on the GPU first, because nothing else has run
+it there.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-import shutil
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
@@ -215,11 +216,19 @@ def _all_options(program: Program, architecture: int) -> list[str]:
     return [*_OPTIONS, *program.options, f"--gpu-architecture=sm_{architecture}"]
 
 
-def _key(program: Program, architecture: int) -> str:
-    """Of everything that decides what is compiled and whether it works."""
+def _key(index: int, program: Program, architecture: int) -> str:
+    """Of everything that decides what is compiled and whether it works.
+
+    What was proved on one kind of GPU is proved again on another one of its architecture.
+    """
     driver, nvrtc = _bindings("driver"), _bindings("nvrtc")
     versions = _call(driver.cuDriverGetVersion), *_call(nvrtc.nvrtcVersion)
-    facts = *map(str, versions), *_all_options(program, architecture), program.source
+    facts = (
+        name_of(index),
+        *map(str, versions),
+        *_all_options(program, architecture),
+        program.source,
+    )
     return cache.digest("\0".join(facts).encode())
 
 
@@ -265,6 +274,11 @@ def device(index: int) -> torch.device:
     return torch.device("cuda", index)
 
 
+def name_of(index: int) -> str:
+    """Such as NVIDIA H200."""
+    return torch.cuda.get_device_name(index)
+
+
 def made_current(index: int) -> AbstractContextManager:
     """A context in which this GPU is the current one."""
     return torch.cuda.device(index)
@@ -303,7 +317,7 @@ def load(
             compiled now. What is in the cache has passed.
 
     Raises:
-        Unavailable: they cannot be compiled, kept or loaded, or are wrong.
+        Unavailable: they cannot be compiled or loaded, or are wrong.
         RuntimeError: a CUDA graph is being recorded, which cannot hold this.
     """
     if is_capturing():
@@ -311,29 +325,103 @@ def load(
             "Kernels of lambda layers are loaded when they are first used, which a CUDA graph "
             "cannot record: run the same step once before the capture."
         )
-    architecture = _architecture(describe(index).capability)
-    name = f"{program.name}_sm_{architecture}_{_key(program, architecture)}"
     try:
-        folder = cache.private_folder()
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
-        raise Unavailable(f"there is no folder for compiled kernels ({error})") from error
-    try:
-        if file := cache.find(folder, name, ".cubin"):
-            return _kernels(index, program, file.read_bytes())
-        _logger.info("Compiling %s for sm_%d, once: %s", program.name, architecture, folder)
-        code, _ = compile_program(program, architecture)
-        kernels = _kernels(index, program, code)
-        if wrong := prove(kernels):
-            raise Unavailable(f"{program.name} computes wrong numbers here ({wrong})")
-        cache.keep(folder, name, ".cubin", code)
+        code = _code(index, program)
+        kernels = _kernels(index, program, code.text)
+        if code.is_new:
+            if wrong := prove(kernels):
+                raise Unavailable(f"{program.name} computes wrong numbers here ({wrong})")
+            _keep(code)
         return kernels
-    except OSError as error:
-        raise Unavailable(f"compiled kernels cannot be kept in {folder} ({error})") from error
     except _OTHER_BINDINGS as error:
         raise Unavailable(f"cuda.bindings is of another kind than expected ({error})") from error
-    finally:
-        if folder != cache.cache_folder():
-            shutil.rmtree(folder, ignore_errors=True)
+
+
+def compile_together(index: int, programs: Sequence[Program]) -> None:
+    """Compile programs side by side, because NVRTC needs a second or two for each.
+
+    What fails is met again, and said, by :func:`load`.
+    """
+    new = [program for program in programs if (index, program) not in _codes]
+    if len(new) < 2 or is_capturing():
+        return
+    with ThreadPoolExecutor(len(new)) as pool:
+        for future in [pool.submit(_code, index, program) for program in new]:
+            future.exception()
+
+
+class _Code(NamedTuple):
+    """Machine code.
+
+    Attributes:
+        name: of its file.
+        text: what the driver loads.
+        is_new: whether it was compiled now, and not found in the cache.
+    """
+
+    name: str
+    text: bytes
+    is_new: bool
+
+
+_codes: dict[tuple[int, Program], _Code] = {}  # of the GPUs of this process
+
+
+def _code(index: int, program: Program) -> _Code:
+    """The machine code of a program, from the cache, or compiled now."""
+    if (index, program) not in _codes:
+        architecture = _architecture(describe(index).capability)
+        name = f"{program.name}_sm_{architecture}_{_key(index, program, architecture)}"
+        text = _kept(name)
+        is_new = text is None
+        if is_new:
+            _say_that_it_takes_time()
+            text, _ = compile_program(program, architecture)
+        _codes[index, program] = _Code(name, text, is_new)
+    return _codes[index, program]
+
+
+@functools.cache
+def _say_that_it_takes_time() -> None:
+    _logger.info("Compiling kernels of lambda layers for this GPU, once; some 15 s")
+
+
+# What cannot be kept is compiled by each process, which costs seconds and no kernels
+
+
+@functools.cache
+def _folder() -> Path | None:
+    """Where compiled kernels are kept; None where they cannot be, which the log says."""
+    try:
+        return cache.own_folder()
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        return _not_kept(error)
+
+
+_unkept: list[str] = []  # what was in the way; the first reason is said
+
+
+def _not_kept(error: Exception) -> None:
+    if not _unkept:
+        _logger.warning("Kernels of the GPU are compiled for this process alone: %s", error)
+    _unkept.append(str(error))
+
+
+def _kept(name: str) -> bytes | None:
+    """What the cache has by this name."""
+    try:
+        file = cache.find(folder, name, ".cubin") if (folder := _folder()) else None
+        return file.read_bytes() if file else None
+    except OSError as error:
+        return _not_kept(error)
+
+
+def _keep(code: _Code) -> None:
+    try:
+        if folder := _folder():
+            cache.keep(folder, code.name, ".cubin", code.text)
+    except OSError as error:
+        _not_kept(error)
 
 
 def _kernels(index: int, program: Program, code: bytes) -> list[Kernel]:
@@ -346,6 +434,7 @@ def _kernels(index: int, program: Program, code: bytes) -> list[Kernel]:
     return [Kernel(index, module, function) for function in program.functions]
 
 
+@functools.cache
 def source(name: str) -> str:
     """The text of a file of this folder."""
     return (Path(__file__).parent / name).read_text("utf-8")

@@ -10,7 +10,6 @@ from lambda_det import doctor
 from lambda_det.errors import ConfigError
 from lambda_det.layers.local import OPERATORS, choose, fused, local_position_output
 from lambda_det.layers.local.lambda_first import dense_output
-from lambda_det.native import gpu
 from tests.native import emulated
 from tests.native.emulated import needs_emulator
 
@@ -258,20 +257,8 @@ def _little_memory(machine, monkeypatch):
     machine.shared_bytes = 64 * 1024
 
 
-def _no_room(machine, monkeypatch):
-    monkeypatch.setattr(gpu.cache, "keep", _full)
-
-
-def _full(*about):
-    raise OSError("the disk is full")
-
-
-def _no_home(machine, monkeypatch):
-    monkeypatch.setattr(gpu.cache, "cache_folder", _homeless)
-
-
-def _homeless():
-    raise RuntimeError("Could not determine home directory.")
+def _of_amd(machine, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
 
 
 def _not_compiled(machine, monkeypatch):
@@ -295,8 +282,7 @@ NOT_HERE = {
     _old_gpu: r"7\.5",
     _new_gpu: r"13\.0",
     _little_memory: "65536 bytes",
-    _no_room: "the disk is full",
-    _no_home: "home",
+    _of_amd: "no NVIDIA GPU",
     _not_compiled: "NVRTC",
     _wrong_numbers: "an error of 0.3",
 }

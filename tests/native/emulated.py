@@ -141,7 +141,7 @@ class Pretended:
     """A driver and an NVRTC.
 
     Attributes:
-        capability: of the GPU.
+        name, capability: of the GPU.
         multiprocessors: few, so that a program has several tiles.
         shared_bytes: of a program.
         version: of the driver.
@@ -155,6 +155,7 @@ class Pretended:
 
     def __init__(self, is_emulated: bool = True) -> None:
         self.is_emulated = is_emulated
+        self.name = "NVIDIA H200"
         self.capability, self.multiprocessors, self.shared_bytes = (9, 0), 3, 227 * 1024
         self.version, self.architectures = 13000, [80, 86, 90, 100, 120]
         self.compiled: list[str] = []
@@ -267,8 +268,11 @@ def forget() -> None:
     from lambda_det.layers.local import fused
 
     of_gpu = gpu._bindings, gpu.describe, gpu.missing, gpu._context
-    for function in (*of_gpu, fused._lack_of_memory, fused._load, fused._plan):
+    of_gpu += gpu._folder, gpu._say_that_it_takes_time
+    for function in (*of_gpu, fused._lack_of_memory, fused._load, fused._plans):
         function.cache_clear()
+    gpu._codes.clear()
+    gpu._unkept.clear()
 
 
 @contextlib.contextmanager
@@ -284,6 +288,7 @@ def pretend(monkeypatch, folder: Path, is_emulated: bool = True):
     monkeypatch.setattr(of_cpu, "unsupported", lambda *inputs: "the tensors are on a GPU")
     monkeypatch.setattr(gpu, "index_of", lambda x: 0)
     monkeypatch.setattr(gpu, "device", lambda index: torch.device("cpu"))
+    monkeypatch.setattr(gpu, "name_of", lambda index: machine.name)
     monkeypatch.setattr(gpu, "made_current", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(gpu, "stream", lambda device: 7)
     monkeypatch.setattr(gpu, "is_capturing", lambda: False)

@@ -1,6 +1,7 @@
 """Kernels of the GPU are compiled once, proved, and kept as those of the CPU; or there are none."""
 
 import ctypes
+import threading
 
 import pytest
 import torch
@@ -59,6 +60,10 @@ def _other_gpu(machine, monkeypatch):
     machine.capability = (12, 0)
 
 
+def _other_kind(machine, monkeypatch):
+    machine.name = "NVIDIA H100 NVL"
+
+
 def _other_source(machine, monkeypatch):
     monkeypatch.setitem(globals(), "PROGRAM", PROGRAM._replace(source="other"))
 
@@ -69,7 +74,7 @@ def _other_options(machine, monkeypatch):
 
 @pytest.mark.parametrize(
     "change",
-    [_other_driver, _other_nvrtc, _other_gpu, _other_source, _other_options],
+    [_other_driver, _other_nvrtc, _other_gpu, _other_kind, _other_source, _other_options],
     ids=lambda change: change.__name__,
 )
 def test_what_decides_the_kernel_makes_another(change, machine, monkeypatch, kept):
@@ -93,6 +98,49 @@ def test_a_damaged_file_is_made_anew(change, machine, kept):
     file.write_bytes(change(whole))
     assert loaded(machine) == 2
     assert [path.read_bytes() for path in kept.iterdir()] == [whole]
+
+
+def _full(*about):
+    raise OSError("the disk is full")
+
+
+def _homeless():
+    raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.mark.parametrize(
+    ("name", "refuse", "words"),
+    [("keep", _full, "the disk is full"), ("cache_folder", _homeless, "home directory")],
+)
+def test_kernels_that_cannot_be_kept_are_those_of_this_process(
+    name, refuse, words, machine, monkeypatch, kept, caplog
+):
+    monkeypatch.setattr(fused, "_wrong", lambda *about: None)
+    monkeypatch.setattr(gpu.cache, name, refuse)
+    inputs = [x.clone().requires_grad_() for x in INPUTS]
+    for _ in range(2):
+        local_position_output(*inputs, "fused").sum().backward()
+    assert len(machine.compiled) == 4 and not (kept.exists() and [*kept.iterdir()])
+    (said,) = (r.message for r in caplog.records if "this process alone" in r.message)
+    assert words in said
+
+
+def test_the_kernels_of_a_layer_are_compiled_side_by_side(machine, monkeypatch, caplog):
+    """Each waits here until all four have begun; the log has one line of it."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(fused, "_wrong", lambda *about: None)
+    together, compile_one = threading.Barrier(4), machine.nvrtc.nvrtcCompileProgram
+
+    def compile_together(*about):
+        together.wait(timeout=60)
+        return compile_one(*about)
+
+    machine.nvrtc.nvrtcCompileProgram = compile_together
+    local_position_output(*(x.clone().requires_grad_() for x in INPUTS), "fused")
+    assert len(machine.compiled) == 4
+    assert [r.message for r in caplog.records if "ompiling" in r.message] == [
+        "Compiling kernels of lambda layers for this GPU, once; some 15 s"
+    ]
 
 
 def test_what_is_wrong_is_not_kept(machine, kept):

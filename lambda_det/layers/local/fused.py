@@ -87,8 +87,9 @@ class Form(NamedTuple):
 #     8, 64x64, 64      41.9, 45.7      41.6, 47.7       73.3, 109.6, 137.0      71.6
 #     16, 64x64, 64     78.4, 87.4      78.8, 91.7       143.0, 210.4, 262.4     151.9
 #     8, 32x32, 128     24.0, 25.3      40.1, 27.0       66.4, 52.4, 67.4        37.5
-# The rule takes the fastest in each of these rows. Other GPUs, and the second lists, were not
-# measured.
+# The rule takes the fastest in each of these rows. Of the second lists only `output d` was measured
+# (58.3 and 31.7 in the second and in the last row), and 64x64 with v of 128, the most expensive map
+# of a LambdaResNet, was not. Nor were other GPUs.
 FORMS: dict[str, tuple[tuple[Form, ...], tuple[Form, ...]]] = {
     "output": (
         (
@@ -209,11 +210,9 @@ def unsupported(queries: Tensor, values: Tensor, embedding: Tensor) -> str | Non
         return None
     inputs = queries, values, embedding
     has_backward = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    for kind in FORMS if has_backward else ("output",):
-        kernels = _plan(kind, index, queries.dtype, *values.shape[:4]).kernels
-        if isinstance(kernels, str):
-            return kernels
-    return None
+    kinds = tuple(FORMS) if has_backward else ("output",)
+    plans = _plans(kinds, index, queries.dtype, *values.shape[:4])
+    return plans if isinstance(plans, str) else None
 
 
 def _padded_depth(v: int) -> int:
@@ -263,25 +262,36 @@ def _load(index: int, dtype: torch.dtype, form: Form, v: int) -> list[gpu.Kernel
 
 
 class _Plan(NamedTuple):
-    """What is launched for maps of one size: a form, its kernels or why there are none, and how
-    many programs.
-    """
+    """What is launched for maps of one size: a form, its kernels, and how many programs."""
 
     form: Form
-    kernels: list[gpu.Kernel] | str
+    kernels: list[gpu.Kernel]
     programs: int
 
 
 @functools.lru_cache(maxsize=1024)  # images may have many sizes
-def _plan(
-    kind: str, index: int, dtype: torch.dtype, batch: int, height: int, width: int, depth: int
-) -> _Plan:
+def _plans(
+    kinds: tuple[str, ...],
+    index: int,
+    dtype: torch.dtype,
+    batch: int,
+    height: int,
+    width: int,
+    depth: int,
+) -> list[_Plan] | str:
+    """A plan for each kind, or why there are none, which the log has said."""
     sizes = batch, height, width, _padded_depth(depth)
     device = gpu.describe(index)
-    form = form_for(kind, device, *sizes)
+    forms = [form_for(kind, device, *sizes) for kind in kinds]
+    plans = []
     with _lock:
-        kernels = _load(index, dtype, form, sizes[3])
-    return _Plan(form, kernels, form.programs(device.multiprocessors, *sizes))
+        gpu.compile_together(index, [program(form, sizes[3], dtype) for form in forms])
+        for form in forms:
+            kernels = _load(index, dtype, form, sizes[3])
+            if isinstance(kernels, str):
+                return kernels
+            plans.append(_Plan(form, kernels, form.programs(device.multiprocessors, *sizes)))
+    return plans
 
 
 def _wrong(
@@ -468,13 +478,6 @@ def _check(queries: Tensor, values: Tensor, embedding: Tensor) -> None:
         raise ValueError(f"fused cannot compute this: {why}")
 
 
-def _plans(kinds: Sequence[str], queries: Tensor, values: Tensor) -> list[_Plan] | None:
-    """The plans for these tensors; None if kernels are missing, which the log has said."""
-    index = gpu.index_of(queries)
-    plans = [_plan(kind, index, queries.dtype, *values.shape[:4]) for kind in kinds]
-    return None if any(isinstance(plan.kernels, str) for plan in plans) else plans
-
-
 def _shared(values: Tensor, embedding: Tensor, shapes: _Shapes) -> tuple[Tensor, Tensor]:
     """Values and embedding as the kernels take them, for all groups of heads."""
     return (
@@ -501,8 +504,8 @@ def fill_output(output: Tensor, queries: Tensor, values: Tensor, embedding: Tens
     if output.numel() == 0:
         return
     _check(queries, values, embedding)
-    plans = _plans(("output",), queries, values)
-    if plans is None:
+    plans = _plans(("output",), gpu.index_of(queries), queries.dtype, *values.shape[:4])
+    if isinstance(plans, str):
         query_first.fill_output(output, queries, values, embedding.to(queries.dtype))
         return
     shapes, dtype = _Shapes.of(values, embedding), queries.dtype
@@ -532,8 +535,9 @@ def fill_gradients(
         grad_embedding.zero_()
         return
     _check(queries, values, embedding)
-    plans = _plans(("queries", "values", "embedding"), queries, values)
-    if plans is None:
+    kinds = "queries", "values", "embedding"
+    plans = _plans(kinds, gpu.index_of(queries), queries.dtype, *values.shape[:4])
+    if isinstance(plans, str):
         results = grad_queries, grad_values, grad_embedding
         embedding = embedding.to(queries.dtype)
         query_first.fill_gradients(*results, grad, queries, values, embedding)
