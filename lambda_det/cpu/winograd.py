@@ -17,7 +17,6 @@ others at the next one: first :func:`_pays`, and otherwise :meth:`_Conv2d._by_py
 
 from __future__ import annotations
 
-import copy
 import functools
 from itertools import pairwise
 from typing import Any
@@ -63,15 +62,7 @@ def use_winograd(model: nn.Module, on: bool = True) -> None:
             module.__class__ = other[type(module)]
 
 
-class _Replacement(nn.Module):
-    def __prepare_scriptable__(self) -> nn.Module:
-        # torch.jit.script looks into every branch. The model that it gets is plain from then on.
-        plain = copy.copy(self)
-        use_winograd(plain, False)
-        return plain
-
-
-class _Conv2d(_Replacement, Conv2d):
+class _Conv2d(Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, C', H', W']."""
         # Traced and compiled networks keep PyTorch's operators
@@ -140,7 +131,7 @@ FAST_CONVOLUTIONS: dict[type[nn.Conv2d], type[nn.Conv2d]] = {
 }
 
 
-class _Folding(_Replacement, nn.Sequential):
+class _Folding(nn.Sequential):
     def forward(self, input: Tensor) -> Tensor:
         """What the modules in their order compute, with norms in the convolutions before them."""
         if torch.jit.is_tracing() or torch.compiler.is_compiling():

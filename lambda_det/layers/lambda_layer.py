@@ -26,6 +26,7 @@ from lambda_det.layers.local import (
     local_position_output,
     without_autocast,
 )
+from lambda_det.layers.local.lambda_first import dense_output
 from lambda_det.native import is_transformed
 
 
@@ -407,7 +408,8 @@ class RelativePosition(nn.Module):
         """
         embedding = self.of_head(head, queries.shape[1:-2])  # [k, u, r_y, r_x]
         if mask is not None and mask.dim() == 2:
-            y = masked.position_output(queries, values, embedding, mask, dilation)
+            with without_autocast(queries):
+                y = dense_output(queries, values, masked.spread(embedding, dilation), mask)
         else:
             if mask is not None:
                 values = masked.hide_padding(values, mask)

@@ -1,7 +1,8 @@
 """Lambdas of a part of the context: without padding, or with a separate context for each query.
 
 The latter is the form of Appendix C.2 and Figure 6. Each query then has its own content lambda, so
-sums are over pairs of positions, and no implementation of :mod:`lambda_det.layers.local` is used.
+sums are over pairs of positions, and the position output is ``dense_output``, whatever the layer's
+implementation is.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-from lambda_det.layers.local import lambda_first, without_autocast
 
 
 def hide_padding(values: Tensor, mask: Tensor) -> Tensor:
@@ -51,26 +50,6 @@ def content_output(
             lambdas = torch.einsum("bnm,bmv->bnv", weights, values[..., u].to(weights.dtype))
             output = output + queries[..., k, None] * lambdas[:, :, None].to(queries.dtype)
     return output
-
-
-def position_output(
-    queries: Tensor, values: Tensor, embedding: Tensor, mask: Tensor, dilation: int = 1
-) -> Tensor:
-    """The position output [b, H, W, h, v] where each query has its own context.
-
-    Args:
-        queries: [b, H, W, h, k].
-        values: [b, H, W, v, u].
-        embedding: [k, u, r_y, r_x].
-        mask: bool [n, m], rows first.
-        dilation: distance between neighbouring offsets, in positions.
-    """
-    size = queries.shape[1:-2]
-    pairs = lambda_first.dense_embedding(spread(embedding, dilation), size)  # [n, m, k, u]
-    pairs = (pairs * mask[:, :, None, None]).to(queries.dtype)
-    with without_autocast(queries):
-        y = lambda_first.position_output(queries.flatten(1, -3), values.flatten(1, -3), pairs)
-    return y.unflatten(1, size)
 
 
 def spread(embedding: Tensor, dilation: int, dims: int = 2) -> Tensor:

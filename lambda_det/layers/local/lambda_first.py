@@ -10,21 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def position_output(queries: Tensor, values: Tensor, embeddings: Tensor) -> Tensor:
-    """Position output from one embedding per pair of positions: the einsum form of Figure 5.
-
-    Args:
-        queries: [b, n, h, k].
-        values: [b, m, v, u].
-        embeddings: [n, m, k, u].
-
-    Returns:
-        [b, n, h, v].
-    """
-    lambdas = torch.einsum("nmku,bmvu->bnkv", embeddings, values)
-    return torch.einsum("bnhk,bnkv->bnhv", queries, lambdas)
-
-
 def dense_embedding(embedding: Tensor, size: tuple[int, int]) -> Tensor:
     """Lay out one embedding per pair of positions, zero outside the scope (Section 3.4).
 
@@ -47,11 +32,19 @@ def dense_embedding(embedding: Tensor, size: tuple[int, int]) -> Tensor:
     return pairs.flatten(4).flatten(2, 3).permute(2, 3, 0, 1)  # from [k, u, y, x, Y, X]
 
 
-def dense_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    """The einsum with an embedding for every pair of positions, 0 outside the scope."""
-    size = queries.shape[1:3]
-    dense = dense_embedding(embedding, size)  # [n, m, k, u]
-    return position_output(queries.flatten(1, 2), values.flatten(1, 2), dense).unflatten(1, size)
+def dense_output(
+    queries: Tensor, values: Tensor, embedding: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """The einsum with an embedding for every pair of positions, 0 outside the scope (Figure 5).
+
+    With a mask, bool [n, m], each query n has the context of its own that is True.
+    """
+    size = queries.shape[1:-2]
+    pairs = dense_embedding(embedding, size).to(queries.dtype)  # [n, m, k, u]
+    if mask is not None:
+        pairs = pairs * mask[:, :, None, None]
+    lambdas = torch.einsum("nmku,bmvu->bnkv", pairs, values.flatten(1, -3))
+    return torch.einsum("bnhk,bnkv->bnhv", queries.flatten(1, -3), lambdas).unflatten(1, size)
 
 
 def depthwise_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
