@@ -16,10 +16,9 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
-
-from lambda_paper import spread as of
+from statistics import correlation, fmean, stdev
 
 # lambda_det and PyTorch are imported by the trainings alone, so that --help answers at once
 
@@ -176,52 +175,37 @@ def check_size(args: argparse.Namespace, folder: Path) -> str:
 
 
 def table(study: Study, found: dict[str, list[Evaluations]]) -> str:
-    """A row for each network, the agreement of the order with the paper's, and how far seeds decide
-    it.
+    """A row for each network with its mean and the standard deviation of its seeds, and how far
+    the order is the paper's.
     """
     seeds = min(map(len, found.values()))
-    steps = sorted(set.intersection(*(set(one) for row in found.values() for one in row)))
-    of_step = {
-        step: [[one[step] for one in row[:seeds]] for row in found.values()] for step in steps
-    }
-    several = seeds > 1 and len(found) > 1
-    half = f" ± {of.half_interval(of_step[steps[-1]]):.1f}" if several else ""
-    lines = ["| | top-1 here: seeds | mean and 95 % interval | paper |", "|---|---|---:|---:|"]
-    for (name, row), values in zip(found.items(), of_step[steps[-1]], strict=True):
+    step = max(set.intersection(*(set(one) for row in found.values() for one in row)))
+    rows = {name: [one[step] for one in row[:seeds]] for name, row in found.items()}
+    lines = [f"| | top-1 after {step} steps: seeds | mean, SD | paper |", "|---|---|---:|---:|"]
+    for name, values in rows.items():
         paper = "" if study[name][0] is None else study[name][0]
-        every = ", ".join(f"{one[steps[-1]]:.1f}" for one in row)
-        lines.append(f"| {name} | {every} | {fmean(values):.1f}{half} | {paper} |")
-    published = {i: study[name][0] for i, name in enumerate(found) if study[name][0] is not None}
-    order = {}
-    for step, rows in of_step.items():
-        compared = [rows[i] for i in published]
-        order[step] = of.rank_correlation([*published.values()], [*map(fmean, compared)])
-    if order[steps[-1]] is not None:
-        text = f"\nRank correlation with the paper (Spearman): {order[steps[-1]]:.2f}"
-        if several:
-            low, high = of.rank_interval([*published.values()], compared)
-            text += f", 95 % interval {low:.2f} to {high:.2f}"
-        lines.append(text)
-    if several:
-        lines += [
-            "\n| after steps | SD of seeds | SD of rows | share of rows | F | by chance | order |",
-            "|---:|---:|---:|---:|---:|---:|---:|",
-        ]
-        for step, rows in of_step.items():
-            seed, row, share, ratio = of.spread(rows)
-            text = "" if order[step] is None else f"{order[step]:.2f}"
-            lines.append(
-                f"| {step} | {seed:.2f} | {row:.2f} | {share:.2f} | {ratio:.1f} | "
-                f"{of.chance(rows):.3f} | {text} |"
-            )
-        least = of.least_difference(rows)
-        agreeing, opposite = of.agreement([*published.values()], compared, least)
-        lines.append(
-            f"\nThe least difference between two rows that {seeds} seeds show: {least:.1f} points; "
-            f"one of 0.4 needs {of.seeds_for(0.4, seed)} seeds.\nPairs of rows that differ by "
-            f"more: {agreeing} in the paper's order, {opposite} in the opposite one."
-        )
+        spread = f", {stdev(values):.1f}" if seeds > 1 else ""
+        every = ", ".join(f"{value:.1f}" for value in values)
+        lines.append(f"| {name} | {every} | {fmean(values):.1f}{spread} | {paper} |")
+    published = {name: study[name][0] for name in rows if study[name][0] is not None}
+    order = rank_correlation([*published.values()], [fmean(rows[name]) for name in published])
+    if order is not None:
+        lines.append(f"\nRank correlation with the paper (Spearman): {order:.2f}")
     return "\n".join(lines)
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Spearman's; None where all values of one are equal."""
+    if min(len(set(one)), len(set(other))) < 2:
+        return None
+    return correlation(ranks(one), ranks(other))
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Of each value the number of lower ones, and half of that of equal ones."""
+    return [
+        sum(v < value for v in values) + sum(v == value for v in values) / 2 for value in values
+    ]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -30,20 +30,18 @@ def test_each_row_is_a_network(study, row):
         build_classifier(load_recipe(parser().parse_args(list(map(str, words)))), 10)
 
 
-@pytest.mark.slow
-def test_the_table_has_means_intervals_and_the_order():
+def test_the_table_has_means_and_the_order():
     study = {"a": (1.0, ()), "b": (2.0, ()), "c": (2.0, ()), "d": (4.0, ())}
     found = {"a": [10.0, 12.0], "b": [20.0, 20.0], "c": [20.0, 20.0], "d": [50.0, 30.0]}
     found = {name: [{5: 1.0, 9: top1} for top1 in row] for name, row in found.items()}
     lines = tool.table(study, found).splitlines()
-    # Four rows of two seeds: s^2 = (2 + 0 + 0 + 200) / 4, t = 2.776 with 4 degrees of freedom
-    assert lines[2] == f"| a | 10.0, 12.0 | 11.0 ± {2.776 * (50.5 / 2) ** 0.5:.1f} | 1.0 |"
-    assert " 1.00, 95 % interval 0." in lines[7]
-    assert lines[-5].startswith("| 5 | 0.00 | 0.00 | 0.00 |") and lines[-5].endswith("|  |")
-    assert lines[-4].startswith("| 9 | 7.11 | ") and lines[-4].endswith("| 1.00 |")
-    assert "show: 19.7 points" in lines[-2] and ": 3 in the paper" in lines[-1]
+    assert lines[2] == "| a | 10.0, 12.0 | 11.0, 1.4 | 1.0 |"
+    assert lines[-1].endswith("(Spearman): 1.00")
     found["a"], found["d"] = found["d"], found["a"]
-    assert " -1.00, " in tool.table(study, found)
+    assert tool.table(study, found).endswith(": -1.00")
+    assert tool.rank_correlation([1.0, 2.0, 2.0, 4.0], [1, 5, 6, 7]) == pytest.approx(
+        0.949, abs=1e-3
+    )
     one = {"a": [{9: 1.0}], "b": [{9: 2.0}]}
     assert tool.table(study, one).endswith("(Spearman): 1.00")
     assert "correlation" not in tool.table({"a": (None, ()), "b": (None, ())}, one)
