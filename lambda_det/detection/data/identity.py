@@ -15,7 +15,7 @@ from pycocotools.coco import COCO
 
 from lambda_det.errors import DataError, listed, printable, refused
 
-__all__ = ["FILE", "entries_of", "write_identity"]
+__all__ = ["FILE", "check_identity", "write_identity"]
 
 FILE = "data.json"  # beside the results
 
@@ -35,7 +35,7 @@ def write_identity(folder: str | Path, name: str, file: str, ground_truth: COCO)
         "file": file,
         "images": len(dataset["images"]),
         "digest": digest(ground_truth),
-        "categories": [{"id": c["id"], "name": c["name"]} for c in dataset["categories"]],
+        "categories": _categories(ground_truth),
     }
     Path(folder, FILE).write_text(json.dumps(content, indent=1), "utf-8")
 
@@ -43,9 +43,8 @@ def write_identity(folder: str | Path, name: str, file: str, ground_truth: COCO)
 def digest(ground_truth: COCO) -> str:
     """A digest of the images, the names of the classes, and the objects with their masks.
 
-    Neither the places of files nor the ids of the categories matter: a class is identified by its
-    place. The order of the objects does not matter, nor whether a mask is written as polygons or as
-    run lengths.
+    The places of files do not matter, nor the order of the objects, nor whether a mask is written
+    as polygons or as run lengths.
     """
     dataset = ground_truth.dataset
     places = {category["id"]: place for place, category in enumerate(dataset["categories"])}
@@ -72,43 +71,39 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
-def entries_of(
-    entries: list[dict[str, Any]], results: Path, name: str, ground_truth: COCO
-) -> list[dict[str, Any]]:
-    """Results with the ids that the categories of their data have now.
+def _categories(ground_truth: COCO) -> list[dict[str, Any]]:
+    return [{"id": c["id"], "name": c["name"]} for c in ground_truth.dataset["categories"]]
+
+
+def check_identity(results: Path, name: str, ground_truth: COCO) -> None:
+    """Refuse results that are of other data.
 
     Args:
-        entries: as an evaluation wrote them.
         results: their file. Where no file with their data is beside it, as after an evaluation
-            by another program, they are used as they are.
+            by another program, nothing is compared.
         name: of the data set with whose ground truth they will be compared.
         ground_truth: of it.
 
     Raises:
-        DataError: they belong to other data, or the file beside them does not say to which.
+        DataError: they belong to other data, also by the ids of the classes, or the file beside
+            them does not say to which.
     """
     beside = results.with_name(FILE)
     if not beside.is_file():
-        return entries
+        return
+    now = _categories(ground_truth)
     # another program may have written a file of this name
     faults = (OSError, ValueError, LookupError, TypeError, RecursionError)
     what = f"{beside} cannot be read as the description of an evaluation's data"
     with refused(DataError, what, "evaluate again", *faults):
         of = json.loads(beside.read_text("utf-8"))
-        then = [category["id"] for category in of["categories"]]
         classes = listed((category["name"] for category in of["categories"]), 8)
         data = f"{printable(of['file'] or of['name'])} as it was then: {of['images']} images"
-        recorded = of["digest"]
-    if recorded != digest(ground_truth):
-        categories = [category["name"] for category in ground_truth.dataset["categories"]]
+        then = of["digest"], of["categories"]
+    if then != (digest(ground_truth), now):
         raise DataError(
             f"{results} is of {data}, classes {classes}. "
             f"{name} has {len(ground_truth.dataset['images'])} images now, classes "
-            f"{listed(categories, 8)}, or other objects; evaluate the run again on these data."
+            f"{listed((category['name'] for category in now), 8)}, or other objects or ids; "
+            "evaluate the run again on these data."
         )
-    now = [category["id"] for category in ground_truth.dataset["categories"]]
-    ids = dict(zip(then, now, strict=True))
-    return [
-        {**entry, "category_id": ids.get(entry["category_id"], entry["category_id"])}
-        for entry in entries
-    ]

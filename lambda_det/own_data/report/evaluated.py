@@ -6,15 +6,13 @@ import argparse
 import contextlib
 import io
 import json
-import logging
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pycocotools.coco import COCO
 
-from lambda_det.detection.data.identity import entries_of
+from lambda_det.detection.data.identity import check_identity
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.registration import has_masks
 from lambda_det.detection.evaluation import ground_truth_of
@@ -23,8 +21,6 @@ from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.own_data.report.class_results import Detections, evaluate_detections
 
 __all__ = ["Evaluated", "evaluate_run", "read_predictions"]
-
-logger = logging.getLogger(__name__)
 
 RESULTS = "coco_instances_results.json"
 # The folders of an evaluation's results; averaged weights come first, as for
@@ -42,7 +38,6 @@ class Evaluated:
         weights: "averaged weights" or "trained weights".
         ground_truth: of the data set.
         entries: the predictions on its images, as of :func:`read_predictions`.
-        lost: number of predictions on images that are not in the data set.
         score: the lowest of the predictions in the confusion matrix and in pictures.
         results: results of boxes and, if there are any, of masks.
     """
@@ -52,7 +47,6 @@ class Evaluated:
     weights: str
     ground_truth: COCO
     entries: list[dict[str, Any]]
-    lost: int
     score: float
     results: list[Detections]
 
@@ -99,14 +93,13 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
     iou_types = ["bbox", "segm"] if are_masks else ["bbox"]
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         ground_truth = ground_truth_of(dataset)
-        entries = entries_of(entries, results, dataset, ground_truth)
-        kept = _belonging(entries, ground_truth.cats, ground_truth.imgs, results, dataset)
+        check_identity(results, dataset, ground_truth)
+        _check_ids(entries, ground_truth, results, dataset)
         by_class = []
         for iou_type in reversed(iou_types):
-            by_class.insert(0, evaluate_detections(ground_truth, kept, iou_type, score))
+            by_class.insert(0, evaluate_detections(ground_truth, entries, iou_type, score))
             score = by_class[0].score
-    lost = len(entries) - len(kept)
-    return Evaluated(task, dataset, weights, ground_truth, kept, lost, score, by_class)
+    return Evaluated(task, dataset, weights, ground_truth, entries, score, by_class)
 
 
 def read_predictions(path: str | Path, dataset: str) -> list[dict[str, Any]]:
@@ -137,29 +130,18 @@ def read_predictions(path: str | Path, dataset: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _belonging(
-    entries: list[dict[str, Any]],
-    categories: Collection[Any],
-    images: Collection[Any],
-    results: str | Path,
-    dataset: str,
-) -> list[dict[str, Any]]:
-    """The predictions on images of the data set; a warning counts the others.
+def _check_ids(
+    entries: list[dict[str, Any]], ground_truth: COCO, results: Path, dataset: str
+) -> None:
+    """Refuse predictions of classes or images that the data set does not have.
 
     Raises:
-        DataError: the data set lacks a category of the predictions, or all of their images.
+        DataError: there are such.
     """
-    unknown = sorted({entry["category_id"] for entry in entries} - set(categories))
-    kept = [entry for entry in entries if entry["image_id"] in images]
-    if unknown or not kept:
-        lacking = f"no category {listed(map(str, unknown))}" if unknown else "none of its images"
-        raise DataError(
-            f"{results} does not belong to the data set {dataset} as it is now, which has "
-            f"{lacking}; give the data set that was evaluated, or evaluate again."
-        )
-    if len(kept) < len(entries):
-        logger.warning(
-            f"{len(entries) - len(kept)} of the {len(entries)} predictions are of images that "
-            f"{dataset} does not have; they are ignored."
-        )
-    return kept
+    for key, known in {"category_id": ground_truth.cats, "image_id": ground_truth.imgs}.items():
+        if unknown := {entry[key] for entry in entries} - known.keys():
+            raise DataError(
+                f"{results} does not belong to the data set {dataset} as it is now, which has no "
+                f"{key} {listed(sorted(unknown, key=str))}; give the data set that was evaluated, "
+                "or evaluate again."
+            )

@@ -264,12 +264,6 @@ def _epochs(task: DetectionTask, steps: int) -> Epochs | None:
 def _add_classes(page: Page, evaluated: Evaluated) -> None:
     """Add AP and the best score of each class."""
     note = f"The {evaluated.weights} on {evaluated.dataset}, at the last evaluation."
-    if evaluated.lost:
-        predictions = len(evaluated.entries) + evaluated.lost
-        note += (
-            f" {evaluated.lost} of the {predictions} predictions are left out: "
-            f"{evaluated.dataset} lacks their images."
-        )
     for detections in evaluated.results:
         title = {"bbox": "Boxes", "segm": "Masks"}[detections.iou_type]
         page.section(

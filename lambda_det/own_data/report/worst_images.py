@@ -180,7 +180,8 @@ def _worst_crop(judged: _Judged) -> Tile | None:
     boxes = boxes or [_corners(entry) for entry in entries] + [corners(a) for a in annotations]
     if max(height, width) <= _CROP or not is_simple or not boxes:
         return None
-    return fullest_crop(np.array(boxes), (height, width), _CROP, margin=2)
+    crop = fullest_crop(np.array(boxes), (height, width), _CROP, margin=2)
+    return None if crop == (0, 0, width, height) else crop
 
 
 def _cut(

@@ -434,11 +434,6 @@ _KIND = "META_ARCHITECTURE: "
 CHANGED = {
     "saved and not logged": ("last_checkpoint", lambda text: "model_0000047.pth", "<b>48</b>"),
     "no line yet": ("metrics.json", lambda text: None, "no step"),
-    "images that left the data": (
-        _FOUND,
-        _entries(lambda e: [*e, {**e[0], "image_id": 999}]),
-        r"1 of the \d+ predictions",
-    ),
 }
 # Likewise, and what stands under "What is missing"
 SPOILT = {
@@ -448,12 +443,12 @@ SPOILT = {
     "other category": (
         _FOUND,
         _entries(lambda e: [*e, {**e[0], "category_id": 77}]),
-        "category 77",
+        "category_id 77",
     ),
     "other images": (
         _FOUND,
-        _entries(lambda e: [{**entry, "image_id": 999} for entry in e]),
-        RESULTS,
+        _entries(lambda e: [*e, {**e[0], "image_id": 999}]),
+        "image_id 999",
     ),
     "moved data": (
         "config.yaml",
