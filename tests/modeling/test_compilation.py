@@ -87,9 +87,11 @@ def test_a_compiled_network_has_the_same_numbers_and_parameters():
         assert (one - found[1][name]).norm() < 1e-4 * one.norm(), name
     for maps in found:
         sum(one.square().mean() for one in maps.values()).backward()
+    largest = max(one.grad.norm() for one in network.parameters())
     for (name, one), other in zip(network.named_parameters(), compiled.parameters(), strict=True):
-        error = (one.grad - other.grad).norm() / one.grad.norm()
-        assert error < 1e-3, name
+        # that of a scale before another norm is 0 but for rounding
+        limit = 1e-3 * one.grad.norm() + 1e-5 * largest
+        assert (one.grad - other.grad).norm() < limit, name
     assert list(network.state_dict()) == list(compiled.state_dict())
     torch.testing.assert_close(network.state_dict(), compiled.state_dict())
     assert copy.deepcopy(compiled)._compiled_call_impl is None  # as averages and evaluations are
