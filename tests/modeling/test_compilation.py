@@ -93,5 +93,5 @@ def test_a_compiled_network_has_the_same_numbers_and_parameters():
         limit = 1e-3 * one.grad.norm() + 1e-5 * largest
         assert (one.grad - other.grad).norm() < limit, name
     assert list(network.state_dict()) == list(compiled.state_dict())
-    torch.testing.assert_close(network.state_dict(), compiled.state_dict())
+    torch.testing.assert_close(network.state_dict(), compiled.state_dict(), rtol=1e-4, atol=1e-4)
     assert copy.deepcopy(compiled)._compiled_call_impl is None  # as averages and evaluations are
