@@ -185,7 +185,6 @@ def test_the_checks_see_a_fault(fault, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.xdist_group("the memory of a GPU")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_more_numbers_than_32_bits_count(name, dtype):
