@@ -2,7 +2,7 @@
 
     .venv/bin/python .ci/keys.py
 
-A comment directly above a key of the three files is its sentence. A comment that begins with
+A comment directly above a key of the three files is its sentence. A line that begins with
 dashes is about the keys that follow, and is not on the page.
 """
 
@@ -22,8 +22,9 @@ DETECTION = ROOT / "lambda_det" / "config.py"
 CLASSIFICATION = ROOT / "lambda_det" / "classification" / "config.py"
 SETTINGS = ROOT / "configs" / "common" / "train.py"
 _KEY = re.compile(r"    _C\.([A-Z0-9_.]+) = (?!CN\(\))")
-_LAYER_KEY = re.compile(r'    "([A-Z_]+)": LayerKey\(')
-_SOLVER_KEY = re.compile(r'    "([A-Z_]+)": (?!LayerKey\()')
+_TABLE = re.compile(r"([A-Z_]+): dict\[str, (?:Layer)?Key\] = {")
+_ROW = re.compile(r'    "([A-Z0-9_.]+)": (?:Layer)?Key\(')
+_SECTIONS = {"LAMBDA_LAYER_KEYS": "MODEL.LAMBDA_RESNET.", "SOLVER_KEYS": "SOLVER.", "KEYS": ""}
 _SETTING = re.compile(r'    "([a-z0-9_]+)": ')
 _COMMENT = re.compile(r"    # (.*)")
 
@@ -60,14 +61,17 @@ def sentences(source: str) -> dict[str, str]:
     """The comment above each key of a file, by its full name."""
     comments: dict[str, str] = {}
     lines: list[str] = []
+    section = ""
     for line in source.splitlines():
+        if table := _TABLE.match(line):
+            section = _SECTIONS[table[1]]
+        if line.startswith("    # ----"):
+            continue
         if comment := _COMMENT.fullmatch(line):
             lines.append(comment[1])
             continue
-        if layer_key := _LAYER_KEY.match(line):
-            comments[f"MODEL.LAMBDA_RESNET.{layer_key[1]}"] = " ".join(lines)
-        elif solver_key := _SOLVER_KEY.match(line):
-            comments[f"SOLVER.{solver_key[1]}"] = " ".join(lines)
+        if (row := _ROW.match(line)) and lines:
+            comments[section + row[1]] = " ".join(lines)
         elif key := _KEY.match(line):
             comments[key[1]] = " ".join(lines)
         elif setting := _SETTING.match(line):

@@ -1,33 +1,19 @@
-"""Every configuration key that lambda_det adds to Detectron2's, with its default."""
+"""Every configuration key of detectors in one table, with its default."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
+from lambda_det.errors import ConfigError
+
 if TYPE_CHECKING:
     from detectron2.config import CfgNode as CN
-
-__all__ = [
-    "CONFIGS",
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "LAMBDA_LAYER_KEYS",
-    "PYTHON_TAG",
-    "REMOVED_KEYS",
-    "SOLVER_KEYS",
-    "add_lambda_config",
-    "add_lambda_layer_keys",
-    "add_solver_keys",
-    "find_config_file",
-    "leaves",
-    "option",
-    "read_plain",
-]
 
 _PACKAGE = Path(__file__).parent
 # the configurations that lambda_det brings: their places in the wheel and in a checkout
@@ -47,6 +33,82 @@ REMOVED_KEYS: dict[str, str] = {
     "train.cuda_graphs": "train.compile=True compiles the backbone in its place.",
     "TEST.SAMPLE": "Evaluations are on all images; a larger TEST.EVAL_PERIOD makes fewer of them.",
 }
+
+
+# What a value must be: a check, and the words for it
+Rule = tuple[Callable[[Any], bool], str]
+POSITIVE: Rule = (lambda number: number >= 1), "1 or more"
+NOT_NEGATIVE: Rule = (lambda number: number >= 0), "0 or more"
+SHARE: Rule = (lambda number: 0 <= number <= 1), "from 0 to 1"
+_SEED: Rule = (
+    (lambda seed: seed < 2**32),
+    "below 4294967296; a run draws its own where it is below 0",
+)
+_IMAGES: Rule = (lambda number: number is None or number >= 1), "1 or more"
+_RATE: Rule = (lambda x: x is None or 0 < x < math.inf), "a finite number above 0"
+_DECAY: Rule = (lambda decay: 0 <= decay < 1), "at least 0 and below 1, such as 0.999"
+_LIMIT: Rule = (lambda limit: 0 < limit < math.inf), "above 0, such as 1.0"
+_NORM_TYPE: Rule = (lambda norm: norm > 0), "above 0, such as 2.0"
+_NOT_0: Rule = (lambda number: number != 0), "1 or more, or below 0 for all"
+_ALL_ABOVE_0: Rule = (lambda each: len(each) > 0 and min(each) > 0), "numbers above 0"
+_SIZES: Rule = (
+    (lambda each: len(each) > 0 and min(each) >= 0),
+    "one size or more, such as (640, 800)",
+)
+_WIDTHS: Rule = (lambda each: all(x == -1 or x > 0 for x in each)), "numbers above 0, or -1"
+_BOX_WEIGHTS: Rule = (lambda each: len(each) in (4, 5)), "4 numbers, or 5 of rotated boxes"
+_EXPECTED: Rule = (
+    (lambda rows: all(len(row) == 4 for row in rows)),
+    "lists of task, metric, value and tolerance, such as [['bbox', 'AP', 38.5, 0.2]]",
+)
+_POWER_OF_2: Rule = (lambda stride: stride > 0 and stride & (stride - 1) == 0), "a power of 2"
+_LEVELS: Rule = (
+    (lambda each: len({len(level) if hasattr(level, "__len__") else 1 for level in each}) == 1),
+    "a list for each map, all of one length",
+)
+
+
+def one_of(*values: Any) -> Rule:
+    """The rule of a key with a few values."""
+    return values.__contains__, f"one of {values}"
+
+
+def check(key: str, value: Any, rule: Rule) -> None:
+    """Refuse a value that a rule does not allow.
+
+    Raises:
+        ConfigError: the value of the key cannot be.
+    """
+    is_allowed, words = rule
+    if not is_allowed(value):
+        raise ConfigError(f"{key} is {value!r}; it must be {words}.")
+
+
+# Whether a resumed run may change a key: no, because the weights, their average or the state of the
+# optimiser depend on it; with a warning that the samples are others; yes
+FIXED, SAMPLES, FREE = "fixed", "samples", "free"
+
+
+class Key(NamedTuple):
+    """A key of a YAML configuration, and the setting of a run that it is.
+
+    Attributes:
+        default: None where Detectron2 has the key.
+        rule: what its values must be; None where each value works, or a library refuses it at once.
+        setting: its name in :class:`lambda_det.training.settings.Settings`; "" if it is none.
+        lazy: the key of a LazyConfig for the setting; "" for train.NAME.
+        is_scaled: whether the number of processes changes it.
+        on_resume: FIXED, SAMPLES or FREE; "" as its section, and FREE without one.
+        needs: the key without which, or with which at 0 or False, nothing reads this one.
+    """
+
+    default: Any = None
+    rule: Rule | None = None
+    setting: str = ""
+    lazy: str = ""
+    is_scaled: bool = False
+    on_resume: str = ""
+    needs: str = ""
 
 
 class LayerKey(NamedTuple):
@@ -104,28 +166,292 @@ def add_lambda_layer_keys(section: CN) -> None:
 
 
 # Under SOLVER in detection and in classification, for the tables of training/schedules.py
-SOLVER_KEYS: dict[str, Any] = {
+SOLVER_KEYS: dict[str, Key] = {
     # The optimiser: "sgd", "adam", "adamw" (whose weight decay does not pass through its averages)
     # or "rmsprop" (TensorFlow's, with epsilon inside the root; it needs timm); "AdamW" is "adamw".
     # Each has learning rates of its own: set SOLVER.BASE_LR as well, unless a recipe for own data
     # sets it.
-    "OPTIMIZER": "sgd",
+    "OPTIMIZER": Key("sgd", on_resume=FIXED),
     # Decay of the averages that Adam and AdamW keep of gradients and of their squares
-    "BETAS": [0.9, 0.999],
+    "BETAS": Key([0.9, 0.999], on_resume=FIXED),
     # Cosines of the schedule "cosine", one after the other: each begins at the full learning rate
     # (warm restarts, Loshchilov and Hutter, 2017)
-    "COSINE_CYCLES": 1,
+    "COSINE_CYCLES": Key(1),
     # Exponent of the schedule "poly", as in DeepLab
-    "POLY_LR_POWER": 0.9,
+    "POLY_LR_POWER": Key(0.9),
     # The least learning rate of the schedule "poly", as a multiple of SOLVER.BASE_LR
-    "POLY_LR_CONSTANT_ENDING": 0.0,
+    "POLY_LR_CONSTANT_ENDING": Key(0.0),
 }
 
 
 def add_solver_keys(section: CN) -> None:
     """Add the keys of optimisers and schedules to the section ``SOLVER``."""
-    for key, default in SOLVER_KEYS.items():
-        section[key] = copy.copy(default)
+    for key, row in SOLVER_KEYS.items():
+        section[key] = copy.copy(row.default)
+
+
+# Every key that lambda_det adds, with its default
+KEYS: dict[str, Key] = {
+    # ---- MODEL.BACKBONE.NAME is build_lambda_resnet_backbone or one of its FPN forms.
+    # ---- MODEL.BACKBONE.FREEZE_AT applies as in Detectron2; 0 trains from scratch.
+    # The network: one of lambda_det.list_models()
+    "MODEL.LAMBDA_RESNET.NAME": Key("lambda_resnet50"),
+    # The features that the backbone gives, from "stem" and "res2" to "res5"
+    "MODEL.LAMBDA_RESNET.OUT_FEATURES": Key(["res2", "res3", "res4", "res5"]),
+    # The norm: any name that detectron2.layers.get_norm knows, such as "BN", "SyncBN", "FrozenBN"
+    "MODEL.LAMBDA_RESNET.NORM": Key("BN"),
+    **{
+        f"MODEL.LAMBDA_RESNET.{name}": Key(
+            row.default, on_resume=FREE if name == "IMPLEMENTATION" else ""
+        )
+        for name, row in LAMBDA_LAYER_KEYS.items()
+    },
+    # Probability of dropping the residual branch in the last stage; earlier stages drop it less
+    # often, as in the public ResNet-RS (Appendix F.3 gives one rate)
+    "MODEL.LAMBDA_RESNET.STOCHASTIC_DEPTH": Key(0.0),
+    # Keep only the input of each block and compute the block again in the backward pass, which
+    # takes more time and less memory
+    "MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS": Key(False, on_resume=FREE),
+    # Give each image of a batch of differently sized images the features that it has by itself: its
+    # padding takes no part in the lambda layers, in squeeze-and-excitation, or beside the border.
+    # The paper trains on images of one size and has no such mask.
+    "MODEL.LAMBDA_RESNET.MASK_PADDING": Key(False),
+    # Keep the maps of the whole detector channels last in memory, as GPUs in 16 bits and the CPU's
+    # fast 3x3 convolutions want them. Without a compiler, trainings on a CPU that has AVX2 and no
+    # AVX-512 stay contiguous, which is faster there, except for small images. Results differ by
+    # rounding. Files of weights do not differ.
+    "MODEL.CHANNELS_LAST": Key(True, setting="channels_last", on_resume=FREE),
+    # Compile the backbone for the training by torch.compile: minutes at the start, faster steps
+    # after them. All images must have one size (INPUT.LSJ), and the backbone no hooks.
+    "MODEL.COMPILE": Key(False, setting="compile", on_resume=FIXED),
+    # ---- Images of a training
+    # Large-scale jitter: resize by a random factor, then crop or pad to a square. It replaces
+    # Detectron2's resizing in training; the size of the test is INPUT.MIN_SIZE_TEST.
+    "INPUT.LSJ.ENABLED": Key(False),
+    # The smallest factor of large-scale jitter
+    "INPUT.LSJ.MIN_SCALE": Key(0.1),
+    # The largest factor of large-scale jitter
+    "INPUT.LSJ.MAX_SCALE": Key(2.0),
+    # Side in pixels of the square of large-scale jitter
+    "INPUT.LSJ.SIZE": Key(1024),
+    # Give training images the pixels of Detectron2's own mapper, which takes longer; otherwise some
+    # differ by a level of 255
+    "INPUT.EXACT_PIXELS": Key(False),
+    # Brightness, contrast and saturation change by up to this share, hue by a fourth of it; after
+    # resizing, crop and flip
+    "INPUT.COLOR": Key(0.0),
+    # Side in pixels of the overlapping tiles into which images are cut in memory, in training,
+    # evaluation and prediction (--tile); the sizes of the input are then those of a tile. 0 for
+    # whole images
+    "INPUT.TILE.SIZE": Key(0),
+    # Pixels that neighbouring tiles have in common, less than half of a tile; an object that is not
+    # longer lies whole in one of them. -1 for a fifth of a tile
+    "INPUT.TILE.OVERLAP": Key(-1, needs="INPUT.TILE.SIZE"),
+    # Tiles without an object in training, at most, as a multiple of those with objects
+    "INPUT.TILE.EMPTY": Key(0.25, needs="INPUT.TILE.SIZE"),
+    # ---- Data
+    # File of labels in COCO's format to train on, in place of DATASETS.TRAIN
+    "DATASETS.TRAIN_JSON": Key(""),
+    # Folder of the images of DATASETS.TRAIN_JSON
+    "DATASETS.TRAIN_IMAGES": Key(""),
+    # File of labels in COCO's format to evaluate on, in place of DATASETS.TEST
+    "DATASETS.TEST_JSON": Key("", on_resume=FREE),
+    # Folder of the images of DATASETS.TEST_JSON
+    "DATASETS.TEST_IMAGES": Key("", on_resume=FREE),
+    # An image that cannot be read is named, counted and replaced by the next one; when more than
+    # this many different images could not be read, training stops.
+    "DATALOADER.MAX_UNREADABLE_IMAGES": Key(20, on_resume=FREE),
+    # Seconds to wait for a batch of images before the workers are assumed to hang, as on a network
+    # drive that does not answer; 0 waits for ever
+    "DATALOADER.TIMEOUT": Key(
+        600, NOT_NEGATIVE, "timeout", "dataloader.train.timeout", on_resume=FREE
+    ),
+    # ---- Solver. SOLVER.AMP.ENABLED is Detectron2's own.
+    **{f"SOLVER.{name}": row for name, row in SOLVER_KEYS.items()},
+    # The dtype of mixed precision: "bfloat16", "float16" (with loss scaling, CUDA only), or "auto",
+    # which is bfloat16 where the device has instructions for it and otherwise float32
+    "SOLVER.AMP.DTYPE": Key(
+        "auto", one_of("auto", "bfloat16", "float16", None), "amp_dtype", "train.amp.dtype"
+    ),
+    # Batches of one optimiser step. SOLVER.IMS_PER_BATCH stays the number of images of one
+    # optimiser step; SOLVER.REFERENCE_WORLD_SIZE sees this many times more workers than there are.
+    "SOLVER.ACCUMULATE_GRADIENTS": Key(1, POSITIVE, "accumulate", "train.accumulate_gradients"),
+    # Keys whose values are not scaled to the processes, whatever SOLVER.REFERENCE_WORLD_SIZE is;
+    # those of the command line are added to them
+    "SOLVER.UNSCALED": Key([], setting="unscaled"),
+    # The learning rate of the backbone, as a multiple of the heads'
+    "SOLVER.BACKBONE_MULTIPLIER": Key(1.0, on_resume=FIXED),
+    # Number of the newest checkpoints that are kept; model_best.pth is kept besides
+    "SOLVER.CHECKPOINTS_KEPT": Key(
+        5, POSITIVE, "checkpoints_kept", "train.checkpointer.max_to_keep"
+    ),
+    # Decay of an exponential moving average of the weights; after n steps it is at most
+    # (1 + n) / (10 + n). The average is evaluated beside the weights. 0 for none
+    "SOLVER.EMA_DECAY": Key(0.0, _DECAY, "ema_decay", "train.model_ema.decay", on_resume=FIXED),
+    # The precision of float32 products and convolutions on a GPU: "highest", "high" or "medium"; ""
+    # leaves PyTorch's. Detectron2 has the key since 2023.
+    "FLOAT32_PRECISION": Key("", one_of("", "highest", "high", "medium"), "float32_precision"),
+    # ---- lambda-det train derives a recipe before a training (lambda_det/own_data/recipe.py), and
+    # ---- sets ENABLED to False.
+    # Let schedule, sampling and anchors follow from the training set. The log has a table of what
+    # follows and why. Keys that the command line sets stay.
+    "RECIPE.ENABLED": Key(False),
+    # Passes over the images or tiles (--epochs); 0 for 30 up to 1,000, falling to 16 at 20,000, and
+    # of n tiles an image fewer by n to the power of 3/4
+    "RECIPE.EPOCHS": Key(0.0),
+    # The least number of steps, where RECIPE.EPOCHS is 0
+    "RECIPE.MIN_STEPS": Key(300),
+    # Evaluations in the whole training, at most: where they would take more than a fifth of its
+    # time they are fewer
+    "RECIPE.EVALUATIONS": Key(10),
+    # GiB of a GPU's memory: what a training takes without images, and for each image of a batch at
+    # the file's sizes, as counted for 1 and 2 images. SOLVER.IMS_PER_BATCH follows from it; []
+    # leaves that as it is, and --batch sets it.
+    "RECIPE.MEMORY": Key([]),
+    # Keys that the recipe does not set; those of the command line are added to them
+    "RECIPE.KEEP": Key([]),
+    # Where the numbers go besides metrics.json: "tensorboard", or the path of an EventWriter of
+    # Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR
+    "EVENT_WRITERS": Key(["tensorboard"], setting="event_writers"),
+    # ---- Evaluation
+    # The result whose best checkpoint is kept as model_best.pth, such as "bbox/AP50"; where only
+    # averaged weights are evaluated, their result has this name. "" for the first existing one of
+    # mask AP, box AP, keypoint AP, mean IoU and panoptic quality. For a loss, such as
+    # "validation/total_loss", the lowest is the best.
+    "TEST.BEST_METRIC": Key("", setting="best_metric"),
+    # Also compute the losses of training on DATASETS.TEST, with every evaluation in a training
+    "TEST.LOSS": Key(False),
+    # Where there are averaged weights (SOLVER.EMA_DECAY), evaluate the trained ones beside them
+    "TEST.RAW": Key(True, setting="evaluate_raw", needs="SOLVER.EMA_DECAY"),
+    # The precision of evaluation and prediction: "float32" or "bfloat16". TEST.AUG computes in
+    # float32 with either.
+    "TEST.PRECISION": Key("float32", setting="test_precision"),
+    # The most images of one size that each process evaluates together. Images of other sizes are
+    # never padded to them, so the results are those of single images, up to rounding.
+    "TEST.IMS_PER_BATCH": Key(1, POSITIVE),
+    # Stop after this number of evaluations without a better one; 0 trains to the end
+    "TEST.PATIENCE": Key(0, NOT_NEGATIVE, "patience"),
+}
+
+# Detectron2's own keys, and sections. A rule stands where Detectron2 takes a value without a word,
+# and would train or find nothing with it, or would refuse it after hours.
+KEYS |= {
+    "MODEL": Key(on_resume=FIXED),
+    "MODEL.DEVICE": Key(setting="device", on_resume=FREE),
+    "MODEL.WEIGHTS": Key(setting="weights", lazy="train.init_checkpoint", on_resume=FREE),
+    "INPUT": Key(on_resume=SAMPLES),
+    "INPUT.FORMAT": Key(on_resume=FIXED),
+    "INPUT.MIN_SIZE_TEST": Key(rule=NOT_NEGATIVE, on_resume=FREE),
+    "INPUT.MAX_SIZE_TEST": Key(rule=POSITIVE, on_resume=FREE),
+    "DATASETS": Key(on_resume=SAMPLES),
+    "DATASETS.TEST": Key(on_resume=FREE),
+    "DATALOADER": Key(on_resume=SAMPLES),
+    "DATALOADER.NUM_WORKERS": Key(
+        None, NOT_NEGATIVE, "num_workers", "dataloader.train.num_workers", on_resume=FREE
+    ),
+    "OUTPUT_DIR": Key(setting="output_dir"),
+    "CUDNN_BENCHMARK": Key(setting="cudnn_benchmark"),
+    "SEED": Key(None, _SEED, "seed", on_resume=FIXED),
+    "SOLVER.BASE_LR": Key(None, _RATE, "base_lr", "optimizer.lr", is_scaled=True, on_resume=FIXED),
+    "SOLVER.BIAS_LR_FACTOR": Key(on_resume=FIXED),
+    "SOLVER.CHECKPOINT_PERIOD": Key(
+        None, POSITIVE, "checkpoint_period", "train.checkpointer.period"
+    ),
+    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": Key(
+        None, one_of("value", "norm", "full_model"), "clipping.kind"
+    ),
+    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": Key(
+        None, _LIMIT, "clipping.limit", "train.clip_grad.params.max_norm"
+    ),
+    "SOLVER.CLIP_GRADIENTS.NORM_TYPE": Key(
+        None, _NORM_TYPE, "clipping.norm_type", "train.clip_grad.params.norm_type"
+    ),
+    "SOLVER.IMS_PER_BATCH": Key(
+        None,
+        _IMAGES,
+        "images_per_step",
+        "dataloader.train.total_batch_size",
+        is_scaled=True,
+        on_resume=FIXED,
+    ),
+    "SOLVER.MAX_ITER": Key(None, NOT_NEGATIVE, "max_iter", is_scaled=True),
+    "SOLVER.MOMENTUM": Key(on_resume=FIXED),
+    "SOLVER.NESTEROV": Key(on_resume=FIXED),
+    "SOLVER.REFERENCE_WORLD_SIZE": Key(setting="reference_world_size"),
+    "SOLVER.STEPS": Key(setting="lr_steps", is_scaled=True),
+    "SOLVER.WARMUP_ITERS": Key(setting="warmup_iters", is_scaled=True),
+    "SOLVER.WEIGHT_DECAY": Key(on_resume=FIXED),
+    "SOLVER.WEIGHT_DECAY_BIAS": Key(on_resume=FIXED),
+    "SOLVER.WEIGHT_DECAY_NORM": Key(on_resume=FIXED),
+    "TEST.EVAL_PERIOD": Key(setting="eval_period", is_scaled=True),
+}
+_BY_RULE: dict[Rule, tuple[str, ...]] = {
+    SHARE: (
+        "MODEL.PANOPTIC_FPN.COMBINE.INSTANCES_CONFIDENCE_THRESH",
+        "MODEL.PANOPTIC_FPN.COMBINE.OVERLAP_THRESH",
+        "MODEL.RETINANET.NMS_THRESH_TEST",
+        "MODEL.RETINANET.SCORE_THRESH_TEST",
+        "MODEL.ROI_HEADS.NMS_THRESH_TEST",
+        "MODEL.ROI_HEADS.POSITIVE_FRACTION",
+        "MODEL.ROI_HEADS.SCORE_THRESH_TEST",
+        "MODEL.RPN.NMS_THRESH",
+        "MODEL.RPN.POSITIVE_FRACTION",
+    ),
+    POSITIVE: (
+        "INPUT.MAX_SIZE_TRAIN",
+        "MODEL.FPN.OUT_CHANNELS",
+        "MODEL.RETINANET.NUM_CLASSES",
+        "MODEL.RETINANET.TOPK_CANDIDATES_TEST",
+        "MODEL.ROI_BOX_HEAD.CONV_DIM",
+        "MODEL.ROI_BOX_HEAD.FC_DIM",
+        "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION",
+        "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE",
+        "MODEL.ROI_HEADS.NUM_CLASSES",
+        "MODEL.ROI_KEYPOINT_HEAD.POOLER_RESOLUTION",
+        "MODEL.ROI_MASK_HEAD.CONV_DIM",
+        "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION",
+        "MODEL.RPN.BATCH_SIZE_PER_IMAGE",
+        "MODEL.RPN.POST_NMS_TOPK_TEST",
+        "MODEL.RPN.POST_NMS_TOPK_TRAIN",
+        "MODEL.RPN.PRE_NMS_TOPK_TEST",
+        "MODEL.RPN.PRE_NMS_TOPK_TRAIN",
+        "MODEL.SEM_SEG_HEAD.CONVS_DIM",
+        "TEST.AUG.MAX_SIZE",
+    ),
+    NOT_NEGATIVE: (
+        "MODEL.RETINANET.NUM_CONVS",
+        "MODEL.RETINANET.SMOOTH_L1_LOSS_BETA",
+        "MODEL.ROI_BOX_HEAD.NUM_CONV",
+        "MODEL.ROI_BOX_HEAD.NUM_FC",
+        "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA",
+        "MODEL.ROI_MASK_HEAD.NUM_CONV",
+        "MODEL.RPN.SMOOTH_L1_BETA",
+    ),
+    _NOT_0: ("TEST.DETECTIONS_PER_IMAGE",),
+    one_of("smooth_l1", "giou", "diou", "ciou"): (
+        "MODEL.RETINANET.BBOX_REG_LOSS_TYPE",
+        "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_TYPE",
+        "MODEL.RPN.BBOX_REG_LOSS_TYPE",
+    ),
+    _SIZES: (
+        "INPUT.MIN_SIZE_TRAIN",
+        "TEST.AUG.MIN_SIZES",
+    ),
+    _ALL_ABOVE_0: ("MODEL.PIXEL_STD",),
+    _WIDTHS: ("MODEL.RPN.CONV_DIMS",),
+    _BOX_WEIGHTS: (
+        "MODEL.RETINANET.BBOX_REG_WEIGHTS",
+        "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS",
+        "MODEL.RPN.BBOX_REG_WEIGHTS",
+    ),
+    _EXPECTED: ("TEST.EXPECTED_RESULTS",),
+    _POWER_OF_2: ("MODEL.SEM_SEG_HEAD.COMMON_STRIDE",),
+    _LEVELS: (
+        "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS",
+        "MODEL.ANCHOR_GENERATOR.SIZES",
+    ),
+}
+KEYS |= {key: Key(rule=rule) for rule, keys in _BY_RULE.items() for key in keys}
 
 
 def add_lambda_config(cfg: CN) -> None:
@@ -134,158 +460,13 @@ def add_lambda_config(cfg: CN) -> None:
     Args:
         cfg: the result of ``detectron2.config.get_cfg()``, before a file is merged into it.
     """
-    from detectron2.config import CfgNode as CN  # networks need the table above, without Detectron2
-
-    _C = cfg
-
-    # ---- Backbone. MODEL.BACKBONE.NAME is build_lambda_resnet_backbone or one of its FPN forms.
-    # MODEL.BACKBONE.FREEZE_AT applies as in Detectron2; 0 trains from scratch.
-
-    _C.MODEL.LAMBDA_RESNET = CN()
-    # The network: one of lambda_det.list_models()
-    _C.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet50"
-    # The features that the backbone gives, from "stem" and "res2" to "res5"
-    _C.MODEL.LAMBDA_RESNET.OUT_FEATURES = ["res2", "res3", "res4", "res5"]
-    # The norm: any name that detectron2.layers.get_norm knows, such as "BN", "SyncBN", "FrozenBN"
-    _C.MODEL.LAMBDA_RESNET.NORM = "BN"
-    add_lambda_layer_keys(_C.MODEL.LAMBDA_RESNET)
-    # Probability of dropping the residual branch in the last stage; earlier stages drop it less
-    # often, as in the public ResNet-RS (Appendix F.3 gives one rate)
-    _C.MODEL.LAMBDA_RESNET.STOCHASTIC_DEPTH = 0.0
-    # Keep only the input of each block and compute the block again in the backward pass, which
-    # takes more time and less memory
-    _C.MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS = False
-    # Give each image of a batch of differently sized images the features that it has by itself: its
-    # padding takes no part in the lambda layers, in squeeze-and-excitation, or beside the border.
-    # The paper trains on images of one size and has no such mask.
-    _C.MODEL.LAMBDA_RESNET.MASK_PADDING = False
-
-    # Keep the maps of the whole detector channels last in memory, as GPUs in 16 bits and the CPU's
-    # fast 3x3 convolutions want them. Without a compiler, trainings on a CPU that has AVX2 and no
-    # AVX-512 stay contiguous, which is faster there, except for small images. Results differ by
-    # rounding. Files of weights do not differ.
-    _C.MODEL.CHANNELS_LAST = True
-    # Compile the backbone for the training by torch.compile: minutes at the start, faster steps
-    # after them. All images must have one size (INPUT.LSJ), and the backbone no hooks.
-    _C.MODEL.COMPILE = False
-
-    # ---- Images of a training
-
-    _C.INPUT.LSJ = CN()
-    # Large-scale jitter: resize by a random factor, then crop or pad to a square. It replaces
-    # Detectron2's resizing in training; the size of the test is INPUT.MIN_SIZE_TEST.
-    _C.INPUT.LSJ.ENABLED = False
-    # The smallest factor of large-scale jitter
-    _C.INPUT.LSJ.MIN_SCALE = 0.1
-    # The largest factor of large-scale jitter
-    _C.INPUT.LSJ.MAX_SCALE = 2.0
-    # Side in pixels of the square of large-scale jitter
-    _C.INPUT.LSJ.SIZE = 1024
-    # Give training images the pixels of Detectron2's own mapper, which takes longer; otherwise some
-    # differ by a level of 255
-    _C.INPUT.EXACT_PIXELS = False
-    # Brightness, contrast and saturation change by up to this share, hue by a fourth of it; after
-    # resizing, crop and flip
-    _C.INPUT.COLOR = 0.0
-
-    _C.INPUT.TILE = CN()
-    # Side in pixels of the overlapping tiles into which images are cut in memory, in training,
-    # evaluation and prediction (--tile); the sizes of the input are then those of a tile. 0 for
-    # whole images
-    _C.INPUT.TILE.SIZE = 0
-    # Pixels that neighbouring tiles have in common, less than half of a tile; an object that is not
-    # longer lies whole in one of them. -1 for a fifth of a tile
-    _C.INPUT.TILE.OVERLAP = -1
-    # Tiles without an object in training, at most, as a multiple of those with objects
-    _C.INPUT.TILE.EMPTY = 0.25
-
-    # ---- Data
-
-    # File of labels in COCO's format to train on, in place of DATASETS.TRAIN
-    _C.DATASETS.TRAIN_JSON = ""
-    # Folder of the images of DATASETS.TRAIN_JSON
-    _C.DATASETS.TRAIN_IMAGES = ""
-    # File of labels in COCO's format to evaluate on, in place of DATASETS.TEST
-    _C.DATASETS.TEST_JSON = ""
-    # Folder of the images of DATASETS.TEST_JSON
-    _C.DATASETS.TEST_IMAGES = ""
-
-    # An image that cannot be read is named, counted and replaced by the next one; when more than
-    # this many different images could not be read, training stops.
-    _C.DATALOADER.MAX_UNREADABLE_IMAGES = 20
-    # Seconds to wait for a batch of images before the workers are assumed to hang, as on a network
-    # drive that does not answer; 0 waits for ever
-    _C.DATALOADER.TIMEOUT = 600
-
-    # ---- Solver. SOLVER.AMP.ENABLED is Detectron2's own.
-
-    add_solver_keys(_C.SOLVER)
-    # The dtype of mixed precision: "bfloat16", "float16" (with loss scaling, CUDA only), or "auto",
-    # which is bfloat16 where the device has instructions for it and otherwise float32
-    _C.SOLVER.AMP.DTYPE = "auto"
-    # Batches of one optimiser step. SOLVER.IMS_PER_BATCH stays the number of images of one
-    # optimiser step; SOLVER.REFERENCE_WORLD_SIZE sees this many times more workers than there are.
-    _C.SOLVER.ACCUMULATE_GRADIENTS = 1
-    # Keys whose values are not scaled to the processes, whatever SOLVER.REFERENCE_WORLD_SIZE is;
-    # those of the command line are added to them
-    _C.SOLVER.UNSCALED = []
-    # The learning rate of the backbone, as a multiple of the heads'
-    _C.SOLVER.BACKBONE_MULTIPLIER = 1.0
-    # Number of the newest checkpoints that are kept; model_best.pth is kept besides
-    _C.SOLVER.CHECKPOINTS_KEPT = 5
-    # Decay of an exponential moving average of the weights; after n steps it is at most
-    # (1 + n) / (10 + n). The average is evaluated beside the weights. 0 for none
-    _C.SOLVER.EMA_DECAY = 0.0
-
-    # The precision of float32 products and convolutions on a GPU: "highest", "high" or "medium"; ""
-    # leaves PyTorch's. Detectron2 has the key since 2023.
-    _C.FLOAT32_PRECISION = _C.get("FLOAT32_PRECISION", "")
-
-    # ---- Recipes: schedule, sampling and anchors follow from the training set. lambda-det train
-    # derives them before a training, by lambda_det/own_data/recipe.py, and sets ENABLED to False.
-
-    _C.RECIPE = CN()
-    # Let schedule, sampling and anchors follow from the training set. The log has a table of what
-    # follows and why. Keys that the command line sets stay.
-    _C.RECIPE.ENABLED = False
-    # Passes over the images or tiles (--epochs); 0 for 30 up to 1,000, falling to 16 at 20,000, and
-    # of n tiles an image fewer by n to the power of 3/4
-    _C.RECIPE.EPOCHS = 0.0
-    # The least number of steps, where RECIPE.EPOCHS is 0
-    _C.RECIPE.MIN_STEPS = 300
-    # Evaluations in the whole training, at most: where they would take more than a fifth of its
-    # time they are fewer
-    _C.RECIPE.EVALUATIONS = 10
-    # GiB of a GPU's memory: what a training takes without images, and for each image of a batch at
-    # the file's sizes, as counted for 1 and 2 images. SOLVER.IMS_PER_BATCH follows from it; []
-    # leaves that as it is, and --batch sets it.
-    _C.RECIPE.MEMORY = []
-    # Keys that the recipe does not set; those of the command line are added to them
-    _C.RECIPE.KEEP = []
-
-    # Where the numbers go besides metrics.json: "tensorboard", or the path of an EventWriter of
-    # Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR
-    _C.EVENT_WRITERS = ["tensorboard"]
-
-    # ---- Evaluation
-
-    # The result whose best checkpoint is kept as model_best.pth, such as "bbox/AP50"; where only
-    # averaged weights are evaluated, their result has this name. "" for the first existing one of
-    # mask AP, box AP, keypoint AP, mean IoU and panoptic quality. For a loss, such as
-    # "validation/total_loss", the lowest is the best.
-    _C.TEST.BEST_METRIC = ""
-    # Also compute the losses of training on DATASETS.TEST, with every evaluation in a training
-    _C.TEST.LOSS = False
-    # Where there are averaged weights (SOLVER.EMA_DECAY), evaluate the trained ones beside them
-    _C.TEST.RAW = True
-    # The precision of evaluation and prediction: "float32" or "bfloat16". TEST.AUG computes in
-    # float32 with either.
-    _C.TEST.PRECISION = "float32"
-    # The most images of one size that each process evaluates together. Images of other sizes are
-    # never padded to them, so the results are those of single images, up to rounding.
-    _C.TEST.IMS_PER_BATCH = 1
-    # Stop after this number of evaluations without a better one; 0 trains to the end
-    _C.TEST.PATIENCE = 0
+    for key, row in KEYS.items():
+        section, _, name = key.rpartition(".")
+        node = cfg
+        for part in section.split(".") if section else ():
+            node = node.setdefault(part, type(cfg)())
+        if row.default is not None:
+            node.setdefault(name, copy.copy(row.default))
 
 
 def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -304,6 +485,13 @@ def find_config_file(name: str) -> str:
     """
     brought = CONFIGS / name.removeprefix("configs/")
     return str(brought) if name and not Path(name).is_file() and brought.is_file() else name
+
+
+def on_resume(keys: Mapping[str, str], key: str) -> str:
+    """FIXED, SAMPLES or FREE, as ``keys`` has it for a key or for the nearest of its sections."""
+    while key and key not in keys:
+        key = key.rpartition(".")[0]
+    return keys.get(key, FREE)
 
 
 def option(key: str, value: Any) -> str:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from typing import Any
+from operator import attrgetter
 
 from detectron2.config import CfgNode as CN
 
 from lambda_det.config import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    Rule,
     add_lambda_layer_keys,
     add_solver_keys,
+    check,
 )
-from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import ConfigFile, read_config
 from lambda_det.training.schedules import check_solver
-
-__all__ = ["check_ranges", "get_classification_config", "load_recipe"]
 
 
 def get_classification_config() -> CN:
@@ -225,28 +224,45 @@ def load_recipe(
     return cfg
 
 
-# The allowed numbers of keys that neither ``Settings`` nor ``check_solver`` checks: in words, and
-# as a test
-# fmt: off
-_RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
-    ("a number", lambda x: True, ("MODEL.PIXEL_MEAN",)),
-    ("above 0", lambda x: x > 0, (
-        "INPUT.SIZE", "MODEL.PIXEL_STD", "SOLVER.EPOCHS", "SOLVER.LR_BATCH", "TEST.EVAL_PERIOD",
+def _number(is_within: Callable[[float], bool], words: str) -> Rule:
+    return (lambda x: isinstance(x, (int, float)) and math.isfinite(x) and is_within(x)), words
+
+
+def _three(rule: Rule) -> Rule:
+    """The rule of a list with a number for each channel."""
+    return (lambda each: len(each) == 3 and all(map(rule[0], each))), f"3 numbers, each {rule[1]}"
+
+
+_ABOVE_0 = _number(lambda x: x > 0, "above 0")
+# What numbers must be of keys that neither ``Settings`` nor ``check_solver`` checks
+_RULES: dict[Rule, tuple[str, ...]] = {
+    _three(_number(lambda x: True, "a number")): ("MODEL.PIXEL_MEAN",),
+    _three(_ABOVE_0): ("MODEL.PIXEL_STD",),
+    _ABOVE_0: (
+        "INPUT.SIZE",
+        "SOLVER.EPOCHS",
+        "SOLVER.LR_BATCH",
+        "TEST.EVAL_PERIOD",
         # Settings checks these two, but their quotient is computed before
-        "SOLVER.ACCUMULATE_GRADIENTS", "SOLVER.IMS_PER_BATCH",
-    )),
-    ("0 or more", lambda x: x >= 0, (
-        "DATA.MAX_UNREADABLE_IMAGES", "INPUT.PADDING", "INPUT.TEST_SIZE", "SEED",
-        "TEST.IMS_PER_BATCH", "TEST.PRECISE_BN_BATCHES",
-    )),
-    ("at least 0 and below 1", lambda x: 0 <= x < 1, ("SOLVER.LABEL_SMOOTHING",)),
-    ("above 0 and at most 1", lambda x: 0 < x <= 1, (
-        "DATA.FRACTION", "INPUT.MIN_AREA", "INPUT.TEST_CROP",
-    )),
-    ("from 0 to 0.5", lambda x: 0 <= x <= 0.5, ("DATA.HELD_OUT",)),
-)
-# fmt: on
-_COUNTS = {"MODEL.PIXEL_MEAN": 3, "MODEL.PIXEL_STD": 3}  # of a list's numbers
+        "SOLVER.ACCUMULATE_GRADIENTS",
+        "SOLVER.IMS_PER_BATCH",
+    ),
+    _number(lambda x: x >= 0, "0 or more"): (
+        "DATA.MAX_UNREADABLE_IMAGES",
+        "INPUT.PADDING",
+        "INPUT.TEST_SIZE",
+        "SEED",
+        "TEST.IMS_PER_BATCH",
+        "TEST.PRECISE_BN_BATCHES",
+    ),
+    _number(lambda x: 0 <= x < 1, "at least 0 and below 1"): ("SOLVER.LABEL_SMOOTHING",),
+    _number(lambda x: 0 < x <= 1, "above 0 and at most 1"): (
+        "DATA.FRACTION",
+        "INPUT.MIN_AREA",
+        "INPUT.TEST_CROP",
+    ),
+    _number(lambda x: 0 <= x <= 0.5, "from 0 to 0.5"): ("DATA.HELD_OUT",),
+}
 
 
 def check_ranges(cfg: CN) -> None:
@@ -256,16 +272,6 @@ def check_ranges(cfg: CN) -> None:
         ConfigError: it names the key and its range.
     """
     check_solver(cfg.SOLVER)
-    for words, is_within, keys in _RANGES:
+    for rule, keys in _RULES.items():
         for key in keys:
-            value: Any = cfg
-            for name in key.split("."):
-                value = value[name]
-            numbers, count = (value, _COUNTS[key]) if key in _COUNTS else ([value], 1)
-            if len(numbers) != count or not all(_is_number(x) and is_within(x) for x in numbers):
-                each = f"hold {count} numbers, each " if key in _COUNTS else "be "
-                raise ConfigError(f"{key} is {value}; it must {each}{words}.")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+            check(key, attrgetter(key)(cfg), rule)

@@ -41,12 +41,13 @@ from lambda_det.classification.schedule import (
     peak_learning_rate,
     plan_training,
 )
+from lambda_det.config import FIXED, FREE
 from lambda_det.distributed.connection import on_main_process
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.precision import Precision
 from lambda_det.training.schedules import check_rate
-from lambda_det.training.settings import COMMON_KEYS, FixedKeys, Settings, common_settings
+from lambda_det.training.settings import YAML_KEYS, Settings, read_yaml
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.version import __version__
 from lambda_det.weights.provenance import PixelSettings, wanted_pixels
@@ -55,25 +56,15 @@ __all__ = ["ClassificationTask"]
 
 HELD_OUT, VAL = "held_out", "val"
 
-KEYS = COMMON_KEYS | {
+KEYS = YAML_KEYS | {
     "max_iter": "SOLVER.EPOCHS",
     "log_period": "LOG_PERIOD",
 }
-
-
-class ClassificationTask(Task):
-    """The training of a classifier that a recipe describes, on labelled images.
-
-    Attributes:
-        cfg: the recipe.
-        sources: the images, from :meth:`prepare` on.
-        plan: counts of images and steps, from then on, as are the settings.
-    """
-
-    # The folders of the data may have moved
-    fixed_keys = FixedKeys(
-        names=("MODEL", "DATA", "INPUT", "SEED", "SOLVER"),
-        but_not=(
+# The folders of the data may have moved
+_ON_RESUME = {
+    **dict.fromkeys(("MODEL", "DATA", "INPUT", "SEED", "SOLVER"), FIXED),
+    **dict.fromkeys(
+        (
             "MODEL.CHANNELS_LAST",
             "MODEL.CHECKPOINT_ACTIVATIONS",
             "MODEL.COMPILE",
@@ -92,8 +83,21 @@ class ClassificationTask(Task):
             "SOLVER.CLIP_GRADIENTS",
             "SOLVER.EPOCHS",
         ),
-    )
-    sample_keys = FixedKeys(names=("INPUT",), but_not=("INPUT.TEST_CROP", "INPUT.TEST_SIZE"))
+        FREE,
+    ),
+}
+
+
+class ClassificationTask(Task):
+    """The training of a classifier that a recipe describes, on labelled images.
+
+    Attributes:
+        cfg: the recipe.
+        sources: the images, from :meth:`prepare` on.
+        plan: counts of images and steps, from then on, as are the settings.
+    """
+
+    on_resume = _ON_RESUME
     # held-out images decide if there are any, and the averaged weights
     metrics = tuple(f"{part}/{weights}_top1" for part in (HELD_OUT, VAL) for weights in (EMA, RAW))
     advice = (
@@ -150,8 +154,9 @@ class ClassificationTask(Task):
         self.plan = plan = plan_training(cfg, len(sources.train), world_size)
         per_epoch = math.ceil(plan.images / plan.forward)
         batches = min(cfg.TEST.PRECISE_BN_BATCHES, per_epoch)
-        self.settings = Settings(
-            **common_settings(cfg),
+        self.settings = read_yaml(
+            cfg,
+            Settings,
             max_iter=plan.steps,
             log_period=cfg.LOG_PERIOD,
             eval_period=plan.eval_steps,

@@ -15,6 +15,7 @@ from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 from torch.optim import Optimizer
 
+from lambda_det.config import KEYS, Rule, check
 from lambda_det.detection import data
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import Detector
@@ -31,7 +32,6 @@ from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.specs import STRIDE
 from lambda_det.training.schedules import check_rate
-from lambda_det.training.settings import NOT_NEGATIVE, POSITIVE, SHARE, FixedKeys, Rule, check
 from lambda_det.training.task import Results
 from lambda_det.weights.provenance import PixelSettings
 
@@ -75,7 +75,7 @@ class Components:
         one_size: whether all training images have one size; None if the configuration does not
             say.
         ddp_options: of :func:`lambda_det.distributed.connection.distribute`.
-        fixed_keys, sample_keys, test_keys, advice: see :class:`lambda_det.training.task.Task`.
+        on_resume, test_keys, advice: see :class:`lambda_det.training.task.Task`.
     """
 
     settings: DetectionSettings
@@ -90,9 +90,8 @@ class Components:
     check_data: Callable[[bool], None]
     dump: Callable[[], str]
     detector: Detector
-    fixed_keys: FixedKeys
-    sample_keys: FixedKeys
-    test_keys: FixedKeys
+    on_resume: Mapping[str, str]
+    test_keys: tuple[str, ...]
     advice: str
     train_names: tuple[str, ...]
     test_names: tuple[str, ...]
@@ -123,70 +122,13 @@ class Components:
 
 
 # ------------------------------------------------------------------------------------------ of YAML
-_FIXED = FixedKeys(
-    names=(
-        "MODEL",
-        "INPUT.FORMAT",
-        "SEED",
-        "SOLVER.BACKBONE_MULTIPLIER",
-        "SOLVER.BASE_LR",
-        "SOLVER.BETAS",
-        "SOLVER.BIAS_LR_FACTOR",
-        "SOLVER.EMA_DECAY",
-        "SOLVER.IMS_PER_BATCH",
-        "SOLVER.MOMENTUM",
-        "SOLVER.NESTEROV",
-        "SOLVER.OPTIMIZER",
-        "SOLVER.WEIGHT_DECAY",
-        "SOLVER.WEIGHT_DECAY_BIAS",
-        "SOLVER.WEIGHT_DECAY_NORM",
-    ),
-    but_not=(
-        "MODEL.CHANNELS_LAST",
-        "MODEL.DEVICE",
-        "MODEL.WEIGHTS",
-        "MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS",
-        "MODEL.LAMBDA_RESNET.IMPLEMENTATION",
-    ),
-)
-_SAMPLES = FixedKeys(
-    names=("INPUT", "DATASETS", "DATALOADER"),
-    but_not=(
-        "INPUT.MIN_SIZE_TEST",
-        "INPUT.MAX_SIZE_TEST",
-        "DATASETS.TEST",
-        "DATASETS.TEST_IMAGES",
-        "DATASETS.TEST_JSON",
-        "DATALOADER.MAX_UNREADABLE_IMAGES",
-        "DATALOADER.NUM_WORKERS",
-        "DATALOADER.TIMEOUT",
-    ),
-)
-_TEST_FILES = FixedKeys(("DATASETS.TEST_IMAGES", "DATASETS.TEST_JSON"))
-_TEST_NAMES = FixedKeys(("DATASETS.TEST",))  # made of the files, if keys name any
+_TEST_FILES = "DATASETS.TEST_IMAGES.", "DATASETS.TEST_JSON."
 _ADVICE = (
     "a lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_ITERS, SOLVER.CLIP_GRADIENTS or clean "
     "annotations"
 )
 
 
-_ALL_ABOVE_0: Rule = (lambda each: len(each) > 0 and min(each) > 0), "numbers above 0"
-_SIZES: Rule = (
-    (lambda each: len(each) > 0 and min(each) >= 0),
-    "one size or more, such as (640, 800)",
-)
-_BOX_LOSSES = ("smooth_l1", "giou", "diou", "ciou")
-_WIDTHS: Rule = (lambda each: all(x == -1 or x > 0 for x in each)), "numbers above 0, or -1"
-_BOX_WEIGHTS: Rule = (lambda each: len(each) in (4, 5)), "4 numbers, or 5 of rotated boxes"
-_EXPECTED: Rule = (
-    (lambda rows: all(len(row) == 4 for row in rows)),
-    "lists of task, metric, value and tolerance, such as [['bbox', 'AP', 38.5, 0.2]]",
-)
-_POWER_OF_2: Rule = (lambda stride: stride > 0 and stride & (stride - 1) == 0), "a power of 2"
-_LEVELS: Rule = (
-    (lambda each: len({len(level) if hasattr(level, "__len__") else 1 for level in each}) == 1),
-    "a list for each map, all of one length",
-)
 # The two numbers of INPUT.CROP.SIZE, by the beginning of INPUT.CROP.TYPE
 _CROPS: dict[str, Rule] = {
     "relative": (
@@ -198,89 +140,6 @@ _CROPS: dict[str, Rule] = {
         "two whole numbers of pixels, such as [640, 640]",
     ),
 }
-# What Detectron2 takes without a word, and would train or find nothing with, or would refuse after
-# hours, in the last evaluation
-_KEY_RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
-    (
-        SHARE,
-        (
-            "MODEL.PANOPTIC_FPN.COMBINE.INSTANCES_CONFIDENCE_THRESH",
-            "MODEL.PANOPTIC_FPN.COMBINE.OVERLAP_THRESH",
-            "MODEL.RETINANET.NMS_THRESH_TEST",
-            "MODEL.RETINANET.SCORE_THRESH_TEST",
-            "MODEL.ROI_HEADS.NMS_THRESH_TEST",
-            "MODEL.ROI_HEADS.POSITIVE_FRACTION",
-            "MODEL.ROI_HEADS.SCORE_THRESH_TEST",
-            "MODEL.RPN.NMS_THRESH",
-            "MODEL.RPN.POSITIVE_FRACTION",
-        ),
-    ),
-    (
-        POSITIVE,
-        (
-            "INPUT.MAX_SIZE_TEST",
-            "INPUT.MAX_SIZE_TRAIN",
-            "MODEL.FPN.OUT_CHANNELS",
-            "MODEL.RETINANET.NUM_CLASSES",
-            "MODEL.RETINANET.TOPK_CANDIDATES_TEST",
-            "MODEL.ROI_BOX_HEAD.CONV_DIM",
-            "MODEL.ROI_BOX_HEAD.FC_DIM",
-            "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION",
-            "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE",
-            "MODEL.ROI_HEADS.NUM_CLASSES",
-            "MODEL.ROI_KEYPOINT_HEAD.POOLER_RESOLUTION",
-            "MODEL.ROI_MASK_HEAD.CONV_DIM",
-            "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION",
-            "MODEL.RPN.BATCH_SIZE_PER_IMAGE",
-            "MODEL.RPN.POST_NMS_TOPK_TEST",
-            "MODEL.RPN.POST_NMS_TOPK_TRAIN",
-            "MODEL.RPN.PRE_NMS_TOPK_TEST",
-            "MODEL.RPN.PRE_NMS_TOPK_TRAIN",
-            "MODEL.SEM_SEG_HEAD.CONVS_DIM",
-            "TEST.AUG.MAX_SIZE",
-            "TEST.IMS_PER_BATCH",
-        ),
-    ),
-    (
-        NOT_NEGATIVE,
-        (
-            "INPUT.MIN_SIZE_TEST",
-            "MODEL.RETINANET.NUM_CONVS",
-            "MODEL.RETINANET.SMOOTH_L1_LOSS_BETA",
-            "MODEL.ROI_BOX_HEAD.NUM_CONV",
-            "MODEL.ROI_BOX_HEAD.NUM_FC",
-            "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA",
-            "MODEL.ROI_MASK_HEAD.NUM_CONV",
-            "MODEL.RPN.SMOOTH_L1_BETA",
-        ),
-    ),
-    (
-        ((lambda number: number != 0), "1 or more, or below 0 for all"),
-        ("TEST.DETECTIONS_PER_IMAGE",),
-    ),
-    (
-        (_BOX_LOSSES.__contains__, f"one of {_BOX_LOSSES}"),
-        (
-            "MODEL.RETINANET.BBOX_REG_LOSS_TYPE",
-            "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_TYPE",
-            "MODEL.RPN.BBOX_REG_LOSS_TYPE",
-        ),
-    ),
-    (_SIZES, ("INPUT.MIN_SIZE_TRAIN", "TEST.AUG.MIN_SIZES")),
-    (_ALL_ABOVE_0, ("MODEL.PIXEL_STD",)),
-    (_WIDTHS, ("MODEL.RPN.CONV_DIMS",)),
-    (
-        _BOX_WEIGHTS,
-        (
-            "MODEL.RETINANET.BBOX_REG_WEIGHTS",
-            "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS",
-            "MODEL.RPN.BBOX_REG_WEIGHTS",
-        ),
-    ),
-    (_EXPECTED, ("TEST.EXPECTED_RESULTS",)),
-    (_POWER_OF_2, ("MODEL.SEM_SEG_HEAD.COMMON_STRIDE",)),
-    (_LEVELS, ("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", "MODEL.ANCHOR_GENERATOR.SIZES")),
-)
 
 
 def of_yaml(cfg: CfgNode) -> Components:
@@ -289,9 +148,9 @@ def of_yaml(cfg: CfgNode) -> Components:
     Raises:
         ConfigError: a value cannot be.
     """
-    for rule, keys in _KEY_RULES:
-        for key in keys:
-            check(key, attrgetter(key)(cfg), rule)
+    for key, row in KEYS.items():
+        if row.rule and not row.setting:  # the others are checked as settings
+            check(key, attrgetter(key)(cfg), row.rule)
     crop = cfg.INPUT.CROP
     if crop.ENABLED and (rule := _CROPS.get(crop.TYPE.partition("_")[0])):
         check("INPUT.CROP.SIZE", crop.SIZE, rule)
@@ -337,9 +196,9 @@ def of_yaml(cfg: CfgNode) -> Components:
         tiling=Tiling.from_config(cfg),
         training_size=_training_size(cfg),
         one_size=cfg.INPUT.LSJ.ENABLED,
-        fixed_keys=_FIXED,
-        sample_keys=_SAMPLES,
-        test_keys=_TEST_FILES if cfg.DATASETS.TEST_JSON else _TEST_NAMES,
+        on_resume={key: row.on_resume for key, row in KEYS.items() if row.on_resume},
+        # the names are made of the files, if keys name any
+        test_keys=_TEST_FILES if cfg.DATASETS.TEST_JSON else ("DATASETS.TEST.",),
         advice=_ADVICE,
     )
 
@@ -366,11 +225,10 @@ def _for_run(cfg: CfgNode, settings: DetectionSettings) -> CfgNode:
     """The configuration in the form that Detectron2's builders read."""
     cfg = cfg.clone()
     cfg.defrost()
-    cfg.SOLVER.IMS_PER_BATCH = settings.images_per_step
-    cfg.SOLVER.BASE_LR = settings.base_lr
-    cfg.SOLVER.MAX_ITER = settings.max_iter
-    cfg.SOLVER.STEPS = settings.lr_steps
-    cfg.SOLVER.WARMUP_ITERS = settings.warmup_iters
+    for key, row in KEYS.items():
+        if row.is_scaled:
+            section, _, name = key.rpartition(".")
+            setattr(attrgetter(section)(cfg), name, getattr(settings, row.setting))
     cfg.SOLVER.CLIP_GRADIENTS.ENABLED = False  # the training step clips
     cfg.DATALOADER.NUM_WORKERS = settings.num_workers
     return cfg

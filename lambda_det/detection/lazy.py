@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -19,34 +18,34 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode
 
-from lambda_det.config import PYTHON_TAG, REMOVED_KEYS
-from lambda_det.detection.schedule import SCALED, DetectionSettings
+from lambda_det.config import FIXED, FREE, PYTHON_TAG, REMOVED_KEYS, SAMPLES
+from lambda_det.config import KEYS as YAML
+from lambda_det.detection.schedule import SCALED
 from lambda_det.errors import ConfigError, UserError, reason, refused, suggest
 from lambda_det.training.config_file import ConfigFile, refuse_removed
 
-# Detectron2's and detrex's names of settings; the others are train.NAME
-# fmt: off
-_NAMED = {
-    "weights":           "train.init_checkpoint",
-    "accumulate":        "train.accumulate_gradients",
-    "amp_dtype":         "train.amp.dtype",
-    "ema_decay":         "train.model_ema.decay",
-    "checkpoint_period": "train.checkpointer.period",
-    "checkpoints_kept":  "train.checkpointer.max_to_keep",
-    "images_per_step":   "dataloader.train.total_batch_size",
-    "num_workers":       "dataloader.train.num_workers",
-    "timeout":           "dataloader.train.timeout",
-    "base_lr":           "optimizer.lr",
+# The key of a LazyConfig for each setting: Detectron2's and detrex's names, or train.NAME
+KEYS = {name: f"train.{name}" for name in ("log_period", "precise_bn_batches")} | {
+    row.setting: row.lazy or f"train.{row.setting}"
+    for row in YAML.values()
+    if row.setting not in ("", "clipping.kind")
 }
-# fmt: on
-# The key of a LazyConfig for each setting
-KEYS = {
-    field.name: _NAMED.get(field.name, f"train.{field.name}")
-    for field in dataclasses.fields(DetectionSettings)
-    if field.name not in ("clipping", "keys")
+# What a resumed run may change: what the table says of these settings, and some sections
+ON_RESUME = {
+    KEYS[row.setting]: row.on_resume
+    for row in YAML.values()
+    if row.setting in KEYS and row.on_resume
 } | {
-    "clipping.limit": "train.clip_grad.params.max_norm",
-    "clipping.norm_type": "train.clip_grad.params.norm_type",
+    "model": FIXED,
+    "model.backbone.bottom_up.checkpoint_activations": FREE,
+    "model.backbone.bottom_up.implementation": FREE,
+    "model.vis_period": FREE,
+    "optimizer": FIXED,
+    "dataloader": SAMPLES,
+    "dataloader.evaluator": FREE,
+    "dataloader.test": FREE,
+    "dataloader.train.max_unreadable": FREE,
+    "train.model_ema.enabled": FIXED,
 }
 
 

@@ -25,43 +25,15 @@ from lambda_det.config import leaves
 from lambda_det.detection import data
 from lambda_det.detection.components import Components, Evaluators
 from lambda_det.detection.data.predictions import Detector
-from lambda_det.detection.lazy import KEYS, dump_lazy, lazy_code
+from lambda_det.detection.lazy import KEYS, ON_RESUME, dump_lazy, lazy_code
 from lambda_det.detection.schedule import DetectionSettings
 from lambda_det.errors import ConfigError
 from lambda_det.training.library_errors import naming_keys
-from lambda_det.training.schedules import ABOVE_0
-from lambda_det.training.settings import Clipping, FixedKeys, check
+from lambda_det.training.settings import Clipping
 from lambda_det.weights.provenance import PixelSettings
 
 logger = logging.getLogger(__name__)
 
-_FIXED = FixedKeys(
-    names=(
-        "model",
-        "optimizer",
-        "dataloader.train.total_batch_size",
-        "train.compile",
-        "train.model_ema.decay",
-        "train.model_ema.enabled",
-        "train.seed",
-    ),
-    but_not=(
-        "model.backbone.bottom_up.checkpoint_activations",
-        "model.backbone.bottom_up.implementation",
-        "model.vis_period",
-    ),
-)
-_SAMPLES = FixedKeys(
-    names=("dataloader",),
-    but_not=(
-        "dataloader.evaluator",
-        "dataloader.test",
-        "dataloader.train.max_unreadable",
-        "dataloader.train.num_workers",
-        "dataloader.train.timeout",
-    ),
-)
-_TESTS = FixedKeys(("dataloader.test.dataset",))
 _ADVICE = "a lower optimizer.lr, a longer warm-up in lr_multiplier, train.clip_grad or clean labels"
 
 
@@ -99,9 +71,8 @@ def of_lazy(config: DictConfig) -> Components:
         test_names=test_names,
         test_sets=(", ".join(test_names) or "dataloader.test",) if is_evaluated else (),
         ddp_options=ddp_options,
-        fixed_keys=_FIXED,
-        sample_keys=_SAMPLES,
-        test_keys=_TESTS,
+        on_resume=ON_RESUME,
+        test_keys=("dataloader.test.dataset.",),
         advice=_ADVICE,
     )
 
@@ -151,8 +122,6 @@ def read_settings(config: DictConfig) -> DetectionSettings:
         values["clipping"] = Clipping(
             "full_model", _of_type(float, keys[0], limit), _of_type(float, keys[1], norm_type)
         )
-    if "base_lr" in values:
-        check(KEYS["base_lr"], values["base_lr"], ABOVE_0)
     return DetectionSettings(**values, keys=KEYS)
 
 

@@ -21,7 +21,7 @@ from detectron2.structures import Instances
 from detectron2.utils import comm
 from torch import Tensor, nn
 
-from lambda_det.config import leaves
+from lambda_det.config import check, leaves
 from lambda_det.cpu.accelerate import accelerate, use_channels_last
 from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
 from lambda_det.detection.registry import ARCHITECTURES
@@ -30,7 +30,6 @@ from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.native import missing
 from lambda_det.training.library_errors import naming_keys
-from lambda_det.training.settings import check
 
 T = TypeVar("T")
 

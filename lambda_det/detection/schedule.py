@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from detectron2.config import CfgNode
@@ -15,37 +14,15 @@ from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 from torch.optim import Optimizer
 
+from lambda_det.config import KEYS
 from lambda_det.detection.model import check_precision
 from lambda_det.errors import ConfigError
 from lambda_det.training import schedules
 from lambda_det.training.log import log_table, show
-from lambda_det.training.settings import (
-    COMMON_KEYS,
-    Settings,
-    check_division,
-    common_settings,
-)
+from lambda_det.training.settings import Settings, check_division, read_yaml
 
 # the settings that the number of processes changes
-SCALED = ("images_per_step", "base_lr", "max_iter", "eval_period", "warmup_iters", "lr_steps")
-# The key of YAML for each setting
-# fmt: off
-KEYS = COMMON_KEYS | {
-    "max_iter":             "SOLVER.MAX_ITER",
-    "float32_precision":    "FLOAT32_PRECISION",
-    "reference_world_size": "SOLVER.REFERENCE_WORLD_SIZE",
-    "unscaled":             "SOLVER.UNSCALED",
-    "base_lr":              "SOLVER.BASE_LR",
-    "warmup_iters":         "SOLVER.WARMUP_ITERS",
-    "lr_steps":             "SOLVER.STEPS",
-    "eval_period":          "TEST.EVAL_PERIOD",
-    "evaluate_raw":         "TEST.RAW",
-    "best_metric":          "TEST.BEST_METRIC",
-    "test_precision":       "TEST.PRECISION",
-    "channels_last":        "MODEL.CHANNELS_LAST",
-    "compile":              "MODEL.COMPILE",
-}
-# fmt: on
+SCALED = tuple(row.setting for row in KEYS.values() if row.is_scaled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +75,12 @@ def read_settings(cfg: CfgNode) -> DetectionSettings:
         ConfigError: a value cannot be.
     """
     schedules.check_solver(cfg.SOLVER)
-    own = {name: attrgetter(key)(cfg) for name, key in KEYS.items() if name not in COMMON_KEYS}
-    own |= {name: tuple(own[name]) for name in ("lr_steps", "unscaled")}
-    return DetectionSettings(
-        **common_settings(cfg),
-        **own,
+    precise = cfg.TEST.PRECISE_BN
+    return read_yaml(
+        cfg,
+        DetectionSettings,
         log_period=LOG_PERIOD,
-        precise_bn_batches=cfg.TEST.PRECISE_BN.NUM_ITER if cfg.TEST.PRECISE_BN.ENABLED else 0,
-        keys=KEYS,
+        precise_bn_batches=precise.NUM_ITER if precise.ENABLED else 0,
     )
 
 

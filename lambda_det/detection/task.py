@@ -24,7 +24,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambda_det.detection.components import Components, of_yaml
-from lambda_det.detection.config import load_config, load_with_data, with_projects
+from lambda_det.detection.config import (
+    load_config,
+    load_with_data,
+    warn_of_unread,
+    with_projects,
+)
 from lambda_det.detection.data import classes, register_json_datasets
 from lambda_det.detection.data.registration import forget_all_but
 from lambda_det.detection.data.shapes import register_shapes_among
@@ -153,8 +158,7 @@ class DetectionTask(Task):
         self.components = components = read_components(self.config)
         register_shapes_among([*components.train_names, *components.test_names])
         self.settings = components.settings
-        self.fixed_keys, self.sample_keys = components.fixed_keys, components.sample_keys
-        self.test_keys = components.test_keys
+        self.on_resume, self.test_keys = components.on_resume, components.test_keys
         self.advice = components.advice
 
     # ------------------------------------------------------------------------------- configuration
@@ -164,10 +168,13 @@ class DetectionTask(Task):
             prepared = load_with_data(args, file)
             task = cls(prepared.config)
             task.config_file = prepared.file
-            return task
-        config = load_any_config(args, file)
-        is_program = isinstance(config, DictConfig)
-        return cls(config, partial(load_lazy_config, args) if is_program else None)
+        else:
+            config = load_any_config(args, file)
+            is_program = isinstance(config, DictConfig)
+            task = cls(config, partial(load_lazy_config, args) if is_program else None)
+        if isinstance(task.config, CfgNode):
+            warn_of_unread(task.config, args.opts or ())
+        return task
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         # components have functions and a LazyConfig has objects that no pickle holds

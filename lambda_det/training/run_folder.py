@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from lambda_det.config import leaves, read_plain
+from lambda_det.config import FIXED, leaves, on_resume, read_plain
 from lambda_det.errors import ConfigError, listed, printable
 from lambda_det.files import replace_text
 from lambda_det.training.checkpoint_files import candidates, last_checkpoint
@@ -60,7 +60,7 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
         )
     changes = list(changed_keys(task.dump(), folder / "config.yaml"))
     for changed, before, now in changes:
-        if changed in task.fixed_keys:
+        if on_resume(task.on_resume, changed) == FIXED:
             raise ConfigError(
                 f"--resume continues the run in {folder}, which has {changed} {before!r}; now it "
                 f"is {now!r}. Set it back, or give another {key}."
@@ -105,7 +105,7 @@ def check_evaluation_folder(task: Task, weights: str) -> None:
             f"not of it; give another {key}."
         )
     for changed, before, now in changed_keys(task.dump(), folder / "config.yaml"):
-        if changed in task.test_keys and not _are_one_file(before, now, folder):
+        if f"{changed}.".startswith(task.test_keys) and not _are_one_file(before, now, folder):
             raise ConfigError(
                 f"The results in {key} {folder} belong to {changed} {before!r}, and would be mixed "
                 f"with results of {now!r}: lambda-det evaluate {folder} evaluates on other "

@@ -20,8 +20,8 @@ from detectron2.config import CfgNode
 from detectron2.solver.build import get_default_optimizer_params
 from torch import nn
 
+from lambda_det.config import POSITIVE, Rule, check
 from lambda_det.errors import ConfigError, refused
-from lambda_det.training.settings import POSITIVE, Rule, check
 
 __all__ = [
     "ABOVE_0",
@@ -298,6 +298,18 @@ def schedule_of(solver: CfgNode, key: str) -> Schedule:
     if solver[key] not in usable:
         raise ConfigError(f"SOLVER.{key} is {solver[key]!r}; it can be one of {list(usable)}.")
     return usable[solver[key]]
+
+
+def unread_keys(solver: CfgNode, key: str) -> set[str]:
+    """The keys of SOLVER that only another optimiser or schedule than the chosen ones reads.
+
+    Args:
+        solver: the section SOLVER.
+        key: of SOLVER, which names the schedule.
+    """
+    read = {*optimizer_of(solver).keys, *schedule_of(solver, key).keys}
+    rows = (*OPTIMIZERS.values(), *SCHEDULES.values())
+    return {f"SOLVER.{name}" for row in rows for name in row.keys.keys() & solver.keys() - read}
 
 
 def check_solver(solver: CfgNode) -> None:

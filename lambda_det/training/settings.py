@@ -2,100 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from lambda_det.config import option
+from lambda_det.config import KEYS, NOT_NEGATIVE, POSITIVE, Rule, check, option
 from lambda_det.errors import ConfigError
 
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
-__all__ = [
-    "COMMON_KEYS",
-    "NOT_NEGATIVE",
-    "POSITIVE",
-    "SHARE",
-    "Clipping",
-    "FixedKeys",
-    "Rule",
-    "Settings",
-    "check",
-    "check_division",
-    "common_settings",
-]
+_Settings = TypeVar("_Settings", bound="Settings")
 
-# The key of YAML for each setting that has the same key in every task
-# fmt: off
-COMMON_KEYS = {
-    "output_dir":         "OUTPUT_DIR",
-    "device":             "MODEL.DEVICE",
-    "seed":               "SEED",
-    "weights":            "MODEL.WEIGHTS",
-    "images_per_step":    "SOLVER.IMS_PER_BATCH",
-    "accumulate":         "SOLVER.ACCUMULATE_GRADIENTS",
-    "amp":                "SOLVER.AMP.ENABLED",
-    "amp_dtype":          "SOLVER.AMP.DTYPE",
-    "clipping.kind":      "SOLVER.CLIP_GRADIENTS.CLIP_TYPE",
-    "clipping.limit":     "SOLVER.CLIP_GRADIENTS.CLIP_VALUE",
-    "clipping.norm_type": "SOLVER.CLIP_GRADIENTS.NORM_TYPE",
-    "cudnn_benchmark":    "CUDNN_BENCHMARK",
-    "ema_decay":          "SOLVER.EMA_DECAY",
-    "num_workers":        "DATALOADER.NUM_WORKERS",
-    "timeout":            "DATALOADER.TIMEOUT",
-    "checkpoint_period":  "SOLVER.CHECKPOINT_PERIOD",
-    "checkpoints_kept":   "SOLVER.CHECKPOINTS_KEPT",
-    "patience":           "TEST.PATIENCE",
-    "event_writers":      "EVENT_WRITERS",
-}
-# fmt: on
-
-# What a value must be: a check, and the words for it
-Rule = tuple[Callable[[Any], bool], str]
-POSITIVE: Rule = (lambda number: number >= 1), "1 or more"
-NOT_NEGATIVE: Rule = (lambda number: number >= 0), "0 or more"
-SHARE: Rule = (lambda number: 0 <= number <= 1), "from 0 to 1"
-_FLOAT32 = ("", "highest", "high", "medium")
-_AMP = ("auto", "bfloat16", "float16", None)
-_CLIPPING = ("value", "norm", "full_model")
+# The key of YAML for each setting of detectors, whose keys classifiers have as well
+YAML_KEYS = {row.setting: key for key, row in KEYS.items() if row.setting}
 _RULES: dict[str, Rule] = {
-    "accumulate": POSITIVE,
-    "max_iter": NOT_NEGATIVE,
-    "seed": (
-        lambda seed: seed < 2**32,
-        "below 4294967296; a run draws its own where it is below 0",
-    ),
     "precise_bn_batches": NOT_NEGATIVE,
-    "images_per_step": (lambda number: number is None or number >= 1, "1 or more"),
-    "checkpoint_period": POSITIVE,
-    "checkpoints_kept": POSITIVE,
     "log_period": POSITIVE,
-    "num_workers": NOT_NEGATIVE,
-    "timeout": NOT_NEGATIVE,
-    "patience": NOT_NEGATIVE,
-    "ema_decay": (lambda decay: 0 <= decay < 1, "at least 0 and below 1, such as 0.999"),
-    "amp_dtype": (_AMP.__contains__, f"one of {_AMP}"),
-    "float32_precision": (_FLOAT32.__contains__, f"one of {_FLOAT32}"),
-    "clipping.kind": (_CLIPPING.__contains__, f"one of {_CLIPPING}"),
-    "clipping.limit": (lambda limit: 0 < limit < math.inf, "above 0, such as 1.0"),
-    "clipping.norm_type": (lambda norm: norm > 0, "above 0, such as 2.0"),
+    **{row.setting: row.rule for row in KEYS.values() if row.setting and row.rule},
 }
 # What an evaluation alone does not need
 _RULES_OF_TRAINING: dict[str, Rule] = {"max_iter": POSITIVE}
-
-
-def check(key: str, value: Any, rule: Rule) -> None:
-    """Refuse a value that a rule does not allow.
-
-    Raises:
-        ConfigError: the value of the key cannot be.
-    """
-    is_allowed, words = rule
-    if not is_allowed(value):
-        raise ConfigError(f"{key} is {value!r}; it must be {words}.")
 
 
 @dataclass(frozen=True)
@@ -179,8 +108,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
-            if not name.startswith("clipping.") or self.clipping is not None:
-                check(self.key(name), attrgetter(name)(self), rule)
+            owner, _, part = name.rpartition(".")
+            settings = getattr(self, owner) if owner else self
+            if hasattr(settings, part):  # each task has some of them, and there may be no clipping
+                check(self.key(name), getattr(settings, part), rule)
 
     def check_training(self) -> None:
         """
@@ -203,23 +134,33 @@ class Settings:
         return option(self.key(name), value)
 
 
-def common_settings(cfg: CfgNode) -> dict[str, Any]:
-    """The values of :data:`COMMON_KEYS` in a YAML configuration, as arguments of ``Settings``."""
-    values = {name: attrgetter(key)(cfg) for name, key in COMMON_KEYS.items()}
-    clipping = Clipping(
-        values.pop("clipping.kind"),
-        values.pop("clipping.limit"),
-        values.pop("clipping.norm_type"),
-    )
-    return values | {
-        "amp_dtype": values["amp_dtype"] if values.pop("amp") else None,
-        "clipping": clipping if cfg.SOLVER.CLIP_GRADIENTS.ENABLED else None,
-        "event_writers": tuple(cfg.EVENT_WRITERS),
-    }
+def read_yaml(cfg: CfgNode, kind: type[_Settings], **given: Any) -> _Settings:
+    """The settings of a YAML configuration, as written.
+
+    Args:
+        cfg: has the keys of some of the settings.
+        kind: the class of the settings.
+        given: settings that are no keys, or other ones than their keys.
+
+    Raises:
+        ConfigError: a value cannot be.
+    """
+    names = {one.name for one in fields(kind)}
+    values = {}
+    for name, key in YAML_KEYS.items():
+        if name in names:
+            with contextlib.suppress(AttributeError):  # it is no key of this task
+                value = attrgetter(key)(cfg)
+                values[name] = tuple(value) if isinstance(value, list) else value
+    if not cfg.SOLVER.AMP.ENABLED:
+        values["amp_dtype"] = None
+    if (clip := cfg.SOLVER.CLIP_GRADIENTS).ENABLED:
+        values["clipping"] = Clipping(clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE)
+    return kind(**values | {"keys": YAML_KEYS} | given)
 
 
 def check_division(
-    images: int, world_size: int, accumulate: int, keys: Mapping[str, str] = COMMON_KEYS
+    images: int, world_size: int, accumulate: int, keys: Mapping[str, str] = YAML_KEYS
 ) -> None:
     """Refuse a number of images that processes and accumulated batches cannot share equally.
 
@@ -241,26 +182,3 @@ def check_division(
         f"{keys['images_per_step']} {images} does not divide by {world_size} process(es) x "
         f"{accumulate} batch(es) of {keys['accumulate']}: {fitting} images would do."
     )
-
-
-@dataclass(frozen=True)
-class FixedKeys:
-    """The keys that a resumed run must keep.
-
-    The weights, their average or the optimiser's saved state depend on them. A new value would not
-    fit, would silently be ignored, or would drop what is saved.
-
-    Attributes:
-        names: keys, and sections with all that is in them.
-        but_not: keys within ``names`` that may change nevertheless.
-    """
-
-    names: tuple[str, ...]
-    but_not: tuple[str, ...] = ()
-
-    def __contains__(self, key: str) -> bool:
-        return _is_within(key, self.names) and not _is_within(key, self.but_not)
-
-
-def _is_within(key: str, names: tuple[str, ...]) -> bool:
-    return any(key == name or key.startswith(name + ".") for name in names)

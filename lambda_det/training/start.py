@@ -24,6 +24,7 @@ from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
 
+from lambda_det.config import SAMPLES, on_resume
 from lambda_det.distributed.connection import on_all, on_main_process
 from lambda_det.distributed.launch import launch
 from lambda_det.distributed.memory import keep_memory
@@ -284,7 +285,7 @@ def _log_changes(task: Task, changes: list[Change], *, resumed: bool) -> None:
     if changes:
         text = ", ".join(f"{key} {before!r} -> {now!r}" for key, before, now in changes)
         logger.info(f"Changed since the run was started: {text}")
-    others = [key for key, *_ in changes if key in task.sample_keys]
+    others = [key for key, *_ in changes if on_resume(task.on_resume, key) == SAMPLES]
     if others and resumed:
         logger.warning(
             f"{', '.join(others)} changed: from here on the samples are others than those of the "

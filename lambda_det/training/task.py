@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from lambda_det.config import leaves, read_plain
 from lambda_det.distributed.connection import distribute
 from lambda_det.training.config_file import ConfigFile
-from lambda_det.training.settings import FixedKeys, Settings
+from lambda_det.training.settings import Settings
 from lambda_det.weights.provenance import PixelSettings
 
 __all__ = ["EMA", "RAW", "Results", "Task"]
@@ -31,19 +31,17 @@ class Task(ABC):
 
     Attributes:
         settings: of this run; :meth:`prepare` fits them to the number of processes.
-        fixed_keys: what a resumed run must keep.
-        sample_keys: what the training images depend on; a resumed run that changes them logs a
-            warning.
-        test_keys: which data an evaluation is on; in the folder of a run they are the run's.
+        on_resume: whether a resumed run may change a key, for :func:`lambda_det.config.on_resume`.
+        test_keys: the beginnings of the keys that say which data an evaluation is on; in the folder
+            of a run they are the run's.
         metrics: results by which a checkpoint may be the best; the first that exists counts.
         advice: what usually helps when a loss is not finite, for the end of a sentence.
         config_file: of the configuration, if it is not the one that the command line names.
     """
 
     settings: Settings
-    fixed_keys: FixedKeys
-    sample_keys: FixedKeys
-    test_keys: FixedKeys = FixedKeys(())
+    on_resume: Mapping[str, str]
+    test_keys: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     advice: str = "a lower learning rate"
     config_file: str | None = None

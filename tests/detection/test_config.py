@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from detectron2.config import get_cfg
 
-from lambda_det.config import add_lambda_config
+from lambda_det.config import CONFIGS, add_lambda_config
 from lambda_det.detection import config, load_config, parser
 from lambda_det.detection.config import load_saved_config
+from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import ZOO
 
@@ -162,3 +163,29 @@ def test_labels_that_were_moved_with_their_run_are_found(tmp_path, monkeypatch):
     moved = [str(new / "data" / "train.json"), str(new / "data" / "test.json")]
     assert files(new) == files(Path("new")) == moved
     assert files(new, "DATASETS.TEST_JSON", "a/data/test.json")[1] == "a/data/test.json"
+
+
+_FILE = "--config-file", str(CONFIGS / "quick" / "shapes_lambdaresnet26.yaml")
+
+
+@pytest.mark.parametrize(
+    ("opts", "expected"),
+    [
+        ("SOLVER.COSINE_CYCLES 3", [("SOLVER.COSINE_CYCLES", "SOLVER.LR_SCHEDULER_NAME")]),
+        ("SOLVER.COSINE_CYCLES 3 SOLVER.LR_SCHEDULER_NAME cosine", []),
+        ("SOLVER.BETAS [0.8,0.9]", [("SOLVER.BETAS", "SOLVER.OPTIMIZER")]),
+        ("SOLVER.GAMMA 0.2 SOLVER.MOMENTUM 0.8", []),
+        ("TEST.RAW False", [("TEST.RAW", "SOLVER.EMA_DECAY")]),
+        ("TEST.RAW False SOLVER.EMA_DECAY 0.9", []),
+        ("INPUT.TILE.EMPTY 0.5", [("INPUT.TILE.EMPTY", "INPUT.TILE.SIZE")]),
+        ("INPUT.CROP.SIZE [0.5,0.5]", [("INPUT.CROP.SIZE", "INPUT.CROP.ENABLED")]),
+        ("SOLVER.AMP.DTYPE float16 SOLVER.AMP.ENABLED True", []),
+        ("RECIPE.EPOCHS 3 SEED 5", []),
+    ],
+)
+def test_a_given_key_that_nothing_reads_is_named_with_what_it_needs(opts, expected, caplog):
+    DetectionTask.read(parser().parse_args([*_FILE, *opts.split()]))
+    said = [record.getMessage() for record in caplog.records if "Nothing reads" in record.msg]
+    assert len(said) == len(expected)
+    for words, keys in zip(said, expected, strict=True):
+        assert all(key in words for key in keys)

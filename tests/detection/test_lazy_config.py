@@ -19,6 +19,7 @@ from detectron2.modeling.backbone.regnet import SimpleStem
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from lambda_det.config import FIXED, FREE, on_resume
 from lambda_det.detection import DetectionTask, load_lazy_config
 from lambda_det.detection.data import register_shapes
 from lambda_det.detection.lazy import dump_lazy, read_saved
@@ -151,9 +152,10 @@ def test_detrex_s_names_of_clipping_and_averaging():
     settings = DetectionTask(config).settings
     assert (settings.clipping.kind, settings.clipping.limit) == ("full_model", 0.1)
     assert settings.ema_decay == 0.99
-    fixed_keys = DetectionTask(config).fixed_keys
-    assert "train.model_ema.enabled" in fixed_keys and "train.model_ema.decay" in fixed_keys
-    assert "train.model_ema.use_ema_weights_for_eval_only" not in fixed_keys
+    keys = DetectionTask(config).on_resume
+    average = {name: on_resume(keys, f"train.model_ema.{name}") for name in ("enabled", "decay")}
+    assert average == {"enabled": FIXED, "decay": FIXED}
+    assert on_resume(keys, "train.model_ema.use_ema_weights_for_eval_only") == FREE
     for impossible in (0.0, "0.1", None, True):
         config.train.clip_grad.params.max_norm = impossible
         with pytest.raises(ConfigError, match=r"train\.clip_grad\.params\.max_norm"):

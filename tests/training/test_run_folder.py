@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from detectron2.config import get_cfg
 
-from lambda_det.config import add_lambda_config
+from lambda_det.config import FIXED, FREE, add_lambda_config, on_resume
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
 from lambda_det.training.run_folder import (
@@ -19,7 +19,6 @@ from lambda_det.training.run_folder import (
     cut_metrics,
     save_config,
 )
-from lambda_det.training.settings import FixedKeys
 
 
 @pytest.fixture
@@ -181,6 +180,8 @@ def test_cut_metrics(tmp_path):
 
 
 def test_a_key_is_fixed_by_its_whole_name():
-    keys = FixedKeys(names=("SOLVER.WEIGHT_DECAY",), but_not=())
-    assert "SOLVER.WEIGHT_DECAY" in keys and "SOLVER.WEIGHT_DECAY.X" in keys
-    assert "SOLVER.WEIGHT_DECAY_NORM" not in keys
+    keys = {"SOLVER.WEIGHT_DECAY": FIXED}
+    assert (
+        on_resume(keys, "SOLVER.WEIGHT_DECAY") == on_resume(keys, "SOLVER.WEIGHT_DECAY.X") == FIXED
+    )
+    assert on_resume(keys, "SOLVER.WEIGHT_DECAY_NORM") == on_resume(keys, "SOLVER") == FREE

@@ -8,7 +8,7 @@ import os
 import threading
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
@@ -29,7 +29,6 @@ from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.hooks import SpeedAndMemory, peak_gigabytes
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.run_lock import RunLock
-from lambda_det.training.settings import FixedKeys
 from lambda_det.training.task import RAW, Task
 from lambda_det.training.trainer import STATISTICS_SEED, Trainer
 from tests.reliability.runs import content, differences, metrics
@@ -80,7 +79,7 @@ class _AtStep(HookBase):
 class ToyTask(Task):
     """A regression whose checkpoints, averages and statistics are those of any task."""
 
-    fixed_keys = sample_keys = FixedKeys(())
+    on_resume = MappingProxyType({})
     metrics = ("toy/score",)
 
     def __init__(self, folder, work=None, **changes):

@@ -6,8 +6,8 @@ Xie et al. (2020), Section 2; their code adds both losses up as :meth:`Student.f
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from lambda_det.classification.config import get_classification_config, load_rec
 from lambda_det.classification.data import LabelledTrainLoader
 from lambda_det.classification.model import PixelClassifier, build_classifier
 from lambda_det.classification.task import ClassificationTask
+from lambda_det.config import FREE
 from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import ConfigFile
 from noisy_student.pseudo_labels import PseudoLabelSource
@@ -132,13 +133,12 @@ class StudentTask(ClassificationTask):
         pseudo: the images with a teacher's labels; None where nothing is trained.
     """
 
-    fixed_keys = dataclasses.replace(
-        ClassificationTask.fixed_keys,
-        but_not=(
-            *ClassificationTask.fixed_keys.but_not,
-            "DATA.PSEUDO_IMAGES",
-            "DATA.PSEUDO_LABELS",
-        ),
+    on_resume = MappingProxyType(
+        {
+            **ClassificationTask.on_resume,
+            "DATA.PSEUDO_IMAGES": FREE,
+            "DATA.PSEUDO_LABELS": FREE,
+        }
     )
     pseudo: PseudoLabelSource | None = None
 
