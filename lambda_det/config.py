@@ -84,6 +84,7 @@ def check(key: str, value: Any, rule: Rule) -> None:
         raise ConfigError(f"{key} is {value!r}; it must be {words}.")
 
 
+PRECISION = one_of("float32", "bfloat16")  # of an evaluation
 # Whether a resumed run may change a key: no, because the weights, their average or the state of the
 # optimiser depend on it; with a warning that the samples are others; yes
 FIXED, SAMPLES, FREE = "fixed", "samples", "free"
@@ -325,7 +326,7 @@ KEYS: dict[str, Key] = {
     "TEST.RAW": Key(True, setting="evaluate_raw", needs="SOLVER.EMA_DECAY"),
     # The precision of evaluation and prediction: "float32" or "bfloat16". TEST.AUG computes in
     # float32 with either.
-    "TEST.PRECISION": Key("float32", setting="test_precision"),
+    "TEST.PRECISION": Key("float32", PRECISION, "test_precision"),
     # The most images of one size that each process evaluates together. Images of other sizes are
     # never padded to them, so the results are those of single images, up to rounding.
     "TEST.IMS_PER_BATCH": Key(1, POSITIVE),
@@ -336,11 +337,9 @@ KEYS: dict[str, Key] = {
 # Detectron2's own keys, and sections. A rule stands where Detectron2 takes a value without a word,
 # and would train or find nothing with it, or would refuse it after hours.
 KEYS |= {
-    "MODEL": Key(on_resume=FIXED),
     "MODEL.DEVICE": Key(setting="device", on_resume=FREE),
     "MODEL.WEIGHTS": Key(setting="weights", lazy="train.init_checkpoint", on_resume=FREE),
     "INPUT": Key(on_resume=SAMPLES),
-    "INPUT.FORMAT": Key(on_resume=FIXED),
     "INPUT.MIN_SIZE_TEST": Key(rule=NOT_NEGATIVE, on_resume=FREE),
     "INPUT.MAX_SIZE_TEST": Key(rule=POSITIVE, on_resume=FREE),
     "DATASETS": Key(on_resume=SAMPLES),
@@ -353,7 +352,6 @@ KEYS |= {
     "CUDNN_BENCHMARK": Key(setting="cudnn_benchmark"),
     "SEED": Key(None, _SEED, "seed", on_resume=FIXED),
     "SOLVER.BASE_LR": Key(None, _RATE, "base_lr", "optimizer.lr", is_scaled=True, on_resume=FIXED),
-    "SOLVER.BIAS_LR_FACTOR": Key(on_resume=FIXED),
     "SOLVER.CHECKPOINT_PERIOD": Key(
         None, POSITIVE, "checkpoint_period", "train.checkpointer.period"
     ),
@@ -375,14 +373,9 @@ KEYS |= {
         on_resume=FIXED,
     ),
     "SOLVER.MAX_ITER": Key(None, NOT_NEGATIVE, "max_iter", is_scaled=True),
-    "SOLVER.MOMENTUM": Key(on_resume=FIXED),
-    "SOLVER.NESTEROV": Key(on_resume=FIXED),
     "SOLVER.REFERENCE_WORLD_SIZE": Key(setting="reference_world_size"),
     "SOLVER.STEPS": Key(setting="lr_steps", is_scaled=True),
     "SOLVER.WARMUP_ITERS": Key(setting="warmup_iters", is_scaled=True),
-    "SOLVER.WEIGHT_DECAY": Key(on_resume=FIXED),
-    "SOLVER.WEIGHT_DECAY_BIAS": Key(on_resume=FIXED),
-    "SOLVER.WEIGHT_DECAY_NORM": Key(on_resume=FIXED),
     "TEST.EVAL_PERIOD": Key(setting="eval_period", is_scaled=True),
 }
 _BY_RULE: dict[Rule, tuple[str, ...]] = {
@@ -452,6 +445,17 @@ _BY_RULE: dict[Rule, tuple[str, ...]] = {
     ),
 }
 KEYS |= {key: Key(rule=rule) for rule, keys in _BY_RULE.items() for key in keys}
+_FIXED = (
+    "MODEL",
+    "INPUT.FORMAT",
+    "SOLVER.BIAS_LR_FACTOR",
+    "SOLVER.MOMENTUM",
+    "SOLVER.NESTEROV",
+    "SOLVER.WEIGHT_DECAY",
+    "SOLVER.WEIGHT_DECAY_BIAS",
+    "SOLVER.WEIGHT_DECAY_NORM",
+)
+KEYS |= {key: Key(on_resume=FIXED) for key in _FIXED}
 
 
 def add_lambda_config(cfg: CN) -> None:

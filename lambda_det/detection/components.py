@@ -148,17 +148,7 @@ def of_yaml(cfg: CfgNode) -> Components:
     Raises:
         ConfigError: a value cannot be.
     """
-    for key, row in KEYS.items():
-        if row.rule and not row.setting:  # the others are checked as settings
-            check(key, attrgetter(key)(cfg), row.rule)
-    crop = cfg.INPUT.CROP
-    if crop.ENABLED and (rule := _CROPS.get(crop.TYPE.partition("_")[0])):
-        check("INPUT.CROP.SIZE", crop.SIZE, rule)
-    if len(cfg.MODEL.PIXEL_MEAN) != len(cfg.MODEL.PIXEL_STD):
-        raise ConfigError(
-            f"MODEL.PIXEL_MEAN is {cfg.MODEL.PIXEL_MEAN} and MODEL.PIXEL_STD "
-            f"{cfg.MODEL.PIXEL_STD}; give a number of each for each channel."
-        )
+    _check_values(cfg)
 
     def check_data(train: bool) -> None:
         data.check_datasets(cfg, train=train, test=not train or len(cfg.DATASETS.TEST) > 0)
@@ -201,6 +191,21 @@ def of_yaml(cfg: CfgNode) -> Components:
         test_keys=_TEST_FILES if cfg.DATASETS.TEST_JSON else ("DATASETS.TEST.",),
         advice=_ADVICE,
     )
+
+
+def _check_values(cfg: CfgNode) -> None:
+    """Refuse values that the table of keys does not allow, and some that do not go together."""
+    for key, row in KEYS.items():
+        if row.rule and not row.setting:  # the others are checked as settings
+            check(key, attrgetter(key)(cfg), row.rule)
+    crop = cfg.INPUT.CROP
+    if crop.ENABLED and (rule := _CROPS.get(crop.TYPE.partition("_")[0])):
+        check("INPUT.CROP.SIZE", crop.SIZE, rule)
+    if len(cfg.MODEL.PIXEL_MEAN) != len(cfg.MODEL.PIXEL_STD):
+        raise ConfigError(
+            f"MODEL.PIXEL_MEAN is {cfg.MODEL.PIXEL_MEAN} and MODEL.PIXEL_STD "
+            f"{cfg.MODEL.PIXEL_STD}; give a number of each for each channel."
+        )
 
 
 def _test_augmentations(cfg: CfgNode) -> AugmentationList:

@@ -115,22 +115,6 @@ class TolerantCOCOEvaluator(COCOEvaluator):
     def counted_detections(self) -> int:
         return self._max_dets_per_image[-1]
 
-    def most_in_a_tile(self, tiling: Tiling) -> int:
-        """The largest number of objects that one tile shows, whole or in part."""
-        boxes: dict[int, list[list[float]]] = {}
-        for one in self._coco_api.anns.values():
-            if not one.get("iscrowd"):
-                boxes.setdefault(one["image_id"], []).append(one["bbox"])
-        most = 0
-        for number, of_image in boxes.items():
-            image = self._coco_api.imgs[number]
-            x0, y0, width, height = np.array(of_image).T
-            for tile in tiling.tiles(image["height"], image["width"]):
-                across = (x0 < tile.x1) & (x0 + width > tile.x0)
-                along = (y0 < tile.y1) & (y0 + height > tile.y0)
-                most = max(most, int(np.count_nonzero(across & along)))
-        return most
-
     def process(self, inputs, outputs):
         """As Detectron2's method, also for masks that are run lengths already."""
         for image, output in zip(inputs, outputs, strict=True):
@@ -351,8 +335,8 @@ def build_evaluator(
         if "segm" in tasks and "instances" in measured and not has_masks(dataset_name):
             tasks = tuple(task for task in tasks if task != "segm")
             logger.warning(f"No object of {dataset_name} has a mask, so only boxes get an AP.")
-        kept = cfg.TEST.DETECTIONS_PER_IMAGE
-        instances = partial(_instances, kept=kept, tiling=tiling, tasks=tasks)
+        kept = None if tiling else cfg.TEST.DETECTIONS_PER_IMAGE
+        instances = partial(_instances, kept=kept, tasks=tasks)
         makers = {
             "instances": partial(instances, kpt_oks_sigmas=sigmas),
             "semantic": _MaskEvaluator,
@@ -363,17 +347,19 @@ def build_evaluator(
     return WholeImages(made) if tiling else made
 
 
-def _instances(
-    dataset_name: str, *, kept: int, tiling: Tiling | None, **options: Any
-) -> TolerantCOCOEvaluator:
-    """An evaluator, with a warning where the detector keeps fewer detections than it has to."""
+def _instances(dataset_name: str, *, kept: int | None, **options: Any) -> TolerantCOCOEvaluator:
+    """An evaluator, with a warning where the detector keeps fewer detections than it has to.
+
+    Args:
+        dataset_name, options: of the evaluator.
+        kept: detections that the detector keeps of an image; None of tiles, which have fewer
+            objects than their image.
+    """
     evaluator = TolerantCOCOEvaluator(dataset_name, **options)
-    what, needed = "image", evaluator.counted_detections
-    if tiling:
-        what, needed = "tile", evaluator.most_in_a_tile(tiling)
-    if kept < needed:
+    needed = evaluator.counted_detections
+    if kept is not None and kept < needed:
         logger.warning(
-            f"One {what} of {dataset_name} has up to {needed} objects, and the detector keeps "
+            f"One image of {dataset_name} has up to {needed} objects, and the detector keeps "
             f"{kept} detections: raise TEST.DETECTIONS_PER_IMAGE."
         )
     return evaluator

@@ -13,8 +13,6 @@ from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.registration import is_coco
 from lambda_det.detection.tiles import Tiling
 
-__all__ = ["BOXES", "LOSSES", "MASKS", "cost_of_image", "number_of_images"]
-
 # Measured with the light recipe on two cores: 17 photographs with tomatoes (boxes) 0.63, and 108
 # facades of 1024x1024 with ten polygons each, whose masks are pasted and compared, 2.8
 BOXES, MASKS, LOSSES = 0.7, 3.0, 0.7

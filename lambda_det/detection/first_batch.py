@@ -17,8 +17,6 @@ from torch.utils.hooks import RemovableHandle
 
 from lambda_det.errors import reason
 
-__all__ = ["FILE", "FirstBatch"]
-
 logger = logging.getLogger(__name__)
 
 FILE = "first_batch.jpg"

@@ -21,11 +21,10 @@ from detectron2.structures import Instances
 from detectron2.utils import comm
 from torch import Tensor, nn
 
-from lambda_det.config import check, leaves
+from lambda_det.config import PRECISION, check, leaves
 from lambda_det.cpu.accelerate import accelerate, use_channels_last
 from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
 from lambda_det.detection.registry import ARCHITECTURES
-from lambda_det.errors import ConfigError
 from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.native import missing
@@ -131,7 +130,7 @@ def for_inference(
     Raises:
         ConfigError: there is no such precision.
     """
-    check_precision(precision)
+    check("TEST.PRECISION", precision, PRECISION)
     model = fold_norms(model)
     if channels_last:
         use_channels_last(model)
@@ -151,16 +150,6 @@ def for_inference(
     autocast = torch.autocast(next(model.parameters()).device.type, torch.bfloat16)
     model.forward = autocast(model.forward)
     return model
-
-
-def check_precision(precision: str, key: str = "TEST.PRECISION") -> None:
-    """Refuse a precision that inference does not have.
-
-    Raises:
-        ConfigError: it is not one of float32 and bfloat16; the message has the ``key``.
-    """
-    if precision not in ("float32", "bfloat16"):
-        raise ConfigError(f"{key} is {precision!r}; it can be float32 or bfloat16.")
 
 
 def _without_autocast(predict: Callable[..., T]) -> Callable[..., T]:

@@ -14,8 +14,6 @@ from lambda_det.detection.data.label_files import polygons
 from lambda_det.detection.data.truth import runs_of
 from lambda_det.detection.merging import area, runs
 
-__all__ = ["RunMasks"]
-
 
 class RunMasks:
     """The masks of an image as run lengths, which become pixels one at a time.

@@ -41,15 +41,6 @@ from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.loading import load, read_weights
 from lambda_det.weights.provenance import BEST_SCORES, RUN, Origin, recorded_network
 
-__all__ = [
-    "SavedRun",
-    "add_checkpoint_flags",
-    "open_run",
-    "run_of_checkpoint",
-    "usable_score",
-    "with_network",
-]
-
 # Keys of the weights that a training starts from; a run's own weights are in its checkpoints
 _WEIGHTS = ("MODEL.WEIGHTS", "train.init_checkpoint")
 _CONFIGURATIONS = (".yaml", ".yml", ".py")  # the endings of configuration files

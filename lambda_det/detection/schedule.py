@@ -15,7 +15,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambda_det.config import KEYS
-from lambda_det.detection.model import check_precision
 from lambda_det.errors import ConfigError
 from lambda_det.training import schedules
 from lambda_det.training.log import log_table, show
@@ -49,10 +48,6 @@ class DetectionSettings(Settings):
     test_precision: str = "float32"
     channels_last: bool = True
     compile: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_precision(self.test_precision, self.key("test_precision"))
 
     def of_a_step(self) -> dict[str, Any]:
         return super().of_a_step() | {"base_lr": self.base_lr}

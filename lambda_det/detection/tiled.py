@@ -13,8 +13,6 @@ from lambda_det.detection.merging import Detections, merge, runs
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.tiles import Tile
 
-__all__ = ["WholeImage", "WholeImages"]
-
 
 class WholeImage:
     """The instances of one image, collected from its tiles.

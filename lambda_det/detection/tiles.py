@@ -16,8 +16,6 @@ from lambda_det.modeling.specs import STRIDE
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
-__all__ = ["Tile", "Tiling", "why_not_cut"]
-
 
 class Tile(NamedTuple):
     """A rectangle of an image, in its pixels; ``x1`` and ``y1`` are not part of it."""

@@ -23,8 +23,6 @@ _RULES: dict[str, Rule] = {
     "log_period": POSITIVE,
     **{row.setting: row.rule for row in KEYS.values() if row.setting and row.rule},
 }
-# What an evaluation alone does not need
-_RULES_OF_TRAINING: dict[str, Rule] = {"max_iter": POSITIVE}
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,7 @@ class Settings:
         Raises:
             ConfigError: nothing can be trained with a setting, with which there can be evaluations.
         """
-        for name, rule in _RULES_OF_TRAINING.items():
-            check(self.key(name), getattr(self, name), rule)
+        check(self.key("max_iter"), self.max_iter, POSITIVE)
 
     def of_a_step(self) -> dict[str, Any]:
         """The settings that decide which images a step takes, by name; a resumed run keeps them."""

@@ -12,8 +12,6 @@ from lambda_det.detection.prediction.predictor import Prediction
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.files import replace_text, writing_to
 
-__all__ = ["Annotations"]
-
 
 class Annotations:
     """Collects predictions, and writes them as one file of images, annotations and categories.

@@ -35,8 +35,6 @@ from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, counted, listed, printable
 from lambda_det.files import SUFFIXES, relative_path, writing_to
 
-__all__ = ["Collector", "Input", "Outcome", "plan_dataset", "plan_files", "predict"]
-
 logger = logging.getLogger(__name__)
 
 VIDEO_SUFFIXES = frozenset([".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"])

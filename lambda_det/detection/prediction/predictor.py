@@ -36,8 +36,6 @@ from lambda_det.errors import ConfigError, UserError, printable
 from lambda_det.files import refuse_existing, writing_to
 from lambda_det.weights.provenance import Origin
 
-__all__ = ["DEFAULT_THRESHOLD", "Prediction", "Predictor", "counts_in_words", "read_bgr"]
-
 logger = logging.getLogger(__name__)
 
 ImageLike = str | os.PathLike | np.ndarray

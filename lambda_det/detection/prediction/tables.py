@@ -11,8 +11,6 @@ from pathlib import Path
 from lambda_det.detection.prediction.predictor import Prediction
 from lambda_det.files import replace_text, writing_to
 
-__all__ = ["Tables", "counts_file"]
-
 # Digits after the point, as in annotations
 _DIGITS = {"score": 5, "x0": 2, "y0": 2, "x1": 2, "y1": 2, "area": 2}
 
