@@ -46,7 +46,7 @@ from lambda_det.distributed.connection import on_main_process
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.precision import Precision
-from lambda_det.training.schedules import check_rate
+from lambda_det.training.schedules import check_rate, warn_of_unread
 from lambda_det.training.settings import YAML_KEYS, Settings, read_yaml
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.version import __version__
@@ -117,7 +117,10 @@ class ClassificationTask(Task):
     # ------------------------------------------------------------------------------- configuration
     @classmethod
     def read(cls, args: argparse.Namespace, file: ConfigFile | None = None) -> ClassificationTask:
-        return cls(load_recipe(args, file=file))
+        cfg = load_recipe(args, file=file)
+        needs = {"INPUT.RANDAUGMENT.MAGNITUDE": "INPUT.RANDAUGMENT.LAYERS"}
+        warn_of_unread(cfg, args.opts or (), "SCHEDULE", needs)
+        return cls(cfg)
 
     @property
     def device(self) -> tuple[str, str]:

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -20,7 +19,6 @@ from lambda_det.config import KEYS, add_lambda_config, leaves
 from lambda_det.detection.registry import HEADS
 from lambda_det.errors import ConfigError, reason
 from lambda_det.training.config_file import ConfigFile, read_config
-from lambda_det.training.schedules import unread_keys
 
 logger = logging.getLogger(__name__)
 
@@ -197,32 +195,6 @@ def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:
         lacking = dict(leaves(added)).keys() - dict(leaves(cfg)).keys()
         if lacking and (named or unknown & lacking):  # or values of a file would be lost
             add_keys(cfg)
-
-
-def warn_of_unread(cfg: CfgNode, opts: Sequence[str]) -> None:
-    """Name the keys of a command line that nothing reads, because of the values of other keys."""
-    of_others = unread_keys(cfg.SOLVER, "LR_SCHEDULER_NAME")
-    for key in opts[::2]:
-        needed = _needed(cfg, key)
-        if key in of_others:
-            needed = "another SOLVER.OPTIMIZER or SOLVER.LR_SCHEDULER_NAME"
-        elif not needed or attrgetter(needed)(cfg):
-            continue
-        logger.warning(
-            f"Nothing reads {key} without {needed}: set that as well, or leave {key} out"
-        )
-
-
-def _needed(cfg: CfgNode, key: str) -> str:
-    """The key that has to be on where another one is read: that of the table, or ENABLED beside it;
-    "" for none.
-    """
-    section, _, name = key.rpartition(".")
-    if key in KEYS and KEYS[key].needs:
-        return KEYS[key].needs
-    has_switch = section and name != "ENABLED" and "ENABLED" in attrgetter(section)(cfg)
-    # a recipe that was derived is off, and its keys were read
-    return f"{section}.ENABLED" if has_switch and section != "RECIPE" else ""
 
 
 def with_projects(cfg: CfgNode) -> CfgNode:

@@ -23,11 +23,11 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 from torch.optim import Optimizer
 
+from lambda_det.config import KEYS
 from lambda_det.detection.components import Components, of_yaml
 from lambda_det.detection.config import (
     load_config,
     load_with_data,
-    warn_of_unread,
     with_projects,
 )
 from lambda_det.detection.data import classes, register_json_datasets
@@ -54,6 +54,7 @@ from lambda_det.modeling.compilation import why_not
 from lambda_det.training.config_file import LAZY, ConfigFile, kind_of
 from lambda_det.training.log import ONLY_IN_FILE
 from lambda_det.training.precision import Precision
+from lambda_det.training.schedules import warn_of_unread
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.weights.provenance import BEST_SCORES, RUN, PixelSettings
 
@@ -173,7 +174,8 @@ class DetectionTask(Task):
             is_program = isinstance(config, DictConfig)
             task = cls(config, partial(load_lazy_config, args) if is_program else None)
         if isinstance(task.config, CfgNode):
-            warn_of_unread(task.config, args.opts or ())
+            needs = {key: row.needs for key, row in KEYS.items() if row.needs}
+            warn_of_unread(task.config, args.opts or (), "LR_SCHEDULER_NAME", needs)
         return task
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:

@@ -7,12 +7,14 @@ that all tasks have.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +37,7 @@ __all__ = [
     "check_solver",
     "optimizer_of",
     "schedule_of",
+    "warn_of_unread",
 ]
 
 logger = logging.getLogger(__name__)
@@ -300,16 +303,37 @@ def schedule_of(solver: CfgNode, key: str) -> Schedule:
     return usable[solver[key]]
 
 
-def unread_keys(solver: CfgNode, key: str) -> set[str]:
-    """The keys of SOLVER that only another optimiser or schedule than the chosen ones reads.
+def warn_of_unread(
+    cfg: CfgNode, opts: Sequence[str], schedule: str, needs: Mapping[str, str]
+) -> None:
+    """Name the keys of a command line that nothing reads, because of the values of other keys.
 
     Args:
-        solver: the section SOLVER.
-        key: of SOLVER, which names the schedule.
+        cfg: with these keys.
+        opts: keys and values in turn.
+        schedule: the key of SOLVER that names the schedule.
+        needs: by a key, the one that has to be on where it is read. Others need the ENABLED of
+            their section, if it has one.
     """
-    read = {*optimizer_of(solver).keys, *schedule_of(solver, key).keys}
+    chosen: set[str] = set()
     rows = (*OPTIMIZERS.values(), *SCHEDULES.values())
-    return {f"SOLVER.{name}" for row in rows for name in row.keys.keys() & solver.keys() - read}
+    with contextlib.suppress(ConfigError):  # which is raised where they are made
+        chosen = {*optimizer_of(cfg.SOLVER).keys, *schedule_of(cfg.SOLVER, schedule).keys}
+    for key in opts[::2]:
+        section, _, name = key.rpartition(".")
+        if chosen and section == "SOLVER" and name not in chosen:
+            if any(name in row.keys for row in rows):
+                _say_unread(key, f"another SOLVER.OPTIMIZER or SOLVER.{schedule}")
+        # a recipe that was derived is off, and its keys were read
+        elif section and section != "RECIPE":
+            has_switch = "ENABLED" in attrgetter(section)(cfg)
+            needed = needs.get(key, f"{section}.ENABLED" if has_switch else key)
+            if needed != key and not attrgetter(needed)(cfg):
+                _say_unread(key, needed)
+
+
+def _say_unread(key: str, needed: str) -> None:
+    logger.warning(f"Nothing reads {key} without {needed}: set that as well, or leave {key} out")
 
 
 def check_solver(solver: CfgNode) -> None:

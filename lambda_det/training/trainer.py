@@ -287,8 +287,9 @@ class Trainer(TrainerBase):
                 # checkpoint, lower ``max_iter``, set learning rates and change weights. It must
                 # leave the model in training mode, ``iter`` as it is, and the batches to the
                 # loader. Random numbers that it draws change no step, because each batch has its
-                # own seed. Its ``state_dict`` is saved and restored with the run. For another loss,
-                # wrap the model in ``Task.build_model``.
+                # own seed. Its ``state_dict`` is saved and restored with the run. A loss of a
+                # head is a class of that head; for one of the whole model, wrap the model in
+                # ``Task.build_model``.
                 while self.iter < self.max_iter:
                     self.before_step()
                     limit_waiting(IN_STEPS if self.iter > self.start_iter else AT_LENGTH)

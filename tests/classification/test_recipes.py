@@ -11,6 +11,7 @@ from lambda_det.classification import load_recipe, parser
 from lambda_det.classification.config import check_ranges, get_classification_config
 from lambda_det.classification.model import build_classifier, model_options
 from lambda_det.classification.schedule import EpochSchedule, peak_learning_rate, plan_training
+from lambda_det.classification.task import ClassificationTask
 from lambda_det.config import leaves
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.specs import SPECS
@@ -180,3 +181,17 @@ def test_numbers_that_no_training_can_have(key):
         (cfg[section] if section else cfg)[name] = value
         with pytest.raises(ConfigError, match=f"^{key} is "):
             check_ranges(cfg)
+
+
+def test_given_keys_that_nothing_reads_are_named_with_what_they_need(caplog):
+    unread = {
+        "SOLVER.DECAY": ("0.9", "SOLVER.SCHEDULE"),  # of another schedule
+        "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": ("0.5", "SOLVER.CLIP_GRADIENTS.ENABLED"),
+        "INPUT.RANDAUGMENT.MAGNITUDE": ("9", "INPUT.RANDAUGMENT.LAYERS"),
+    }
+    pairs = [word for key, (value, _) in unread.items() for word in (key, value)]
+    ClassificationTask.read(parser().parse_args([*pairs, "SOLVER.MOMENTUM", "0.8"]))
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len(unread)
+    for words, (key, (_, needed)) in zip(said, unread.items(), strict=True):
+        assert key in words and needed in words
