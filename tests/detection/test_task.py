@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lambda_det.config import FIXED, on_resume
 from lambda_det.detection import DetectionTask
 from lambda_det.detection import task as task_module
 from lambda_det.detection.config_files import get_config
@@ -174,4 +175,4 @@ def test_a_lazyconfig_s_run_stays_compiled_or_not():
     file = str(ROOT / "configs/mask_rcnn_lambdaresnet50.py")
     config = load_any_config(argparse.Namespace(config_file=file, opts=["train.compile=True"]))
     components = read_components(config)
-    assert components.settings.compile and "train.compile" in components.fixed_keys
+    assert components.settings.compile and on_resume(components.on_resume, "train.compile") == FIXED
