@@ -741,6 +741,13 @@ FAULTS = [
         "detection/prediction/test_predictor.py::test_the_best_and_averaged_weights_come_first",
     ),
     _fault(
+        "A run that Detectron2 trained alone",
+        "lambda_det/detection/saved_run.py",
+        "    if not beside.is_file():\n        raise WeightsError(",
+        "    if True:\n        raise WeightsError(",
+        "detection/test_detectron2_runs.py::test_it_is_predicted_and_exported",
+    ),
+    _fault(
         "A detector as one ONNX file",
         "lambda_det/export/detections.py",
         " & (classes[:, :, None] == classes[:, None])",
