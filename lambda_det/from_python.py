@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from lambda_det.cli import named_file, training_parser
 from lambda_det.detection.prediction import Predictor
 from lambda_det.errors import ConfigError, DataError, WeightsError
-from lambda_det.training.checkpoint_files import choose_checkpoint
 from lambda_det.training.command_line import quoted, run
-from lambda_det.training.logged import read_metrics
+from lambda_det.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -41,7 +40,7 @@ class Run:
             DataError: it is not the folder of a run.
         """
         self.folder = Path(folder)
-        if not (self.folder / "config.yaml").is_file():
+        if not RunFolder(folder).config_file.is_file():
             raise DataError(f"{folder} is not the folder of a run: it has no config.yaml.")
 
     def __repr__(self) -> str:
@@ -56,7 +55,7 @@ class Run:
         Raises:
             DataError: metrics.json is damaged.
         """
-        return read_metrics(self.folder)
+        return RunFolder(self.folder).metrics()
 
     @property
     def evaluations(self) -> list[dict[str, float]]:
@@ -81,7 +80,7 @@ class Run:
         Raises:
             WeightsError: there is no checkpoint yet.
         """
-        if not (found := choose_checkpoint(str(self.folder))):
+        if not (found := RunFolder(self.folder).choose()):
             raise WeightsError(f"{self.folder} has no checkpoint yet.")
         return found
 

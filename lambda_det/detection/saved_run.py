@@ -35,7 +35,7 @@ from lambda_det.detection.task import (
 from lambda_det.detection.tiles import Tiling
 from lambda_det.distributed.devices import check_device
 from lambda_det.errors import ConfigError, WeightsError
-from lambda_det.training.checkpoint_files import find_checkpoint
+from lambda_det.training.run_folder import find_checkpoint
 from lambda_det.training.task import EMA, RAW
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.loading import load, read_weights

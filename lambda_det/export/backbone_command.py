@@ -10,7 +10,7 @@ from typing import Any
 from lambda_det.detection.saved_run import add_checkpoint_flags, with_network
 from lambda_det.errors import ConfigError, command_parser, exit_status
 from lambda_det.export.backbone import export_backbone, extract_backbone, passes, read_source
-from lambda_det.training.checkpoint_files import find_checkpoint
+from lambda_det.training.run_folder import find_checkpoint
 from lambda_det.weights.backbone_file import check_target
 from lambda_det.weights.provenance import format_options, wanted_pixels
 from lambda_det.weights.public import is_public

@@ -40,8 +40,7 @@ from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import evaluate_run
 from lambda_det.own_data.report.reading import DRAWN, EVALUATION, Result, label_of, results_of
 from lambda_det.training.log import BufferedLog
-from lambda_det.training.logged import read_metrics
-from lambda_det.training.run_folder import refuse_other_run, save_config
+from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.task import EMA, RAW, Results
 from lambda_det.weights.loading import load
 
@@ -172,7 +171,7 @@ def evaluate(
             task.check_data(train=False)
             _remove_results(folder)
             log.open(str(folder))
-            save_config(task)
+            RunFolder(folder).save_config(task.dump())
             values = _evaluated(task, saved)
     results = _results(saved, folder, task, values, chosen.source if chosen else "")
     about = {
@@ -192,7 +191,7 @@ def _take_folder(folder: Path, *, is_named: bool) -> None:
     Raises:
         ConfigError: it holds a run, or it was named and this program did not write it.
     """
-    refuse_other_run(folder, "--output", resumes=False)
+    RunFolder(folder).refuse_other_run("--output", resumes=False)
     is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if is_named and not is_new and not (folder / MARK).is_file():
         raise ConfigError(
@@ -266,7 +265,7 @@ def _results(
         weights=str(saved.origin),
         data=f"{counted(len(files), 'image')} of {where}",
         results=results_of(metrics, averaged, is_wanted=DRAWN),
-        own=results_of(read_metrics(home), averaged, saved.origin.step, DRAWN),
+        own=results_of(RunFolder(home).metrics(), averaged, saved.origin.step, DRAWN),
         trained_on=trained_on,
         images=len(files),
         classes=classes,

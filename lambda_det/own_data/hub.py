@@ -25,8 +25,8 @@ from lambda_det.errors import (
     log_to_terminal,
     reason,
 )
-from lambda_det.training.checkpoint_files import PUSHED
 from lambda_det.training.config_file import ConfigFile
+from lambda_det.training.run_folder import PUSHED, RunFolder
 from lambda_det.weights.formats import WRITERS
 from lambda_det.weights.provenance import RUN, initial_weights
 from lambda_det.weights.public import fetch, is_public
@@ -114,14 +114,13 @@ def write_folder(
         repository: OWNER/NAME.
         folder: is made if necessary. Files of an earlier call are replaced.
         license: an identifier of the Hub.
-        checkpoint: as :func:`lambda_det.training.checkpoint_files.choose_checkpoint` takes it.
+        checkpoint: as :meth:`lambda_det.training.run_folder.RunFolder.choose` takes it.
 
     Raises:
         UserError: one sentence on what cannot work. The folder stays as it was.
     """
     # Matplotlib takes a second, and `import lambda_det` imports this module
     from lambda_det.own_data.report.reading import label_of, results_of
-    from lambda_det.training.logged import read_metrics
 
     if folder.is_dir() and (strange := {path.name for path in folder.iterdir()} - _OURS):
         raise ConfigError(f"{folder} holds {min(strange)}; give a folder that is empty.")
@@ -129,7 +128,7 @@ def write_folder(
     origin, content = opened.origin, opened.content
     if isinstance(opened.config, DictConfig):
         raise ConfigError(f"{run} is a run of a LazyConfig; detectors of YAML can be pushed.")
-    results = results_of(read_metrics(run), origin.averaged, origin.step)
+    results = results_of(RunFolder(run).metrics(), origin.averaged, origin.step)
     labels = {label_of(name, with_weights=False): r.value for name, r in results.items()}
     card = _card(repository, opened, labels, license)
     folder.mkdir(parents=True, exist_ok=True)

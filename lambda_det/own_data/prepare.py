@@ -36,8 +36,8 @@ from lambda_det.own_data.machine import Machine
 from lambda_det.own_data.run_data import FILE_KEYS, PreparedRun, keep_file, write_data
 from lambda_det.own_data.tile_choice import OF_TILES, TILES, ChosenTiles, choose_tiles
 from lambda_det.own_data.time_budget import STEPS, measure_step, seconds_of
-from lambda_det.training.checkpoint_files import refuse_no_run
 from lambda_det.training.log import show
+from lambda_det.training.run_folder import RunFolder
 from lambda_det.weights.provenance import recorded_network
 
 __all__ = ["prepare"]
@@ -174,7 +174,7 @@ def _check_choice(args: argparse.Namespace, folder: Path) -> None:
     """
     if args.eval_only or not (args.data or args.train_json):
         if args.resume:
-            refuse_no_run(folder)
+            RunFolder(folder).refuse_no_run()
         raise ConfigError(
             "--config FILE is missing, which names a file of yours or of configs/; with --data DIR "
             "or --train FILE --images DIR it follows from the data and the machine."

@@ -28,7 +28,7 @@ from lambda_det.own_data.data_files import Data, read_labels
 from lambda_det.own_data.flags import PARTS
 from lambda_det.own_data.held_out import Split
 from lambda_det.training.log import show
-from lambda_det.training.run_folder import refuse_other_run
+from lambda_det.training.run_folder import RunFolder
 
 __all__ = [
     "FILE_KEYS",
@@ -61,7 +61,7 @@ def write_data(args: argparse.Namespace, folder: Path, data: Data) -> dict[str, 
     if not data.parts:
         return {}
     if not args.resume and not args.eval_only:
-        refuse_other_run(folder)
+        RunFolder(folder).refuse_other_run()
         _refuse_folder_of_data(args, folder)
     keys, rest = {}, None
     for part, (file, images) in data.parts.items():

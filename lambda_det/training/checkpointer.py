@@ -6,26 +6,20 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from detectron2.checkpoint import DetectionCheckpointer
 from torch import nn
 
 from lambda_det.errors import WeightsError, listed
-from lambda_det.files import replace_file
-from lambda_det.training.checkpoint_files import (
-    check_checkpoint,
-    is_numbered,
-    last_checkpoint,
-    link_file,
-    point_to,
-    remove_old,
-    remove_temporary_files,
-)
+from lambda_det.files import TEMPORARY, replace_file, sync_folder
 from lambda_det.training.library_errors import writing
-from lambda_det.weights.formats import write_torch
+from lambda_det.training.run_folder import RunFolder, check_model, is_numbered
+from lambda_det.weights.formats import check_torch_file, write_torch
 from lambda_det.weights.loading import load, read_weights
 
 __all__ = ["SafeCheckpointer"]
@@ -108,8 +102,8 @@ class SafeCheckpointer(DetectionCheckpointer):
     def _point_to_own(self, path: str) -> None:
         folder, name = os.path.split(os.path.abspath(path))
         own = self.save_dir and folder == os.path.abspath(self.save_dir)
-        if own and self.save_to_disk and os.path.basename(last_checkpoint(folder)) != name:
-            point_to(folder, name)
+        if own and self.save_to_disk and os.path.basename(RunFolder(folder).last) != name:
+            RunFolder(folder).point_to(name)
 
     # -------------------------------------------------------------------------------------- saving
     def save(self, name: str, **extra: Any) -> None:
@@ -178,11 +172,40 @@ class SafeCheckpointer(DetectionCheckpointer):
         self._last = self._pool.submit(after)
 
     def _write(self, name: str, content: io.BytesIO, iteration: int | None) -> None:
-        path = os.path.join(self.save_dir, f"{name}.pth")
+        folder, path = RunFolder(self.save_dir), os.path.join(self.save_dir, f"{name}.pth")
         with writing(path):
-            remove_temporary_files(self.save_dir)
+            folder.remove_temporary_files()
             replace_file(path, lambda file: file.write(content.getbuffer()), check_checkpoint)
-            point_to(self.save_dir, f"{name}.pth")
+            folder.point_to(f"{name}.pth")
             if self._keep is not None:
                 others = self._keep if is_numbered(f"{name}.pth") else self._keep - 1
-                remove_old(self.save_dir, others, iteration)
+                folder.remove_old(others, iteration)
+
+
+def check_checkpoint(path: str | Path) -> None:
+    """Read a checkpoint of ours from end to end, and keep nothing of it.
+
+    Raises:
+        WeightsError: it is damaged, or is something else.
+        OSError: it is not there or cannot be read.
+    """
+    check_model(check_torch_file(path), path)
+
+
+def link_file(path: str | Path, link: str | Path) -> None:
+    """Give a file a second name, and replace what had that name; copy it where links are
+    impossible.
+    """
+    temporary = Path(f"{link}{TEMPORARY}")
+    temporary.unlink(missing_ok=True)
+    try:
+        try:
+            os.link(path, temporary)
+        except OSError:
+            shutil.copyfile(path, temporary)
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+        os.replace(temporary, link)
+        sync_folder(Path(link).parent)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from detectron2.config import CfgNode
 
 from lambda_det.config import CONFIGS, REMOVED_KEYS, leaves, read_plain
 from lambda_det.errors import ConfigError, reason, refused, suggest
+from lambda_det.training.run_folder import CONFIG, RunFolder
 
 __all__ = [
     "CLASSIFIER",
@@ -33,8 +34,6 @@ __all__ = [
 ZOO = (Path(detectron2.__file__).parent / "model_zoo" / "configs").resolve()
 # What a file describes: a training by nodes, or the training of a detector or classifier by keys
 LAZY, DETECTOR, CLASSIFIER = "LazyConfig", "detector", "classifier"
-# A config.yaml beside one of them is what a run or its evaluation recorded, or what was pushed
-_BESIDE_RECORDED = ("log.txt", "metrics.json", "last_checkpoint", "model.safetensors", "*.pth")
 
 
 class ConfigFile:
@@ -68,9 +67,7 @@ class ConfigFile:
     def is_recorded(self) -> bool:
         """Whether a run wrote it: into a checkpoint, or as the config.yaml of its folder."""
         path = Path(self.path)
-        is_of_folder = path.name == "config.yaml" and any(
-            any(path.parent.glob(name)) for name in _BESIDE_RECORDED
-        )
+        is_of_folder = path.name == CONFIG and RunFolder(path.parent).has_own_config
         return self._recorded is not None or is_of_folder
 
     @cached_property

@@ -15,7 +15,7 @@ from detectron2.utils import comm
 
 from lambda_det.distributed.leaving import leave_if_asked
 from lambda_det.errors import listed
-from lambda_det.training.logged import is_of_averaged_weights, plain_name
+from lambda_det.training.log import is_of_averaged_weights, plain_name
 from lambda_det.training.task import Results
 
 __all__ = ["Evaluation"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import statistics
 import sys
 import time
@@ -24,8 +23,8 @@ from detectron2.utils.events import (
 from tqdm.auto import tqdm
 
 from lambda_det.errors import counted, duration
-from lambda_det.training.logged import is_of_machine
-from lambda_det.training.run_folder import cut_metrics
+from lambda_det.training.log import is_of_machine
+from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.writers import make_writers
 
 try:
@@ -216,9 +215,9 @@ class RunWriter(HookBase):
             return
         trainer, settings = self.trainer, self.trainer.settings
         written = self._resumed.get("written", trainer.start_iter - 1)
-        cut_metrics(settings.output_dir, written + 1)
-        path = os.path.join(settings.output_dir, "metrics.json")
-        self._json = JSONWriter(path, window_size=1)
+        folder = RunFolder(settings.output_dir)
+        folder.cut_metrics(written + 1)
+        self._json = JSONWriter(str(folder.metrics_file), window_size=1)
         self._json._last_write = written  # the file has what is older
         self._files = [self._json, *make_writers(settings, written, trainer.task.dump())]
         printer = CommonMetricPrinter(trainer.max_iter, window_size=1)

@@ -11,10 +11,10 @@ from typing import Any
 
 from lambda_det.distributed.launch import MAIN_GUARD
 from lambda_det.errors import DataError, DiskError, UserError, WeightsError, disk_fault, reason
-from lambda_det.training.checkpoint_files import last_checkpoint
 from lambda_det.training.loading import LOADERS_START_BY
 from lambda_det.training.log import ONLY_IN_FILE
 from lambda_det.training.refused_values import REFUSALS, refused_value
+from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.settings import Settings
 
 __all__ = ["explained", "naming_keys", "writing"]
@@ -101,7 +101,7 @@ def _disk_error(what: str, error: BaseException, folder: str) -> DiskError:
 
 
 def _continuation(folder: str) -> str:
-    last = last_checkpoint(folder)
+    last = RunFolder(folder).last
     good = f"The last good checkpoint is {last}" if last else "There is no checkpoint yet"
     return f"{good}; the same command with --resume continues."
 

@@ -1,4 +1,8 @@
-"""The log of a process, on the screen and in log.txt."""
+"""The log of a process, on the screen and in log.txt, and the numbers that every training logs.
+
+To log another number, put it into the storage (``put_scalar``) and add it to the table here. Losses
+are not in the table: they have the names that the model gives them, with "loss" in each.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import inspect
 import logging
 import logging.handlers
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +22,18 @@ from tqdm import tqdm
 
 from lambda_det.errors import escape_record
 from lambda_det.files import replace_text
+from lambda_det.training.run_folder import LOG
 
 __all__ = [
     "ONLY_IN_FILE",
     "BufferedLog",
+    "is_loss",
+    "is_of_averaged_weights",
+    "is_of_machine",
     "kept_messages",
     "log_kept",
     "log_table",
-    "read_warnings",
+    "plain_name",
     "show",
 ]
 
@@ -48,9 +55,7 @@ _SHOWN = (
 _PACKAGE, _NUMBERS = "lambda_det", "detectron2.utils.events"
 # The "extra" of a record that stands in log.txt alone, such as results of a part of an evaluation
 ONLY_IN_FILE = {"only_in_file": True}
-_FILE = "log.txt"
 _LINE = "[%(asctime)s] %(name)s %(levelname)s: %(message)s"
-_WARNING = re.compile(r"\[[^\]]*\] [\w.]+ (?:WARNING|ERROR|CRITICAL): (.*)")
 
 
 class BufferedLog(logging.handlers.MemoryHandler):
@@ -85,7 +90,7 @@ class BufferedLog(logging.handlers.MemoryHandler):
             path = Path(folder, name)
             before = path.read_text("utf-8") if path.is_file() else ""
             replace_text(path, before + text)
-        path = Path(folder, f"{_FILE}.rank{rank}" if rank else _FILE)
+        path = Path(folder, f"{LOG}.rank{rank}" if rank else LOG)
         file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
         file.setFormatter(logging.Formatter(_LINE, "%m/%d %H:%M:%S"))
         for name in _LOGGERS:
@@ -183,28 +188,6 @@ def show(text: str) -> None:
     logger.info(text)
 
 
-def read_warnings(folder: str | Path) -> list[tuple[str, int]]:
-    """The warnings and errors in the log.txt of a run, with their counts, in their order.
-
-    Warnings that differ only in numbers, such as the number of a step, are counted together, and
-    the first one stands for all. Of a text of several lines it is the first line.
-
-    Args:
-        folder: of the run; without a log there are no warnings.
-    """
-    path = Path(folder, _FILE)
-    if not path.is_file():
-        return []
-    first: dict[str, str] = {}
-    counts: Counter[str] = Counter()
-    with path.open(encoding="utf-8", errors="backslashreplace") as lines:
-        for match in filter(None, map(_WARNING.match, lines)):
-            kind = re.sub(r"\d[\d.,]*", "0", match[1])
-            first.setdefault(kind, match[1])
-            counts[kind] += 1
-    return [(text, counts[kind]) for kind, text in first.items()]
-
-
 def log_table(title: str, rows: Iterable[tuple[Any, ...]]) -> None:
     """Log what the configuration has, what a rule makes of it, and why.
 
@@ -217,3 +200,43 @@ def log_table(title: str, rows: Iterable[tuple[Any, ...]]) -> None:
     texts = [(key, str(given), str(rule), why) for key, given, rule, why in rows]
     said = [(key, given, "" if rule == given else rule, why) for key, given, rule, why in texts]
     logger.info(f"{title}:\n{tabulate(said, head, disable_numparse=True)}")
+
+
+# ------------------------------------------------------------------------------------- its numbers
+# True where another machine measures another value. The other values follow from the steps: they
+# are kept over a resume, and compared between runs.
+_OF_MACHINE = {
+    "lr": False,
+    "grad_norm": False,
+    "skipped_steps": False,
+    "time": True,
+    "data_time": True,
+    "rank_data_time": True,
+    "eta_seconds": True,
+    "images_per_second": True,
+    "peak_memory": True,
+}
+
+
+# The last word may be of a class, whose name has any letters: bbox_EMA/AP-traffic light
+_AVERAGED = re.compile(r"_EMA/[^/]+$|/ema_\w+$")
+
+
+def is_of_machine(name: str) -> bool:
+    """Whether a value of the log depends on the machine: a time, a speed or its memory."""
+    return _OF_MACHINE.get(name, False)
+
+
+def is_loss(name: str) -> bool:
+    """Whether a value of the log is a loss, of training or ("validation/...") of a test set."""
+    return "loss" in name and name not in _OF_MACHINE
+
+
+def is_of_averaged_weights(name: str) -> bool:
+    """Whether a result of an evaluation is of averaged weights, such as "bbox_EMA/AP"."""
+    return bool(_AVERAGED.search(name))
+
+
+def plain_name(name: str) -> str:
+    """The name of a result without the word that it is of averaged weights."""
+    return re.sub(r"_EMA(?=/[^/]+$)", "", name)

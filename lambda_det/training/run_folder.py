@@ -1,170 +1,421 @@
-"""The folder of a run: it holds one run, and nothing of an older run is overwritten."""
+"""The folder of a run: where its parts are, how each is read, and which checkpoint counts."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
+import logging
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
+from filelock import FileLock, Timeout
 
-from lambda_det.config import FIXED, leaves, on_resume, read_plain
-from lambda_det.errors import ConfigError, listed, printable
-from lambda_det.files import replace_text
-from lambda_det.training.checkpoint_files import candidates, last_checkpoint
-from lambda_det.training.settings import Settings
-from lambda_det.training.task import Task
+from lambda_det.config import leaves, read_plain
+from lambda_det.errors import ConfigError, DataError, WeightsError, listed, printable
+from lambda_det.files import TEMPORARY, replace_text
+from lambda_det.weights.formats import read_checkpoint
 
-__all__ = [
-    "changed_keys",
-    "check_evaluation_folder",
-    "check_run_folder",
-    "config_origin",
-    "cut_metrics",
-    "describe_run",
-    "refuse_other_run",
-    "save_config",
-]
+logger = logging.getLogger(__name__)
+
+CONFIG, LOG, METRICS = "config.yaml", "log.txt", "metrics.json"
+PUSHED = "model.safetensors"  # the only weights in a folder that lambda-det push wrote
+_POINTER = "last_checkpoint"
+_FINAL = "model_final.pth"
+_BEST = "model_best.pth"
+_NUMBERED = re.compile(r"model_(\d{7,})\.pth")
+_ORIGIN = "# --config-file "  # the first line of a config.yaml
+_WARNING = re.compile(r"\[[^\]]*\] [\w.]+ (?:WARNING|ERROR|CRITICAL): (.*)")
+# Loader processes of a killed run hold its lock until they end as well
+_SECONDS_TO_LOCK = 2.0
+# On file systems without locks, newer versions of filelock would use a plain file as the lock,
+# which a killed run leaves behind
+_IS_NEW = "fallback_to_soft" in inspect.signature(FileLock.__init__).parameters
 
 Change = tuple[str, Any, Any]  # key, value in the saved config.yaml, value now
 
 
-def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
-    """Refuse to train in the folder of another run; write nothing.
+class Checkpoint(NamedTuple):
+    """A checkpoint of a run, read and verified.
 
-    Args:
-        task: gives the folder, and its configuration as it would be saved there.
-        resume: continue the run in the folder; a folder without a run is also accepted.
-
-    Returns:
-        What has changed in the configuration since the run was started.
-
-    Raises:
-        ConfigError: the folder cannot be written to, holds a run and ``resume`` is not set, or
-            holds a run of another configuration.
+    Attributes:
+        path: of the file.
+        content: the network's state dict under "model", the states of training beside it.
     """
-    key, folder = task.settings.key("output_dir"), _writable_folder(task.settings)
-    if not resume:
-        refuse_other_run(folder, key)
-    if not _holds_run(folder):
-        return []
-    weights = sorted(folder.glob("*.pth"), key=lambda path: path.stat().st_mtime)
-    if weights and not candidates(str(folder)):
-        # the checkpoints of a run have names by which they are found even if the pointer is lost
-        raise ConfigError(
-            f"{folder} holds {listed(path.name for path in weights)}, but no last_checkpoint that "
-            "names one to continue, and --resume would start over their run: write a name into "
-            f"{folder / 'last_checkpoint'}, or give another {key}."
+
+    path: str
+    content: dict[str, Any]
+
+
+class RunFolder:
+    """The folder of a run, which need not exist, or of an evaluation.
+
+    Attributes:
+        path: of the folder.
+        config_file, metrics_file: in it, where they are there.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = Path(path)
+        self.config_file, self.metrics_file = self.path / CONFIG, self.path / METRICS
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a training wrote into it."""
+        names = (_POINTER, METRICS, "*.pth")
+        return any(any(self.path.glob(name)) for name in names)
+
+    @property
+    def has_own_config(self) -> bool:
+        """Whether its config.yaml is of a run or an evaluation, or was pushed, and is no user's."""
+        written = self.holds_run or any((self.path / name).is_file() for name in (LOG, PUSHED))
+        return written and self.config_file.is_file()
+
+    def refuse_other_run(self, key: str = "OUTPUT_DIR", *, resumes: bool = True) -> None:
+        """Refuse to begin a run in a folder that holds one.
+
+        Args:
+            key: that names it.
+            resumes: whether the command has --resume.
+
+        Raises:
+            ConfigError: it holds a run.
+        """
+        if self.holds_run:
+            advice = f"add --resume to continue it, or give another {key}"
+            if not resumes:
+                advice = f"give another {key}"
+            raise ConfigError(f"{key} {self.path} already holds a run: {advice}.")
+
+    def describe(self) -> str:
+        """One line on where the results are, and how to look at them."""
+        where = (
+            f"Log, configuration, metrics and results are in {self.path}; lambda-det report "
+            f"{self.path} makes a page of them"
         )
-    changes = list(changed_keys(task.dump(), folder / "config.yaml"))
-    for changed, before, now in changes:
-        if on_resume(task.on_resume, changed) == FIXED:
+        return f"{where}; the last checkpoint is {self.last}" if self.last else where
+
+    # ------------------------------------------------------------------------------- configuration
+    def config(self) -> dict[str, Any]:
+        """The configuration that the run saved, as plain values.
+
+        Raises:
+            DataError: it is no folder of a run.
+        """
+        try:
+            config = read_plain(self.config_file.read_text("utf-8"))
+        except OSError as error:
+            raise DataError(
+                f"{self.path} is not the folder of a run: it has no {CONFIG}; give the OUTPUT_DIR "
+                "of a training or an evaluation."
+            ) from error
+        except (yaml.YAMLError, UnicodeDecodeError):
+            config = None
+        if not isinstance(config, dict):
+            raise DataError(f"{self.config_file} is not a saved configuration; fix it.")
+        return config
+
+    def changed_keys(self, config: str) -> Iterator[Change]:
+        """Yield the keys that differ between a configuration and the saved one, if there is one.
+
+        A key that only one of them has is a setting with its default, as of another version. Only
+        in a node of a LazyConfig, which calls its ``_target_``, it is an argument and so a
+        difference.
+
+        Args:
+            config: as YAML.
+
+        Raises:
+            ConfigError: the file is not a configuration.
+        """
+        if not self.config_file.exists():
+            return
+        try:
+            before = dict(leaves(read_plain(self.config_file.read_text("utf-8"))))
+        except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
             raise ConfigError(
-                f"--resume continues the run in {folder}, which has {changed} {before!r}; now it "
-                f"is {now!r}. Set it back, or give another {key}."
+                f"{self.config_file} is not a saved configuration; fix or remove it."
+            ) from error
+        after = dict(leaves(read_plain(config)))
+        for key in after | before:
+            then, now = before.get(key, _NOT_SET), after.get(key, _NOT_SET)
+            if then != now and (_NOT_SET not in (then, now) or _is_argument(key, before | after)):
+                yield key, then, now
+
+    def save_config(self, config: str, file: str | None = None) -> None:
+        """Write a configuration into the folder, which must be there.
+
+        Args:
+            config: as YAML.
+            file: that it was read from, which the first line names.
+        """
+        own = os.path.realpath(self.config_file)
+        if file and self.config_file.exists() and own == os.path.realpath(file):
+            file = self.config_origin()  # this is --resume with the run's own configuration
+        origin = f"{_ORIGIN}{printable(os.path.abspath(file))}\n" if file else ""
+        replace_text(self.config_file, origin + config)
+
+    def config_origin(self) -> str:
+        """The file that the configuration was read from; "" where config.yaml names none."""
+        with self.config_file.open(encoding="utf-8") as file:
+            first = file.readline().rstrip("\n")
+        return first.removeprefix(_ORIGIN) if first.startswith(_ORIGIN) else ""
+
+    # ----------------------------------------------------------------------------- metrics and log
+    def metrics(self) -> list[dict[str, float]]:
+        """The lines of metrics.json; none where there is no such file.
+
+        A last line that a kill cut short is left out.
+
+        Raises:
+            DataError: a line before it is none of a run.
+        """
+        if not self.metrics_file.is_file():
+            return []
+        texts = self.metrics_file.read_text("utf-8").splitlines()
+        metrics = []
+        for number, text in enumerate(texts, start=1):
+            try:
+                line = json.loads(text)
+                line["iteration"] + 1
+            except (ValueError, TypeError, KeyError) as error:
+                if number == len(texts):
+                    break
+                raise DataError(
+                    f"Line {number} of {self.metrics_file} has no values of a step."
+                ) from error
+            metrics.append(line)
+        return metrics
+
+    def cut_metrics(self, first_iteration: int) -> None:
+        """Drop from metrics.json the iterations that a resumed run computes again.
+
+        An incomplete last line is also dropped.
+        """
+        if not self.metrics_file.exists():
+            return
+        kept = []
+        for line in self.metrics_file.read_text("utf-8").splitlines():
+            try:
+                iteration = json.loads(line)["iteration"]
+            except (ValueError, KeyError, TypeError):
+                continue
+            if iteration < first_iteration:
+                kept.append(line + "\n")
+        replace_text(self.metrics_file, "".join(kept))
+
+    def warnings(self) -> list[tuple[str, int]]:
+        """The warnings and errors in log.txt, with their counts, in their order.
+
+        Warnings that differ only in numbers, such as the number of a step, are counted together,
+        and the first one stands for all. Of a text of several lines it is the first line. Without a
+        log there are none.
+        """
+        if not (self.path / LOG).is_file():
+            return []
+        first: dict[str, str] = {}
+        counts: Counter[str] = Counter()
+        with (self.path / LOG).open(encoding="utf-8", errors="backslashreplace") as lines:
+            for match in filter(None, map(_WARNING.match, lines)):
+                kind = re.sub(r"\d[\d.,]*", "0", match[1])
+                first.setdefault(kind, match[1])
+                counts[kind] += 1
+        return [(text, counts[kind]) for kind, text in first.items()]
+
+    # --------------------------------------------------------------------------------- checkpoints
+    @property
+    def last(self) -> str:
+        """The checkpoint that the pointer names; "" where it names none.
+
+        The file need be neither there nor whole: :meth:`read_newest` looks.
+        """
+        try:
+            name = (self.path / _POINTER).read_bytes().decode("utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+        # Detectron2 and we write the name of a file beside it, and nothing else
+        plain = name.isprintable() and os.path.basename(name) == name and name not in (".", "..")
+        return str(self.path / name) if name and plain and len(name) < 256 else ""
+
+    def choose(self, which: str = "best") -> str:
+        """The checkpoint that a user asks for; "" where there is none.
+
+        Args:
+            which: "best" for the best at the evaluations, or the last one where there is no
+                model_best.pth (in a folder of ``lambda-det push``, its weights); "last"; or the
+                number of steps after which it was saved.
+
+        Raises:
+            WeightsError: there is no checkpoint of that step, or ``which`` is something else.
+        """
+        if which == "last":
+            return self.last
+        if which == "best":
+            best, pushed = self.path / _BEST, self.path / PUSHED
+            return (
+                str(best)
+                if best.is_file()
+                else self.last or (str(pushed) if pushed.is_file() else "")
             )
-    return changes
+        # model_0000099.pth is saved after 100 steps
+        steps = {str(int(path.stem[6:]) + 1): path for path in self.numbered()}
+        if which not in steps:
+            raise WeightsError(
+                f"{self.path} has no checkpoint {which!r}; choose best, last, or one of the steps "
+                f"{listed(steps, 10)}."
+            )
+        return str(steps[which])
 
+    def find(self, which: str = "best") -> str:
+        """The checkpoint that a user asks for, which is there; see :meth:`choose`.
 
-def refuse_other_run(folder: Path, key: str = "OUTPUT_DIR", *, resumes: bool = True) -> None:
-    """Refuse to begin a run in a folder that holds one.
-
-    Args:
-        folder: that may exist.
-        key: that names it.
-        resumes: whether the command has --resume.
-
-    Raises:
-        ConfigError: it holds a run.
-    """
-    if _holds_run(folder):
-        advice = f"add --resume to continue it, or give another {key}"
-        if not resumes:
-            advice = f"give another {key}"
-        raise ConfigError(f"{key} {folder} already holds a run: {advice}.")
-
-
-def check_evaluation_folder(task: Task, weights: str) -> None:
-    """Refuse to overwrite the results of another run, or of other data; write nothing.
-
-    Args:
-        task: names the folder for the results, and the data.
-        weights: the file to evaluate.
-
-    Raises:
-        ConfigError: the folder cannot be written to, holds a run to which ``weights`` does not
-            belong, or holds results of other data.
-    """
-    key, folder = task.settings.key("output_dir"), _writable_folder(task.settings)
-    own = "://" not in weights and folder.resolve() in Path(weights).resolve().parents
-    if _holds_run(folder) and not own:
-        raise ConfigError(
-            f"{key} {folder} holds another run, whose results would be overwritten: {weights} is "
-            f"not of it; give another {key}."
+        Raises:
+            WeightsError: the folder has no such checkpoint.
+        """
+        self.refuse_no_run()
+        checkpoint = self.choose(which)
+        if Path(checkpoint).is_file():
+            return checkpoint
+        there = listed(file.name for file in sorted(self.path.glob("*.pth")))
+        what = "names no file"
+        if checkpoint:
+            what = f"names {Path(checkpoint).name}, which is not there"
+        raise WeightsError(
+            f"The {_POINTER} of {self.path} {what}; name a file of the folder ({there})."
         )
-    for changed, before, now in changed_keys(task.dump(), folder / "config.yaml"):
-        if f"{changed}.".startswith(task.test_keys) and not _are_one_file(before, now, folder):
-            raise ConfigError(
-                f"The results in {key} {folder} belong to {changed} {before!r}, and would be mixed "
-                f"with results of {now!r}: lambda-det evaluate {folder} evaluates on other "
-                f"data in a folder of their own; or give another {key}, with "
-                f"{task.settings.option('weights', weights)}."
+
+    def refuse_no_run(self) -> None:
+        """
+        Raises:
+            WeightsError: there is no checkpoint of any kind, so there is no run to go on with.
+        """
+        if not (self.last or any(self.path.glob("*.pth")) or (self.path / PUSHED).is_file()):
+            raise WeightsError(
+                f"{self.path} has no checkpoint: no training was started there, or it has saved "
+                f"none yet; start one with lambda-det train --data DIR --output {self.path}."
             )
 
+    def numbered(self, last: int | None = None) -> list[Path]:
+        """Checkpoints by their iteration, oldest first; up to iteration ``last`` if it is given.
 
-def _are_one_file(before: object, now: object, folder: Path) -> bool:
-    """Whether two places name one file: in another spelling, or moved together with the folder."""
-    if not (isinstance(before, str) and isinstance(now, str)):
-        return False
-    then, here = Path(before), Path(now)
-    if then.exists() and here.exists():
-        return then.samefile(here)
-    is_inside = here.resolve().is_relative_to(folder.resolve())
-    return is_inside and here.parts[-2:] == then.parts[-2:]
+        Later ones are there when somebody went back to an older one.
+        """
+        matches = ((path, _NUMBERED.fullmatch(path.name)) for path in self.path.glob("*.pth"))
+        steps = {path: int(match[1]) for path, match in matches if match}
+        kept = [path for path, step in steps.items() if last is None or step <= last]
+        return sorted(kept, key=steps.get)
+
+    def candidates(self) -> list[Path]:
+        """The checkpoints from which the run may be continued, best first.
+
+        These are the one that the pointer names, and those before it. Where the pointer names no
+        existing file, they are all of the run, the last written first.
+        """
+        if os.path.isfile(self.last):
+            named = Path(self.last)
+            match = _NUMBERED.fullmatch(named.name)
+            before = self.numbered(int(match[1]) if match else None)
+            return [named, *(path for path in reversed(before) if path.name != named.name)]
+        checkpoints = self.numbered()[::-1]
+        final = self.path / _FINAL
+        if final.is_file():
+            # A run that was made longer has numbered checkpoints that are newer.
+            newer = [path for path in checkpoints if path.stat().st_mtime > final.stat().st_mtime]
+            checkpoints = [*newer, final, *checkpoints[len(newer) :]]
+        return checkpoints
+
+    def read_newest(self) -> Checkpoint | None:
+        """Read the newest checkpoint that is whole; None where the run has none.
+
+        That is the one the pointer names, or the newest numbered one before it. A warning names
+        each checkpoint that is refused.
+
+        Raises:
+            WeightsError: there are checkpoints, or the pointer says so, and none is whole.
+        """
+        refused: list[str] = []
+        checkpoints, pointer = self.candidates(), self.path / _POINTER
+        named = os.path.basename(self.last)
+        for path in checkpoints:
+            try:
+                content = read_checkpoint(path)
+                check_model(content, path)
+            except WeightsError as error:
+                refused.append(str(error))
+                continue
+            for sentence in refused:
+                logger.warning(f"{sentence} Instead {path} is taken, which is whole")
+            if not refused and named != path.name:
+                what = f"names {named}, which is not there" if named else "is missing or names none"
+                logger.warning(
+                    f"{pointer} {what}: {path}, the newest in the folder that is whole, is taken"
+                )
+            return Checkpoint(str(path), content)
+        if checkpoints:
+            others = [p.name for p in sorted(self.path.glob("*.pth")) if p not in checkpoints]
+            raise WeightsError(
+                f"No checkpoint in {self.path} is whole "
+                f"({listed(path.name for path in checkpoints)} were tried; {refused[0]}) Write the "
+                f"name of another file of the folder ({listed(others)}) into {pointer}, or start "
+                "again in another folder."
+            )
+        if named:
+            raise WeightsError(
+                f"{pointer} names {named}, which is not there, nor is any other checkpoint: bring "
+                "it back, or start again in another folder."
+            )
+        return None
+
+    def point_to(self, name: str) -> None:
+        """Let the pointer name a checkpoint of the folder."""
+        replace_text(self.path / _POINTER, name)
+
+    def remove_temporary_files(self) -> None:
+        """Remove the temporary files of a process that was killed while it wrote a checkpoint."""
+        for path in (*self.path.glob(f"*.pth{TEMPORARY}"), self.path / (_POINTER + TEMPORARY)):
+            path.unlink(missing_ok=True)
+
+    def remove_old(self, kept: int, last: int) -> None:
+        """Remove the oldest numbered checkpoints up to iteration ``last``, so that ``kept`` stay.
+
+        The checkpoint that the pointer names stays in any case.
+        """
+        checkpoints = self.numbered(last)
+        named = os.path.basename(self.last)
+        for path in checkpoints[: max(len(checkpoints) - kept, 0)]:
+            if path.name != named:
+                path.unlink(missing_ok=True)
 
 
-def _writable_folder(settings: Settings) -> Path:
-    key, output_dir = settings.key("output_dir"), settings.output_dir
-    folder = Path(output_dir)
-    if not output_dir or (folder.exists() and not folder.is_dir()):
-        raise ConfigError(f"{key} {output_dir!r} is not a folder; name one to write to.")
-    parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if not os.access(parent, os.W_OK):
-        raise ConfigError(f"{key} {folder} cannot be written to: {parent} is read-only.")
-    return folder
-
-
-def _holds_run(folder: Path) -> bool:
-    names = ("last_checkpoint", "metrics.json")
-    return any((folder / name).exists() for name in names) or any(folder.glob("*.pth"))
-
-
-def changed_keys(config: str, saved: Path) -> Iterator[Change]:
-    """Yield the keys that differ between a configuration and a saved one.
-
-    A key that only one of them has is a setting with its default, as of another version. Only in a
-    node of a LazyConfig, which calls its ``_target_``, it is an argument and so a difference.
+def find_checkpoint(path: str | os.PathLike, which: str = "best") -> str:
+    """The path itself if it is a file; the checkpoint of a run if it is the folder of one.
 
     Args:
-        config: as YAML.
-        saved: a file, which need not be there.
+        which: see :meth:`RunFolder.choose`.
 
     Raises:
-        ConfigError: the file is not a configuration.
+        WeightsError: the folder has no such checkpoint.
     """
-    if not saved.exists():
-        return
-    try:
-        before = dict(leaves(read_plain(saved.read_text("utf-8"))))
-    except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
-        raise ConfigError(f"{saved} is not a saved configuration; fix or remove it.") from error
-    after = dict(leaves(read_plain(config)))
-    for key in after | before:
-        then, now = before.get(key, _NOT_SET), after.get(key, _NOT_SET)
-        if then != now and (_NOT_SET not in (then, now) or _is_argument(key, before | after)):
-            yield key, then, now
+    return RunFolder(path).find(which) if Path(path).is_dir() else str(path)
+
+
+def is_numbered(name: str) -> bool:
+    """Whether the name of a file is a checkpoint's with its iteration."""
+    return _NUMBERED.fullmatch(name) is not None
+
+
+def check_model(content: Any, path: str | os.PathLike) -> None:
+    """
+    Raises:
+        WeightsError: the content of a file is none of a checkpoint.
+    """
+    if not isinstance(content, dict) or "model" not in content:
+        raise WeightsError(f"{path} holds no model, so it is no checkpoint of a run.")
 
 
 class _NotSet:
@@ -181,54 +432,49 @@ def _is_argument(key: str, values: Mapping[str, Any]) -> bool:
     return any(".".join((*names[:end], "_target_")) in values for end in range(1, len(names)))
 
 
-_ORIGIN = "# --config-file "  # the first line of a config.yaml
+class RunLock:
+    """The right to write to a folder, as a context that releases it at its end.
 
-
-def save_config(task: Task, file: str | None = None) -> None:
-    """Write the configuration to config.yaml of the run's folder, which must be there.
+    The system releases the lock of a process that ends in any way; the file of a killed process
+    stays, and locks nothing.
 
     Args:
-        task: the run's.
-        file: that the configuration was read from, which the first line names.
+        folder: need not exist.
+        key: that names it.
     """
-    path = Path(task.settings.output_dir, "config.yaml")
-    if file and path.exists() and os.path.realpath(path) == os.path.realpath(file):
-        file = config_origin(path.parent)  # this is --resume with the run's own configuration
-    origin = f"{_ORIGIN}{printable(os.path.abspath(file))}\n" if file else ""
-    replace_text(path, origin + task.dump())
 
+    def __init__(self, folder: str, key: str) -> None:
+        self._folder, self._key = folder, key
+        self._file = Path(folder, "run.lock")
+        self._lock = FileLock(self._file, **({"fallback_to_soft": False} if _IS_NEW else {}))
 
-def config_origin(folder: str | Path) -> str:
-    """The file that a run's configuration was read from; "" where config.yaml names none."""
-    with Path(folder, "config.yaml").open(encoding="utf-8") as file:
-        first = file.readline().rstrip("\n")
-    return first.removeprefix(_ORIGIN) if first.startswith(_ORIGIN) else ""
+    def __enter__(self) -> RunLock:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        if self._lock.is_locked:
+            with contextlib.suppress(OSError):  # Windows does not remove a file that is open
+                self._file.unlink()
+            self._lock.release()
 
-def cut_metrics(folder: str, first_iteration: int) -> None:
-    """Drop from metrics.json the iterations that a resumed run computes again.
+    def acquire(self) -> None:
+        """Lock the folder, if it can be written to and this object has not locked it yet.
 
-    An incomplete last line is also dropped.
-    """
-    path = Path(folder) / "metrics.json"
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text("utf-8").splitlines():
+        Raises:
+            ConfigError: another training has it.
+        """
+        writable = os.path.isdir(self._folder) and os.access(self._folder, os.W_OK)
+        if self._lock.is_locked or not writable:
+            return
         try:
-            iteration = json.loads(line)["iteration"]
-        except (ValueError, KeyError, TypeError):
-            continue
-        if iteration < first_iteration:
-            kept.append(line + "\n")
-    replace_text(path, "".join(kept))
-
-
-def describe_run(folder: str) -> str:
-    """One line on where the results of a run are, and how to look at them."""
-    where = (
-        f"Log, configuration, metrics and results are in {folder}; lambda-det report {folder} "
-        "makes a page of them"
-    )
-    checkpoint = last_checkpoint(folder)
-    return f"{where}; the last checkpoint is {checkpoint}" if checkpoint else where
+            self._lock.acquire(timeout=_SECONDS_TO_LOCK)
+        except Timeout as error:
+            raise ConfigError(
+                f"Another training runs in {self._key} {self._folder}: wait for its end or stop "
+                f"it, or give another {self._key}. --eval-only is possible meanwhile."
+            ) from error
+        except (NotImplementedError, OSError) as error:
+            logger.warning(
+                f"{self._folder} cannot be locked ({error}): nothing refuses a second training "
+                "there"
+            )

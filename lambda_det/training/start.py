@@ -24,27 +24,19 @@ from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
 
-from lambda_det.config import SAMPLES, on_resume
+from lambda_det.config import FIXED, SAMPLES, on_resume
 from lambda_det.distributed.connection import on_all, on_main_process
 from lambda_det.distributed.launch import launch
 from lambda_det.distributed.memory import keep_memory
-from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.errors import ConfigError, WeightsError, listed
 from lambda_det.native.calls import copied
-from lambda_det.training.checkpoint_files import Checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.hooks import Progress
 from lambda_det.training.library_errors import explained
 from lambda_det.training.log import BufferedLog, log_kept
 from lambda_det.training.precision import AUTO, Precision
-from lambda_det.training.run_folder import (
-    Change,
-    changed_keys,
-    check_evaluation_folder,
-    check_run_folder,
-    describe_run,
-    save_config,
-)
-from lambda_det.training.run_lock import RunLock
+from lambda_det.training.run_folder import Change, Checkpoint, RunFolder, RunLock
+from lambda_det.training.settings import Settings
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.training.trainer import Trainer
 from lambda_det.training.writers import check_writers
@@ -129,7 +121,7 @@ def _work(
                     debug_numerics=args.debug_numerics,
                     progress=args.progress,
                 )
-        logger.info(describe_run(settings.output_dir))
+        logger.info(RunFolder(settings.output_dir).describe())
 
 
 def _environment() -> str:
@@ -169,7 +161,7 @@ def train(
         UserError: something cannot work, before anything is written; or see :meth:`Trainer.train`.
     """
     folder = task.settings.output_dir
-    with RunLock(task.settings) as lock:
+    with RunLock(folder, task.settings.key("output_dir")) as lock:
         on_main_process(lock.acquire)
         changes = on_main_process(lambda: check_run_folder(task, resume=resume)) or []
         on_main_process(lambda: check_writers(task.settings))
@@ -185,7 +177,7 @@ def train(
         _open_folder(task, log, lock)
         _log_changes(task, changes, resumed=checkpoint is not None)
         if comm.is_main_process():
-            save_config(task, config_file)
+            RunFolder(folder).save_config(task.dump(), config_file)
         del checkpoint  # its tensors need not stay in memory
         return trainer.train()
 
@@ -212,17 +204,107 @@ def evaluate(
     on_main_process(lambda: task.check_data(train=False))
 
     _open_folder(task, log)
-    if Path(settings.output_dir, "config.yaml").exists():  # the config.yaml of a run is kept
-        for key, before, now in changed_keys(task.dump(), Path(settings.output_dir, "config.yaml")):
+    folder = RunFolder(settings.output_dir)
+    if folder.config_file.exists():  # the config.yaml of a run is kept
+        for key, before, now in folder.changed_keys(task.dump()):
             logger.info(f"Evaluated with {key} {now!r}, where config.yaml has {before!r}")
     elif comm.is_main_process():
-        save_config(task, config_file)
+        folder.save_config(task.dump(), config_file)
     results = task.evaluate(models, final=True)
     if comm.is_main_process():
         if text := task.describe(results):
             logger.info(f"{path}: {text}")
         task.finish(results)
     return results
+
+
+def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
+    """Refuse to train in the folder of another run; write nothing.
+
+    Args:
+        task: gives the folder, and its configuration as it would be saved there.
+        resume: continue the run in the folder; a folder without a run is also accepted.
+
+    Returns:
+        What has changed in the configuration since the run was started.
+
+    Raises:
+        ConfigError: the folder cannot be written to, holds a run and ``resume`` is not set, or
+            holds a run of another configuration.
+    """
+    key, run = task.settings.key("output_dir"), _writable_folder(task.settings)
+    if not resume:
+        run.refuse_other_run(key)
+    if not run.holds_run:
+        return []
+    folder = run.path
+    weights = sorted(folder.glob("*.pth"), key=lambda path: path.stat().st_mtime)
+    if weights and not run.candidates():
+        # the checkpoints of a run have names by which they are found even if the pointer is lost
+        raise ConfigError(
+            f"{folder} holds {listed(path.name for path in weights)}, but no last_checkpoint that "
+            "names one to continue, and --resume would start over their run: write a name into "
+            f"{folder / 'last_checkpoint'}, or give another {key}."
+        )
+    changes = list(run.changed_keys(task.dump()))
+    for changed, before, now in changes:
+        if on_resume(task.on_resume, changed) == FIXED:
+            raise ConfigError(
+                f"--resume continues the run in {folder}, which has {changed} {before!r}; now it "
+                f"is {now!r}. Set it back, or give another {key}."
+            )
+    return changes
+
+
+def check_evaluation_folder(task: Task, weights: str) -> None:
+    """Refuse to overwrite the results of another run, or of other data; write nothing.
+
+    Args:
+        task: names the folder for the results, and the data.
+        weights: the file to evaluate.
+
+    Raises:
+        ConfigError: the folder cannot be written to, holds a run to which ``weights`` does not
+            belong, or holds results of other data.
+    """
+    key, run = task.settings.key("output_dir"), _writable_folder(task.settings)
+    folder = run.path
+    own = "://" not in weights and folder.resolve() in Path(weights).resolve().parents
+    if run.holds_run and not own:
+        raise ConfigError(
+            f"{key} {folder} holds another run, whose results would be overwritten: {weights} is "
+            f"not of it; give another {key}."
+        )
+    for changed, before, now in run.changed_keys(task.dump()):
+        if f"{changed}.".startswith(task.test_keys) and not _are_one_file(before, now, folder):
+            raise ConfigError(
+                f"The results in {key} {folder} belong to {changed} {before!r}, and would be mixed "
+                f"with results of {now!r}: lambda-det evaluate {folder} evaluates on other "
+                f"data in a folder of their own; or give another {key}, with "
+                f"{task.settings.option('weights', weights)}."
+            )
+
+
+def _are_one_file(before: object, now: object, folder: Path) -> bool:
+    """Whether two places name one file: in another spelling, or moved together with the folder."""
+    if not (isinstance(before, str) and isinstance(now, str)):
+        return False
+    then, here = Path(before), Path(now)
+    if then.exists() and here.exists():
+        return then.samefile(here)
+    is_inside = here.resolve().is_relative_to(folder.resolve())
+    return is_inside and here.parts[-2:] == then.parts[-2:]
+
+
+def _writable_folder(settings: Settings) -> RunFolder:
+    key, output_dir = settings.key("output_dir"), settings.output_dir
+    folder = Path(output_dir)
+    if not output_dir or (folder.exists() and not folder.is_dir()):
+        raise ConfigError(f"{key} {output_dir!r} is not a folder; name one to write to.")
+    parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not os.access(parent, os.W_OK):
+        raise ConfigError(f"{key} {folder} cannot be written to: {parent} is read-only.")
+    return RunFolder(folder)
 
 
 def _weights_to_evaluate(task: Task, resume: bool) -> Checkpoint:
@@ -260,7 +342,7 @@ def _read_newest_on_all(folder: str) -> Checkpoint | None:
     Raises:
         WeightsError: there are checkpoints and none is whole, or not every process can read it.
     """
-    checkpoint = on_main_process(lambda: read_newest(folder))
+    checkpoint = on_main_process(lambda: RunFolder(folder).read_newest())
     path = comm.all_gather(checkpoint.path if checkpoint else "")[0]
     if not path:
         return None

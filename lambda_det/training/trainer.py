@@ -25,7 +25,6 @@ from lambda_det.distributed.connection import (
 from lambda_det.distributed.signals import StopRequest, catch_signals
 from lambda_det.errors import ConfigError, Interrupted, Preempted, UserError
 from lambda_det.native.calls import copied
-from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.hooks import (
@@ -37,6 +36,7 @@ from lambda_det.training.hooks import (
 )
 from lambda_det.training.loading import batches_ahead
 from lambda_det.training.randomness import Purpose, seed_all
+from lambda_det.training.run_folder import Checkpoint, RunFolder
 from lambda_det.training.statistics import (
     ExponentialAverage,
     batch_norms,
@@ -208,7 +208,7 @@ class Trainer(TrainerBase):
             self.checkpointer.wait()
         except UserError as error:
             logger.error(str(error))
-        return last_checkpoint(self.settings.output_dir)
+        return RunFolder(self.settings.output_dir).last
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()  # the iteration, and the hooks

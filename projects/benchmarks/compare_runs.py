@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from lambda_det.errors import DataError, exit_status
-from lambda_det.training.logged import is_of_machine, read_metrics
+from lambda_det.training.log import is_of_machine
+from lambda_det.training.run_folder import RunFolder
 from lambda_det.weights.formats import read_checkpoint
 
 _MISSING = object()
@@ -85,7 +86,7 @@ def steps_of(folder: Path) -> dict[int, dict[str, float]]:
         raise DataError(f"There is no {folder / 'metrics.json'}; name the folder of a run.")
     return {
         int(line["iteration"]): {name: v for name, v in line.items() if not is_of_machine(name)}
-        for line in read_metrics(folder)
+        for line in RunFolder(folder).metrics()
     }
 
 

@@ -25,7 +25,7 @@ from lambda_det.detection.data import register_shapes
 from lambda_det.detection.lazy import dump_lazy, read_saved
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.config_file import ConfigFile
-from lambda_det.training.run_folder import changed_keys
+from lambda_det.training.run_folder import RunFolder
 from lambda_det.weights.provenance import PixelSettings
 from tests.shapes import make_shapes
 
@@ -59,9 +59,9 @@ def test_what_yaml_cannot_hold_is_saved_as_a_text(tmp_path):
     assert "builtins.sorted" in text and "[1, 2]" in text
 
     (tmp_path / "config.yaml").write_text(text)
-    assert list(changed_keys(dump_lazy(lazy), tmp_path / "config.yaml")) == []
+    assert list(RunFolder(tmp_path).changed_keys(dump_lazy(lazy))) == []
     lazy.c = (1, 3)
-    assert [key for key, _, _ in changed_keys(dump_lazy(lazy), tmp_path / "config.yaml")] == ["c"]
+    assert [key for key, _, _ in RunFolder(tmp_path).changed_keys(dump_lazy(lazy))] == ["c"]
 
 
 def test_an_argument_that_only_one_has_is_a_change_and_a_setting_is_none(tmp_path):
@@ -73,7 +73,7 @@ def test_an_argument_that_only_one_has_is_a_change_and_a_setting_is_none(tmp_pat
     (tmp_path / "config.yaml").write_text(started)
     changes = {
         key: f"{before!r} -> {after!r}"
-        for key, before, after in changed_keys(now, tmp_path / "config.yaml")
+        for key, before, after in RunFolder(tmp_path).changed_keys(now)
     }
     assert changes == {
         "optimizer.nesterov": "True -> not set",

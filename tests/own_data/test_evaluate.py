@@ -14,11 +14,10 @@ from lambda_det.detection import lazy_parser, load_lazy_config
 from lambda_det.detection.data.outputs import mark_output
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, DiskError
-from lambda_det.own_data import evaluate as evaluate_module
 from lambda_det.own_data.evaluate import evaluate
 from lambda_det.own_data.report.evaluated import RESULTS
 from lambda_det.own_data.report.reading import EVALUATION
-from lambda_det.training.run_folder import save_config
+from lambda_det.training.run_folder import RunFolder
 from tests.detection.tiny import NARROW, TINY, write_lazy_config
 from tests.export.tiny import lambda_detector_config, scramble
 from tests.shapes import make_shapes, shapes_by_flag
@@ -50,7 +49,7 @@ def whole(shapes, tmp_path_factory) -> Path:
     content = {"model": raw, "ema": {"model": state, "count": 1}, "iteration": STEPS - 1}
     torch.save({**content, **task.checkpoint_content({})}, folder / "model_final.pth")
     (folder / "last_checkpoint").write_text("model_final.pth")
-    save_config(task)
+    RunFolder(task.settings.output_dir).save_config(task.dump())
     line = {"iteration": STEPS - 1, "bbox_EMA/AP": 12.5, "bbox/AP": 77.0}
     (folder / "metrics.json").write_text(json.dumps(line) + "\n")
     (folder / "data").mkdir()
@@ -230,7 +229,7 @@ def test_the_run_of_a_lazyconfig_is_evaluated_on_what_its_nodes_say(tmp_path):
     task = DetectionTask(load_lazy_config(lazy_parser().parse_args(words)))
     content = {"model": task.build_model().state_dict(), "iteration": STEPS - 1}
     torch.save({**content, **task.checkpoint_content({})}, run / "model_final.pth")
-    save_config(task)
+    RunFolder(task.settings.output_dir).save_config(task.dump())
     evaluated = evaluate(run / "model_final.pth")
     assert evaluated.images == 2 and evaluated.trained_on is None
     assert evaluated.folder == run / "evaluations"
@@ -276,7 +275,7 @@ def test_a_full_disk_is_named_with_the_folder(run, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(evaluate_module, "save_config", fail)
+    monkeypatch.setattr(RunFolder, "save_config", fail)
     with pytest.raises(DiskError, match=f"{run}.*{os.strerror(errno.ENOSPC)}"):
         evaluate(run)
 

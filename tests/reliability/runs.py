@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lambda_det.training.logged import is_of_machine
+from lambda_det.training.log import is_of_machine
 from lambda_det.weights.formats import read_checkpoint
 from tests.classification.tiny import RECIPE, make_images
 from tests.detection.tiny import TINY, write_lazy_config

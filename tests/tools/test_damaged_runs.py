@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lambda_det import cli
-from lambda_det.training.checkpoint_files import read_newest
+from lambda_det.training.run_folder import RunFolder
 from tests.detection.tiny import NARROW, TINY
 from tests.shapes import data_words
 
@@ -58,7 +58,7 @@ def test_files_that_may_not_become_large_enough(flags, run, capsys):
     assert f"The last good checkpoint is {run / 'model_final.pth'}" in last and "--resume" in last
     assert "Traceback" not in printed.err + printed.out
     assert (run / "model_final.pth").read_bytes() == before
-    assert read_newest(str(run)).path == str(run / "model_final.pth")
+    assert RunFolder(run).read_newest().path == str(run / "model_final.pth")
     assert not list(run.glob("*.tmp"))
     steps = [json.loads(line)["iteration"] for line in (run / "metrics.json").open()]
     assert max(steps) >= 4  # what was recorded until then is kept

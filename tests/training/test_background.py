@@ -12,8 +12,8 @@ from torch import nn
 from lambda_det.errors import DiskError
 from lambda_det.files import replace_file
 from lambda_det.training import checkpointer as checkpointer_module
-from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
+from lambda_det.training.run_folder import RunFolder
 from tests.pairs import pairs
 
 
@@ -51,11 +51,11 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, slow):
     assert slow.begun.wait(30)
     nn.init.constant_(model.weight, 2.0)
     checkpointer.check()
-    assert last_checkpoint(str(tmp_path)) == ""
+    assert RunFolder(tmp_path).last == ""
     slow.set()
     checkpointer.wait()
     assert _value(tmp_path / "model_0000001.pth") == _value(tmp_path / "model_best.pth") == 1.0
-    assert _value(last_checkpoint(str(tmp_path))) == 1.0
+    assert _value(RunFolder(tmp_path).last) == 1.0
 
 
 def test_one_is_written_at_a_time(tmp_path, slow):
@@ -135,7 +135,7 @@ def test_an_error_is_one_sentence(tmp_path, monkeypatch, number, operation, told
         "write": (checkpointer_module, "replace_file"),
         "fsync": (os, "fsync"),
         "replace": (os, "replace"),
-        "pointer": (checkpointer_module, "point_to"),
+        "pointer": (RunFolder, "point_to"),
     }
     monkeypatch.setattr(*places[operation], fail)
     checkpointer.save("model_0000002", iteration=2)
@@ -153,13 +153,13 @@ def test_an_error_is_one_sentence(tmp_path, monkeypatch, number, operation, told
         assert words in sentence
     assert "\n" not in sentence
     monkeypatch.undo()
-    assert read_newest(str(tmp_path)).path == str(tmp_path / "model_0000001.pth")
+    assert RunFolder(tmp_path).read_newest().path == str(tmp_path / "model_0000001.pth")
     assert not list(tmp_path.glob("*.tmp"))
     assert os.path.samefile(tmp_path / "model_0000001.pth", tmp_path / "model_best.pth")
     checkpointer.check()  # it is told once
     checkpointer.save("model_0000003", iteration=3)
     checkpointer.wait()
-    assert read_newest(str(tmp_path)).path == str(tmp_path / "model_0000003.pth")
+    assert RunFolder(tmp_path).read_newest().path == str(tmp_path / "model_0000003.pth")
 
 
 def test_what_could_not_be_read_again_is_not_kept(tmp_path):

@@ -1,22 +1,15 @@
 """Which checkpoint of a run folder is taken, whatever has happened to the folder."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from lambda_det.errors import WeightsError
-from lambda_det.training import checkpoint_files
-from lambda_det.training.checkpoint_files import (
-    find_checkpoint,
-    last_checkpoint,
-    link_file,
-    numbered,
-    point_to,
-    read_newest,
-    remove_old,
-    remove_temporary_files,
-)
+from lambda_det.training import checkpointer
+from lambda_det.training.checkpointer import link_file
+from lambda_det.training.run_folder import RunFolder, find_checkpoint
 
 
 def _save(folder, *steps):
@@ -39,17 +32,17 @@ def _damage(path, how):
 @pytest.fixture
 def folder(tmp_path):
     _save(tmp_path, 1, 3, 5)
-    point_to(str(tmp_path), "model_0000005.pth")
+    RunFolder(tmp_path).point_to("model_0000005.pth")
     return tmp_path
 
 
 def _taken(folder):
-    return os.path.basename(read_newest(str(folder)).path)
+    return os.path.basename(RunFolder(folder).read_newest().path)
 
 
 def test_that_which_the_pointer_names(folder, caplog):
     assert _taken(folder) == "model_0000005.pth"
-    point_to(str(folder), "model_0000003.pth")  # somebody went back
+    RunFolder(folder).point_to("model_0000003.pth")  # somebody went back
     assert _taken(folder) == "model_0000003.pth"
     assert not caplog.records
 
@@ -59,14 +52,14 @@ def test_a_folder_by_another_name(folder, caplog, monkeypatch):
     for name in (f"./{folder.name}", f"{folder.name}/", "./"):
         if name == "./":
             monkeypatch.chdir(folder)
-        remove_old(name, 1, last=5)
-        newest = os.path.join(name, "model_0000005.pth")
-        assert read_newest(name).path == last_checkpoint(name) == newest
+        RunFolder(name).remove_old(1, last=5)
+        newest = str(Path(name, "model_0000005.pth"))
+        assert RunFolder(name).read_newest().path == RunFolder(name).last == newest
     assert not caplog.records
 
 
 def test_an_empty_folder_and_none(tmp_path):
-    assert read_newest(str(tmp_path)) is read_newest(str(tmp_path / "none")) is None
+    assert RunFolder(tmp_path).read_newest() is RunFolder(tmp_path / "none").read_newest() is None
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "altered"])
@@ -82,12 +75,12 @@ def test_the_one_before_a_damaged_one(folder, caplog, how):
     assert len(caplog.records) == 2
     _damage(folder / "model_0000001.pth", how)
     with pytest.raises(WeightsError, match=r"No checkpoint.*whole.*model_0000003\.pth") as caught:
-        read_newest(str(folder))
+        RunFolder(folder).read_newest()
     assert "\n" not in str(caught.value)
 
 
 def test_not_one_after_that_which_the_pointer_names(folder):
-    point_to(str(folder), "model_0000003.pth")
+    RunFolder(folder).point_to("model_0000003.pth")
     _damage(folder / "model_0000003.pth", "cut")
     assert _taken(folder) == "model_0000001.pth"
 
@@ -121,15 +114,15 @@ def test_a_pointer_that_names_nothing(folder, caplog, content):
         content = content.replace(b"HERE", os.fsencode(folder.name))
         path.write_bytes(content.replace(b"FOLDER", os.fsencode(folder)))
     named = str(folder / "model_0000009.pth") if content == POINTERS["gone"] else ""
-    assert last_checkpoint(str(folder)) == named
+    assert RunFolder(folder).last == named
     assert _taken(folder) == "model_0000005.pth"
     assert len(caplog.records) == 1 and "model_0000005.pth, the newest" in caplog.text
 
 
 def test_a_pointer_without_any_file(tmp_path):
-    point_to(str(tmp_path), "model_0000005.pth")
+    RunFolder(tmp_path).point_to("model_0000005.pth")
     with pytest.raises(WeightsError, match=r"names model_0000005\.pth, which is not there"):
-        read_newest(str(tmp_path))
+        RunFolder(tmp_path).read_newest()
 
 
 def test_the_final_one_without_a_pointer(folder):
@@ -141,25 +134,28 @@ def test_the_final_one_without_a_pointer(folder):
 
 
 def test_old_ones_are_removed(folder):
-    remove_old(str(folder), 4, last=10**9)  # more than there are
-    assert len(numbered(folder)) == 3
+    RunFolder(folder).remove_old(4, last=10**9)  # more than there are
+    assert len(RunFolder(folder).numbered()) == 3
     _save(folder, 7, 12345678, "model_final.pth", "model_best.pth", "model_12.pth")
-    remove_old(str(folder), 2, last=5)
+    RunFolder(folder).remove_old(2, last=5)
     others = ["model_0000003.pth", "model_0000005.pth", "model_0000007.pth", "model_12345678.pth"]
-    assert [path.name for path in numbered(folder)] == others
-    remove_old(str(folder), 1, last=10**9)  # and never that which the pointer names
-    assert [path.name for path in numbered(folder)] == ["model_0000005.pth", "model_12345678.pth"]
+    assert [path.name for path in RunFolder(folder).numbered()] == others
+    RunFolder(folder).remove_old(1, last=10**9)  # and never that which the pointer names
+    assert [path.name for path in RunFolder(folder).numbered()] == [
+        "model_0000005.pth",
+        "model_12345678.pth",
+    ]
     for name in ("model_final.pth", "model_best.pth", "model_12.pth"):
         assert (folder / name).exists()
-    point_to(str(folder), "model_12345678.pth")
-    remove_old(str(folder), 0, last=10**9)
-    assert [path.name for path in numbered(folder)] == ["model_12345678.pth"]
+    RunFolder(folder).point_to("model_12345678.pth")
+    RunFolder(folder).remove_old(0, last=10**9)
+    assert [path.name for path in RunFolder(folder).numbered()] == ["model_12345678.pth"]
 
 
 def test_temporary_files_are_removed(folder):
     for name in ("model_0000009.pth.tmp", "last_checkpoint.tmp", "notes.tmp"):
         (folder / name).touch()
-    remove_temporary_files(str(folder))
+    RunFolder(folder).remove_temporary_files()
     assert [path.name for path in folder.glob("*.tmp")] == ["notes.tmp"]
 
 
@@ -170,11 +166,11 @@ def test_a_second_name(folder, monkeypatch, links):
         def refuse(*_):
             raise OSError
 
-        monkeypatch.setattr(checkpoint_files.os, "link", refuse)
+        monkeypatch.setattr(checkpointer.os, "link", refuse)
     (folder / "model_best.pth").write_text("older")
     link_file(folder / "model_0000003.pth", folder / "model_best.pth")
     assert torch.load(folder / "model_best.pth", weights_only=True)["iteration"] == 3
-    remove_old(str(folder), 1, last=5)
+    RunFolder(folder).remove_old(1, last=5)
     assert torch.load(folder / "model_best.pth", weights_only=True)["iteration"] == 3
     with pytest.raises(FileNotFoundError):
         link_file(folder / "model_0000003.pth", folder / "other.pth")

@@ -13,8 +13,8 @@ from torch import nn
 
 from lambda_det.detection import DetectionTask
 from lambda_det.errors import ConfigError, WeightsError
-from lambda_det.training.checkpoint_files import last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
+from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.trainer import Trainer
 from tests.training.tiny_detector import tiny_config
 
@@ -151,11 +151,11 @@ def test_the_pointer_follows_what_was_resumed(tmp_path, monkeypatch):
     for step in (1, 2, 3):
         checkpointer.save(f"model_{step:07d}")
     checkpointer.load("model_0000002.pth")
-    assert last_checkpoint("./") == "./model_0000002.pth"
+    assert RunFolder("./").last == "model_0000002.pth"
     SafeCheckpointer(model, "./", **trainer).load("model_0000001.pth", [])  # evaluation
     for other in (
         SafeCheckpointer(model, **trainer),  # for a trial
         SafeCheckpointer(model, "./", save_to_disk=False, **trainer),  # in another process
     ):
         other.load("model_0000001.pth")
-    assert last_checkpoint("./") == "./model_0000002.pth"
+    assert RunFolder("./").last == "model_0000002.pth"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lambda_det.errors import DiskError
-from lambda_det.training.checkpoint_files import point_to
 from lambda_det.training.library_errors import explained
 from lambda_det.training.log import BufferedLog
+from lambda_det.training.run_folder import RunFolder
 from tests.training.toy import settings
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def test_an_error_of_the_system_names_the_file_and_the_last_checkpoint(tmp_path,
     words = r"metrics\.json: No space left on device.*no checkpoint yet.*--resume"
     with pytest.raises(DiskError, match=words), _explained(tmp_path):
         do(errno.ENOSPC, "run/metrics.json")
-    point_to(str(tmp_path), "model_0000003.pth")
+    RunFolder(tmp_path).point_to("model_0000003.pth")
     with pytest.raises(DiskError, match=r"run in .*model_0000003\.pth"), _explained(tmp_path):
         do(errno.ENOSPC, None)
 

@@ -11,14 +11,8 @@ from detectron2.config import get_cfg
 from lambda_det.config import FIXED, FREE, add_lambda_config, on_resume
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
-from lambda_det.training.run_folder import (
-    changed_keys,
-    check_evaluation_folder,
-    check_run_folder,
-    config_origin,
-    cut_metrics,
-    save_config,
-)
+from lambda_det.training.run_folder import RunFolder
+from lambda_det.training.start import check_evaluation_folder, check_run_folder
 
 
 @pytest.fixture
@@ -27,6 +21,10 @@ def cfg(tmp_path):
     add_lambda_config(cfg)
     cfg.OUTPUT_DIR = str(tmp_path / "run")
     return cfg
+
+
+def _save(cfg, file=None):
+    RunFolder(cfg.OUTPUT_DIR).save_config(cfg.dump(), file)
 
 
 def _check(cfg, *, resume):
@@ -41,7 +39,7 @@ def _check_evaluation(cfg, weights):
 def started(cfg):
     """The configuration of a run that has come to its first checkpoint."""
     os.mkdir(cfg.OUTPUT_DIR)
-    save_config(DetectionTask(cfg))
+    _save(cfg)
     with open(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint"), "w") as file:
         file.write("model_0000004.pth")
     return cfg
@@ -52,7 +50,7 @@ def test_a_new_folder_is_fine_and_not_made(cfg):
         _check(cfg, resume=resume)
     assert not os.path.exists(cfg.OUTPUT_DIR)
     os.mkdir(cfg.OUTPUT_DIR)
-    save_config(DetectionTask(cfg))  # a start that was refused later leaves no run
+    _save(cfg)  # a start that was refused later leaves no run
     _check(cfg, resume=False)
 
 
@@ -99,7 +97,7 @@ def test_what_the_weights_depend_on_stays(started, changes, fixed):
 def test_a_run_whose_paths_are_not_utf_8_is_continued(started):
     """Linux names files by bytes; Python has those that are no character as half a character."""
     started.DATASETS.TRAIN = ("a\udcff.json",)
-    save_config(DetectionTask(started))
+    _save(started)
     _check(started, resume=True)
     started.SOLVER.BASE_LR = 0.5
     with pytest.raises(ConfigError, match=r"SOLVER\.BASE_LR"):
@@ -130,7 +128,7 @@ def test_a_run_keeps_the_results_of_its_own_data(started, changed):
     weights = os.path.join(started.OUTPUT_DIR, "model_0000004.pth")
     if changed != "TEST":
         started.DATASETS.TEST_JSON, started.DATASETS.TEST_IMAGES = "val.json", "images"
-        save_config(DetectionTask(started))
+        _save(started)
         started.DATASETS.TEST = ("val_0123",)
         _check_evaluation(started, weights)
     started.INPUT.MIN_SIZE_TEST = 512
@@ -146,7 +144,7 @@ def test_labels_that_were_moved_with_the_run_are_its_own(started):
     for name in ("test.json", "other.json"):
         (folder / "data" / name).write_text("{}")
     started.DATASETS.TEST_JSON, started.DATASETS.TEST_IMAGES = "/gone/run/data/test.json", "images"
-    save_config(DetectionTask(started))
+    _save(started)
     weights = str(folder / "model_0000004.pth")
     started.DATASETS.TEST_JSON = str(folder / "data" / "test.json")
     _check_evaluation(started, weights)
@@ -158,23 +156,23 @@ def test_labels_that_were_moved_with_the_run_are_its_own(started):
 def test_a_saved_configuration_names_the_file_it_is_from(cfg, tmp_path, monkeypatch):
     folder = Path(cfg.OUTPUT_DIR)
     folder.mkdir()
-    save_config(DetectionTask(cfg))
-    assert config_origin(folder) == ""
+    _save(cfg)
+    assert RunFolder(folder).config_origin() == ""
     monkeypatch.chdir(tmp_path)
-    save_config(DetectionTask(cfg), "mine.yaml")
-    assert config_origin(folder) == str(tmp_path / "mine.yaml")
-    save_config(DetectionTask(cfg), "run/config.yaml")  # resumed with its own
-    assert config_origin(folder) == str(tmp_path / "mine.yaml")
-    assert list(changed_keys(cfg.dump(), folder / "config.yaml")) == []
+    _save(cfg, "mine.yaml")
+    assert RunFolder(folder).config_origin() == str(tmp_path / "mine.yaml")
+    _save(cfg, "run/config.yaml")  # resumed with its own
+    assert RunFolder(folder).config_origin() == str(tmp_path / "mine.yaml")
+    assert list(RunFolder(folder).changed_keys(cfg.dump())) == []
 
 
 def test_cut_metrics(tmp_path):
     path = tmp_path / "metrics.json"
-    cut_metrics(str(tmp_path), 3)
+    RunFolder(tmp_path).cut_metrics(3)
     assert not path.exists()
     lines = [json.dumps({"iteration": i, "total_loss": 1.0}) for i in (0, 1, 2, 3, 4)]
     path.write_text("\n".join(lines) + '\n{"iteration": 1, "tot')
-    cut_metrics(str(tmp_path), 3)
+    RunFolder(tmp_path).cut_metrics(3)
     assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [0, 1, 2]
     assert path.read_text().endswith("\n")
 

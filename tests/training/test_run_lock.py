@@ -9,21 +9,16 @@ import time
 import pytest
 
 from lambda_det.errors import ConfigError
-from lambda_det.training import run_lock as locks
-from lambda_det.training.run_lock import RunLock
-from tests.training.toy import settings
+from lambda_det.training import run_folder as locks
+from lambda_det.training.run_folder import RunLock
 
 pytestmark = pytest.mark.posix
 _FORK = multiprocessing.get_context("fork")
 
 
-def _settings(folder):
-    return settings(output_dir=str(folder), keys={"output_dir": "OUTPUT_DIR"})
-
-
 def _hold(folder, ready, how):
     """Take the folder, with a child like a loader process, and keep it."""
-    with RunLock(_settings(folder)) as lock:
+    with RunLock(str(folder), "OUTPUT_DIR") as lock:
         lock.acquire()
         process = _FORK.Process(target=time.sleep, args=(1,), daemon=True)
         process.start()
@@ -54,26 +49,26 @@ def holder(tmp_path):
 
 
 def _acquire(folder):
-    with RunLock(_settings(folder)) as lock:
+    with RunLock(str(folder), "OUTPUT_DIR") as lock:
         lock.acquire()
         assert lock._lock.is_locked
 
 
 def test_nothing_is_made_before_the_folder_is_there(tmp_path):
-    with RunLock(_settings(tmp_path / "run")) as lock:
+    with RunLock(str(tmp_path / "run"), "OUTPUT_DIR") as lock:
         lock.acquire()
         assert not (tmp_path / "run").exists()
         (tmp_path / "run").mkdir()
         lock.acquire()
         lock.acquire()
-        assert (tmp_path / "run" / locks.NAME).exists()
+        assert (tmp_path / "run" / "run.lock").exists()
     assert not list((tmp_path / "run").iterdir())
 
 
 @pytest.mark.parametrize("how", ["lives", "SIGSTOP"])
 def test_the_second_is_refused_while_the_first_lives(tmp_path, holder, monkeypatch, how):
     """Also beside a suspended one, and again and again."""
-    monkeypatch.setattr(locks, "_SECONDS", 0.1)
+    monkeypatch.setattr(locks, "_SECONDS_TO_LOCK", 0.1)
     holder(how)
     for _ in range(2):
         with pytest.raises(ConfigError) as caught:
@@ -99,5 +94,5 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog,
     monkeypatch.setattr("fcntl.flock", flock)
     for _ in range(2):
         caplog.clear()
-        RunLock(_settings(tmp_path)).acquire()
+        RunLock(str(tmp_path), "OUTPUT_DIR").acquire()
         assert f"{tmp_path} cannot be locked" in caplog.text

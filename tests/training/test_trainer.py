@@ -24,11 +24,10 @@ from lambda_det.files import replace_file
 from lambda_det.training import checkpointer, start
 from lambda_det.training import hooks as our_hooks
 from lambda_det.training import trainer as trainer_module
-from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.hooks import SpeedAndMemory, peak_gigabytes
 from lambda_det.training.log import BufferedLog
-from lambda_det.training.run_lock import RunLock
+from lambda_det.training.run_folder import RunFolder, RunLock
 from lambda_det.training.task import RAW, Task
 from lambda_det.training.trainer import STATISTICS_SEED, Trainer
 from tests.reliability.runs import content, differences, metrics
@@ -153,7 +152,7 @@ def test_a_run_with_averages_and_statistics_is_resumed_to_the_bit(folder, tmp_pa
     assert task.evaluated == [{"raw", "ema"}] * 3
     with pytest.raises(ZeroDivisionError):
         Trainer(ToyTask(folder, _make_a_mistake, **changes)).train()
-    resumed = Trainer(ToyTask(folder, **changes), read_newest(str(folder)))
+    resumed = Trainer(ToyTask(folder, **changes), RunFolder(folder).read_newest())
     assert resumed.start_iter == 2
     resumed.train()
     for name in ("model_final.pth", "model_best.pth"):
@@ -179,13 +178,13 @@ def test_a_line_of_the_log_is_written_after_a_kill_at_its_evaluation(
     ):
         if name not in (first, moment):
             continue
-        trainer = Trainer(ToyTask(folder, **changes), read_newest(str(folder)))
+        trainer = Trainer(ToyTask(folder, **changes), RunFolder(folder).read_newest())
         with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
             patched.setattr(owner, name, lambda *_: 1 / 0)
             patched.setattr(Trainer, "_record", lambda _: None)  # as after a kill
             trainer.train()
         assert max(metrics(folder)) == 1
-    Trainer(ToyTask(folder, **changes), read_newest(str(folder))).train()
+    Trainer(ToyTask(folder, **changes), RunFolder(folder).read_newest()).train()
     assert differences(metrics(tmp_path / "whole"), metrics(folder)) == []
 
 
@@ -289,7 +288,7 @@ def test_an_error_waits_for_a_checkpoint_and_is_not_hidden_by_its_error(
     with pytest.raises(ZeroDivisionError):
         Trainer(ToyTask(folder, work)).train()
     assert ("model_0000001.pth could not be written: No space left" in caplog.text) == full
-    assert bool(last_checkpoint(str(folder))) != full
+    assert bool(RunFolder(folder).last) != full
 
 
 @pytest.mark.slow
@@ -308,7 +307,7 @@ def test_beside_a_run_no_other_is_possible_but_an_evaluation_is(folder):
             start.evaluate(task, log, resume=True)
             assert task.evaluated == [{RAW}]
 
-    with RunLock(settings(output_dir=str(folder))) as lock:
+    with RunLock(str(folder), "OUTPUT_DIR") as lock:
         lock.acquire()
         process = multiprocessing.get_context("fork").Process(target=second)
         process.start()
@@ -350,7 +349,7 @@ def test_another_number_of_images_per_step_is_refused(folder):
     task = ToyTask(folder, keys={"accumulate": "ACCUMULATE", "images_per_step": "IMAGES"})
     task.settings = replace(task.settings, images_per_step=4)
     with pytest.raises(ConfigError, match=r"IMAGES 2, .*ACCUMULATE 1 this would be 4"):
-        Trainer(task, read_newest(str(folder)))
+        Trainer(task, RunFolder(folder).read_newest())
 
 
 def test_all_processes_take_the_checkpoint_of_the_first(folder, monkeypatch):

@@ -18,7 +18,7 @@ from lambda_det.errors import (
 from lambda_det.files import writing_to
 from lambda_det.own_data.report.figures import draw_totals
 from lambda_det.own_data.report.run_page import write_report
-from lambda_det.training.logged import read_metrics
+from lambda_det.training.run_folder import RunFolder
 
 __all__ = ["draw_curves", "main"]
 
@@ -87,7 +87,7 @@ def draw_curves(runs: Sequence[str], picture: str) -> None:
         if not (run / "metrics.json").is_file():
             raise DataError(f"There is no {run / 'metrics.json'}; name the folder of a run.")
         label = f"{run.resolve().name}: " if len(runs) > 1 else ""
-        metrics[label] = read_metrics(run)
+        metrics[label] = RunFolder(run).metrics()
     figure = draw_totals(metrics)
     with writing_to(picture), refused(ConfigError, f"{picture} cannot be drawn", "", ValueError):
         figure.savefig(picture)

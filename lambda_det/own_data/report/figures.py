@@ -14,7 +14,7 @@ from lambda_det.detection.results import endings
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.page import ACCENT, INK, ON_ACCENT, PAPER, new_axes, to_svg
 from lambda_det.own_data.report.reading import DRAWN, label_of
-from lambda_det.training.logged import is_loss
+from lambda_det.training.log import is_loss
 
 __all__ = [
     "CLASSES_CONFUSED",
@@ -47,8 +47,8 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, 
     Args:
         axes: to draw in.
         title: one of ``PANELS``.
-        runs: metrics of :func:`lambda_det.training.logged.read_metrics` by the beginning of their
-            labels.
+        runs: metrics of :meth:`lambda_det.training.run_folder.RunFolder.metrics` by the beginning
+            of their labels.
     """
     belongs, percent = PANELS[title], "percent" in title
     style: dict[str, Any] = {"ms": 3}

@@ -12,7 +12,7 @@ from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.report.evaluated import evaluate_run
 from lambda_det.own_data.report.figures import draw_totals
 from lambda_det.own_data.report.worst_images import draw_worst
-from lambda_det.training.logged import read_metrics
+from lambda_det.training.run_folder import RunFolder
 
 __all__ = ["plot_curves", "plot_worst"]
 
@@ -25,7 +25,7 @@ def plot_curves(run: str | Path) -> Image.Image:
     Raises:
         DataError: the run has logged no step yet.
     """
-    if not (metrics := read_metrics(run)):
+    if not (metrics := RunFolder(run).metrics()):
         raise DataError(f"{run} has logged no step yet.")
     content = io.BytesIO()
     draw_totals({"": metrics}).savefig(content, format="png")

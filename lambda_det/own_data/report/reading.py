@@ -11,13 +11,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from lambda_det.config import read_plain
 from lambda_det.detection.results import Metric, endings
 from lambda_det.errors import DataError, refused
-from lambda_det.training.checkpoint_files import choose_checkpoint, last_checkpoint
-from lambda_det.training.logged import is_of_averaged_weights, read_metrics
+from lambda_det.training.log import is_of_averaged_weights
+from lambda_det.training.run_folder import RunFolder
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.provenance import Origin
 
@@ -27,27 +24,6 @@ _LABEL = re.compile(r"(.*/)?(bbox|segm)(_EMA|_TTA)?/(\w+)")
 DRAWN = attrgetter("is_drawn")
 _KINDS = {"bbox": "box", "segm": "mask"}
 _WEIGHTS = {"_EMA": ", averaged weights", "_TTA": ", augmented test", None: ""}
-
-
-def read_saved(run: Path) -> dict[str, Any]:
-    """The configuration that a run saved, as plain values.
-
-    Raises:
-        DataError: it is no folder of a run.
-    """
-    path = run / "config.yaml"
-    try:
-        config = read_plain(path.read_text("utf-8"))
-    except OSError as error:
-        raise DataError(
-            f"{run} is not the folder of a run: it has no config.yaml; give the OUTPUT_DIR of a "
-            "training or an evaluation."
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError):
-        config = None
-    if not isinstance(config, dict):
-        raise DataError(f"{path} is not a saved configuration; fix it.")
-    return config
 
 
 def read_evaluation(folder: Path) -> dict[str, Any] | None:
@@ -92,7 +68,7 @@ class RunState:
     """How far a run is, and which of its checkpoints counts.
 
     Attributes:
-        metrics: of :func:`read_metrics`.
+        metrics: of :meth:`RunFolder.metrics`.
         steps: number of finished steps.
         planned: number of steps of the configuration; 0 if unknown.
         last: the name of the last checkpoint; "" for none.
@@ -145,7 +121,7 @@ def results_of(
     """The results of one of two kinds of weights, the trained or the averaged ones.
 
     Args:
-        metrics: of :func:`read_metrics`.
+        metrics: of :meth:`RunFolder.metrics`.
         averaged: the kind. If only the other kind was evaluated, its results are given.
         step: after which the weights were saved; None for the last evaluation.
         is_wanted: which results; by default those by which a checkpoint is chosen.
@@ -179,7 +155,7 @@ def evaluations_of(metrics: Sequence[Mapping[str, float]]) -> list[dict[str, flo
     "mask AP"; with several data sets the name of one stands before, such as "mine/box AP".
 
     Args:
-        metrics: of :func:`read_metrics`.
+        metrics: of :meth:`RunFolder.metrics`.
     """
     rows = []
     for line in metrics:
@@ -194,14 +170,14 @@ def read_state(run: Path, config: Mapping[str, Any]) -> RunState:
 
     Args:
         run: the folder.
-        config: of :func:`read_saved`.
+        config: of :meth:`RunFolder.config`.
 
     Raises:
         DataError: metrics.json is damaged.
         WeightsError: the checkpoint is.
     """
-    metrics = read_metrics(run)
-    last, chosen = last_checkpoint(str(run)), choose_checkpoint(str(run))
+    folder = RunFolder(run)
+    metrics, last, chosen = folder.metrics(), folder.last, folder.choose()
     weights = Origin.of(chosen, read_checkpoint(chosen)) if os.path.isfile(chosen) else None
     planned = config.get("SOLVER", {}).get("MAX_ITER") or config.get("train", {}).get("max_iter")
     # the run may have stopped between the last line of the log and the checkpoint

@@ -31,12 +31,10 @@ from lambda_det.own_data.report.reading import (
     RunState,
     label_of,
     read_evaluation,
-    read_saved,
     read_state,
 )
 from lambda_det.own_data.report.worst_images import draw_worst
-from lambda_det.training.log import read_warnings
-from lambda_det.training.run_folder import config_origin
+from lambda_det.training.run_folder import RunFolder
 
 __all__ = ["build_report", "write_report"]
 
@@ -93,7 +91,7 @@ def build_report(
     if pictures < 1:
         raise ConfigError(f"The number of pictures is {pictures}; give at least 1.")
     run = Path(run)
-    config = read_saved(run)
+    config = RunFolder(run).config()
     state = read_state(run, config)
     page = _evaluation_head(run) or _run_head(run, state, config)
     if "DATA" in config:  # it is of a classifier
@@ -125,7 +123,7 @@ def build_report(
 
 def _run_head(run: Path, state: RunState, config: Mapping[str, Any]) -> Page:
     """The page of a training with its numbers and curves."""
-    origin = config_origin(run)
+    origin = RunFolder(run).config_origin()
     page = Page(
         f"Run {run if run.name else run.resolve()}",
         f"{state.sentences()} config.yaml has its configuration"
@@ -191,7 +189,7 @@ def _add_warnings(page: Page, run: Path) -> None:
     """Add what the log warned of, such as held-out pictures that were trained on: it stands
     beside the numbers that are then worth little.
     """
-    if warned := read_warnings(run):
+    if warned := RunFolder(run).warnings():
         page.section("What the log warned of", "How often, and the first of each kind in log.txt.")
         page.table(("times", "warning"), ((count, text) for text, count in warned), text=True)
 

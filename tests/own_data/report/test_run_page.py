@@ -23,8 +23,7 @@ from lambda_det.own_data.report.evaluated import RESULTS, evaluate_run
 from lambda_det.own_data.report.page import Page, new_axes, to_svg
 from lambda_det.own_data.report.reading import label_of, read_state, results_of
 from lambda_det.own_data.report.run_page import write_report
-from lambda_det.training.logged import read_metrics
-from lambda_det.training.run_folder import save_config
+from lambda_det.training.run_folder import RunFolder
 from tests.coco import CLASSES, make_ground_truth, noisy_results
 from tests.shapes import make_shapes
 from tests.training.tiny_detector import CONFIG, tiny_config
@@ -212,13 +211,13 @@ def test_curves_of_a_run(tmp_path):
     metrics.append({"iteration": 1999, "bbox/AP": 40.0})
     text = "\n".join(map(json.dumps, metrics)) + '\n{"iteration": 20'  # cut short by a kill
     (tmp_path / "metrics.json").write_text(text)
-    assert read_metrics(tmp_path) == metrics
+    assert RunFolder(tmp_path).metrics() == metrics
     assert [figure.count("<svg") for figure in figures.draw_curves(metrics)] == [1, 1, 1]
     state = read_state(tmp_path, {})
     assert state.results() == {"bbox/AP": (40.0, None, None)} and state.steps == 2000
     (tmp_path / "metrics.json").write_text('{"iteration": 1}\n{]\n{"iteration": 2}\n')
     with pytest.raises(DataError, match=r"Line 2 of .*metrics\.json"):
-        read_metrics(tmp_path)
+        RunFolder(tmp_path).metrics()
 
 
 def test_a_loss_of_the_test_set_has_the_colour_of_the_training_s():
@@ -253,7 +252,7 @@ def run(shapes, tmp_path):
     folder.mkdir()
     base = tmp_path / "base.yaml"
     base.write_text(CONFIG)
-    save_config(DetectionTask(cfg), str(base))
+    RunFolder(cfg.OUTPUT_DIR).save_config(cfg.dump(), str(base))
     metrics = [{"iteration": i, "total_loss": 1.0, "peak_memory": i / 100} for i in (19, 39)]
     (folder / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in metrics))
     (folder / "last_checkpoint").write_text("model_0000039.pth")
