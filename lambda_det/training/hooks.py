@@ -267,7 +267,8 @@ class RunWriter(HookBase):
                 now = [value for value, iteration in history.values() if iteration == step]
                 if now and not is_of_machine(name):
                     values[name] = storage.smoothing_hints()[name], now
-        return {"written": written, "values": values}
+        # in one order, whichever was put first: checkpoints of equal states are equal
+        return {"written": written, "values": dict(sorted(values.items()))}
 
     def _is_due(self) -> bool:
         """Whether the files get a line for this step.

@@ -346,7 +346,8 @@ class Trainer(TrainerBase):
             seed_all(Purpose.STEP, seed, self.iter, comm.get_rank(), device=device)
             batches = iter(self._statistics_loader)
             count = self.settings.precise_bn_batches
-            estimate_statistics(list(models.values()), batches, count, self.step.precision)
+            with EventStorage():  # what the heads count there is not of a training step
+                estimate_statistics(list(models.values()), batches, count, self.step.precision)
             del batches  # with its workers
         results = self.task.evaluate(models, final=self.iter + 1 >= self.max_iter)
         self.step.model.train()
