@@ -36,13 +36,6 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("teacher", help="a checkpoint of tools/train_imagenet.py, or timm:NAME")
     result.add_argument("images", help="folder of images, at any depth")
     result.add_argument("labels", type=Path, help="file to write")
-    result.add_argument("--weights", metavar="FILE", help="weights of the timm model")
-    result.add_argument(
-        "--classes",
-        metavar="FOLDER_OR_FILE",
-        help="the student's training folder, or a file with a class a line, if the teacher does "
-        "not name its classes",
-    )
     result.add_argument(
         "--threshold", type=float, default=0.3, help="lowest confidence, 0 to 1 (%(default)s)"
     )
@@ -58,13 +51,6 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--batch-size", type=int, default=64, help="%(default)s")
     result.add_argument("--workers", type=int, default=4, help="loader processes (%(default)s)")
-    result.add_argument(
-        "--max-unreadable",
-        type=int,
-        default=100,
-        metavar="N",
-        help="images that may be skipped because they are broken (%(default)s)",
-    )
     result.add_argument(
         "--device", help="cpu, cuda, cuda:1, ... (cuda where PyTorch sees a GPU, else cpu)"
     )
@@ -93,7 +79,6 @@ def label(args: argparse.Namespace) -> None:
     import torch
     from detectron2.utils.logger import setup_logger
 
-    from lambda_det.classification.data import FolderSource, read_list
     from lambda_det.distributed.devices import check_device
     from lambda_det.distributed.memory import keep_memory
     from lambda_det.errors import ConfigError
@@ -103,21 +88,15 @@ def label(args: argparse.Namespace) -> None:
     choice = Choice(args.threshold, args.per_class, args.fill)
     if args.batch_size < 1 or args.workers < 0:
         raise ConfigError("--batch-size must be 1 or more, and --workers 0 or more.")
-    if args.max_unreadable < 0:
-        raise ConfigError(f"--max-unreadable is {args.max_unreadable}; give 0 or more.")
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device, 1)
     if torch.device(device).type == "cpu":
         keep_memory()
-    classes = None
-    if args.classes is not None:
-        is_folder = Path(args.classes).is_dir()
-        classes = FolderSource(args.classes).classes if is_folder else read_list(args.classes)
     predictions = Path(f"{args.labels}.predictions")
     _check_outputs(args.labels, predictions, args.overwrite)
     setup_logger(name="lambda_det")
     images = list_images(args.images)
-    teacher = load_teacher(args.teacher, weights=args.weights, classes=classes, device=device)
+    teacher = load_teacher(args.teacher, device)
     print(f"Teacher: {teacher.description}, {len(teacher.classes)} classes")
     predict(
         teacher,
@@ -125,7 +104,6 @@ def label(args: argparse.Namespace) -> None:
         predictions,
         batch_size=args.batch_size,
         workers=args.workers,
-        max_unreadable=args.max_unreadable,
     )
     counts = select(predictions, images, args.labels, teacher, choice)
     print(

@@ -10,16 +10,15 @@ import hashlib
 import json
 import logging
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
 
 from lambda_det.classification.data.sources import FileSource, PackedNames, image_files
 from lambda_det.classification.data.transforms import TestTransform
@@ -39,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 # the most classes that are kept of a prediction, and their least probability
 _KEPT, _LOWEST = 10, 1e-3
-_SECONDS_BETWEEN_LINES = 10
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,6 @@ def predict(
     *,
     batch_size: int,
     workers: int,
-    max_unreadable: int,
 ) -> None:
     """Write the teacher's prediction for every image; an interrupted call is continued.
 
@@ -133,11 +130,9 @@ def predict(
             cannot be read.
         batch_size: images of one forward pass.
         workers: loader processes.
-        max_unreadable: images that may be skipped, each named in the log.
 
     Raises:
-        DataError: too many images cannot be read, or the file is of another teacher or other
-            images, or damaged.
+        DataError: the file is of another teacher or other images, or damaged.
         WeightsError: the teacher's scores are not finite.
     """
     names = images.names
@@ -154,25 +149,16 @@ def predict(
         num_workers=workers,
         collate_fn=list,
     )
-    unreadable = 0
-    with predictions.open("a", encoding="utf-8", errors="surrogateescape") as file:
-        progress = _Progress(done, len(names))
+    progress = tqdm(total=len(names), initial=done, unit="image")
+    with progress, predictions.open("a", encoding="utf-8", errors="surrogateescape") as file:
         for items in loader:
-            for _, problem in items:
-                if problem:
-                    unreadable += 1
-                    logger.warning("Skipped: %s", problem)
-            if unreadable > max_unreadable:
-                raise DataError(
-                    f"{unreadable} images could not be read, and --max-unreadable is "
-                    f"{max_unreadable}: fix them, or raise it; what was done is kept in "
-                    f"{predictions}."
-                )
+            for problem in filter(None, (problem for _, problem in items)):
+                logger.warning("Skipped: %s", problem)
             here = [names[done + place] for place in range(len(items))]
             file.writelines(_lines(teacher, here, [image for image, _ in items]))
             file.flush()
             done += len(items)
-            progress.show(done)
+            progress.update(len(items))
 
 
 def _head(teacher: Teacher, images: Unlabelled) -> dict[str, Any]:
@@ -240,23 +226,6 @@ def _lines(teacher: Teacher, names: list[str], images: list[np.ndarray | None]) 
         pairs = zip(labels, values, strict=True)
         kept = [pair for place, pair in enumerate(pairs) if place == 0 or pair[1] >= _LOWEST]
         yield row(name, kept)
-
-
-class _Progress:
-    """Logs the progress every ten seconds."""
-
-    def __init__(self, first: int, total: int) -> None:
-        self._first, self._total = first, total
-        self._start = self._shown = time.monotonic()
-
-    def show(self, done: int) -> None:
-        now = time.monotonic()
-        if done < self._total and now - self._shown < _SECONDS_BETWEEN_LINES:
-            return
-        self._shown = now
-        speed = (done - self._first) / max(now - self._start, 1e-9)
-        left = timedelta(seconds=int((self._total - done) / max(speed, 1e-9)))
-        logger.info(f"{done} of {self._total} images, {speed:.0f} img/s, left {left}")
 
 
 def select(

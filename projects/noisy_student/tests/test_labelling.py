@@ -10,7 +10,6 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 import lambda_det
 from lambda_det.classification import parser, run
@@ -19,7 +18,6 @@ from noisy_student.labelling import Choice, _choose, list_images, predict, selec
 from noisy_student.pseudo_labels import PseudoLabelSource, read_pseudo_labels
 from noisy_student.teacher import load_teacher
 from tests.classification.tiny import COLOURS, RECIPE, make_images
-from tests.malicious import Program
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +64,8 @@ def teacher(checkpoint):
     return load(checkpoint)
 
 
-def load(path, *, weights=None, classes=None):
-    return load_teacher(str(path), weights=weights, classes=classes, device="cpu")
+def load(path):
+    return load_teacher(str(path), "cpu")
 
 
 @pytest.fixture
@@ -79,7 +77,7 @@ def unlabelled(pictures, tmp_path):
     return images
 
 
-OPTIONS = {"batch_size": 2, "workers": 0, "max_unreadable": 1}
+OPTIONS = {"batch_size": 2, "workers": 0}
 
 
 @pytest.mark.slow
@@ -224,12 +222,6 @@ def test_scores_that_are_not_finite_end_it(teacher, unlabelled, tmp_path):
     assert not len(read_pseudo_labels(tmp_path / "p").names)
 
 
-def test_too_many_broken_images_end_it(teacher, unlabelled, tmp_path):
-    options = {**OPTIONS, "max_unreadable": 0}
-    with pytest.raises(DataError, match="--max-unreadable is 0"):
-        predict(teacher, list_images(str(unlabelled)), tmp_path / "p", **options)
-
-
 LABELS = np.array([0, 1, 0, 0, 1, 0])
 CONFIDENCES = np.array([0.9, 0.5, 0.3, 0.8, 0.2, 0.3])
 
@@ -267,20 +259,10 @@ def test_nothing_sure_enough(teacher, unlabelled, tmp_path):
     assert not (tmp_path / "l").exists()
 
 
-@pytest.fixture(scope="module")
-def timm_weights(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("timm")
-    network = timm.create_model("resnet10t", num_classes=1000)
-    torch.save(network.state_dict(), folder / "weights.pth")
-    save_file(network.state_dict(), folder / "weights.safetensors")
-    return folder, network.eval()
-
-
-@pytest.mark.parametrize("file", ["weights.pth", "weights.safetensors"])
-def test_timms_models_are_teachers(timm_weights, file):
-    folder, network = timm_weights
-    weights = str(folder / file)
-    teacher = load("timm:resnet10t", weights=weights)
+def test_timms_models_are_teachers(monkeypatch):
+    network = timm.create_model("resnet10t", num_classes=1000).eval()
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: network)
+    teacher = load("timm:resnet10t")
     assert teacher.classes[:2] == ["n01440764", "n01443537"] and len(teacher.classes) == 1000
     assert teacher.cfg.INPUT.SIZE == 176  # as timm says
     images = torch.randint(0, 256, (1, 176, 176, 3), dtype=torch.uint8)
@@ -290,25 +272,17 @@ def test_timms_models_are_teachers(timm_weights, file):
         torch.testing.assert_close(
             teacher.model({"images": images}), expected, atol=1e-4, rtol=1e-3
         )
+    network.num_classes = 2
+    with pytest.raises(ConfigError, match="1000"):
+        load("timm:resnet10t")
 
 
-@pytest.mark.slow
-def test_teachers_that_cannot_be(timm_weights, checkpoint, tmp_path):
-    weights = str(timm_weights[0] / "weights.pth")
+def test_teachers_that_cannot_be(tmp_path):
     with pytest.raises(ConfigError, match="resnet10q"):
-        load("timm:resnet10q", weights=weights)
-    with pytest.raises(WeightsError, match="resnet18"):
-        load("timm:resnet18", weights=weights)
-    with pytest.raises(ConfigError, match="1000 classes, and 2"):
-        load("timm:resnet10t", weights=weights, classes=["a", "b"])
+        load("timm:resnet10q")
+    torch.save({"model": {}}, tmp_path / "weights.pth")
     with pytest.raises(WeightsError, match=r"weights\.pth .*timm:NAME"):
-        load(weights)
-    with pytest.raises(ConfigError, match="--weights"):
-        load(str(checkpoint), weights=weights)
-    torch.save({"state_dict": Program(tmp_path / "it ran")}, tmp_path / "program.pth")
-    with pytest.raises(WeightsError, match="could run a program"):
-        load("timm:resnet10t", weights=str(tmp_path / "program.pth"))
-    assert not (tmp_path / "it ran").exists()
+        load(tmp_path / "weights.pth")
 
 
 def test_weights_of_another_model_than_the_recipe_s(checkpoint, tmp_path):
@@ -340,18 +314,3 @@ def test_other_pixel_settings_are_another_teacher(teacher, checkpoint, tmp_path)
     other = load(tmp_path / "c.pth")
     assert other.sha256 != teacher.sha256
     assert f"({other.sha256[:12]})" in other.description
-
-
-def test_a_checkpoints_classes_are_not_renamed(teacher, checkpoint):
-    assert load(checkpoint, classes=["blue", "green", "red"]).sha256 == teacher.sha256
-    with pytest.raises(ConfigError, match=r"Class 1 of .* is 'green', and of --classes 'red'"):
-        load(checkpoint, classes=["blue", "red", "green"])
-
-
-def test_an_error_of_timm_without_a_text(monkeypatch):
-    def fail(*args, **kwargs):
-        raise RuntimeError
-
-    monkeypatch.setattr(timm, "create_model", fail)
-    with pytest.raises(ConfigError, match=r"resnet18 \(RuntimeError\)"):
-        load("timm:resnet18", weights=None)
