@@ -188,7 +188,7 @@ def run(
     """
     from lambda_det.distributed.launch import end_in_import_of_main
     from lambda_det.training import start
-    from lambda_det.training.log import kept_messages
+    from lambda_det.training.log import BufferedLog
 
     end_in_import_of_main()
     for flag, key in args.keys.items():
@@ -198,7 +198,8 @@ def run(
         args.progress = sys.stderr.isatty()
     kind = task or resolve_name(args.task)
     # Read here, and not in the processes, so that a mistake is reported once and at once
-    with kept_messages() as messages:
+    with BufferedLog() as log:
         made = kind.read(args, file)
+        messages = log.take()
     config_file = made.config_file or args.config_file
     start.run(args, made, config_file=config_file, messages=messages)

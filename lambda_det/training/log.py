@@ -11,7 +11,7 @@ import inspect
 import logging
 import logging.handlers
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,6 @@ __all__ = [
     "is_loss",
     "is_of_averaged_weights",
     "is_of_machine",
-    "kept_messages",
-    "log_kept",
     "log_table",
     "plain_name",
     "show",
@@ -66,12 +64,21 @@ class BufferedLog(logging.handlers.MemoryHandler):
 
     Args:
         quiet: show only tables, the time, evaluations and warnings on the screen.
+        earlier: what another log has taken in, with which this one begins.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, earlier: Iterable[logging.LogRecord] = ()) -> None:
         super().__init__(10_000, logging.CRITICAL + 1, flushOnClose=False)
         self._quiet, self._opened = quiet, []
         self._files: dict[str, str] = {}
+        self.buffer += earlier
+
+    def take(self) -> list[logging.LogRecord]:
+        """What was logged so far and goes on in another log, also of another process."""
+        prepare = logging.handlers.QueueHandler(None).prepare  # so that they can be pickled
+        taken = [prepare(record) for record in self.buffer]
+        self.buffer.clear()
+        return taken
 
     def add_file(self, name: str, text: str) -> None:
         """Have the first process add a text to a file beside log.txt, once the folder is there."""
@@ -130,43 +137,6 @@ class BufferedLog(logging.handlers.MemoryHandler):
         for record in self.buffer:
             if record.levelno >= logging.WARNING and comm.is_main_process():
                 logging.lastResort.handle(record)
-
-
-@contextlib.contextmanager
-def kept_messages() -> Iterator[list[dict[str, Any]]]:
-    """Keep what is logged before there is a log; :func:`log_kept` adds it to one, in any process.
-
-    After an error only warnings are of interest, and are shown.
-    """
-    kept: list[dict[str, Any]] = []
-
-    class Keeper(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            facts = ("name", "levelno", "levelname", "created")
-            kept.append({k: getattr(record, k) for k in facts} | {"msg": record.getMessage()})
-
-    keeper, loggers = Keeper(), [logging.getLogger(name) for name in _LOGGERS]
-    levels = [one.level for one in loggers]
-    for one in loggers:
-        one.addHandler(keeper)
-        one.setLevel(logging.INFO)
-    try:
-        yield kept
-    except BaseException:
-        for record in kept:
-            if record["levelno"] >= logging.WARNING:
-                logging.lastResort.handle(logging.makeLogRecord(record))
-        raise
-    finally:
-        for one, level in zip(loggers, levels, strict=True):
-            one.removeHandler(keeper)
-            one.setLevel(level)
-
-
-def log_kept(messages: Iterable[dict[str, Any]]) -> None:
-    """Log the messages of :func:`kept_messages`."""
-    for record in messages:
-        logging.getLogger(record["name"]).handle(logging.makeLogRecord(record))
 
 
 def _write_above_bars(screen: logging.StreamHandler) -> None:

@@ -17,7 +17,6 @@ import os
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 from detectron2.utils import comm
@@ -33,7 +32,7 @@ from lambda_det.native.calls import copied
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.hooks import Progress
 from lambda_det.training.library_errors import explained
-from lambda_det.training.log import BufferedLog, log_kept
+from lambda_det.training.log import BufferedLog
 from lambda_det.training.precision import AUTO, Precision
 from lambda_det.training.run_folder import Change, Checkpoint, RunFolder, RunLock
 from lambda_det.training.settings import Settings
@@ -56,7 +55,7 @@ def run(
     task: Task,
     *,
     config_file: str | None = None,
-    messages: Sequence[dict[str, Any]] = (),
+    messages: Sequence[logging.LogRecord] = (),
 ) -> None:
     """Train or evaluate a task as a command line says, in as many processes as it says.
 
@@ -64,7 +63,7 @@ def run(
         args: the flags of :func:`lambda_det.training.command_line.run_parser`.
         task: of the configuration, not prepared; it goes to each process.
         config_file: that the configuration was read from, for the run's config.yaml.
-        messages: of :func:`lambda_det.training.log.kept_messages`, with which the log begins.
+        messages: of :meth:`BufferedLog.take`, with which the log of the first process begins.
 
     Raises:
         UserError: one sentence to print.
@@ -78,11 +77,10 @@ def _work(
     args: argparse.Namespace,
     task: Task,
     config_file: str | None = None,
-    messages: Sequence[dict[str, Any]] = (),
+    messages: Sequence[logging.LogRecord] = (),
 ) -> None:
-    with BufferedLog(quiet=args.progress and not args.eval_only) as log:
-        if comm.is_main_process():
-            log_kept(messages)
+    earlier = messages if comm.is_main_process() else ()
+    with BufferedLog(quiet=args.progress and not args.eval_only, earlier=earlier) as log:
         task = task.prepare(train=not args.eval_only)
         settings = task.settings
         precision = Precision.of(settings)

@@ -19,7 +19,7 @@ from lambda_det.detection import DetectionTask
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.own_data import choice
 from lambda_det.own_data.command_line import main as check_main
-from lambda_det.training.log import kept_messages
+from lambda_det.training.log import BufferedLog
 from tests.coco import annotation, coco_content
 from tests.detection.tiny import NARROW, on_meta
 
@@ -61,8 +61,9 @@ def prepared(*words):
     if args.output:
         args.opts += ["OUTPUT_DIR", args.output]
     before = copy.deepcopy(args)
-    with kept_messages() as records:
+    with BufferedLog() as log:
         task = DetectionTask.read(args)
+        records = [vars(record) for record in log.take()]
     assert args == before
     return Prepared(task.config, task.config_file, records)
 
