@@ -290,14 +290,14 @@ FAULTS = [
     ),
     _fault(
         "TensorBoard, and an event writer",
-        "lambda_det/training/writers.py",
+        "lambda_det/training/hooks.py",
         '_class_of(name, settings.key("event_writers"))(folder)',
         '_class_of(name, settings.key("event_writers"))(".")',
         "training/test_writers.py::test_names_that_are_there",
     ),
     _fault(
         "TensorBoard, and an event writer",
-        "lambda_det/training/writers.py",
+        "lambda_det/training/hooks.py",
         "purge_step=last_step + 1",
         "purge_step=0",
         "training/test_writers.py"

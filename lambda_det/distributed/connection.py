@@ -12,21 +12,11 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from detectron2.utils import comm
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from lambda_det.errors import ConfigError, LostProcessError, UserError, reason
-
-__all__ = [
-    "AT_LENGTH",
-    "IN_STEPS",
-    "distribute",
-    "limit_waiting",
-    "on_all",
-    "on_main_process",
-    "run_connected",
-]
 
 T = TypeVar("T")
 
@@ -176,3 +166,37 @@ def _store(rank: int, world_size: int) -> dist.Store:
     is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_kept else "0"
     return dist.PrefixStore(f"attempt_{attempt}_of_{world_size}", store)
+
+
+# ----------------------------------------------------------------------- moments over all processes
+def join(means: Tensor, variances: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, biased variance and count of all values, from the same of groups of them.
+
+    They are weighted by count as in Chan, Golub and LeVeque (1983), which forms no difference of
+    large squares.
+
+    Args:
+        means: [groups, C].
+        variances: [groups, C], biased.
+        counts: values per channel [groups, 1], which may be 0.
+    """
+    count = counts.sum()
+    share = counts / count.clamp(min=1)
+    mean = (share * means).sum(0)
+    return mean, (share * (variances + (means - mean).square())).sum(0), count
+
+
+def join_processes(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`join` of the values of all processes, by one collective call.
+
+    Args:
+        mean: [C], of this process.
+        var: [C], biased.
+        count: values per channel [], which may be 0.
+    """
+    local = torch.cat([mean, var, count[None]])
+    # A sum of rows that are zero elsewhere is an all-gather that every backend knows
+    table = local.new_zeros(comm.get_world_size(), len(local))
+    table[comm.get_rank()] = local
+    dist.all_reduce(table)
+    return join(*table.split([len(mean), len(mean), 1], dim=1))

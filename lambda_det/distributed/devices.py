@@ -7,8 +7,6 @@ import torch
 from lambda_det.config import option
 from lambda_det.errors import ConfigError
 
-__all__ = ["check_device"]
-
 
 def check_device(device: str, num_gpus: int, key: str = "MODEL.DEVICE") -> torch.device:
     """Refuse a device that does not exist.

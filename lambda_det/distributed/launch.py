@@ -27,9 +27,9 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from lambda_det.distributed.connection import AT_LENGTH, run_connected
 from lambda_det.distributed.devices import check_device
-from lambda_det.distributed.parent import end_with_parent
 from lambda_det.distributed.signals import (
     die_of,
+    end_with_parent,
     heeded_signals,
     is_another_request,
     restore_handlers,
@@ -45,8 +45,6 @@ from lambda_det.errors import (
     UserError,
     reason,
 )
-
-__all__ = ["MAIN_GUARD", "end_in_import_of_main", "launch"]
 
 Main = Callable[[argparse.Namespace], None]
 

@@ -16,8 +16,6 @@ from detectron2.utils import comm
 from lambda_det.distributed.signals import StopRequest, received_signal
 from lambda_det.errors import duration
 
-__all__ = ["UntilAsked", "leave_if_asked"]
-
 logger = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")

@@ -9,8 +9,6 @@ import os
 import platform
 import sys
 
-__all__ = ["SWITCH", "keep_memory"]
-
 SWITCH = "LAMBDA_DET_KEEP_MEMORY"  # an environment variable; 0: memory goes back to the system
 
 # Parameters of glibc's mallopt(3) by their numbers in malloc.h. By default it takes each large map

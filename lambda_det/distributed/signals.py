@@ -17,7 +17,7 @@ from functools import partial
 from multiprocessing import resource_tracker
 from typing import TypeVar
 
-__all__ = ["SIGNALS", "StopRequest", "catch_signals", "interruptible", "received_signal"]
+import torch.multiprocessing as mp
 
 T = TypeVar("T")
 
@@ -199,3 +199,34 @@ def die_of(number: int) -> None:
     """End this process by a signal, as if no handler had been set."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+# ---------------------------------------------------------------------------------- with the parent
+_POLL = 1.0  # seconds between two looks at the parent
+
+
+def end_with_parent(parent: int, *, by_main_thread: bool = True) -> None:
+    """Let the system kill this process when its parent ends in any way; call it before anything
+    else.
+
+    What was trained since the last checkpoint is lost, as with any kill. To train on would be
+    worse: the run that is started in its place writes into the same folder. A loader process would
+    keep its memory for ever: it cannot end while its batches wait in a pipe without a reader.
+
+    Args:
+        parent: the process that started this one.
+        by_main_thread: whether the parent's main thread started it. The kernel takes the end of the
+            thread that started a process for the end of the parent.
+    """
+    if sys.platform == "linux" and by_main_thread:
+        mp._prctl_pr_set_pdeathsig(signal.SIGKILL)
+    elif sys.platform != "win32":  # there a process keeps the number of a parent that has ended
+        threading.Thread(target=_watch, args=(parent,), name="parent", daemon=True).start()
+    if sys.platform != "win32" and os.getppid() != parent:  # it ended before the lines above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_POLL)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 
 from lambda_det.cpu.folding import FOLDABLE_NORMS
-from lambda_det.distributed.moments import join_processes
+from lambda_det.distributed.connection import join_processes
 from lambda_det.native.calls import differentiable_once
 
 _PER_CHANNEL = (0, 2, 3)

@@ -22,8 +22,6 @@ from lambda_det.training.run_folder import RunFolder, check_model, is_numbered
 from lambda_det.weights.formats import check_torch_file, write_torch
 from lambda_det.weights.loading import load, read_weights
 
-__all__ = ["SafeCheckpointer"]
-
 
 class SafeCheckpointer(DetectionCheckpointer):
     """Detectron2's checkpointer with four promises.

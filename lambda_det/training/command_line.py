@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from lambda_det.training.config_file import ConfigFile
     from lambda_det.training.task import Task
 
-__all__ = ["YAML_EXAMPLES", "add_config_flag", "main", "quoted", "run", "run_parser"]
-
 _YAML_NAMES = {
     "config": "YAML file of configuration keys, read over the defaults",
     "folder": "OUTPUT_DIR",

@@ -19,17 +19,6 @@ from lambda_det.config import CONFIGS, REMOVED_KEYS, leaves, read_plain
 from lambda_det.errors import ConfigError, reason, refused, suggest
 from lambda_det.training.run_folder import CONFIG, RunFolder
 
-__all__ = [
-    "CLASSIFIER",
-    "DETECTOR",
-    "LAZY",
-    "ZOO",
-    "ConfigFile",
-    "kind_of",
-    "read_config",
-    "refuse_removed",
-]
-
 # The configurations that Detectron2 installs
 ZOO = (Path(detectron2.__file__).parent / "model_zoo" / "configs").resolve()
 # What a file describes: a training by nodes, or the training of a detector or classifier by keys

@@ -18,8 +18,6 @@ from lambda_det.errors import listed
 from lambda_det.training.log import is_of_averaged_weights, plain_name
 from lambda_det.training.task import Results
 
-__all__ = ["Evaluation"]
-
 logger = logging.getLogger(__name__)
 
 _LOSSES = ("loss", "total_loss")  # beginnings of the names of losses

@@ -1,12 +1,13 @@
-"""Hooks of every training: logged values, checkpoints."""
+"""Hooks of every training: logged values and where they are written, checkpoints."""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from posixpath import commonpath
 from typing import Any
 
@@ -18,30 +19,22 @@ from detectron2.utils.events import (
     CommonMetricPrinter,
     EventWriter,
     JSONWriter,
+    TensorboardXWriter,
     get_event_storage,
 )
+from torch.utils.tensorboard.summary import hparams
 from tqdm.auto import tqdm
 
-from lambda_det.errors import counted, duration
+from lambda_det.config import leaves, read_plain
+from lambda_det.errors import ConfigError, counted, duration, refused
 from lambda_det.training.log import is_of_machine
 from lambda_det.training.run_folder import RunFolder
-from lambda_det.training.writers import make_writers
+from lambda_det.training.settings import Settings
 
 try:
     import resource
 except ImportError:  # Windows
     resource = None
-
-__all__ = [
-    "Checkpoints",
-    "Forecast",
-    "LRScheduler",
-    "Progress",
-    "RunWriter",
-    "SpeedAndMemory",
-    "peak_gigabytes",
-]
-
 
 logger = logging.getLogger(__name__)
 
@@ -285,3 +278,57 @@ class RunWriter(HookBase):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._resumed = state
+
+
+# ------------------------------------------------------------------------------------ event writers
+def check_writers(settings: Settings) -> None:
+    """Refuse event writers that cannot be made, before a run begins.
+
+    The settings name "tensorboard", or the path of a class such as "package.module.Writer".
+
+    Raises:
+        ConfigError: a name is neither.
+    """
+    for name in settings.event_writers:
+        if name != "tensorboard":
+            _class_of(name, settings.key("event_writers"))
+
+
+def _class_of(name: str, key: str) -> Callable[[str], EventWriter]:
+    module, _, attribute = name.rpartition(".")
+    advice = "it can be tensorboard, or a class such as package.module.Writer"
+    errors = (ImportError, AttributeError, TypeError, ValueError)
+    with refused(ConfigError, f"{key} names {name!r}, which is not there", advice, *errors):
+        writer = getattr(importlib.import_module(module), attribute)
+    if not (isinstance(writer, type) and issubclass(writer, EventWriter)):
+        raise ConfigError(f"{key} names {name!r}, which is no EventWriter of Detectron2.")
+    return writer
+
+
+def make_writers(settings: Settings, last_step: int, config: str = "") -> list[EventWriter]:
+    """The event writers of a run; see :func:`check_writers`.
+
+    Args:
+        settings: name them; a class is called with the folder.
+        last_step: the last step that was written before a resume; -1 at a start.
+        config: of the run, as YAML.
+    """
+    folder = settings.output_dir
+    writers: list[EventWriter] = []
+    for name in settings.event_writers:
+        if name == "tensorboard":
+            writers.append(TensorboardXWriter(folder, window_size=1, purge_step=last_step + 1))
+            for summary in hparams(_hyperparameters(config), {"total_loss": 0.0}):
+                writers[-1]._writer.file_writer.add_summary(summary)
+        else:
+            writers.append(_class_of(name, settings.key("event_writers"))(folder))
+    for writer in writers:
+        writer._last_write = last_step  # what is older has been written
+    return writers
+
+
+def _hyperparameters(config: str) -> dict[str, Any]:
+    """The keys of a configuration with their values; lists and the like as text."""
+    loaded = read_plain(config)
+    plain = leaves(loaded) if isinstance(loaded, dict) else ()
+    return {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in plain}

@@ -1,23 +1,38 @@
-"""Errors of PyTorch and of the system in a run get the file or key, and what to do."""
+"""Errors of PyTorch and of the system in a run get the file or key, and what to do.
+
+A library says what value it refuses and seldom the key: "Unknown pooler type: RoIAlign", or an
+assertion without a word. The lines that led to the error say the rest: the keys that they read, and
+variables that have the name and the value of a key.
+"""
 
 from __future__ import annotations
 
+import inspect
+import linecache
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple
 
 from lambda_det.distributed.launch import MAIN_GUARD
-from lambda_det.errors import DataError, DiskError, UserError, WeightsError, disk_fault, reason
+from lambda_det.errors import (
+    ConfigError,
+    DataError,
+    DiskError,
+    UserError,
+    WeightsError,
+    disk_fault,
+    reason,
+    suggest,
+)
 from lambda_det.training.loading import LOADERS_START_BY
 from lambda_det.training.log import ONLY_IN_FILE
-from lambda_det.training.refused_values import REFUSALS, refused_value
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.settings import Settings
-
-__all__ = ["explained", "naming_keys", "writing"]
 
 logger = logging.getLogger(__name__)
 Values = Callable[[], Iterable[tuple[str, Any]]]  # of a configuration: its keys with their values
@@ -119,3 +134,126 @@ def _os_error(error: BaseException) -> OSError | None:
     if isinstance(error, OSError) and error.errno is not None:
         return error
     return disk_fault(error)
+
+
+# ----------------------------------------------------------------------- the key of a refused value
+# By which libraries refuse a value
+REFUSALS = (
+    ValueError,
+    LookupError,
+    AssertionError,
+    NotImplementedError,
+    OverflowError,
+    ZeroDivisionError,
+)
+_OURS = str(Path(__file__).parents[1])
+_MOST_KEYS = 8  # that a sentence names
+_MOST_LETTERS = 160  # of the lines that it quotes
+_STACK = "Traceback (most recent call last)"
+_PLAIN = (str, int, float, list, tuple)  # of the values that a configuration holds
+_LIBRARIES = {"detectron2": "Detectron2", "torch": "PyTorch"}
+
+
+class _Place(NamedTuple):
+    """A place in the stack of an error.
+
+    Attributes:
+        lines: of the call that failed there.
+        variables: of the function, and of its ``self``.
+        function: that has the lines, or that read the keys for it.
+        module: the name of its package.
+    """
+
+    lines: str
+    variables: Mapping[str, Any]
+    function: Any
+    module: str
+
+    @classmethod
+    def of(cls, trace: TracebackType) -> _Place:
+        frame = trace.tb_frame
+        first, last, *_ = list(frame.f_code.co_positions())[trace.tb_lasti // 2]
+        lines = linecache.getlines(frame.f_code.co_filename)[(first or 1) - 1 : last]
+        variables = {**getattr(frame.f_locals.get("self"), "__dict__", {}), **frame.f_locals}
+        function = variables.get("from_config_func", frame.f_code)  # of Detectron2's configurable
+        module = frame.f_globals.get("__name__", "").partition(".")[0]
+        return cls(" ".join(map(str.strip, lines)), variables, function, module)
+
+
+def refused_value(error: BaseException, values: Iterable[tuple[str, Any]]) -> ConfigError | None:
+    """The sentence about the key whose value a library refused; None where no key has it.
+
+    What this package itself raises is no refusal of a library. Nor is an error of a loader process,
+    whose words are a stack: any key in its source lines would be blamed.
+
+    Args:
+        error: one of :data:`REFUSALS`, with its traceback.
+        values: the keys of the configuration with their values.
+    """
+    values, places = dict(values), list(_places(error))
+    if not places or _STACK in str(error):
+        return None
+    keys = next(filter(None, _guesses(places, values)), [])
+    return _sentence(error, keys, values, places[0]) if 0 < len(keys) <= _MOST_KEYS else None
+
+
+def _places(error: BaseException) -> Iterator[_Place]:
+    """The places in libraries that led to an error, the innermost first, and ours that called."""
+    traces, trace = [], error.__traceback__
+    while trace is not None:
+        traces.append(trace)
+        trace = trace.tb_next
+    for trace in reversed(traces):
+        is_ours = trace.tb_frame.f_code.co_filename.startswith(_OURS)
+        if not (is_ours and trace is traces[-1]):
+            yield _Place.of(trace)
+        if is_ours:
+            return
+
+
+def _guesses(places: list[_Place], values: Mapping[str, Any]) -> Iterator[list[str]]:
+    """The keys that may be meant, the best guess first; empty lists among them."""
+    for place in places[:2]:
+        yield _read(place.lines, values)
+    for place in places[:2]:
+        words = {*re.findall(r"\w+", place.lines)}
+        held = {n: v for n, v in place.variables.items() if n in words and isinstance(v, _PLAIN)}
+        named = {(name.split("_")[-1], _plain(value)) for name, value in held.items()}
+        last = {key: re.split("[._]", key.lower())[-1] for key in values}
+        yield [key for key, value in values.items() if (last[key], _plain(value)) in named]
+    for place in places[:4]:  # what was made of a key is refused: one of those that it reads
+        if place.module != "lambda_det":
+            try:
+                yield _read(inspect.getsource(place.function), values)
+            except (OSError, TypeError):  # it has no source
+                continue
+    for place in places[2:4]:
+        yield _read(place.lines, values)
+
+
+def _read(source: str, values: Mapping[str, Any]) -> list[str]:
+    """The keys that a source reads, such as ``cfg.MODEL.POINT_HEAD.NUM_CLASSES``."""
+    found = dict.fromkeys(re.findall(r"\bcfg\.([A-Z][\w.]+)", source))
+    return [key for key in found if key in values]
+
+
+def _plain(value: Any) -> str:
+    """A value for comparisons: 1 is not True, and a tuple is a list."""
+    return repr(value).translate({ord("("): "[", ord(")"): "]"})
+
+
+def _sentence(
+    error: BaseException, keys: list[str], values: Mapping[str, Any], place: _Place
+) -> ConfigError:
+    what = " and ".join(f"{key} is {values[key]!r}" for key in keys)
+    known = getattr(place.variables.get("self"), "_obj_map", None)
+    if known is not None:
+        return ConfigError(
+            f"{what}, which is not registered with Detectron2{suggest(values[keys[0]], known)} A "
+            "name of your own project is registered when its module is imported "
+            "(docs/use_in_your_project.md)."
+        )
+    library = _LIBRARIES.get(place.module, place.module)
+    words = f": {reason(error)}" if re.search("[a-z]{2}", str(error)) else ""
+    lines = textwrap.shorten(place.lines, _MOST_LETTERS, placeholder=" ...")
+    return ConfigError(f"{what}; {library} refuses it in `{lines}`{words}.")

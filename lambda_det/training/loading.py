@@ -29,11 +29,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from lambda_det.distributed.parent import end_with_parent
-from lambda_det.distributed.signals import SIGNALS, start_tracker
+from lambda_det.distributed.signals import SIGNALS, end_with_parent, start_tracker
 from lambda_det.errors import DataError
-
-__all__ = ["LOADERS_START_BY", "BatchesAhead", "ImageLoader", "UnreadableImages", "batches_ahead"]
 
 logger = logging.getLogger(__name__)
 

@@ -24,17 +24,6 @@ from lambda_det.errors import escape_record
 from lambda_det.files import replace_text
 from lambda_det.training.run_folder import LOG
 
-__all__ = [
-    "ONLY_IN_FILE",
-    "BufferedLog",
-    "is_loss",
-    "is_of_averaged_weights",
-    "is_of_machine",
-    "log_table",
-    "plain_name",
-    "show",
-]
-
 logger = logging.getLogger(__name__)
 
 _LOGGERS = ("fvcore", "detectron2", "lambda_det")

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["NonFiniteNumbers", "NumericsDebugger"]
-
 _WRAPPERS = re.compile(r"^(module|_orig_mod)(?=\.|$)")  # their prefixes of names
 
 

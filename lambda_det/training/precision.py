@@ -10,8 +10,6 @@ import torch
 from lambda_det.errors import ConfigError
 from lambda_det.training.settings import Settings
 
-__all__ = ["AUTO", "LossScaler", "Precision", "has_bfloat16"]
-
 AUTO = "auto"
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # Newer than PyTorch 2.4

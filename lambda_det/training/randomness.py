@@ -14,8 +14,6 @@ from enum import IntEnum
 import numpy as np
 import torch
 
-__all__ = ["Purpose", "generator", "seed_all", "seeded"]
-
 
 class Purpose(IntEnum):
     """What random numbers are drawn for. Two purposes never share a stream."""

@@ -25,21 +25,6 @@ from torch import nn
 from lambda_det.config import POSITIVE, Rule, check
 from lambda_det.errors import ConfigError, refused
 
-__all__ = [
-    "ABOVE_0",
-    "OPTIMIZERS",
-    "SCHEDULES",
-    "Optimizer",
-    "Schedule",
-    "Span",
-    "build_optimizer",
-    "check_rate",
-    "check_solver",
-    "optimizer_of",
-    "schedule_of",
-    "warn_of_unread",
-]
-
 logger = logging.getLogger(__name__)
 
 

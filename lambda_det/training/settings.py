@@ -73,7 +73,7 @@ class Settings:
         best_metric: the result whose best checkpoint is kept; "" for the task's first.
         patience: evaluations in a row that may bring no better result; 0 for any number.
         event_writers: where the numbers of the log go besides metrics.json, see
-            :func:`lambda_det.training.writers.check_writers`.
+            :func:`lambda_det.training.hooks.check_writers`.
         precise_bn_batches: batches of each process from which batch norm's statistics are estimated
             before an evaluation; 0 keeps the running statistics.
         keys: the user's key for each of these names.

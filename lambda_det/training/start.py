@@ -30,7 +30,7 @@ from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, WeightsError, listed
 from lambda_det.native.calls import copied
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.hooks import Progress
+from lambda_det.training.hooks import Progress, check_writers
 from lambda_det.training.library_errors import explained
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.precision import AUTO, Precision
@@ -38,12 +38,9 @@ from lambda_det.training.run_folder import Change, Checkpoint, RunFolder, RunLoc
 from lambda_det.training.settings import Settings
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.training.trainer import Trainer
-from lambda_det.training.writers import check_writers
 from lambda_det.version import __version__
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.loading import read_weights
-
-__all__ = ["evaluate", "run", "train"]
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torchvision.ops import StochasticDepth
 
+from lambda_det.distributed.connection import join, join_processes
 from lambda_det.distributed.leaving import leave_if_asked
-from lambda_det.distributed.moments import join, join_processes
 from lambda_det.training.precision import Precision
-
-__all__ = ["ExponentialAverage", "batch_norms", "estimate_statistics", "images_of_norms"]
 
 
 class ExponentialAverage:

@@ -27,8 +27,6 @@ from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.settings import Clipping
 from lambda_det.training.task import Task
 
-__all__ = ["TrainStep", "clip_gradients"]
-
 logger = logging.getLogger(__name__)
 
 _IMAGES_NAMED = 8

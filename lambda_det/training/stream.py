@@ -19,8 +19,6 @@ from detectron2.utils import comm
 
 from lambda_det.training.randomness import Purpose, generator
 
-__all__ = ["Key", "Sources", "Stream"]
-
 logger = logging.getLogger(__name__)
 
 # Seed of the run, position in the stream of all processes, index of the image

@@ -18,8 +18,6 @@ from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.settings import Settings
 from lambda_det.weights.provenance import PixelSettings
 
-__all__ = ["EMA", "RAW", "Results", "Task"]
-
 # The weights that are evaluated: the trained ones, and their exponential moving average
 RAW, EMA = "raw", "ema"
 

@@ -47,8 +47,6 @@ from lambda_det.training.step import TrainStep
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.weights.loading import load
 
-__all__ = ["STATISTICS_SEED", "Trainer"]
-
 logger = logging.getLogger(__name__)
 
 # added to the run's seed, so these images differ from the steps'

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from lambda_det.errors import ConfigError
+from lambda_det.training.hooks import check_writers
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import Clipping, Settings
-from lambda_det.training.writers import check_writers
 from tests.training.toy import settings
 
 NAMES = [field.name for field in dataclasses.fields(Settings)]

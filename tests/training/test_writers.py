@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from detectron2.utils.events import EventStorage, EventWriter, TensorboardXWriter
 
-from lambda_det.training.hooks import RunWriter
-from lambda_det.training.writers import check_writers, make_writers
+from lambda_det.training.hooks import RunWriter, check_writers, make_writers
 from tests.training.toy import settings
 
 _MADE = []  # the recorders, in the order of time
