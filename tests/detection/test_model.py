@@ -57,7 +57,7 @@ def test_a_resumed_retinanet_divides_its_losses_as_before():
         ("MODEL.META_ARCHITECTURE", "GeneralisedRCNN", "GeneralisedRCNN"),
         ("MODEL.ROI_HEADS.NAME", "", ""),
         ("MODEL.FPN.NORM", "SynBN", "SynBN"),
-        ("MODEL.FPN.IN_FEATURES", ["res2", "res3", "res4", "res6"], "res6'.*'res5'"),
+        ("MODEL.FPN.IN_FEATURES", ["res2", "res3", "res4", "res6"], "res6"),
     ],
 )
 def test_an_unknown_name_is_one_sentence(key, value, name):
