@@ -170,7 +170,9 @@ def evaluation_of(
     # boxes, so entries for masks must have none, as in Detectron2's evaluation.
     left_out = "bbox" if iou_type == "segm" else ""
     entries = [{key: value for key, value in entry.items() if key != left_out} for entry in results]
-    return COCOeval(ground_truth, ground_truth.loadRes(entries) if entries else COCO(), iou_type)
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
+        predictions = ground_truth.loadRes(entries) if entries else COCO()
+    return COCOeval(ground_truth, predictions, iou_type)
 
 
 def objects_found(evaluation: COCOeval, *, across_classes: bool = False) -> list[int]:

@@ -216,7 +216,9 @@ def test_each_prediction_finds_one_object_of_its_class(
     truth = _truth(objects, crowds)
     boxes = _annotations((category, box) for _, category, box in predictions)
     results = [{**a, "score": score} for a, (score, _, _) in zip(boxes, predictions, strict=True)]
+    capsys.readouterr()
     assert objects_found(evaluation_of(truth, results, "bbox")) == expected
+    assert not capsys.readouterr().out  # of pycocotools
 
 
 def test_across_classes_the_highest_score_takes_an_object_of_any(capsys):
