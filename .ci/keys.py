@@ -22,8 +22,8 @@ DETECTION = ROOT / "lambda_det" / "config.py"
 CLASSIFICATION = ROOT / "lambda_det" / "classification" / "config.py"
 SETTINGS = ROOT / "configs" / "common" / "train.py"
 _KEY = re.compile(r"    _C\.([A-Z0-9_.]+) = (?!CN\(\))")
-_TABLE = re.compile(r"([A-Z_]+): dict\[str, (?:Layer)?Key\] = {")
-_ROW = re.compile(r'    "([A-Z0-9_.]+)": (?:Layer)?Key\(')
+_TABLE = re.compile(r"([A-Z_]+): dict\[str, Key\] = {")
+_ROW = re.compile(r'    "([A-Z0-9_.]+)": Key\(')
 _SECTIONS = {"LAMBDA_LAYER_KEYS": "MODEL.LAMBDA_RESNET.", "SOLVER_KEYS": "SOLVER.", "KEYS": ""}
 _SETTING = re.compile(r'    "([a-z0-9_]+)": ')
 _COMMENT = re.compile(r"    # (.*)")

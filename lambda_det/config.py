@@ -101,6 +101,9 @@ class Key(NamedTuple):
         is_scaled: whether the number of processes changes it.
         on_resume: FIXED, SAMPLES or FREE; "" as its section, and FREE without one.
         needs: the key without which, or with which at 0 or False, nothing reads this one.
+        unseen: the default of layers, for an option of theirs that changes the result without a
+            trace in any tensor. Weights of layers with another value are refused. None for other
+            keys.
     """
 
     default: Any = None
@@ -110,60 +113,42 @@ class Key(NamedTuple):
     is_scaled: bool = False
     on_resume: str = ""
     needs: str = ""
-
-
-class LayerKey(NamedTuple):
-    """A key of the lambda layers.
-
-    Attributes:
-        default: stands for the value of the model of that NAME.
-        unseen: the default of layers, for an option that changes the result without a trace in any
-            tensor. Weights of layers with another value are refused. None for other options.
-    """
-
-    default: Any
     unseen: Any = None
 
 
 # The lambda layers, under MODEL.LAMBDA_RESNET in detection and in classification. In Python and in
 # LazyConfigs the same names in lower case are arguments of create_backbone. The comment above a key
 # of this file is its sentence in docs/keys.md, which .ci/keys.py writes.
-LAMBDA_LAYER_KEYS: dict[str, LayerKey] = {
+LAMBDA_LAYER_KEYS: dict[str, Key] = {
     # Numbers of a query, |k|; 0 as in the named network, 16 in the paper's networks
-    "QUERY_DEPTH": LayerKey(0),
+    "QUERY_DEPTH": Key(0),
     # Queries of a position, |h|; 0 as in the named network, 4 in the paper's networks
-    "HEADS": LayerKey(0),
+    "HEADS": Key(0),
     # Intra-depth |u|; 0 as in the named network, 1 in the paper's networks
-    "INTRA_DEPTH": LayerKey(0),
+    "INTRA_DEPTH": Key(0),
     # Odd side of the local scope, |m|; 0 as in the named network, 23 in the paper's networks
-    "SCOPE": LayerKey(0),
+    "SCOPE": Key(0),
     # The scopes of res2, res3, res4 and res5, where they differ (Appendix B)
-    "STAGE_SCOPES": LayerKey([]),
+    "STAGE_SCOPES": Key([]),
     # Side in pixels of the largest image: position lambdas then span its whole map (Table 10). 0
     # for local scopes
-    "GLOBAL_CONTEXT": LayerKey(0),
+    "GLOBAL_CONTEXT": Key(0),
     # Whether there are content lambdas (Table 9)
-    "CONTENT": LayerKey(True),
+    "CONTENT": Key(True),
     # Whether there are position lambdas (Table 9)
-    "POSITION": LayerKey(True),
+    "POSITION": Key(True),
     # How keys are normalised, by a name of docs/layer.md; "" as in the named network
-    "KEY_NORM": LayerKey("", unseen="softmax"),
+    "KEY_NORM": Key("", unseen="softmax"),
     # Whether queries have a softmax over their depth (Table 11)
-    "QUERY_SOFTMAX": LayerKey(False, unseen=False),
+    "QUERY_SOFTMAX": Key(False, unseen=False),
     # Whether queries and values have the network's norm (Table 11)
-    "QV_NORM": LayerKey(True),
+    "QV_NORM": Key(True),
     # Which layers share position embeddings (Table 4): those of a "stage", or those of equal input
     # "size", which adds the first block of the next stage; "" for none
-    "SHARE_POSITIONS": LayerKey(""),
+    "SHARE_POSITIONS": Key(""),
     # How the local position output is computed: "auto" or a name of docs/layer.md
-    "IMPLEMENTATION": LayerKey("auto"),
+    "IMPLEMENTATION": Key("auto", on_resume=FREE),
 }
-
-
-def add_lambda_layer_keys(section: CN) -> None:
-    """Add the keys of the lambda layers to the section ``MODEL.LAMBDA_RESNET``."""
-    for key, option in LAMBDA_LAYER_KEYS.items():
-        section[key] = copy.copy(option.default)
 
 
 # Under SOLVER in detection and in classification, for the tables of training/schedules.py
@@ -185,9 +170,9 @@ SOLVER_KEYS: dict[str, Key] = {
 }
 
 
-def add_solver_keys(section: CN) -> None:
-    """Add the keys of optimisers and schedules to the section ``SOLVER``."""
-    for key, row in SOLVER_KEYS.items():
+def add_keys(section: CN, rows: Mapping[str, Key]) -> None:
+    """Add the keys of a table, which classifiers have as well, to a section."""
+    for key, row in rows.items():
         section[key] = copy.copy(row.default)
 
 
@@ -201,12 +186,7 @@ KEYS: dict[str, Key] = {
     "MODEL.LAMBDA_RESNET.OUT_FEATURES": Key(["res2", "res3", "res4", "res5"]),
     # The norm: any name that detectron2.layers.get_norm knows, such as "BN", "SyncBN", "FrozenBN"
     "MODEL.LAMBDA_RESNET.NORM": Key("BN"),
-    **{
-        f"MODEL.LAMBDA_RESNET.{name}": Key(
-            row.default, on_resume=FREE if name == "IMPLEMENTATION" else ""
-        )
-        for name, row in LAMBDA_LAYER_KEYS.items()
-    },
+    **{f"MODEL.LAMBDA_RESNET.{name}": row for name, row in LAMBDA_LAYER_KEYS.items()},
     # Probability of dropping the residual branch in the last stage; earlier stages drop it less
     # often, as in the public ResNet-RS (Appendix F.3 gives one rate)
     "MODEL.LAMBDA_RESNET.STOCHASTIC_DEPTH": Key(0.0),

@@ -12,9 +12,10 @@ from detectron2.config import CfgNode as CN
 from lambda_det.config import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    LAMBDA_LAYER_KEYS,
+    SOLVER_KEYS,
     Rule,
-    add_lambda_layer_keys,
-    add_solver_keys,
+    add_keys,
     check,
 )
 from lambda_det.training.config_file import ConfigFile, read_config
@@ -43,7 +44,7 @@ def get_classification_config() -> CN:
     # often
     _C.MODEL.STOCHASTIC_DEPTH = 0.0
     _C.MODEL.LAMBDA_RESNET = CN()
-    add_lambda_layer_keys(_C.MODEL.LAMBDA_RESNET)  # the same as in detection
+    add_keys(_C.MODEL.LAMBDA_RESNET, LAMBDA_LAYER_KEYS)  # the same as in detection
     # Keep only the input of each block and compute the block again in the backward pass, which
     # takes more time and less memory
     _C.MODEL.CHECKPOINT_ACTIVATIONS = False
@@ -111,7 +112,7 @@ def get_classification_config() -> CN:
     # ---- Solver
 
     _C.SOLVER = CN()
-    add_solver_keys(_C.SOLVER)  # the same as in detection
+    add_keys(_C.SOLVER, SOLVER_KEYS)  # the same as in detection
     # Momentum of SGD and of RMSprop
     _C.SOLVER.MOMENTUM = 0.9
     # Whether SGD has Nesterov's momentum
