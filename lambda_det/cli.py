@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from lambda_det.errors import printing, suggest
+from lambda_det.errors import importing_detectron2, printing, suggest
+from lambda_det.version import __version__
 
 if TYPE_CHECKING:
     from lambda_det.training.config_file import ConfigFile
@@ -57,6 +58,9 @@ def _main(argv: list[str]) -> int:
     if name in ("-h", "--help"):
         print(usage())
         return 0
+    if name == "--version":
+        print(f"lambda-det {__version__}")
+        return 0
     if name not in COMMANDS:
         print(f"error: there is no command {name}{suggest(name, COMMANDS)}", file=sys.stderr)
         return 2
@@ -85,6 +89,7 @@ def usage() -> str:
             *(f"  {name:<10}{does}" for name, (_, does) in COMMANDS.items()),
             "",
             "lambda-det COMMAND --help shows the flags of a command, and examples.",
+            "lambda-det --version prints the version.",
         ]
     )
 
@@ -100,19 +105,25 @@ def train(argv: list[str]) -> int:
 def named_file(argv: list[str]) -> ConfigFile | None:
     """The file that a command line of ``lambda-det train`` names; None where it names none."""
     from lambda_det.training.command_line import add_config_flag
-    from lambda_det.training.config_file import ConfigFile
 
     only_file = argparse.ArgumentParser(add_help=False)
     add_config_flag(only_file)
     name = only_file.parse_known_args(argv)[0].config_file
-    return ConfigFile(name) if name else None
+    if not name:
+        return None
+    from lambda_det.training.config_file import ConfigFile
+
+    return ConfigFile(name)
 
 
 def training_parser(file: ConfigFile | None) -> argparse.ArgumentParser:
     """The flags of ``lambda-det train``, which depend on what the named file describes."""
-    from lambda_det.training.config_file import kind_of
+    kind = ""
+    if file:
+        from lambda_det.training.config_file import kind_of
 
-    parser = _named(PARSERS.get(kind_of(file) if file else "", "cli:detector_parser"))()
+        kind = kind_of(file)
+    parser = _named(PARSERS.get(kind, "cli:detector_parser"))()
     parser.prog = "lambda-det train"
     if not file:
         parser.description = (
@@ -138,4 +149,5 @@ def detector_parser() -> argparse.ArgumentParser:
 
 def _named(name: str) -> Callable[..., Any]:
     """The function that a row of a table names; its module is imported only where it is needed."""
-    return resolve_name(f"lambda_det.{name}")
+    with importing_detectron2():
+        return resolve_name(f"lambda_det.{name}")

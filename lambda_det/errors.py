@@ -18,6 +18,7 @@ import select
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,16 @@ class Preempted(Exception):
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C stopped the run. Everything is saved, and the run can be resumed."""
+
+
+@contextlib.contextmanager
+def importing_detectron2() -> Iterator[None]:
+    """Keep quiet that Detectron2 scripts some functions when it is imported, which PyTorch has
+    deprecated.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*torch\.jit\.script", FutureWarning)
+        yield
 
 
 def command_parser(

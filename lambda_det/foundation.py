@@ -13,6 +13,8 @@ from typing import Any
 import torchvision
 from torch import Tensor, nn
 
+from lambda_det.errors import importing_detectron2
+
 __all__ = [
     "Backbone",
     "CNNBlockBase",
@@ -24,8 +26,9 @@ __all__ = [
 
 
 try:
-    from detectron2.layers import CNNBlockBase, Conv2d, FrozenBatchNorm2d, ShapeSpec, get_norm
-    from detectron2.modeling import Backbone
+    with importing_detectron2():
+        from detectron2.layers import CNNBlockBase, Conv2d, FrozenBatchNorm2d, ShapeSpec, get_norm
+        from detectron2.modeling import Backbone
 except ImportError:
 
     @dataclass

@@ -8,6 +8,8 @@ import textwrap
 import pytest
 
 from tests import forked
+from tests.detection.tiny import TINY
+from tests.shapes import make_shapes
 
 # Detectron2 and what only Detectron2 needs
 WITHOUT_DETECTRON2 = """
@@ -103,6 +105,66 @@ def test_the_import_changes_nothing_of_pytorch_and_imports_no_wing():
     """
     flags = "['lambda_det.own_data', 'lambda_det.own_data.flags']"
     assert run(script, "-m", "lambda_det.doctor", "--help") == f"[]\nTrue\n{flags}\n"
+
+
+@pytest.mark.slow
+def test_a_training_without_own_data_imports_only_their_flags(tmp_path):
+    make_shapes(tmp_path, num_train=2, num_val=1, size=64)
+    script = f"""
+        import os, sys
+        os.environ["DETECTRON2_DATASETS"] = {str(tmp_path)!r}
+        from lambda_det import cli
+        file = "configs/quick/shapes_lambdaresnet26_slim.yaml"
+        words = ["--config", file, "--output", {str(tmp_path / "run")!r}, "SOLVER.MAX_ITER", "1"]
+        words += ["SOLVER.STEPS", "()", *{TINY[0].split()!r}, "MODEL.WEIGHTS", ""]
+        assert cli.main(["train", *words]) == 0
+        print([m for m in sys.modules if m.startswith("lambda_det.own_data.")])
+    """
+    assert run(script).splitlines()[-1] == "['lambda_det.own_data.flags']"
+
+
+# Words of a command line, each with its status
+AT_ONCE = {
+    "": 0,
+    "--help": 0,
+    "--version": 0,
+    "tarin": 2,
+    **{f"{name} --flag-that-is-none": 2 for name in ("train", "report", "export", "backbone")},
+    **{f"{name} --flag-that-is-none": 2 for name in ("info", "doctor", "run")},
+}
+
+
+@pytest.mark.parametrize("words", AT_ONCE)
+def test_what_needs_no_network_is_answered_without_pytorch(words):
+    script = f"""
+        import sys
+        from lambda_det.cli import main
+        try:
+            status = main({words.split()!r})
+        except SystemExit as end:
+            status = end.code
+        heavy = {{"torch", "detectron2", "numpy", "PIL", "cv2"}} & {{*sys.modules}}
+        print(status, sorted(heavy))
+    """
+    assert run(script).splitlines()[-1] == f"{AT_ONCE[words]} []"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("module", ["engine", "modeling.backbone", "evaluation", "config, torch"])
+def test_backbones_are_registered_by_an_import_before_or_after_detectron2(module, before):
+    theirs, ours = f"import detectron2.{module}", "import lambda_det"
+    first, second = (theirs, ours) if before else (ours, theirs)
+    script = f"""
+        import warnings
+        warnings.simplefilter("ignore")
+        {first}
+        {second}
+        from detectron2.modeling import BACKBONE_REGISTRY, ROI_HEADS_REGISTRY
+        print("build_lambda_resnet_fpn_backbone" in BACKBONE_REGISTRY)
+        print("LambdaRes5ROIHeads" in ROI_HEADS_REGISTRY, lambda_det.Predictor.__name__)
+    """
+    assert run(script).splitlines() == ["True", "True Predictor"]
 
 
 OTHERS = """

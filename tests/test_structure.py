@@ -14,7 +14,8 @@ PACKAGE = ROOT / "lambda_det"
 WINGS = ("own_data", "export", "classification")
 # A room imports from the lines above its own, and from itself: so no wing imports another
 FLOORS = (
-    ("errors", "install_detectron2"),
+    ("errors",),
+    ("first_use", "install_detectron2"),
     ("files", "config", "foundation", "native", "threads", "version"),
     ("distributed", "weights"),
     ("cpu", "layers", "training"),

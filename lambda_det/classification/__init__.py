@@ -1,13 +1,14 @@
 """ImageNet training: recipes, data, and the task that turns them into checkpoints."""
 
-from lambda_det.classification.command_line import parser, run
-from lambda_det.classification.config import get_classification_config, load_recipe
-from lambda_det.classification.task import ClassificationTask
+from lambda_det.first_use import names_of
 
-__all__ = [
-    "ClassificationTask",
-    "get_classification_config",
-    "load_recipe",
-    "parser",
-    "run",
-]
+__getattr__ = names_of(
+    __name__,
+    {
+        "parser": "classification.command_line",
+        "run": "training.command_line",
+        "get_classification_config": "classification.config",
+        "load_recipe": "classification.config",
+        "ClassificationTask": "classification.task",
+    },
+)

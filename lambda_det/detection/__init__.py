@@ -1,19 +1,17 @@
 """Training, evaluation and prediction of detectors."""
 
-from lambda_det.detection.command_line import lazy_parser, parser
-from lambda_det.detection.config import load_config
-from lambda_det.detection.heads import LambdaRes5ROIHeads
-from lambda_det.detection.lazy import load_lazy_config
-from lambda_det.detection.task import DetectionTask, load_any_config
-from lambda_det.training.command_line import run
+from lambda_det.first_use import names_of
 
-__all__ = [
-    "DetectionTask",
-    "LambdaRes5ROIHeads",
-    "lazy_parser",
-    "load_any_config",
-    "load_config",
-    "load_lazy_config",
-    "parser",
-    "run",
-]
+__getattr__ = names_of(
+    __name__,
+    {
+        "lazy_parser": "detection.command_line",
+        "parser": "detection.command_line",
+        "run": "training.command_line",
+        "load_config": "detection.config",
+        "LambdaRes5ROIHeads": "detection.heads",
+        "load_lazy_config": "detection.lazy",
+        "DetectionTask": "detection.task",
+        "load_any_config": "detection.task",
+    },
+)

@@ -94,3 +94,16 @@ def _add_file_flags(result: argparse.ArgumentParser) -> None:
     )
     data.add_argument("--test-json", "--test", metavar="FILE_OR_DIR", help="labels to evaluate on")
     data.add_argument("--test-images", metavar="DIR", help="folder of the images to evaluate on")
+
+
+def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags by which a command chooses among the weights of a run."""
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="best|last|STEP",
+        help="of the run's folder (default: the best one at its evaluations)",
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="the trained weights, also where there are averaged ones"
+    )

@@ -1,4 +1,7 @@
-"""ROI heads and anchors of this package, beside Detectron2's."""
+"""ROI heads and anchors of this package, beside Detectron2's.
+
+Imports are in functions, as ``modeling/backbones.py`` says.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,6 @@ from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
 from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.backbones import layer_options
-from lambda_det.modeling.build import kind_of
-from lambda_det.modeling.specs import get_spec
 
 # For keys of MODEL the values that a res5 outside of the backbone can have, and why
 _ALLOWED = {
@@ -60,6 +60,10 @@ class LambdaRes5ROIHeads(Res5ROIHeads):
 
     @classmethod
     def _build_res5_block(cls, cfg: CfgNode) -> tuple[nn.Sequential, int]:
+        from lambda_det.modeling.backbones import layer_options
+        from lambda_det.modeling.build import kind_of
+        from lambda_det.modeling.specs import get_spec
+
         options = cfg.MODEL.LAMBDA_RESNET
         spec = get_spec(options.NAME)
         make_res5 = kind_of(spec).res5

@@ -123,19 +123,6 @@ def usable_score(value: Any) -> float | None:
     return float(value) if is_number and 0 <= value <= 1 else None
 
 
-def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags by which a command chooses among the weights of a run."""
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        metavar="best|last|STEP",
-        help="of the run's folder (default: the best one at its evaluations)",
-    )
-    parser.add_argument(
-        "--raw", action="store_true", help="the trained weights, also where there are averaged ones"
-    )
-
-
 def open_run(
     source: str | os.PathLike | CfgNode | DictConfig,
     checkpoint: str = "best",

@@ -7,13 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lambda_det.detection.saved_run import add_checkpoint_flags, with_network
+from lambda_det.detection.command_line import add_checkpoint_flags
 from lambda_det.errors import ConfigError, command_parser, exit_status
-from lambda_det.export.backbone import export_backbone, extract_backbone, passes, read_source
-from lambda_det.training.run_folder import find_checkpoint
-from lambda_det.weights.backbone_file import check_target
-from lambda_det.weights.provenance import format_options, wanted_pixels
-from lambda_det.weights.public import is_public
 
 EXAMPLES = """examples:
   %(prog)s output/imagenet/model_best.pth output/backbone.pth
@@ -57,6 +52,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def export(args: argparse.Namespace) -> int:
+    from lambda_det.detection.saved_run import with_network
+    from lambda_det.export.backbone import export_backbone, extract_backbone, passes, read_source
+    from lambda_det.training.run_folder import find_checkpoint
+    from lambda_det.weights.backbone_file import check_target
+    from lambda_det.weights.public import is_public
+
     path = args.source
     if not is_public(path):
         path = find_checkpoint(path, args.checkpoint)
@@ -83,6 +84,8 @@ def export(args: argparse.Namespace) -> int:
 
 def about(content: Mapping[str, Any]) -> str:
     """What the meta of a backbone file says, line by line; the recipe is left out."""
+    from lambda_det.weights.provenance import format_options, wanted_pixels
+
     meta = {key: value for key, value in content["meta"].items() if value not in (None, "", [], {})}
     accuracy = (
         f"{part} " + ", ".join(f"{name} {value:.2f}" for name, value in values.items())

@@ -7,12 +7,9 @@ import logging
 import sys
 from functools import partial
 
-from lambda_det.detection.saved_run import add_checkpoint_flags
+from lambda_det.detection.command_line import add_checkpoint_flags
 from lambda_det.errors import command_parser, exit_status, log_to_terminal
-from lambda_det.export.proof import MOST
-from lambda_det.export.session import export_network
-from lambda_det.export.sources import network_to_export
-from lambda_det.weights.provenance import Origin
+from lambda_det.export import MOST
 
 EXAMPLES = """examples:
 A whole detector, with the best checkpoint of its run. It takes resized images in one tensor:
@@ -78,6 +75,10 @@ def _batch(word: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    from lambda_det.export.session import export_network
+    from lambda_det.export.sources import network_to_export
+    from lambda_det.weights.provenance import Origin
+
     options = {"batch": args.together, "fixed": args.fixed}
     options |= {"backbone_only": args.backbone_only or None}
     network = network_to_export(

@@ -30,13 +30,13 @@ from lambda_det.detection.saved_run import SavedRun
 from lambda_det.detection.task import DetectionTask
 from lambda_det.detection.tiled import WholeImages
 from lambda_det.errors import ConfigError, Stage, counted, duration
+from lambda_det.export import MOST
 from lambda_det.export.detections import proposals_in_order
 from lambda_det.export.exported import ExportedDetector
 
-__all__ = ["MOST", "Proof", "ValidationImages", "prove", "prove_on", "validation_images"]
+__all__ = ["Proof", "ValidationImages", "prove", "prove_on", "validation_images"]
 
 Detector = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
-MOST = 0.1  # by which AP may differ
 BATCH = 4  # images at once, for a file that takes any number
 SAME = 1e-3  # instances that differ less, in pixels and in shares of scores and masks, are the same
 OVERLAP = 0.5  # least IoU of a pair; NMS leaves no two boxes of a class that overlap more

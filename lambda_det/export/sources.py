@@ -11,8 +11,9 @@ from typing import Any
 
 from lambda_det.detection.saved_run import SavedRun, open_run, run_of_checkpoint
 from lambda_det.errors import ConfigError, UserError
+from lambda_det.export import MOST
 from lambda_det.export.networks import Network, backbone_network, detector_network
-from lambda_det.export.proof import MOST, validation_images
+from lambda_det.export.proof import validation_images
 from lambda_det.modeling import create_backbone
 from lambda_det.weights.loading import read_weights
 from lambda_det.weights.provenance import Origin, recorded_network

@@ -1,15 +1,15 @@
 """LambdaResNet and its relatives as backbones and classifiers."""
 
-from lambda_det.modeling.build import Classifier, create_backbone, create_classifier
-from lambda_det.modeling.mobilenet import MobileNetV2
-from lambda_det.modeling.resnet import LambdaResNet
-from lambda_det.modeling.specs import list_models
+from lambda_det.first_use import names_of
 
-__all__ = [
-    "Classifier",
-    "LambdaResNet",
-    "MobileNetV2",
-    "create_backbone",
-    "create_classifier",
-    "list_models",
-]
+__getattr__ = names_of(
+    __name__,
+    {
+        "Classifier": "modeling.build",
+        "create_backbone": "modeling.build",
+        "create_classifier": "modeling.build",
+        "MobileNetV2": "modeling.mobilenet",
+        "LambdaResNet": "modeling.resnet",
+        "list_models": "modeling.specs",
+    },
+)

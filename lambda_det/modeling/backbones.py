@@ -1,4 +1,8 @@
-"""The backbones that Detectron2 builds from a configuration."""
+"""The backbones that Detectron2 builds from a configuration.
+
+They are registered as soon as Detectron2's networks are imported, which may happen while modules of
+this package are only half imported. So ours that make networks are imported in the functions.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,6 @@ from torch import nn
 
 from lambda_det.config import LAMBDA_LAYER_KEYS
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.build import create_backbone, norm_option
 
 
 def layer_options(section: CfgNode) -> dict[str, Any]:
@@ -27,6 +30,8 @@ def layer_options(section: CfgNode) -> dict[str, Any]:
 
 
 def _build_network(cfg: CfgNode, dilation: dict[str, int], **overrides: Any) -> Backbone:
+    from lambda_det.modeling.build import create_backbone, norm_option
+
     options = cfg.MODEL.LAMBDA_RESNET
     _refuse_other_convolutions(cfg)
     if max(dilation.values()) > 1:

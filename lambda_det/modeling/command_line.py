@@ -6,8 +6,6 @@ import argparse
 import fnmatch
 
 from lambda_det.errors import command_parser, exit_status
-from lambda_det.modeling.complexity import measure_named
-from lambda_det.modeling.specs import PaperFigures, get_spec, list_models
 
 EXAMPLES = """examples:
   %(prog)s                        all networks, at the image size of the paper's figures
@@ -48,6 +46,9 @@ def rows(patterns: list[str], image_size: int | None = None) -> list[list[str]]:
     Raises:
         ConfigError: there is no such network.
     """
+    from lambda_det.modeling.complexity import measure_named
+    from lambda_det.modeling.specs import PaperFigures, get_spec, list_models
+
     names = []
     for pattern in patterns:
         matching = fnmatch.filter(list_models(), pattern)

@@ -19,12 +19,13 @@ from detectron2.evaluation.testing import flatten_results_dict
 from omegaconf import DictConfig
 from tabulate import tabulate
 
+from lambda_det.detection.command_line import add_checkpoint_flags
 from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.outputs import MARK, mark_output
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.results import columns
-from lambda_det.detection.saved_run import SavedRun, add_checkpoint_flags, open_run
+from lambda_det.detection.saved_run import SavedRun, open_run
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import (
     ConfigError,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from detectron2.config import CfgNode
+if TYPE_CHECKING:
+    from detectron2.config import CfgNode
 
-from lambda_det.detection.config import Prepared
+    from lambda_det.detection.config import Prepared
 
 __all__ = ["AUTO", "PARTS", "add_flags", "prepared"]
 

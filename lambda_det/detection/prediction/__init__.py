@@ -1,5 +1,11 @@
 """Trained detectors on images and videos: results as arrays, drawings and annotation files."""
 
-from lambda_det.detection.prediction.predictor import Prediction, Predictor
+from lambda_det.first_use import names_of
 
-__all__ = ["Prediction", "Predictor"]
+__getattr__ = names_of(
+    __name__,
+    {
+        "Prediction": "detection.prediction.predictor",
+        "Predictor": "detection.prediction.predictor",
+    },
+)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from lambda_det.detection.command_line import add_checkpoint_flags
 from lambda_det.detection.data.label_files import WRITTEN, place_labels
 from lambda_det.detection.data.outputs import mark_output
 from lambda_det.detection.prediction.annotations import Annotations
@@ -21,7 +22,7 @@ from lambda_det.detection.prediction.predictor import (
     local_path,
 )
 from lambda_det.detection.prediction.tables import Tables, counts_file
-from lambda_det.detection.saved_run import add_checkpoint_flags, open_run
+from lambda_det.detection.saved_run import open_run
 from lambda_det.errors import (
     ConfigError,
     command_parser,

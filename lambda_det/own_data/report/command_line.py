@@ -16,9 +16,6 @@ from lambda_det.errors import (
     refused,
 )
 from lambda_det.files import writing_to
-from lambda_det.own_data.report.figures import draw_totals
-from lambda_det.own_data.report.run_page import write_report
-from lambda_det.training.run_folder import RunFolder
 
 __all__ = ["draw_curves", "main"]
 
@@ -82,6 +79,9 @@ def draw_curves(runs: Sequence[str], picture: str) -> None:
     Raises:
         DataError: a folder holds no run.
     """
+    from lambda_det.own_data.report.figures import draw_totals
+    from lambda_det.training.run_folder import RunFolder
+
     metrics = {}
     for run in map(Path, runs):
         if not (run / "metrics.json").is_file():
@@ -98,6 +98,8 @@ def run(args: argparse.Namespace) -> None:
         draw_curves(args.runs, args.curves)
         print(f"The picture is {args.curves}")
         return
+    from lambda_det.own_data.report.run_page import write_report
+
     path = write_report(
         *args.runs,
         args.output,
