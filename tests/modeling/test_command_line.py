@@ -3,7 +3,7 @@
 import pytest
 
 import lambda_det
-from lambda_det.modeling import command_line
+from lambda_det.modeling import complexity
 from lambda_det.modeling.command_line import HEADER, main, rows
 from lambda_det.modeling.complexity import measure_named
 
@@ -31,7 +31,7 @@ def test_the_paper_s_figures_are_of_the_paper_s_size():
 def test_all_networks(capsys, monkeypatch):
     """Their counts are those of tests/modeling/test_specs.py."""
     counted = measure_named("resnet14_slim", 32)
-    monkeypatch.setattr(command_line, "measure_named", lambda name, size: counted)
+    monkeypatch.setattr(complexity, "measure_named", lambda name, size: counted)
     assert main([]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(lambda_det.list_models())
 
