@@ -144,8 +144,6 @@ setup(
     # lambda-det export writes ONNX with these, and compares what it has written; mkdocs.yml needs
     # the last ones
     extras_require={
-        # Decodes the JPEGs of ImageNet bit for bit as Pillow does, in six sevenths of the time.
-        "fast": ["simplejpeg>=1.8"],
         # TensorFlow's RMSProp, for MobileNet on ImageNet; teachers for pseudo-labels.
         "pretraining": ["timm>=1.0.12"],
         "onnx": ["onnx>=1.16", "onnxruntime>=1.17", "onnxscript>=0.3"],

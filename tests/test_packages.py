@@ -25,7 +25,7 @@ httpx huggingface-hub hydra-core hypothesis iopath ipykernel lambda-networks lvi
 mkdocs mkdocs-material mkdocstrings mkdocstrings-python mlflow mypy nbclient numpy omegaconf onnx
 onnxruntime onnxscript opencv-contrib-python opencv-python opencv-python-headless openvino
 packaging pillow prometheus-client pycocotools pytest pytest-xdist pyyaml ruff safetensors scipy
-setuptools shapely simplejpeg tabulate tensorboard termcolor timm torch torchvision tqdm twine
+setuptools shapely tabulate tensorboard termcolor timm torch torchvision tqdm twine
 uvicorn wandb wheel yacs
 """
 REGISTERED = set(_NAMES.split())

@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import os
 from abc import ABC, abstractmethod
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +16,6 @@ from torchvision.datasets import CIFAR10
 
 from lambda_det.errors import DataError, listed, printable, reason, refused
 from lambda_det.files import SUFFIXES
-
-try:
-    import simplejpeg
-except ImportError:  # the extra "fast"
-    simplejpeg = None
 
 
 class Source(ABC):
@@ -88,54 +82,28 @@ def check_same_classes(
         )
 
 
-class PackedNames:
-    """File names by index from 0, millions of them in two tensors.
-
-    A list of strings would be copied into every worker of a loader, because reading an element
-    writes its reference count (https://github.com/pytorch/pytorch/issues/13246). Tensors are shared
-    with forked workers, and through shared memory with spawned ones.
-    """
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        text, ends = bytearray(), array("q")
-        for name in names:
-            text += os.fsencode(name)
-            ends.append(len(text))
-        self._text = torch.from_numpy(np.frombuffer(text, dtype=np.uint8))
-        self._ends = torch.from_numpy(np.array(ends, dtype=np.int64))
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, index: int) -> str:
-        if not 0 <= index < len(self):
-            raise IndexError(f"name {index} of {len(self)}")
-        start = int(self._ends[index - 1]) if index else 0
-        return os.fsdecode(self._text[start : int(self._ends[index])].numpy().tobytes())
-
-
 class FileSource(Source):
     """Image files below one folder, with labels.
 
     Args:
         root: the folder that names start from.
-        names: paths below it.
+        names: paths below it, as the file system's bytes or as text.
         labels: integers [names], indices of ``classes``.
         classes: names of the classes.
     """
 
     def __init__(
-        self, root: str | Path, names: PackedNames, labels: np.ndarray, classes: list[str]
+        self, root: str | Path, names: Sequence[Any], labels: np.ndarray, classes: list[str]
     ) -> None:
         super().__init__(classes, labels)
         self._root = str(root)
         self._names = names
 
     def name(self, index: int) -> str:
-        return self._names[index]
+        return os.fsdecode(self._names[index])
 
     def load(self, index: int) -> np.ndarray:
-        path = os.path.join(self._root, self._names[index])
+        path = os.path.join(self._root, self.name(index))
         what, advice = f"The image {path} cannot be read", "put it back, or take it out of the data"
         with refused(DataError, what, advice, OSError), open(path, "rb", buffering=0) as file:
             data = file.readall()
@@ -158,21 +126,21 @@ class FolderSource(FileSource):
     def __init__(self, root: str | Path) -> None:
         classes = _class_folders(root)
         counts = np.zeros(len(classes), dtype=np.int64)
-
-        def all_names() -> Iterator[str]:
-            for label, folder in enumerate(classes):
-                names = sorted(image_files(os.path.join(root, folder)))  # one class at a time
-                counts[label] = len(names)
-                yield from (os.path.join(folder, name) for name in names)
-
-        names = PackedNames(all_names())
+        names: list[bytes] = []
+        for label, folder in enumerate(classes):
+            found = sorted(image_files(os.path.join(root, folder)))
+            counts[label] = len(found)
+            names += (os.fsencode(os.path.join(folder, name)) for name in found)
         empty = [folder for folder, count in zip(classes, counts, strict=True) if not count]
         if empty:
             raise DataError(
                 f"{len(empty)} of the {len(classes)} class folders of {root} hold no image "
                 f"({listed(empty)}); fill or remove them."
             )
-        super().__init__(root, names, np.repeat(np.arange(len(classes)), counts), classes)
+        # One array: a list would be copied into every worker of a loader, because to read an
+        # element writes its reference count (https://github.com/pytorch/pytorch/issues/13246)
+        packed = np.array(names, dtype=np.bytes_)
+        super().__init__(root, packed, np.repeat(np.arange(len(classes)), counts), classes)
 
 
 def image_files(root: str | Path) -> Iterator[str]:
@@ -276,16 +244,8 @@ class SyntheticSource(Source):
         return self._pixels[index % _IMAGES_IN_MEMORY].numpy()
 
 
-# From JPEGs of these colour spaces, simplejpeg and Pillow make the same RGB: both decode with
-# libjpeg-turbo. They convert CMYK differently.
-_COLOURS = ("YCbCr", "RGB", "Gray")
-
-
 def decode_image(data: bytes, name: str) -> np.ndarray:
     """The pixels of ``PIL.Image.open(file).convert("RGB")``; the EXIF rotation is not applied.
-
-    Where simplejpeg is installed it decodes ordinary JPEGs, a seventh faster. Pillow decodes
-    everything else, whatever the file's extension, and the JPEGs that simplejpeg warns about.
 
     Args:
         data: the content of an image file.
@@ -297,15 +257,6 @@ def decode_image(data: bytes, name: str) -> np.ndarray:
     Raises:
         DataError: Pillow cannot read the image, or refuses it as a decompression bomb.
     """
-    if simplejpeg is not None:
-        with suppress(ValueError):  # no JPEG, or a damaged one
-            height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-            if colours in _COLOURS and height * width <= (Image.MAX_IMAGE_PIXELS or np.inf):
-                return simplejpeg.decode_jpeg(data)
-    return _decode_with_pillow(data, name)
-
-
-def _decode_with_pillow(data: bytes, name: str) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data)) as image:
             mode, pixels = image.mode, np.array(image.convert("RGB"))

@@ -20,11 +20,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from lambda_det.classification.data.sources import FileSource, PackedNames, image_files
+from lambda_det.classification.data.sources import FileSource, image_files
 from lambda_det.classification.data.transforms import TestTransform
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.training.precision import Precision
 from noisy_student.pseudo_labels import (
+    PackedNames,
     PseudoLabels,
     read_pseudo_labels,
     row,

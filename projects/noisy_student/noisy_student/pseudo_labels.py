@@ -25,7 +25,6 @@ import torch
 
 from lambda_det.classification.data.sources import (
     FileSource,
-    PackedNames,
     check_same_classes,
     image_files,
 )
@@ -37,6 +36,32 @@ _ROW = re.compile(rf"([^\t]+)\t((?:{_PAIR},)*{_PAIR})")
 _SUM = 1.001  # the largest sum of rounded probabilities
 # longest line of any file name
 _TEXT = {"encoding": "utf-8", "errors": "surrogateescape", "newline": "\n"}
+
+
+class PackedNames:
+    """File names by index from 0, millions of them in two tensors.
+
+    A list of strings would be copied into every worker of a loader, because reading an element
+    writes its reference count (https://github.com/pytorch/pytorch/issues/13246). Tensors are shared
+    with forked workers, and through shared memory with spawned ones.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        text, ends = bytearray(), array("q")
+        for name in names:
+            text += os.fsencode(name)
+            ends.append(len(text))
+        self._text = torch.from_numpy(np.frombuffer(text, dtype=np.uint8))
+        self._ends = torch.from_numpy(np.array(ends, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> str:
+        if not 0 <= index < len(self):
+            raise IndexError(f"name {index} of {len(self)}")
+        start = int(self._ends[index - 1]) if index else 0
+        return os.fsdecode(self._text[start : int(self._ends[index])].numpy().tobytes())
 
 
 @dataclasses.dataclass

@@ -4,6 +4,7 @@ from PIL import Image
 
 from lambda_det.errors import DataError
 from noisy_student.pseudo_labels import (
+    PackedNames,
     PseudoLabelSource,
     read_pseudo_labels,
     write_pseudo_labels,
@@ -173,3 +174,11 @@ def test_soft_labels_by_hand(tmp_path, images):
     np.testing.assert_allclose(source.soft_label(1, 1e-3), [0, 1, 0], atol=1e-6)
     np.testing.assert_allclose(source.soft_label(1, 1e6), [1 / 3] * 3, rtol=1e-4)
     assert source.soft_label(0, 1.0).dtype == np.float32
+
+
+def test_packed_names():
+    names = ["", "a", "ü\n", "", "long " * 100, "\udcff"]
+    packed = PackedNames(names)
+    assert list(packed) == names and len(packed) == 6 and len(PackedNames()) == 0
+    with pytest.raises(IndexError):
+        packed[-1]

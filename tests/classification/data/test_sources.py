@@ -10,11 +10,9 @@ import pytest
 from PIL import Image
 from torchvision.datasets import CIFAR10
 
-from lambda_det.classification.data import sources
 from lambda_det.classification.data.sources import (
     Cifar10Source,
     FolderSource,
-    PackedNames,
     SyntheticSource,
     check_same_classes,
     decode_image,
@@ -82,14 +80,6 @@ def test_an_image_that_cannot_be_read_is_named(make_folder, change):
     with pytest.raises(DataError, match=str(folder / "ant" / "001.png")):
         source.load(1)
     assert source.load(0).shape == (24, 20, 3)
-
-
-def test_packed_names():
-    names = ["", "a", "ü\n", "", "long " * 100, "\udcff"]
-    packed = PackedNames(names)
-    assert list(packed) == names and len(packed) == 6 and len(PackedNames()) == 0
-    with pytest.raises(IndexError):
-        packed[-1]
 
 
 @pytest.mark.parametrize(
@@ -249,14 +239,6 @@ def test_pixels_are_pillows(kind):
     expected = by_pillow(data)
     assert image.shape == expected.shape
     np.testing.assert_array_equal(image, expected)
-
-
-@pytest.mark.parametrize("missing", ["_decode_with_pillow", "simplejpeg"])
-@pytest.mark.skipif(sources.simplejpeg is None, reason="the extra fast")
-def test_plain_jpegs_need_one_decoder(monkeypatch, missing):
-    monkeypatch.setattr(sources, missing, None)
-    for data in SIMPLE.values():
-        np.testing.assert_array_equal(decode_image(data, "a.JPEG"), by_pillow(data))
 
 
 @pytest.mark.slow
