@@ -99,8 +99,7 @@ def read_source(path: str, model: str | None = None) -> dict[str, Any]:
         "source": meta.get("source", meta["imported"]),
         "license": meta.get("license"),
     }
-    results = {"published": {"raw": {"top1": meta["top1"]}}} if meta.get("top1") else {}
-    return {"model": content["model"], "recipe": recipe, "results": results}
+    return {"model": content["model"], "recipe": recipe}
 
 
 def _unnamed(source: str, name: str) -> WeightsError:

@@ -61,39 +61,38 @@ OWN = {
         "top-1 41.4 % on Tiny ImageNet",
     ),
 }
-# timm's weights of these networks, the first of a network first. Top-1 accuracy in percent and side
-# of the images: timm's results/results-imagenet.csv (August 2026), at the size where it is best
-_TIMM_TOP1 = {
-    "resnetrs50.tf_in1k": (79.934, 224),
-    "resnetrs101.tf_in1k": (82.288, 288),
-    "resnetrs152.tf_in1k": (83.710, 320),
-    "resnetrs200.tf_in1k": (84.448, 320),
-    "resnetrs270.tf_in1k": (84.438, 352),
-    "resnetrs350.tf_in1k": (84.710, 384),
-    "resnetrs420.tf_in1k": (85.010, 416),
-    "resnet50.a1_in1k": (81.240, 288),
-    "resnet50.a1h_in1k": (80.654, 224),
-    "resnet50.a2_in1k": (80.774, 288),
-    "resnet50.a3_in1k": (78.052, 224),
-    "resnet50.am_in1k": (79.004, 224),
-    "resnet50.b1k_in1k": (80.708, 288),
-    "resnet50.b2k_in1k": (80.466, 288),
-    "resnet50.bt_in1k": (79.652, 288),
-    "resnet50.c1_in1k": (80.928, 288),
-    "resnet50.c2_in1k": (80.862, 288),
-    "resnet50.d_in1k": (81.012, 288),
-    "resnet50.fb_ssl_yfcc100m_ft_in1k": (79.252, 224),
-    "resnet50.fb_swsl_ig1b_ft_in1k": (81.146, 224),
-    "resnet50.gluon_in1k": (77.580, 224),
-    "resnet50.ra_in1k": (79.864, 288),
-    "resnet50.ram_in1k": (79.982, 288),
-    "resnet50.tv2_in1k": (80.846, 224),
-    "resnet50.tv_in1k": (76.156, 224),
-    "mobilenetv2_100.ra_in1k": (72.910, 224),
-    "lambda_resnet26t.c1_in1k": (79.126, 256),
-    "lambda_resnet26rpt_256.c1_in1k": (78.960, 256),
-    "lambda_resnet50ts.a1h_in1k": (81.184, 256),
-}
+# timm's weights of these networks, the first of a network first
+_TIMM_FILES = (
+    "resnetrs50.tf_in1k",
+    "resnetrs101.tf_in1k",
+    "resnetrs152.tf_in1k",
+    "resnetrs200.tf_in1k",
+    "resnetrs270.tf_in1k",
+    "resnetrs350.tf_in1k",
+    "resnetrs420.tf_in1k",
+    "resnet50.a1_in1k",
+    "resnet50.a1h_in1k",
+    "resnet50.a2_in1k",
+    "resnet50.a3_in1k",
+    "resnet50.am_in1k",
+    "resnet50.b1k_in1k",
+    "resnet50.b2k_in1k",
+    "resnet50.bt_in1k",
+    "resnet50.c1_in1k",
+    "resnet50.c2_in1k",
+    "resnet50.d_in1k",
+    "resnet50.fb_ssl_yfcc100m_ft_in1k",
+    "resnet50.fb_swsl_ig1b_ft_in1k",
+    "resnet50.gluon_in1k",
+    "resnet50.ra_in1k",
+    "resnet50.ram_in1k",
+    "resnet50.tv2_in1k",
+    "resnet50.tv_in1k",
+    "mobilenetv2_100.ra_in1k",
+    "lambda_resnet26t.c1_in1k",
+    "lambda_resnet26rpt_256.c1_in1k",
+    "lambda_resnet50ts.a1h_in1k",
+)
 # Their licences, where those are not Apache 2.0
 _TIMM_LICENSES = {
     "resnet50.fb_ssl_yfcc100m_ft_in1k": "cc-by-nc-4.0",
@@ -114,10 +113,8 @@ class PublicFile:
         download: returns the path of the file, after a download if need be.
         model: our name of the network; None if only the tensors show it.
         license: as its publisher states it.
-        top1: published top-1 accuracy on ImageNet in percent, None if there is none.
-        image_size: side of the images that ``top1`` is for.
         pixels: None if only the tensors show them.
-        figures: other published figures, in words.
+        figures: what is known of their accuracy, in words.
     """
 
     url: str
@@ -126,8 +123,6 @@ class PublicFile:
     download: Callable[[], str]
     model: str | None = None
     license: str | None = None
-    top1: float | None = None
-    image_size: int | None = None
     pixels: PixelSettings | None = None
     figures: str = ""
 
@@ -149,11 +144,9 @@ class PublicFile:
             ) from error
 
     def describe(self) -> str:
-        """Source, licence and accuracy in one line."""
-        top1 = f", top-1 {self.top1:.1f} % at {self.image_size} pixels" if self.top1 else ""
+        """Source, licence and figures in one line."""
         figures = f", {self.figures}" if self.figures else ""
-        licence = self.license or "not stated"
-        return f"{self.url} from {self.origin}, licence {licence}{top1}{figures}"
+        return f"{self.url} from {self.origin}, licence {self.license or 'not stated'}{figures}"
 
 
 def is_public(path: str | Path) -> bool:
@@ -197,7 +190,7 @@ def read_public(url: str) -> tuple[dict[str, Any], PublicFile]:
             raise WeightsError(f"{path} does not hold the tensors of {url}; download it again.")
         content["meta"] |= {**public.pixels.as_meta(), "model": public.model}
     if imported:
-        content["meta"] |= {"license": public.license, "source": url, "top1": public.top1}
+        content["meta"] |= {"license": public.license, "source": url}
     return content, public
 
 
@@ -213,17 +206,14 @@ def _timm(url: str, name: str) -> PublicFile:
     """What timm's own table says, without importing it, which takes seconds."""
     network, _, tag = name.partition(".")
     if not tag:  # timm's first one, as in timm
-        name = next((full for full in _TIMM_TOP1 if full.partition(".")[0] == network), name)
-    if name not in _TIMM_TOP1:
-        raise _no_such(url, name, list(_TIMM_TOP1))
-    top1, size = _TIMM_TOP1[name]
+        name = next((full for full in _TIMM_FILES if full.partition(".")[0] == network), name)
+    if name not in _TIMM_FILES:
+        raise _no_such(url, name, _TIMM_FILES)
     return PublicFile(
         url,
         *_on_hub(f"timm/{name}", "model.safetensors", f"timm/{name}.safetensors"),
         model=_TIMM[network],
         license=_TIMM_LICENSES.get(name, "apache-2.0"),
-        top1=top1,
-        image_size=size,
         pixels=IMAGENET_PIXELS,
     )
 
@@ -244,8 +234,7 @@ def _torchvision(url: str, name: str) -> PublicFile:
         torch.hub.download_url_to_file(weights.url, str(place), hash_prefix=digest, progress=False)
         return str(place)
 
-    ((_, figures),) = weights.meta["_metrics"].items()
-    top1 = figures.get("acc@1")
+    ((data, figures),) = weights.meta["_metrics"].items()
     return PublicFile(
         url,
         weights.url,
@@ -253,10 +242,8 @@ def _torchvision(url: str, name: str) -> PublicFile:
         download,
         model=_TORCHVISION[name.partition(".")[0]],
         license="BSD-3-Clause, as torchvision's code",
-        top1=top1,
-        image_size=weights.transforms().crop_size[0] if top1 else None,
         pixels=IMAGENET_PIXELS,
-        figures=", ".join(f"{key} {n} on COCO" for key, n in figures.items() if not top1),
+        figures=", ".join(f"{key} {n} on {data}" for key, n in figures.items()),
     )
 
 

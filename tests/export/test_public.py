@@ -87,7 +87,6 @@ def test_the_conversion_for_detectron2_is_kept(placed):
     (converted,) = placed.glob("*.pth")
     meta = read_backbone(converted)["meta"]
     assert (meta["source"], meta["license"]) == (URL, "apache-2.0")
-    assert meta["accuracy"] == {"published": {"top1": 72.91}}
     time = converted.stat().st_mtime_ns
     PathManager.get_local_path(URL)
     assert converted.stat().st_mtime_ns == time
@@ -99,7 +98,7 @@ def test_the_conversion_for_detectron2_is_kept(placed):
 def test_the_tool_exports_a_url_and_a_plain_file(placed, network, tmp_path, capsys):
     assert main([URL, str(tmp_path / "a.pth")]) == 0
     out = capsys.readouterr().out
-    for part in (URL, "apache-2.0", "top1 72.91", "INPUT.FORMAT BGR"):
+    for part in (URL, "apache-2.0", "INPUT.FORMAT BGR"):
         assert part in out
     plain, named = tmp_path / "downloaded.pth", ["--model", "mobilenet_v2"]
     torch.save(network.state_dict(), plain)
