@@ -35,7 +35,7 @@ class NumericsDebugger:
         self._active = self._gradients = False
         self._computing: list[tuple[str, nn.Module, tuple]] = []  # from the outside in
         for name, module in model.named_modules():
-            module._compiled_call_impl = None  # compiled code calls no hooks
+            module._compiled_call_impl = None  # hooks would break the code at each module
             name = _WRAPPERS.sub("", name).lstrip(".")
             is_leaf = next(module.children(), None) is None
             module.register_forward_pre_hook(partial(self._before, name, is_leaf))
