@@ -292,6 +292,36 @@ def stage(what: str, say: Callable[[str], object]) -> Iterator[Stage]:
         thread.join()
 
 
+# Of a flag in a sentence: its name, and the value that follows it if it is one
+_FLAG = re.compile(r"--([a-z][a-z0-9-]*)(?:[ =]([A-Z]+\b|auto\b|\d(?:[\w.]*\w)?))?")
+# What Python calls a flag of the command otherwise; a switch has no value
+_ARGUMENTS = {"config": "recipe", "json": "labels"}
+_SWITCHES = ("agnostic-nms", "no-images", "overwrite", "raw", "resume", "single-class")
+
+
+def _argument(found: re.Match) -> str:
+    name, value = found.groups()
+    argument = _ARGUMENTS.get(name, name.replace("-", "_"))
+    if name in _SWITCHES:
+        rest = f" {value}" if value else ""
+        return ("open_images=False" if name == "no-images" else f"{argument}=True") + rest
+    if value is None:
+        return argument
+    return f"{argument}={value if value.isupper() or value.isdecimal() else repr(value)}"
+
+
+@contextlib.contextmanager
+def naming_arguments() -> Iterator[None]:
+    """Let errors that the user can correct name arguments of Python in the place of flags."""
+    try:
+        yield
+    except UserError as error:
+        text = _FLAG.sub(_argument, str(error))
+        if text == str(error):
+            raise
+        raise type(error)(text) from error
+
+
 def listed(items: Iterable[object], limit: int = 3) -> str:
     """The first few of many names for a sentence, each through :func:`printable`."""
     items = [printable(str(item)) for item in items]

@@ -68,6 +68,11 @@ def refuse_existing(path: str | Path, overwrite: bool, *, folder: bool = False) 
         raise ConfigError(f"{path} exists already; give another name, or add --overwrite.")
 
 
+def expanded(path: str | os.PathLike) -> str:
+    """A path as a shell passes it on: ``~`` is the home folder, which Python does not know."""
+    return os.path.expanduser(os.fspath(path))
+
+
 # Byte order marks; the mark of UTF-32 begins with the mark of UTF-16
 _MARKS = {
     BOM_UTF32_LE: "UTF-32",

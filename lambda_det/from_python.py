@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lambda_det.cli import named_file, training_parser
 from lambda_det.detection.prediction import Predictor
-from lambda_det.errors import ConfigError, DataError, WeightsError
+from lambda_det.errors import ConfigError, DataError, WeightsError, naming_arguments
+from lambda_det.files import expanded
 from lambda_det.training.command_line import quoted, run
 from lambda_det.training.run_folder import RunFolder
 
@@ -39,8 +41,8 @@ class Run:
         Raises:
             DataError: it is not the folder of a run.
         """
-        self.folder = Path(folder)
-        if not RunFolder(folder).config_file.is_file():
+        self.folder = Path(expanded(folder))
+        if not RunFolder(self.folder).config_file.is_file():
             raise DataError(f"{folder} is not the folder of a run: it has no config.yaml.")
 
     def __repr__(self) -> str:
@@ -131,6 +133,7 @@ class Run:
 
         return plot_worst(self.folder, number, **options)
 
+    @naming_arguments()
     def evaluate(
         self,
         part: str | None = None,
@@ -138,6 +141,7 @@ class Run:
         data: str | os.PathLike | None = None,
         labels: str | os.PathLike | None = None,
         images: str | os.PathLike | None = None,
+        output: str | os.PathLike | None = None,
         **options: Any,
     ) -> ResultsOnData:
         """Evaluate the best checkpoint on a part of its data or on other data, as ``lambda-det
@@ -147,7 +151,8 @@ class Run:
             part: "train", "val" or "test"; None for the test part, or the only existing one.
             data: the folder of another data set.
             labels, images: labels of any format in place of ``data``, and their images.
-            options: ``output``, ``checkpoint``, ``raw`` and ``opts``, see
+            output: the folder for the results; None for one below "evaluations" of the run's.
+            options: ``checkpoint``, ``raw`` and ``opts``, see
                 :func:`lambda_det.own_data.evaluate.evaluate`.
 
         Raises:
@@ -155,10 +160,11 @@ class Run:
         """
         from lambda_det.own_data.evaluate import evaluate
 
-        places = {"data": data, "labels": labels, "images": images}
-        places = {name: None if p is None else os.fspath(p) for name, p in places.items()}
+        places = {"data": data, "labels": labels, "images": images, "output": output}
+        places = {name: None if p is None else expanded(p) for name, p in places.items()}
         return evaluate(self.folder, part=part, **places, **options)
 
+    @naming_arguments()
     def report(self, output: str | os.PathLike | None = None, **options: Any) -> Path:
         """Write the page of the run, as ``lambda-det report``, and return its file.
 
@@ -169,14 +175,15 @@ class Run:
         """
         from lambda_det.own_data.report.run_page import write_report
 
-        return write_report(self.folder, output, **options)
+        return write_report(self.folder, None if output is None else expanded(output), **options)
 
+    @naming_arguments()
     def export(
         self,
         path: str | os.PathLike,
         *,
         overwrite: bool = False,
-        images: list[str] | tuple[str, ...] = (),
+        images: Sequence[str | os.PathLike] = (),
         proof: int = 100,
         **options: Any,
     ) -> Path:
@@ -199,6 +206,7 @@ class Run:
 
         network = network_to_export(self.folder, proof=proof, **options)
         say = partial(print, flush=True, file=sys.stdout)
+        path, images = expanded(path), [expanded(image) for image in images]
         report = export_network(network, path, images=images, overwrite=overwrite, say=say)
         print(report)
         if not report.passed:
@@ -206,11 +214,13 @@ class Run:
         return report.path
 
 
+@naming_arguments()
 def check(
     labels: str | os.PathLike,
     images: str | os.PathLike | None = None,
     *,
     open_images: bool = True,
+    single_class: bool = False,
 ) -> bool:
     """Check a data set as ``lambda-det check`` does, and print what is found.
 
@@ -218,6 +228,7 @@ def check(
         labels: the folder of a data set, of which all parts are checked, or a file of labels.
         images: the folder of the images of a file.
         open_images: look for damaged images and for copies.
+        single_class: check as a training with this argument, which takes all classes as one.
 
     Returns:
         Whether nothing is wrong.
@@ -228,11 +239,13 @@ def check(
     """
     from lambda_det.own_data import command_line
 
-    words = [os.fspath(place) for place in (labels, images) if place is not None]
-    words = [*([] if open_images else ["--no-images"]), "--", *words]
+    places = [expanded(place) for place in (labels, images) if place is not None]
+    flags = _words({"no_images": not open_images, "single_class": single_class})
+    words = [*flags, "--", *places]
     return command_line.check(command_line.parse_arguments(words)) == 0
 
 
+@naming_arguments()
 def train(
     data: str | os.PathLike | None = None,
     recipe: str | os.PathLike | None = None,
@@ -273,12 +286,14 @@ def train(
     file = named_file(words)
     parser = training_parser(file)
     parser.error = _refuse  # a command line would end the process
+    parser.allow_abbrev = False  # the names of arguments are whole
     args = parser.parse_args(words)
     is_lazy = not args.keys["output"].isupper()
     for key, value in keys.items():
         if key not in named:
             is_text = isinstance(value, str | os.PathLike)
-            text = quoted(str(value)) if is_lazy and is_text else str(value)
+            text = expanded(value) if is_text else str(value)
+            text = quoted(text) if is_lazy and is_text else text
             args.opts += [f"{key}={text}"] if is_lazy else [key, text]
     run(args, file=file)
     return Run(output)
@@ -287,6 +302,8 @@ def train(
 def _words(flags: dict[str, Any]) -> list[str]:
     """The words of a command line for these flags; flags that are None or False are left out."""
     given = {f"--{k.replace('_', '-')}": v for k, v in flags.items() if v is not None}
+    for flag, value in given.items():
+        given[flag] = expanded(value) if isinstance(value, str | os.PathLike) else value
     return [flag if v is True else f"{flag}={v}" for flag, v in given.items() if v is not False]
 
 

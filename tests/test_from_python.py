@@ -1,14 +1,19 @@
 """Training and runs from Python: what goes to the commands' functions, and what comes back."""
 
+import argparse
 import json
 import logging
+from inspect import signature
 
 import pytest
 
 import lambda_det
-from lambda_det import get_config
+from lambda_det import cli, get_config
 from lambda_det.detection.config import Prepared
-from lambda_det.errors import ConfigError, DataError, WeightsError
+from lambda_det.errors import ConfigError, DataError, UserError, WeightsError, naming_arguments
+from lambda_det.export.sources import network_of_run, network_to_export
+from lambda_det.own_data.evaluate import evaluate
+from lambda_det.own_data.report.run_page import build_report
 from lambda_det.training.log import BufferedLog
 from tests.shapes import make_shapes
 from tests.training.tiny_detector import save_run
@@ -61,7 +66,7 @@ def test_a_flag_of_0_and_a_path_count(started, tmp_path):
     assert started[0].val_share == 0 and started[1].opts[0] == f"{KEY}='{place}'"
 
 
-@pytest.mark.parametrize("keys", [{"bach": 4}, {"batch": "many"}])
+@pytest.mark.parametrize("keys", [{"bach": 4}, {"batch": "many"}, {"epoch": 3}])
 def test_a_flag_that_is_none_is_refused(keys, started, tmp_path):
     with pytest.raises(ConfigError, match=next(iter(keys))):
         lambda_det.train("my", output=tmp_path, **keys)
@@ -69,6 +74,97 @@ def test_a_flag_that_is_none_is_refused(keys, started, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_tilde_is_the_home_folder(started, monkeypatch, tmp_path):
+    """In every path, where a shell would have put it in."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = lambda_det.train("~/data", images="~/images", output="~", **{"MODEL.WEIGHTS": "~/w.pth"})
+    (args,) = started
+    assert run.folder == tmp_path == lambda_det.Run("~").folder
+    assert args.data == str(tmp_path / "data") and args.train_images == str(tmp_path / "images")
+    assert args.opts[:2] == ["MODEL.WEIGHTS", str(tmp_path / "w.pth")]
+    assert args.opts[-1] == str(tmp_path)
+    monkeypatch.setattr("lambda_det.own_data.evaluate.evaluate", lambda *_, **options: options)
+    given = {name: f"~/{name}" for name in ("data", "labels", "images", "output")}
+    expected = {name: str(tmp_path / name) for name in given}
+    assert run.evaluate(**given) == {"part": None, **expected}
+    for use in (
+        lambda: lambda_det.check("~/labels"),
+        lambda: lambda_det.Predictor("~/run"),
+        lambda: run.report("~/page"),
+        lambda: run.export("~/file"),
+    ):
+        with pytest.raises(UserError, match=str(tmp_path)):
+            use()
+    assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize(
+    ("sentence", "said"),
+    [
+        (
+            "add --resume to continue it, or give another --output.",
+            "add resume=True to continue it, or give another output.",
+        ),
+        ("--time is too short; give --time 148m.", "time is too short; give time='148m'."),
+        ("name one with --config FILE or --data DIR.", "name one with recipe=FILE or data=DIR."),
+        ("--val-share 0 omits it; --tile auto cuts", "val_share=0 omits it; tile='auto' cuts"),
+        ("--no-images does not open them", "open_images=False does not open them"),
+    ],
+)
+def test_advice_from_python_names_arguments(sentence, said):
+    def fail():
+        raise DataError(sentence)
+
+    with pytest.raises(DataError) as raised:
+        naming_arguments()(fail)()
+    assert str(raised.value) == said
+
+
+# Of each command the functions of Python, and what is no argument of theirs, with the reason
+_FUNCTIONS = {
+    "check": (
+        (lambda_det.check,),
+        {"data": "labels is the folder", "dataset": "a name of the catalogue"},
+    ),
+    "predict": (
+        (lambda_det.Predictor.__init__,),
+        {
+            **dict.fromkeys(("input", "dataset", "limit"), "a Predictor is called on images"),
+            **dict.fromkeys(("output", "no_labels", "overwrite"), "of Prediction.save"),
+            **dict.fromkeys(("json", "csv", "format"), "a Prediction has arrays and to_dict"),
+            "opts": "source may be a configuration",
+        },
+    ),
+    "evaluate": (
+        (lambda_det.Run.evaluate, evaluate),
+        {"report": "Run.report", "device": "MODEL.DEVICE of opts"},
+    ),
+    "report": ((lambda_det.Run.report, build_report), {"curves": "Run.plot_curves"}),
+    "export": ((lambda_det.Run.export, network_to_export, network_of_run), {"source": "the run"}),
+}
+_RENAMED = {"no_images": "open_images", "json": "labels", "score_threshold": "score"}
+_RENAMED |= {"together": "batch", "runs": "run", "output": "path"}
+
+
+@pytest.mark.parametrize("command", _FUNCTIONS)
+def test_every_option_of_a_command_has_its_argument(command, monkeypatch):
+    """So that what a page says of a flag is true of Python as well."""
+
+    def parse(parser, *_, **__):
+        raise KeyboardInterrupt(*(action.dest for action in parser._actions))
+
+    for name in ("parse_args", "parse_intermixed_args"):
+        monkeypatch.setattr(argparse.ArgumentParser, name, parse)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        cli.main([command])
+    functions, others = _FUNCTIONS[command]
+    arguments = {name for function in functions for name in signature(function).parameters}
+    arguments.add("help")
+    flags = set(caught.value.args)
+    missing = {f for f in flags if not {f, _RENAMED.get(f)} & arguments} - others.keys()
+    assert not missing and others.keys() <= flags
+
+
 def test_the_folder_of_a_run(tmp_path):
     with pytest.raises(DataError, match="folder of a run"):
         lambda_det.Run(tmp_path)

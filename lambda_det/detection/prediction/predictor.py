@@ -32,8 +32,8 @@ from lambda_det.detection.saved_run import SavedRun, open_run, usable_score
 from lambda_det.detection.tiled import WholeImage
 from lambda_det.detection.tiles import Tiling
 from lambda_det.distributed.memory import keep_memory
-from lambda_det.errors import ConfigError, UserError, printable
-from lambda_det.files import refuse_existing, writing_to
+from lambda_det.errors import ConfigError, UserError, naming_arguments, printable
+from lambda_det.files import expanded, refuse_existing, writing_to
 from lambda_det.weights.provenance import Origin
 
 logger = logging.getLogger(__name__)
@@ -189,6 +189,7 @@ class Prediction:
         )
         return Image.fromarray(drawn[:, :, ::-1])
 
+    @naming_arguments()
     def save(
         self,
         path: str | os.PathLike,
@@ -208,6 +209,7 @@ class Prediction:
         Raises:
             ConfigError: the file exists and ``overwrite`` is False, or cannot be written.
         """
+        path = expanded(path)
         refuse_existing(path, overwrite)
         picture = self.plot(image, **options)
         with writing_to(path):
@@ -305,7 +307,9 @@ class Predictor:
             raise ConfigError(f"The batch size is {batch_size!r}; give at least 1.")
         self._given_threshold, self._batch_size = score_threshold, batch_size
         self._agnostic_nms = agnostic_nms
-        with _own_precision():
+        if isinstance(source, str | os.PathLike):
+            source = expanded(source)
+        with _own_precision(), naming_arguments():
             self._open_source(source, checkpoint, raw, device, precision)
 
     def _open_source(
@@ -530,4 +534,4 @@ def read_bgr(path: str | os.PathLike) -> np.ndarray:
     Raises:
         DataError: it cannot be read, or has more than 8 bits a channel.
     """
-    return read_image({"file_name": os.fspath(path)})
+    return read_image({"file_name": expanded(path)})
