@@ -1,13 +1,16 @@
-"""Parameters and multiply-adds of the networks, counted from shapes."""
+"""Parameters and multiply-adds of the networks, counted by PyTorch's FlopCounterMode."""
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.build import Classifier, create_classifier, kind_of
@@ -29,30 +32,21 @@ class Complexity:
     multiply_adds_query_first: int
 
 
-def lambda_multiply_adds(layer: LambdaLayer, height: int, width: int) -> tuple[int, int]:
-    """Multiply-adds of a lambda layer on a map, without its projections.
+# Operations of the position output by the shapes of queries [b, H, W, h, k], values [b, H, W, v, u]
+# and embedding [k, u, r_y, r_x]. Sums over offsets that lead out of the map are counted, as they
+# are for a convolution.
+def _lambda_first(queries: Any, values: Any, embedding: Any, **_: Any) -> int:
+    *positions, heads, k = queries
+    *_, v, u = values
+    offsets = embedding[-2] * embedding[-1]
+    return 2 * torch.Size(positions).numel() * k * v * (offsets * u + heads)
 
-    Sums over offsets that lead out of the map are counted, as they are for a convolution.
 
-    Args:
-        layer: on maps.
-        height, width: of the map, in positions.
-
-    Returns:
-        The count with the lambda built first, and with the query contracted first.
-    """
-    k, h, u, v = layer.query_depth, layer.heads, layer.intra_depth, layer.value_depth
-    groups = layer.heads if layer.multi_head else 1  # of heads that share a lambda
-    positions = height * width
-    content = 0
-    if layer.content is not None:
-        content = positions * (groups * k * u * v + h * k * v)
-    if layer.position is None:
-        return content, content
-    r = layer.position.count_offsets(height, width, layer.dilation)
-    lambda_first = groups * r * k * u * v + h * k * v
-    query_first = h * r * u * (k + v)
-    return content + positions * lambda_first, content + positions * query_first
+def _query_first(queries: Any, values: Any, embedding: Any, **_: Any) -> int:
+    *positions, heads, k = queries
+    *_, v, u = values
+    offsets = embedding[-2] * embedding[-1]
+    return 2 * torch.Size(positions).numel() * heads * offsets * u * (k + v)
 
 
 def measure(
@@ -60,47 +54,39 @@ def measure(
 ) -> Complexity:
     """Count a model's parameters, and its multiply-adds for one square image.
 
-    Counted are convolutions, linear layers, lambda layers, and layers with a method
-    ``multiply_adds``; norms, activations and pooling are not, as is usual. The model may be on the
-    meta device, where nothing is computed.
+    Counted are the products of matrices, convolutions and lambda layers; norms, activations and
+    pooling are not, as is usual. Nothing is computed.
 
     Args:
         model: takes images [B, 3, H, W].
         image_size: side of the image.
         repeats: how often a module counts that stands for several; once if it is not in it.
     """
-    times = dict.fromkeys(model.modules(), 1)
-    for module, number in (repeats or {}).items():
-        times |= dict.fromkeys(module.modules(), number)
-    counts = [0, 0]
-
-    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    repeats = repeats or {}
+    times = dict.fromkeys(model.parameters(), 1)
+    for module, number in repeats.items():
+        times |= dict.fromkeys(module.parameters(), number)
+    names = {name: repeats[module] for name, module in model.named_modules() if module in repeats}
+    shapes = copy.deepcopy(model).to("meta").eval()
+    for module in shapes.modules():
         if isinstance(module, LambdaLayer):
-            numbers = lambda_multiply_adds(module, *output.shape[-2:])
-        elif hasattr(module, "multiply_adds"):
-            numbers = [module.multiply_adds(*output.shape[-2:])] * 2
-        else:  # each output of a convolution or linear layer is a sum over a row of the weight
-            numbers = [output.numel() * module.weight[0].numel()] * 2
-        for index, number in enumerate(numbers):
-            counts[index] += number * times[module]
+            module.implementation = "query_first"
+    images = torch.empty(1, 3, image_size, image_size, device="meta")
 
-    counted = [
-        module.register_forward_hook(count)
-        for module in model.modules()
-        if isinstance(module, nn.Conv2d | nn.Linear | LambdaLayer)
-        or hasattr(module, "multiply_adds")
-    ]
-    training = model.training
-    images = torch.empty(1, 3, image_size, image_size, device=next(model.parameters()).device)
-    try:
-        with torch.no_grad():
-            model.eval()(images)
-    finally:
-        model.train(training)
-        for hook in counted:
-            hook.remove()
-    holders = {p: module for module in model.modules() for p in module.parameters(recurse=False)}
-    return Complexity(sum(p.numel() * times[m] for p, m in holders.items()), *counts)
+    def count(formula: Callable[..., int]) -> int:
+        operators = {torch.ops.lambda_det.query_first: formula}
+        counter = FlopCounterMode(display=False, custom_mapping=operators)
+        with torch.no_grad(), counter:
+            shapes(images)
+        by_module, root = counter.get_flop_counts(), type(shapes).__name__
+        more = (
+            (number - 1) * sum(by_module[f"{root}.{name}"].values())
+            for name, number in names.items()
+        )
+        return (counter.get_total_flops() + sum(more)) // 2
+
+    params = sum(parameter.numel() * number for parameter, number in times.items())
+    return Complexity(params, count(_lambda_first), count(_query_first))
 
 
 def measure_named(name: str, image_size: int) -> Complexity:

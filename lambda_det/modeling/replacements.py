@@ -22,9 +22,8 @@ MakeNorm = Callable[[int], nn.Module]  # of a number of channels
 class LayerKind:
     """A kind of layer that blocks of a network have in the place of lambda layers.
 
-    Its layers take maps [B, C, H, W] and return them in the same layout. If they have a method
-    ``multiply_adds(height, width)``, it is counted; if they have a ``map_size``, they hold for maps
-    of up to that size and are not exported.
+    Its layers take maps [B, C, H, W] and return them in the same layout. If they have a
+    ``map_size``, they hold for maps of up to that size and are not exported.
 
     Attributes:
         make: a layer, from its channels, the largest map (H, W) or None, and what makes norms.

@@ -55,14 +55,6 @@ class SelfAttention(nn.Module):
         queries, keys, values = (part.unflatten(1, (self.heads, -1)) for part in parts)
         return queries * self.depth**-0.5, keys, values
 
-    def multiply_adds(self, height: int, width: int) -> int:
-        """Multiply-adds of logits and sums over the context, without projections and positions'
-        terms.
-
-        ``pairs`` of a layer: the number of pairs of a query and a position of its context in a map.
-        """
-        return self.pairs(height, width) * self.heads * (self.depth + self.value_depth)
-
 
 class GlobalAttention(SelfAttention):
     """All positions look at all others (Bello et al., 2019, "Attention Augmented ...").
@@ -81,9 +73,6 @@ class GlobalAttention(SelfAttention):
         self.map_size = map_size
         self.y_offsets = _offsets(map_size[0], self.depth)
         self.x_offsets = _offsets(map_size[1], self.depth)
-
-    def pairs(self, height: int, width: int) -> int:
-        return (height * width) ** 2
 
     def forward(self, x: Tensor, mask: None = None) -> Tensor:
         height, width = x.shape[-2:]
@@ -150,9 +139,6 @@ class RowAttention(SelfAttention):
         self.logits_norm = norm(3 * heads)
         self.output_norm = norm(2 * dim)
 
-    def pairs(self, height: int, width: int) -> int:
-        return height * width**2
-
     def forward(self, x: Tensor) -> Tensor:
         queries, keys, values = self.project(x)
         offsets = (self.query_offsets, self.key_offsets, self.value_offsets)
@@ -192,9 +178,6 @@ class LocalAttention(SelfAttention):
         self.scope = scope
         self.y_offsets = nn.Parameter(torch.randn(scope, self.depth // 2) * self.depth**-0.5)
         self.x_offsets = nn.Parameter(torch.randn(scope, self.depth // 2) * self.depth**-0.5)
-
-    def pairs(self, height: int, width: int) -> int:
-        return height * width * self.scope**2
 
     def forward(self, x: Tensor, mask: None = None) -> Tensor:
         height, width = x.shape[-2:]
@@ -267,10 +250,6 @@ class DoubleAttention(nn.Module):
         gather, give = gather.softmax(dim=2), give.softmax(dim=1)
         output = values @ gather.mT.to(values.dtype) @ give.to(values.dtype)
         return x + self.norm(self.output(output.unflatten(2, x.shape[2:])))
-
-    def multiply_adds(self, height: int, width: int) -> int:
-        """Multiply-adds of the two products."""
-        return 2 * height * width * self.output.in_channels**2
 
 
 def _laid_out_as(x: Tensor, output: Tensor) -> Tensor:
