@@ -76,9 +76,26 @@ def importing_detectron2() -> Iterator[None]:
         yield
 
 
+class CommandParser(argparse.ArgumentParser):
+    """Suggests a flag in the place of one that does not exist."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
+        return self._known(*self.parse_known_args(args, namespace))
+
+    def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
+        return self._known(*self.parse_known_intermixed_args(args, namespace))
+
+    def _known(self, parsed: argparse.Namespace, unknown: list[str]) -> argparse.Namespace:
+        if unknown:
+            flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            hint = suggest(unknown[0].partition("=")[0], flags)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return parsed
+
+
 def command_parser(
     name: str, description: str | None, examples: str, **options: Any
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """The parser of a command, whose examples keep their lines.
 
     Args:
@@ -88,7 +105,7 @@ def command_parser(
         options: of :class:`argparse.ArgumentParser`.
     """
     options |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": examples}
-    return argparse.ArgumentParser(f"lambda-det {name}", description=description, **options)
+    return CommandParser(f"lambda-det {name}", description=description, **options)
 
 
 def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") -> int:

@@ -54,6 +54,28 @@ def test_a_command_that_is_none(capsys):
     assert "train" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("train --data my --epohcs 3", "--epochs"),
+        ("train --data my --sise=640", "--size"),
+        ("check my --singel-class", "--single-class"),
+        ("convert in out --formta yolo", "--format"),
+        ("predict run --input a --output b --scorethreshold 0.3", "--score-threshold"),
+        ("evaluate run --parts test", "--part"),
+        ("report run --scorethreshold 0.3", "--score-threshold"),
+        ("export run out.onnx --bacth 3", "--batch"),
+        ("backbone in out --modle x", "--model"),
+        ("push run me/x --fodler y", "--folder"),
+        ("doctor --inastall", "--install"),
+    ],
+)
+def test_a_flag_that_there_is_not_gets_a_near_one(capsys, words, hint):
+    with pytest.raises(SystemExit):
+        cli.main(words.split())
+    assert f"did you mean {hint}" in capsys.readouterr().err
+
+
 @pytest.fixture
 def started(monkeypatch):
     """What would be trained: the class of the task, the file and the keys."""

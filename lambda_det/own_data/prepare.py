@@ -175,6 +175,9 @@ def _check_choice(args: argparse.Namespace, folder: Path) -> None:
     if args.eval_only or not (args.data or args.train_json):
         if args.resume:
             RunFolder(folder).refuse_no_run()
+        if args.opts and Path(args.opts[0]).exists():
+            flag = "--data" if Path(args.opts[0]).is_dir() else "--config"
+            raise ConfigError(f"{args.opts[0]} follows no flag; type {flag} {args.opts[0]}.")
         raise ConfigError(
             "--config FILE is missing, which names a file of yours or of configs/; with --data DIR "
             "or --train FILE --images DIR it follows from the data and the machine."

@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from lambda_det.config import find_config_file
-from lambda_det.errors import exit_status, suggest
+from lambda_det.errors import CommandParser, exit_status
 
 if TYPE_CHECKING:
     from lambda_det.training.config_file import ConfigFile
@@ -46,10 +46,8 @@ which saves likewise: a second Ctrl-C stops at once.
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """Takes flags before, between and after the pairs KEY VALUE, and suggests a flag or a key in
-    place of one that does not exist.
-    """
+class _Parser(CommandParser):
+    """Takes flags before, between and after the pairs KEY VALUE."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -57,12 +55,7 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-(\.?\d|inf\b|nan\b)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
-        parsed, unknown = self.parse_known_intermixed_args(args, namespace)
-        if unknown:
-            flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-            hint = suggest(unknown[0].partition("=")[0], flags)
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        return parsed
+        return self.parse_intermixed_args(args, namespace)
 
 
 def run_parser(
