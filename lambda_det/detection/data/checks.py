@@ -27,7 +27,7 @@ from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.predictions import Detector, evaluated, is_known, predictions
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.report import DOUBTFUL, MASK, REPAIRED, UNUSABLE, Report
-from lambda_det.detection.data.rules import RULES, Instances, UsedData, no_truth
+from lambda_det.detection.data.rules import Instances, UsedData, faults, no_truth
 from lambda_det.errors import ConfigError, DataError, counted, listed
 from lambda_det.weights.provenance import IMAGENET_PIXELS, PixelSettings
 
@@ -123,9 +123,9 @@ def check_detector_data(
     for one in _of("test", data):
         if "panoptic" in evaluated(detector, one.name):
             check_panoptic(MetadataCatalog.get(one.name))
-    for rule, one in itertools.product(RULES, data):
-        if rule.is_for(one, is_training=bool(train)) and (fault := rule.fault(one)):
-            raise rule.error(fault)
+    for one in data:
+        for fault in faults(one, in_training=bool(train)):
+            raise fault
     _refuse_nothing_to_learn(data)
     _warn_of_unlearnt_classes(data)
     _warn_of_lacking_masks(data)
@@ -302,7 +302,7 @@ def _refuse_nothing_to_learn(data: Sequence[UsedData]) -> None:
 
 
 def _warn_of_unlearnt_classes(data: Sequence[UsedData]) -> None:
-    """Warn of classes to evaluate on that no object to train on has.
+    """Warn of classes that no object to train on has.
 
     Raises:
         DataError: as :func:`unlearnt_classes`.
@@ -311,12 +311,23 @@ def _warn_of_unlearnt_classes(data: Sequence[UsedData]) -> None:
     if not sources or None in sources:
         return
     train = listed(one.name for one in _of("train", data))
+    names, learnt = list(sources[0].categories.values()), _learnt(sources)
+    if unlearnt := [name for name in names if name not in learnt]:
+        logger.warning(
+            f"{len(unlearnt)} of {len(names)} classes have no object in {train} and are not "
+            f"learnt: {listed(unlearnt, 5)}"
+        )
     for one in _of("test", data):
         if one.report and (unlearnt := unlearnt_classes(one.report, sources, train)):
             logger.warning(
                 f"{counted(len(unlearnt), 'class')} of {one.name} ({one.report.json_file}) without "
                 f"an object in {train}, so that AP counts 0 for {listed(unlearnt, 5)}"
             )
+
+
+def _learnt(sources: Iterable[Report]) -> set[str]:
+    """The classes of which there are objects."""
+    return {c for one in sources for number, c in one.categories.items() if one.counts[number]}
 
 
 def unlearnt_classes(report: Report, sources: Sequence[Report], train: str) -> list[str]:
@@ -331,9 +342,7 @@ def unlearnt_classes(report: Report, sources: Sequence[Report], train: str) -> l
         DataError: these are all classes, as of two folders that are called valid and invalid, and
             there are objects of other classes to train on.
     """
-    learnt = {
-        c for source in sources for number, c in source.categories.items() if source.counts[number]
-    }
+    learnt = _learnt(sources)
     classes = [c for number, c in report.categories.items() if report.counts[number]]
     unlearnt = [c for c in classes if c not in learnt]
     if learnt and classes and unlearnt == classes:

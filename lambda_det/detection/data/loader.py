@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -12,7 +11,6 @@ from typing import Any
 from detectron2.config import CfgNode
 from detectron2.data import (
     DatasetFromList,
-    MetadataCatalog,
     build_detection_test_loader,
     build_detection_train_loader,
     get_detection_dataset_dicts,
@@ -20,7 +18,6 @@ from detectron2.data import (
 from detectron2.data.build import trivial_batch_collator
 from detectron2.data.samplers import InferenceSampler, TrainingSampler
 from detectron2.utils import comm
-from detectron2.utils.logger import log_first_n
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 
 from lambda_det.detection.data.mapper import TolerantMapper
@@ -29,7 +26,7 @@ from lambda_det.detection.data.tile_pixels import sources_of
 from lambda_det.detection.data.tile_records import tile_records, tiles_to_test
 from lambda_det.detection.data.truth import decided
 from lambda_det.detection.tiles import Tiling
-from lambda_det.errors import ConfigError, DataError, listed, refused
+from lambda_det.errors import ConfigError, DataError, refused
 from lambda_det.training.loading import ImageLoader, UnreadableImages
 from lambda_det.training.randomness import Purpose, seeded
 from lambda_det.training.stream import Key, Sources, Stream, is_wide, orientations
@@ -219,7 +216,6 @@ def training_records(cfg: CfgNode) -> list[Record] | Dataset:
             f"{', '.join(cfg.DATASETS.TRAIN)}: no annotation{visible} is left to train on once "
             "those without a usable mask are out; lambda-det check lists what is wrong."
         ) from error
-    _warn(cfg, records)
     return _cut(cfg, records)
 
 
@@ -238,38 +234,6 @@ def _cut(cfg: CfgNode, records: list[Record] | Dataset) -> list[Record] | Datase
             f"{', '.join(cfg.DATASETS.TRAIN)} is a {type(records).__name__}; set it to 0."
         )
     return tile_records(records, tiling, cfg.INPUT.TILE.EMPTY)
-
-
-def _warn(cfg: CfgNode, records: list[Record] | Dataset) -> None:
-    """Log once which classes cannot be learnt, and which images are trained and evaluated on."""
-
-    def warn(text: str) -> None:
-        log_first_n(logging.WARNING, text, key="message", name=__name__)
-
-    names = MetadataCatalog.get(cfg.DATASETS.TRAIN[0]).get("thing_classes", ())
-    if isinstance(records, list) and any("annotations" in record for record in records):
-        seen = {one["category_id"] for record in records for one in record.get("annotations", ())}
-        unseen = [name for index, name in enumerate(names) if index not in seen]
-        if unseen:
-            warn(
-                f"{len(unseen)} of {len(names)} classes have no object in "
-                f"{', '.join(cfg.DATASETS.TRAIN)} and are not learnt: {listed(unseen)}"
-            )
-    evaluated = {_identity(name) for name in cfg.DATASETS.TEST}
-    if both := [name for name in cfg.DATASETS.TRAIN if _identity(name) in evaluated]:
-        warn(
-            f"{', '.join(both)}: these images are trained and evaluated on, so the figures do not "
-            "show how the model performs on other images"
-        )
-
-
-def _identity(name: str) -> tuple[str, str]:
-    """The files of a data set, which may be registered under two names."""
-    metadata = MetadataCatalog.get(name)
-    file, folder = metadata.get("json_file"), metadata.get("image_root")
-    if not file or not folder:
-        return name, ""
-    return os.path.realpath(file), os.path.realpath(folder)
 
 
 def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:

@@ -1,8 +1,8 @@
-"""Why a data set cannot be used by a detector: one table of rules, each about one data set."""
+"""Why a data set cannot be used by a detector."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from lambda_det.detection.data.predictions import Detector, evaluated, is_known,
 from lambda_det.detection.data.report import Report
 from lambda_det.errors import ConfigError, DataError, UserError, listed, printable, refused
 
-__all__ = ["RULES", "Instances", "UsedData", "no_truth"]
+__all__ = ["Instances", "UsedData", "faults", "no_truth"]
 
 
 class Instances(NamedTuple):
@@ -114,34 +114,20 @@ class UsedData(NamedTuple):
         return Instances.of_report(self.report) if self.report and in_file else self.read(self.name)
 
 
-class Rule(NamedTuple):
-    """Why a data set is refused.
-
-    Attributes:
-        splits: whether it applies to data to "train" on, to "test" on, or both.
-        needs: the kind of ground truth that it is about; "" for any.
-        error: the class of the error.
-        fault: a sentence about a data set; None where the detector can use it.
-        in_training: whether it applies only where there are data to train on as well.
-    """
-
-    splits: tuple[str, ...]
-    needs: str
-    error: type[UserError]
-    fault: Callable[[UsedData], str | None]
-    in_training: bool = False
-
-    def is_for(self, data: UsedData, is_training: bool) -> bool:
-        applies = data.split in self.splits and (is_training or not self.in_training)
-        return applies and data.needs(self.needs)
-
-
 _COCO_KEYPOINTS = 17
 # predictions that cannot be learnt from data of an evaluator_type
 _WITHOUT = {
     **dict.fromkeys(("coco", "lvis", "pascal_voc"), ("semantic", "semantic masks")),
     **dict.fromkeys(("sem_seg", "cityscapes_sem_seg"), ("instances", "instances")),
 }
+# The numbers of a detector that data have as well: the kind of ground truth, the field of the
+# detector, the words, and the key of the metadata
+_NUMBERS = (
+    ("semantic", "semantic_classes", "classes of semantic masks", "stuff_classes"),
+    ("semantic", "ignored_label", "for pixels without a class", "ignore_label"),
+    ("keypoints", "keypoints", "keypoints", "keypoint_names"),
+    ("", "num_classes", "categories", "thing_classes"),
+)
 
 
 def no_truth(data: UsedData, where: str = "") -> str | None:
@@ -156,125 +142,83 @@ def no_truth(data: UsedData, where: str = "") -> str | None:
     )
 
 
-def _another(field_name: str, what: str, key: str) -> Callable[[UsedData], str | None]:
-    """The fault of a data set whose number differs from a field of the detector, or None."""
+def faults(data: UsedData, *, in_training: bool) -> Iterator[UserError]:
+    """Why a data set is refused, what is nearest to its cause first.
 
-    def fault(data: UsedData) -> str | None:
+    Args:
+        in_training: whether there are data to train on.
+    """
+    if data.split == "train" and (fault := no_truth(data)):
+        yield ConfigError(fault)
+    if data.needs("keypoints"):
+        yield from _of_keypoints(data)
+    for kind, field_name, what, key in _NUMBERS:
         value, here = data.meta(key), getattr(data.detector, field_name)
         is_list = isinstance(value, (list, tuple))
         number = len(value) if is_list else value
-        if number is None or here is None or number == here:
-            return None
-        names = f" ({listed(value, 5)})" if is_list else ""
-        place = data.detector.keys.get(field_name)
-        return (
-            f"{place} is {here}, but {data.name} has {number} {what}{names}; set {place} to "
-            f"{number}."
+        if data.needs(kind) and None not in (number, here) and number != here:
+            names = f" ({listed(value, 5)})" if is_list else ""
+            place = data.detector.keys.get(field_name)
+            yield ConfigError(
+                f"{place} is {here}, but {data.name} has {number} {what}{names}; set {place} to "
+                f"{number}."
+            )
+    if data.needs("instances") and (instances := data.instances()) is not None:
+        yield from _of_instances(data, instances, in_training)
+
+
+def _of_keypoints(data: UsedData) -> Iterator[UserError]:
+    names = data.meta("keypoint_names")
+    sigmas = data.detector.sigmas or _COCO_KEYPOINTS
+    if None in (names, data.meta("keypoint_flip_map")):
+        yield ConfigError(
+            f"MODEL.KEYPOINT_ON is on, but the data set {data.name} names no keypoints; give its "
+            'JSON file a category with a list of names, "keypoints", register it with '
+            "keypoint_names and keypoint_flip_map, or set MODEL.KEYPOINT_ON False."
+        )
+    elif data.split == "test" and data.detector.keypoints == len(names) != sigmas:
+        yield ConfigError(
+            f"TEST.KEYPOINT_OKS_SIGMAS holds {sigmas} numbers (those of COCO if it is empty), but "
+            f"{data.name} has {len(names)} keypoints; give one for each, such as 0.05."
         )
 
-    return fault
 
-
-def _no_keypoints(data: UsedData) -> str | None:
-    if None not in (data.meta("keypoint_names"), data.meta("keypoint_flip_map")):
-        return None
-    return (
-        f"MODEL.KEYPOINT_ON is on, but the data set {data.name} names no keypoints; give its JSON "
-        'file a category with a list of names, "keypoints", register it with keypoint_names and '
-        "keypoint_flip_map, or set MODEL.KEYPOINT_ON False."
-    )
-
-
-def _other_sigmas(data: UsedData) -> str | None:
-    sigmas, names = data.detector.sigmas or _COCO_KEYPOINTS, data.meta("keypoint_names")
-    if sigmas == len(names):
-        return None
-    return (
-        f"TEST.KEYPOINT_OKS_SIGMAS holds {sigmas} numbers (those of COCO if it is empty), but "
-        f"{data.name} has {len(names)} keypoints; give one for each, such as 0.05."
-    )
-
-
-def _no_key(data: UsedData) -> str | None:
-    instances = data.instances()
-    # A model of another project may learn from other keys.
-    if instances is None or instances.has_key or not is_known(data.detector.architecture):
-        return None
-    return (
-        f'{data.name}: no image has the key "annotations", so that there is nothing to train on; '
-        "add it, with an empty list where an image has no object."
-    )
-
-
-def _no_boxes(data: UsedData) -> str | None:
-    instances = data.instances()
-    if instances is None or instances.objects or data.report:
-        return None
-    given = DatasetCatalog[data.name].__wrapped__()  # before some images were left out
-    number = sum(not a.get("iscrowd", 0) for r in given for a in r.get("annotations") or ())
-    if not number:
-        return None
-    return (
-        f"{data.name}: none of {number} annotations has a box to train on; each needs a "
-        '"bbox" of four numbers in pixels and a "bbox_mode", such as BoxMode.XYWH_ABS.'
-    )
-
-
-def _no_objects(data: UsedData) -> str | None:
-    instances = data.instances()
-    if instances is None or instances.objects:
-        return None
-    return (
-        f"{instances.source} holds no annotations to measure by (crowds and unusable boxes do not "
-        f"count), so that nothing can be evaluated on {data.name}; add some, or name another data "
-        f"set in {data.detector.keys['test']}."
-    )
-
-
-def _no_masks(data: UsedData) -> str | None:
-    instances = data.instances()
-    if instances is None or not data.masks():
-        return None
-    if not 0 < instances.annotations == instances.unmasked:
-        return None
-    key = data.detector.keys["masks"]
-    return f"{key} is on, but no annotation of {data.name} has a mask; set {option(key, False)}."
-
-
-def _other_ids(data: UsedData) -> str | None:
-    instances, classes = data.instances(), data.detector.num_classes
-    if instances is None or classes is None:
-        return None
-    # Detectron2 would cut a number such as 0.5 to a whole one
-    outside = [number for number in instances.foreign_ids if number not in range(classes)]
-    if not outside:
-        return None
-    number, image = outside[0], printable(instances.foreign_ids[outside[0]])
-    return (
-        f"{data.name}: an object in {image} has the category_id {number}, but "
-        f"{data.detector.keys['num_classes']} is {classes}; number the classes from 0 to "
-        f"{classes - 1}, or set the key to their number."
-    )
-
-
-_TRAIN, _TEST, _BOTH = ("train",), ("test",), ("train", "test")
-# in the order in which they are checked
-# fmt: off
-RULES = (
-    Rule(_TRAIN, "", ConfigError, no_truth),
-    Rule(_BOTH, "semantic", ConfigError, _another(
-        "semantic_classes", "classes of semantic masks", "stuff_classes")),
-    Rule(_BOTH, "semantic", ConfigError, _another(
-        "ignored_label", "for pixels without a class", "ignore_label")),
-    Rule(_BOTH, "keypoints", ConfigError, _no_keypoints),
-    Rule(_BOTH, "keypoints", ConfigError, _another("keypoints", "keypoints", "keypoint_names")),
-    Rule(_TEST, "keypoints", ConfigError, _other_sigmas),
-    Rule(_BOTH, "", ConfigError, _another("num_classes", "categories", "thing_classes")),
-    Rule(_TRAIN, "instances", DataError, _no_key),
-    Rule(_TRAIN, "instances", DataError, _no_boxes),
-    Rule(_TEST, "instances", DataError, _no_objects),
+def _of_instances(data: UsedData, instances: Instances, in_training: bool) -> Iterator[UserError]:
+    keys, name, is_training = data.detector.keys, data.name, data.split == "train"
+    # A model of another project may learn from other keys
+    if is_training and not instances.has_key and is_known(data.detector.architecture):
+        yield DataError(
+            f'{name}: no image has the key "annotations", so that there is nothing to train on; '
+            "add it, with an empty list where an image has no object."
+        )
+    if is_training and not instances.objects and not data.report:
+        given = DatasetCatalog[name].__wrapped__()  # before some images were left out
+        number = sum(not a.get("iscrowd", 0) for r in given for a in r.get("annotations") or ())
+        if number:
+            yield DataError(
+                f"{name}: none of {number} annotations has a box to train on; each needs a "
+                '"bbox" of four numbers in pixels and a "bbox_mode", such as BoxMode.XYWH_ABS.'
+            )
+    if not is_training and not instances.objects:
+        yield DataError(
+            f"{instances.source} holds no annotations to measure by (crowds and unusable boxes do "
+            f"not count), so that nothing can be evaluated on {name}; add some, or name another "
+            f"data set in {keys['test']}."
+        )
     # an evaluation alone has the AP of boxes where there are no masks
-    Rule(_BOTH, "instances", ConfigError, _no_masks, in_training=True),
-    Rule(_BOTH, "instances", ConfigError, _other_ids),
-)
-# fmt: on
+    if in_training and data.masks() and 0 < instances.annotations == instances.unmasked:
+        switch = option(keys["masks"], False)
+        yield ConfigError(
+            f"{keys['masks']} is on, but no annotation of {name} has a mask; set {switch}."
+        )
+    classes = data.detector.num_classes
+    # Detectron2 would cut a number such as 0.5 to a whole one
+    outside = (
+        [] if classes is None else [n for n in instances.foreign_ids if n not in range(classes)]
+    )
+    for number in outside:
+        yield ConfigError(
+            f"{name}: an object in {printable(instances.foreign_ids[number])} has the category_id "
+            f"{number}, but {keys['num_classes']} is {classes}; number the classes from 0 to "
+            f"{classes - 1}, or set the key to their number."
+        )

@@ -52,6 +52,17 @@ def test_images_that_are_trained_and_evaluated_on_are_named(registered, content,
     assert "trained on" not in caplog.text
 
 
+def test_what_the_data_cannot_teach_is_logged(registered, content, caplog):
+    """A class without an object; the same images to train and to evaluate on."""
+    content["categories"].append({"id": 77, "name": "unseen\x1b[31m"})
+    cfg = registered(content)
+    cfg.DATASETS.TEST, cfg.MODEL.ROI_HEADS.NUM_CLASSES = cfg.DATASETS.TRAIN, 3
+    check_datasets(cfg, train=True, test=True)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any(r"1 of 3 classes" in text and r"unseen\x1b[31m" in text for text in told)
+    assert any("trained on" in text and "10.png" in text for text in told)
+
+
 def test_classes_to_evaluate_on_that_are_not_trained_on_are_named(registered, content, caplog):
     other = json.loads(json.dumps(content))
     for entry in content["annotations"]:

@@ -95,22 +95,6 @@ def test_batches_have_the_size_and_cover_the_data(four):
         assert image["image"].shape == (3, 64, 64) and image["instances"].has("gt_masks")
 
 
-def test_what_the_data_cannot_teach_is_logged(cfg, content, write, caplog):
-    """A class without an object; the same data under two names to train and to evaluate on."""
-    content["categories"].append({"id": 77, "name": "unseen\x1b[31m"})
-    json_file, images = write(content)
-    for name in ("taught", "asked"):
-        register_coco_instances(name, {}, json_file, images)
-    cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = ("taught",), ("asked",)
-    build_train_loader(cfg, 2)
-    told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert any("taught" in text and r"unseen\x1b[31m" in text for text in told)
-    assert any("taught" in text and "evaluated" in text for text in told)
-    caplog.clear()
-    build_train_loader(cfg, 2)  # as batch norm's statistics need it
-    assert not [record for record in caplog.records if "taught" in record.message]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "jitter"), [(0, False), (1, True), (3, False)])
 def test_workers_and_the_place_change_nothing(eleven, workers, jitter):
