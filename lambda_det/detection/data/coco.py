@@ -16,7 +16,8 @@ import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +59,9 @@ _MANY_CROWDS = 0.1  # share of all annotations; COCO has one in a hundred
 # how far the area of a mask may exceed the area of its box, which is rounded otherwise: a factor,
 # and square pixels
 _MOST_AREA, _ROUNDED_AREA = 1.5, 16
+# how far apart the sides of two boxes of one object are: pixels, a share of the longer side, and at
+# most a share of the shorter one, because tiny objects lie beside each other
+_NEAR, _NEAR_SHARE, _NEAR_TINY = 1.5, 0.02, 0.2
 _FILLED = 0.9  # of the largest polygon of an object: a smaller area is that without a hole
 
 
@@ -282,6 +286,7 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
     places = {number: place for place, number in enumerate(file.report.categories)}
     seen: dict[tuple, Any] = {}  # the mask of an object, by its image, class and box
     ids_of = Counter(image["id"] for image in file.images.values())
+    given: dict[int, dict[str, Any]] = {}  # the entries by the numbers of their annotations
     ids, crowds = itertools.count(1), []
     for entry in sorted(file.annotations, key=lambda one: one["image_id"]):
         image, place = file.images.get(entry["image_id"]), places.get(entry["category_id"])
@@ -295,16 +300,18 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
         number = next(ids)  # also of annotations that are left out
         if annotation is None:
             continue
-        what = image["id"], place, annotation["iscrowd"], *annotation["bbox"]
-        mask = annotation.get("segmentation")
-        if what in seen and seen[what] == mask and not annotation["iscrowd"]:
-            if ids_of[image["id"]] > 1:  # each of its entries has the object
+        if ids_of[image["id"]] > 1 and not annotation["iscrowd"]:
+            what = image["id"], place, *annotation["bbox"]
+            mask = annotation.get("segmentation")
+            if what in seen and seen[what] == mask:  # each of its entries has the object
                 continue
-            file.add(kinds.TWICE, entry, f"bbox {annotation['bbox']}")
-        seen[what], annotation["id"] = mask, number
+            seen[what] = mask
+        given[number], annotation["id"] = entry, number
         if file.written and "source" in entry:
             annotation["source"] = entry["source"]
         of_image[image["id"]].append(annotation)
+    for one, kind in itertools.chain.from_iterable(map(_twice, of_image.values())):
+        file.add(kind, given[one["id"]], f"bbox {one['bbox']}")
     if len(crowds) > max(2, _MANY_CROWDS * len(file.annotations)):
         file.add(kinds.CROWD, crowds[0], f"one of {len(crowds)}", len(crowds))
     images = {image["id"]: image for image in file.images.values()}
@@ -318,6 +325,33 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
         }
         for number in sorted(images)
     ]
+
+
+def _twice(annotations: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Kind]]:
+    """The objects whose box is that of another object, but for a pixel or two."""
+    objects = [(*one["bbox"], one) for one in annotations if not one["iscrowd"]]
+    objects.sort(key=itemgetter(0, 1, 2, 3))
+    limits = [_near(width, height) for _, _, width, height, _ in objects]
+    farthest, start = max(limits, default=0), 0
+    for number, (x, y, width, height, one) in enumerate(objects):
+        while x - objects[start][0] > farthest:
+            start += 1
+        near = limits[number]
+        same = [
+            other["category_id"]
+            for x0, y0, width0, height0, other in objects[start:number]
+            if abs(y - y0) <= near
+            and abs(x - x0) <= near
+            and abs(x + width - x0 - width0) <= near
+            and abs(y + height - y0 - height0) <= near
+        ]
+        if same:
+            yield one, kinds.TWICE if one["category_id"] in same else kinds.CLASSES
+
+
+def _near(width: float, height: float) -> float:
+    """How far from the sides of a box those of another box of its object may be, in pixels."""
+    return min(max(_NEAR, _NEAR_SHARE * max(width, height)), _NEAR_TINY * min(width, height))
 
 
 def _as_meant(entry: dict[str, Any], file: _File) -> dict[str, Any]:

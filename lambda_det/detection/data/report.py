@@ -50,11 +50,18 @@ MEANT = Kind(REPAIRED, "entry that is read as it was meant")
 CLASS = Kind(DOUBTFUL, "classes whose names are the same, or differ by blanks or letter case alone")
 CROWD = Kind(DOUBTFUL, "crowd, one of unusually many; crowds are neither learnt nor counted in AP")
 TURNED = Kind(DOUBTFUL, "image that its EXIF data turn; its labels must fit the turned image")
-TWICE = Kind(DOUBTFUL, "object that is in its image twice: AP counts one of the two as missed")
+TWICE = Kind(
+    DOUBTFUL, "object that is in its image twice, to a pixel or two: AP counts one as missed"
+)
+CLASSES = Kind(NOTED, "object of one class where one of another class is, to a pixel or two")
 TINY = Kind(DOUBTFUL, "object less than a pixel wide or high, as a slip of the mouse makes it")
 FILLED = Kind(DOUBTFUL, "mask of less area than its polygons: a hole in it is filled")
 DENSE = Kind(NOTED, "image with more than COCO's 100 objects, which AP counts nevertheless")
-EMPTY = Kind(NOTED, "image without an object")
+EMPTY = Kind(
+    NOTED,
+    "image without an object: evaluated, and left out of training unless "
+    "DATALOADER.FILTER_EMPTY_ANNOTATIONS is False",
+)
 UNSEEN = Kind(NOTED, "class without an object")
 # Each of Roboflow's files in COCO's format has one, so it is no reason for a warning
 ROOT = Kind(NOTED, "category above all others that has no object, which is no class")

@@ -246,6 +246,31 @@ def test_the_masks_that_are_evaluated(content, write, changes, area):
 
 
 @pytest.mark.parametrize(
+    ("box", "other", "is_named"),
+    [
+        ([4, 6, 20, 16], [4, 6, 20, 16], True),
+        ([4, 6, 20, 16], [5, 6, 20, 17], True),
+        ([40, 20, 120, 70], [42, 21, 119, 70], True),
+        ([40, 20, 120, 70], [46, 20, 120, 70], False),
+        ([4, 6, 20, 16], [4, 6, 20, 19], False),
+        ([4, 6, 3, 3], [5, 6, 3, 3], False),  # specks beside each other
+    ],
+)
+def test_one_object_with_two_annotations_is_named(write, box, other, is_named):
+    entries = [annotation(n, 0, one, segmentation=None) for n, one in enumerate((box, other), 1)]
+    for number in range(3, 16):
+        entries.append(annotation(number, 1, [10 * number % 150, 5, 9, 20], segmentation=None))
+    report = read_coco(
+        *write(made_content({0: "0.png", 1: "1.png"}, entries, {1: "a"}, SIZE))
+    ).report
+    assert (kinds.TWICE in report.findings) == is_named
+    entries[1]["category_id"] = 2
+    content = made_content({0: "0.png", 1: "1.png"}, entries, {1: "a", 2: "b"}, SIZE)
+    found = read_coco(*write(content)).report.findings
+    assert (kinds.CLASSES in found) == is_named and kinds.TWICE not in found
+
+
+@pytest.mark.parametrize(
     ("area", "is_named"), [(224, True), (320, False), (416, False), (None, False)]
 )
 def test_a_polygon_that_the_area_calls_a_hole_is_named(content, write, area, is_named):
@@ -394,7 +419,7 @@ def test_one_image_under_two_ids_is_merged(content, write):
         *([4, 6, 20, 16], [30, 10, 24, 30], [31, 10, 24, 30]),
     ]
     assert (report.images, report.annotations, report.usable) == (3, 8, 7)
-    assert findings(report) == {kinds.MEANT: 1}
+    assert findings(report) == {kinds.MEANT: 1, kinds.TWICE: 1}
     assert "ids 10 and 20" in report.findings[kinds.MEANT].first[0]
     assert report.refusal() is None
 
@@ -492,12 +517,13 @@ def test_boxes_of_cocos_form_are_no_other(write, masks, areas):
 def test_polygons_name_a_form_of_which_all_boxes_lie_in_their_images(write, form):
     """Each of these boxes holds most of its object, so that none by itself shows the form."""
     boxes = [[40 + number, 30, 50, 40] for number in range(40)]
-    entries = [annotation(number, 0, box) for number, box in enumerate(boxes, 1)]
+    entries = [annotation(number, number % 4, box) for number, box in enumerate(boxes, 1)]
     for entry in entries:
         x, y, width, height = entry["bbox"]
         corners = form == "corners"
         entry["bbox"] = [x, y, x + width, y + height] if corners else [x, y, height, width]
-    report = read_coco(*write(made_content({0: "0.png"}, entries, {1: "a"}, SIZE))).report
+    content = made_content({n: f"{n}.png" for n in range(4)}, entries, {1: "a"}, SIZE)
+    report = read_coco(*write(content)).report
     assert set(findings(report)) == {kinds.FORM} and form in report.refusal()
 
 
