@@ -1,10 +1,14 @@
 """Images that are held out: by their names, by class and by group."""
 
+import re
+
+import numpy as np
 import pytest
+from PIL import Image
 
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.errors import ConfigError, DataError
-from lambda_det.own_data.held_out import Split, hold_out
+from lambda_det.own_data.held_out import Split, films, hold_out
 
 
 @pytest.fixture
@@ -109,3 +113,32 @@ def test_a_share_that_leaves_too_little(share_out, many, content, write, caplog)
         if r.name.startswith("lambda_det.own_data") and r.levelname == "WARNING"
     ]
     assert "--val-share" in warning and "quince" in warning
+
+
+@pytest.mark.parametrize(
+    ("names", "is_a_film", "said"),
+    [
+        (
+            [f"{run}_{n:04}.png" for run in "ab" for n in range(0, 60, 5)],
+            True,
+            "24 images.* 2 films",
+        ),
+        ([f"fly{n:08}.png" for n in range(20)], True, "20 images.* 1 film,"),
+        ([f"fly{n:08}.png" for n in range(20)], False, ""),
+        ([f"{run}.png" for run in "abcdefghijklmnopqrst"], True, ""),
+    ],
+)
+def test_frames_of_films_are_said_where_neighbours_are_alike(names, is_a_film, said, tmp_path):
+    random = np.random.default_rng(0)
+
+    def seen(width):
+        blocks = Image.fromarray(random.integers(0, 256, (6, width // 8, 3), np.uint8))
+        return blocks.resize((width, 48))
+
+    scene = seen(400)
+    for number, name in enumerate(names):
+        start = 2 * number
+        frame = scene.crop((start, 0, start + 64, 48)) if is_a_film else seen(64)
+        frame.save(tmp_path / name)
+    sentence = films([tmp_path / name for name in names])
+    assert bool(sentence) == bool(said) and re.search(said, sentence)

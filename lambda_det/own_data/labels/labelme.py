@@ -12,7 +12,6 @@ import numpy as np
 from PIL import Image
 
 from lambda_det.detection.data.coco_format import read_json
-from lambda_det.detection.data.records import upright
 from lambda_det.errors import DataError
 from lambda_det.own_data.labels.findings import (
     EMPTY_MASK,
@@ -31,6 +30,7 @@ from lambda_det.own_data.labels.objects import (
     polygon,
     reading,
     size_of,
+    small_grey,
 )
 from lambda_det.own_data.labels.xml import stated_size
 
@@ -58,21 +58,14 @@ def shows_another(file: Path, picture: Path) -> bool:
     """
     content = read_json(str(file))
     try:
-        copy = _small(io.BytesIO(base64.b64decode(content.get("imageData"))))
+        copy = small_grey(io.BytesIO(base64.b64decode(content.get("imageData"))))
     except Exception:  # no copy, or none that can be read: Pillow may raise anything
         return False
     with reading(picture, "remove or fix it"):
-        return float(abs(copy - _small(picture)).mean()) > _SAME
+        return float(abs(copy - small_grey(picture)).mean()) > _SAME
 
 
 _SAME = 6  # mean difference in levels of grey of a copy that was compressed again
-
-
-def _small(file: io.BytesIO | Path) -> np.ndarray:
-    """An image in levels of grey [64, 64]."""
-    with Image.open(file) as image:
-        image.draft("L", (64, 64))
-        return np.asarray(upright(image).convert("L").resize((64, 64)), float)
 
 
 def objects_of(
