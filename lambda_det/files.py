@@ -22,6 +22,7 @@ from lambda_det.errors import (
 __all__ = [
     "SUFFIXES",
     "TEMPORARY",
+    "UNREAD_SUFFIXES",
     "decoded",
     "disk_of",
     "read_text",
@@ -35,8 +36,12 @@ __all__ = [
 
 # The endings of images: formats of photographs and cameras that Pillow reads
 SUFFIXES = (
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     *(".avif", ".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".tga"),
+)
+# Those of phones and cameras that it does not read
+UNREAD_SUFFIXES = (
+    *(".heic", ".heif", ".hif", ".dng", ".nef", ".cr2", ".cr3", ".arw", ".orf", ".rw2", ".raf"),
 )
 TEMPORARY = ".tmp"  # ends the name of a file until it is complete
 

@@ -43,6 +43,7 @@ from lambda_det.errors import (
 )
 from lambda_det.files import refuse_existing
 from lambda_det.own_data.choice import default_tiles
+from lambda_det.own_data.held_out import films
 from lambda_det.own_data.labels import COCO, FORMATS, as_coco, as_single_class
 from lambda_det.own_data.layouts import find_images, find_parts
 
@@ -116,20 +117,11 @@ def _print_count(count: int, noun: str, rest: str = "") -> None:
     print(f"{number:>9} {words}{rest}")
 
 
-def print_other_classes(report: Report, first: Report) -> bool:
-    """Print what training says about a part with other classes; whether all are the same."""
-    here, there = list(report.categories.values()), list(first.categories.values())
+def print_other_classes(report: Report, train: Report) -> bool:
+    """Print what training says about the classes of another part; whether it refuses them."""
+    here, there = list(report.categories.values()), list(train.categories.values())
     try:
-        refuse_others("classes", report.json_file, here, first.json_file, there)
-    except DataError as error:
-        print(f"{printable_text(str(error))}\n")
-        return False
-    return True
-
-
-def print_unlearnt(report: Report, train: Report) -> bool:
-    """Print which classes of a part no object to train on has; whether training refuses it."""
-    try:
+        refuse_others("classes", report.json_file, here, train.json_file, there)
         unlearnt = unlearnt_classes(report, [train], train.json_file)
     except DataError as error:
         print(f"{printable_text(str(error))}\n")
@@ -197,13 +189,13 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace, folder: Path) -> int:
-    kind = ""
+    kind, unread = "", []
     if arguments.dataset:
         parts = [registered_files(arguments.dataset)]
     elif arguments.images:
         parts = [(arguments.json, arguments.images)]
     else:
-        kind, found = find_parts(arguments.json, folder=folder)
+        kind, found, unread = find_parts(arguments.json, folder=folder)
         print(f"{printable(arguments.json)}: labels of {kind}\n")
         parts = [(str(part.labels), str(part.images)) for part in found]
     files = "none" if arguments.no_images else "all"
@@ -214,7 +206,7 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
         check_coco(json_file, images, files=files, progress=True)
         for json_file, (_, images) in zip(converted, parts, strict=True)
     ]
-    status = 0
+    status = int(bool(unread))
     for report in reports:
         print_report(report)
         if not report.usable:
@@ -222,11 +214,15 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
         if report.of(REFUSED, UNUSABLE, DOUBTFUL) or not report.usable:
             status = 1
     for report in reports[1:]:
-        if not print_other_classes(report, reports[0]) or print_unlearnt(report, reports[0]):
+        if print_other_classes(report, reports[0]):
             status = 1
     images = {r.json_file: [file["file_name"] for file in r.files] for r in reports}
     if not arguments.no_images and print_copies(images):
         status = 1
+    if not arguments.no_images and len(reports) == 1:
+        files = (Path(file["file_name"]) for file in reports[0].files)
+        if hint := films(files):
+            print(f"{printable(hint)}.\n")
     if reports[0].usable and not reports[0].refusal():
         print_small_objects(converted[0], parts[0][1])
     if kind == COCO:  # of other formats, images without labels are in the report

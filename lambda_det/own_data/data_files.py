@@ -103,7 +103,7 @@ def read_labels(
         raise ConfigError("--val-share is for data without a --test-json; give one of them.")
     parts: dict[str, tuple[str, str]] = {}
     if args.data:
-        name, found = find_parts(args.data, args.train_images, folder=temporary)
+        name, found, _ = find_parts(args.data, args.train_images, folder=temporary)
         rows.append(("labels", name, f"of what lies in {args.data}"))
         named = {part.name: part for part in found}
         parts["train"] = str(named["train"].labels), str(named["train"].images)

@@ -108,7 +108,7 @@ def _of_labels(
 def _of_folder(
     saved: SavedRun, home: Path, data: str, part: str | None, temporary: Path
 ) -> DataToEvaluate:
-    form, places = find_parts(data, folder=temporary, to_train=False)
+    form, places, _ = find_parts(data, folder=temporary, to_train=False)
     parts = {place.name: place for place in places}
     chosen = parts[_chosen(parts, part, data)]
     file = str(chosen.labels)

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lambda_det.detection.data.coco_format import READER
-from lambda_det.detection.data.image_folder import SUFFIXES, outputs_below, walk
-from lambda_det.errors import DataError, listed
+from lambda_det.detection.data.coco_format import READER, read_json
+from lambda_det.detection.data.image_folder import SUFFIXES, normal, outputs_below, walk
+from lambda_det.errors import DataError, counted, listed
+from lambda_det.files import UNREAD_SUFFIXES
 from lambda_det.own_data.coco_files import write_coco
 from lambda_det.own_data.held_out import part_of
 from lambda_det.own_data.image_folders import folder_of_coco
@@ -32,7 +33,13 @@ from lambda_det.own_data.labels import (
     recognise,
 )
 from lambda_det.own_data.labels.yolo import read_yolo
-from lambda_det.own_data.part_names import PART_OF_WORD, PART_WORDS, named_part
+from lambda_det.own_data.part_names import (
+    PART_OF_WORD,
+    PART_WORDS,
+    is_part_alone,
+    named_part,
+    part_in,
+)
 from lambda_det.own_data.yolo_parts import Content, contents_of_yolo
 
 __all__ = ["Part", "find_images", "find_parts"]
@@ -65,8 +72,8 @@ def find_parts(
     *,
     folder: Path,
     to_train: bool = True,
-) -> tuple[str, list[Part]]:
-    """The format of a data set and its parts.
+) -> tuple[str, list[Part], list[Path]]:
+    """The format of a data set, its parts, and images in it that nothing is learnt from.
 
     Args:
         place: its folder, or YOLO's data.yaml in it.
@@ -76,7 +83,8 @@ def find_parts(
 
     Returns:
         The name of the format, and the parts in the order train, val, test; those that are there.
-        Labels that are converted get the classes of all parts.
+        Labels that are converted get the classes of all parts. And the images that have labels in
+        another format alone, or are of a format that is not read.
 
     Raises:
         DataError: nothing there is of a known format, or it is not clear what belongs together.
@@ -84,9 +92,8 @@ def find_parts(
     place = Path(place)
     name, files = recognise(place)
     root = place if place.is_dir() else place.parent
-    if place.is_dir() and (others := other_labels(place, name)):
-        left = listed(f"{file} of {other}" for other, file in others.items())
-        logger.warning(f"{place}: labels of {name} are read, and not others such as {left}")
+    if place.is_dir():
+        _log_folders(place)
     if place.is_dir() and (outputs := outputs_below(place)):
         logger.info(f"{place}: not read, as this program wrote them: {listed(outputs)}")
     home = Path(images) if images else root
@@ -101,7 +108,58 @@ def find_parts(
         for part, (content, pictures) in contents.items():
             file = write_coco(content, folder, f"{stem}_{part}")
             parts[part] = Part(Path(file), pictures, content[READER]["labels"], part)
-    return name, [parts[part] for part in PART_WORDS if part in parts]
+    found = [parts[part] for part in PART_WORDS if part in parts]
+    return name, found, _unread(place, name, found) if place.is_dir() else []
+
+
+def _log_folders(root: Path) -> None:
+    """Log which folders of images have a word for a part in their names, and are none."""
+    images = (path for path in walk(root) if path.suffix.lower() in SUFFIXES)
+    names = {folder for path in images for folder in path.relative_to(root).parts[:-1]}
+    if unclear := [name for name in sorted(names) if part_in(name) and not is_part_alone(name)]:
+        logger.warning(
+            f"{root}: folders called {listed(unclear)} are no parts of the data, because other "
+            "words stand there as well; if they are, call them train, val and test"
+        )
+
+
+def _labelled(parts: Iterable[Part]) -> set[str]:
+    """The names without endings of the images that have labels of their own."""
+    files = (read_json(str(part.labels)).get("images") for part in parts)
+    entries = (entry for images in files if isinstance(images, list) for entry in images)
+    return {
+        normal(Path(str(entry.get("file_name")).replace("\\", "/")).stem)
+        for entry in entries
+        if isinstance(entry, dict) and not str(entry.get("source")).lower().endswith(SUFFIXES)
+    }
+
+
+def _unread(place: Path, name: str, parts: Iterable[Part]) -> list[Path]:
+    """The images of a folder that have labels in another format alone, or are of a format that is
+    not read, unless they are there in another one as well; they are logged.
+    """
+    there = {path: normal(path.stem) for path in walk(place)}
+    images = {path: stem for path, stem in there.items() if path.suffix.lower() in SUFFIXES}
+    left = []
+    if others := other_labels(place, name):
+        endings = {file.suffix.lower() for file in others.values()}
+        stems = {stem for path, stem in there.items() if path.suffix.lower() in endings}
+        stems -= _labelled(parts)
+        left = [path for path, stem in images.items() if stem in stems]
+        first = f", such as {left[0]}" if left else ""
+        logger.warning(
+            f"{place}: labels of {name} are read, and not others such as "
+            f"{listed(f'{file} of {other}' for other, file in others.items())}; "
+            f"{counted(len(left), 'image')} with those alone{first}"
+        )
+    unread = [path for path in there if path.suffix.lower() in UNREAD_SUFFIXES]
+    read = set(images.values())
+    if unread := [path for path in unread if there[path] not in read]:
+        logger.warning(
+            f"{place}: {counted(len(unread), 'image')} of formats that are not read, such as "
+            f"{unread[0]}; write them as JPEG or PNG"
+        )
+    return [*left, *unread]
 
 
 def find_images(labels: str | Path) -> Path:
@@ -144,7 +202,7 @@ def _of_coco(root: Path, files: list[Path], home: Path, to_train: bool) -> dict[
         logger.warning(f"{root}: not used beside instances_*: {listed(others)}")
     groups: dict[str, list[Path]] = {}
     for file in instances or files:
-        groups.setdefault(named_part(file.with_suffix(""), root), []).append(file)
+        groups.setdefault(named_part(file.with_suffix(""), root, is_file=True), []).append(file)
     if "train" in groups and "" in groups:
         logger.warning(f"{root}: not used, as they name no part: {listed(groups.pop(''))}")
     if "" in groups:
@@ -167,7 +225,7 @@ def _of_coco(root: Path, files: list[Path], home: Path, to_train: bool) -> dict[
 def _images_of(file: Path, root: Path, home: Path) -> Path:
     """The folder in or beside ``home`` with the images of a file in COCO's format."""
     above = home.parent if home.name == "annotations" else home
-    part = named_part(file.with_suffix(""), root)
+    part = named_part(file.with_suffix(""), root, is_file=True)
     return folder_of_coco(file, above, lambda folder: named_part(folder, above) == part)
 
 
@@ -210,11 +268,12 @@ def _split(
     labelled: dict[str, list[Path]] = {}
     for image in content["images"]:
         source, picture = Path(image["source"]), home / image["file_name"]
-        places = (
-            source.parent if of_one else source.with_suffix(""),
-            root / image.get("subset", ""),
-        )
-        named = [*(named_part(path, root) for path in places), named_part(picture.parent, home)]
+        labels = source.parent if of_one else source.with_suffix("")
+        named = [
+            named_part(labels, root, is_file=not of_one),
+            named_part(root / image.get("subset", ""), root),
+            named_part(picture.parent, home),
+        ]
         part = next(filter(None, named), "")
         ids.setdefault(part, set()).add(image["id"])
         if source.suffix.lower() not in SUFFIXES:

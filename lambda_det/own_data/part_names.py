@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["PART_OF_WORD", "PART_WORDS", "named_part"]
+__all__ = ["PART_OF_WORD", "PART_WORDS", "is_part_alone", "named_part", "part_in"]
 
 # Words for the parts; evaluations prefer the part that is listed first
 PART_WORDS = {
@@ -19,7 +19,7 @@ PART_OF_WORD = {word: part for part, words in PART_WORDS.items() for word in wor
 _NEUTRAL = {
     "image", "images", "imgs", "pictures", "photos", "jpeg", "label", "labels",
     "annotation", "annotations", "instances", "data", "dataset", "set", "split",
-    "coco", "voc", "yolo",
+    "coco", "voc", "yolo", "v",
 }
 # fmt: on
 # Training and validation in one, as in trainval and in "Train and Validation"
@@ -27,11 +27,32 @@ _TRAIN, _VAL = "train|training", "val|valid|validation"
 _TOGETHER = re.compile(rf"\b(?:{_TRAIN})(?: and)? (?:{_VAL})\b|\b(?:{_VAL}) and (?:{_TRAIN})\b")
 
 
-def named_part(path: Path, root: Path) -> str:
-    """The part of a path below a folder, by the last of its words that names one; or ""."""
-    below = path.relative_to(root) if path.is_relative_to(root) else Path()
-    words = [word for name in below.parts for word in _words_of(name)]
-    return next((PART_OF_WORD[word] for word in reversed(words) if word in PART_OF_WORD), "")
+def named_part(path: Path, root: Path, *, is_file: bool = False) -> str:
+    """The part of a path below a folder, by the last of its names that tells one; or "".
+
+    In the name of a folder the word stands alone or beside numbers and words such as images:
+    train2017 and val_images are parts, and test_tubes and val_di_fassa are not.
+
+    Args:
+        path: of a folder.
+        root: the folder of all parts.
+        is_file: the path is that of a file, in whose name the word may stand beside any others.
+    """
+    names = path.relative_to(root).parts if path.is_relative_to(root) else ()
+    parts = [part_in(name) if is_part_alone(name) else "" for name in names]
+    parts[-1:] = [part_in(name) if is_file else parts[-1] for name in names[-1:]]
+    return next(filter(None, reversed(parts)), "")
+
+
+def part_in(name: str) -> str:
+    """The part that the last word for one in a name tells; or ""."""
+    words = reversed(_words_of(name))
+    return next((PART_OF_WORD[word] for word in words if word in PART_OF_WORD), "")
+
+
+def is_part_alone(name: str) -> bool:
+    """Whether all words of a name are for parts or beside them."""
+    return all(word in PART_OF_WORD or word in _NEUTRAL for word in _words_of(name))
 
 
 def _words_of(name: str) -> list[str]:

@@ -10,7 +10,7 @@ import difflib
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from lambda_det.files import read_text
 from lambda_det.own_data.labels import read_labels
 from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.yolo import yolo_content
-from lambda_det.own_data.part_names import PART_OF_WORD, named_part
+from lambda_det.own_data.part_names import PART_OF_WORD, part_in
 
 __all__ = ["Content", "contents_of_yolo"]
 
@@ -77,7 +77,7 @@ def contents_of_yolo(file: Path, to_train: bool) -> dict[str, Content]:
 def _lists_beside(file: Path) -> dict[str, str]:
     """Lists of images with names of parts, such as train.txt, beside the names of classes."""
     lists = {}
-    for path in sorted(file.parent.glob("*.txt")):
+    for path in sorted(file.parent.glob("*.[tT][xX][tT]")):
         if path.stem.lower() in _KEYS:
             lines = filter(None, map(str.strip, read_text(path).splitlines()))
             if Path(next(lines, "")).suffix.lower() in SUFFIXES:
@@ -136,13 +136,18 @@ def _place(value: str, homes: Iterable[Path], is_elsewhere: bool = False) -> Pat
     parts = [part for part in text.split("/") if part not in ("", ".", "..")]
     if is_elsewhere or text.startswith("/") or ":" in text or ".." in text.split("/"):
         ends = (Path(*parts[start:]) for start in range(1, len(parts)))
-        word = named_part(Path(*parts), Path())
-        texts += [end.as_posix() for end in ends if named_part(end, Path()) == word]
+        word = _word(parts)
+        texts += [end.as_posix() for end in ends if _word(end.parts) == word]
     for text, home in itertools.product(texts, homes):
         path = in_any_form(Path(os.path.abspath(home / text)))
-        if path.is_dir() or (path.suffix == ".txt" and path.is_file()):
+        if path.is_dir() or (path.suffix.lower() == ".txt" and path.is_file()):
             return path
     return None
+
+
+def _word(names: Sequence[str]) -> str:
+    """The part that the last of the names with a word for one tells; or ""."""
+    return next(filter(None, map(part_in, reversed(names))), "")
 
 
 def _images_in(

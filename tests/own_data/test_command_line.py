@@ -80,6 +80,11 @@ def test_problems_are_listed(shapes, capsys):
     assert run(json_file, images, "--no-images") == 1 and "No obj" in capsys.readouterr().out
 
 
+def test_a_report_of_one_class_heads_with_the_users_file(shapes, capsys):
+    assert run(*shapes, "--single-class") == 0
+    assert capsys.readouterr().out.startswith(f"{shapes[0]}\n")
+
+
 def test_unusable_input(shapes, capsys):
     json_file, images = shapes
     json_file.write_text("{")

@@ -256,6 +256,28 @@ LAYOUTS = {
             [f"{x}/a.png" for x in ("DevBoard", "EvalBoard", "Resistor", "TestTube", "VOCDevKit")],
         ),
     ),
+    "LabelMe with folders of days and things": (
+        {
+            f"{name}/a.{ending}": LABELME
+            for name in ("cups", "flight_1", "test_flight_2", "test_tubes", "val_di_fassa")
+            for ending in ("json", "png")
+        },
+        (
+            "LabelMe",
+            [
+                f"{x}/a.png"
+                for x in ("cups", "flight_1", "test_flight_2", "test_tubes", "val_di_fassa")
+            ],
+        ),
+    ),
+    "LabelMe with a number and a year": (
+        {
+            f"{name}/a.{ending}": LABELME
+            for name in ("train_1", "train_2", "val-2017")
+            for ending in ("json", "png")
+        },
+        ("LabelMe", ["train_1/a.png", "train_2/a.png"], ["val-2017/a.png"]),
+    ),
     "YOLO with keys of other programs": (
         {
             "data.yaml": YAML

@@ -247,6 +247,41 @@ CASES = {
         },
         (1, ["3 x labels without an image", "b.txt, beside b.psd", "c.heic"]),
     ),
+    "YOLO with endings in capital letters": (
+        {"data.yaml": YAML, "a.png": "", "a.TXT": LINE, "b.png": "", "b.txt": LINE},
+        (0, ["2 images with 2 cup", "! without a label"]),
+    ),
+    "folders whose names have a word for a part and others": (
+        {
+            f"{d}/{d[0]}.{e}": labelme("a.png") if e == "json" else ""
+            for d in ("cups", "test_tubes")
+            for e in ("json", "png")
+        },
+        (0, ["test_tubes are no parts", "2 images"]),
+    ),
+    "LabelMe for half of the images and YOLO for the others": (
+        {
+            **{"a.png": "", "a.json": labelme("a.png"), "b.png": "", "b.txt": LINE},
+            "c.png": "",
+        },
+        (1, ["1 image with those alone", "b.png"]),
+    ),
+    "COCO for one image and LabelMe for another one": (
+        {"a.json": coco("a.png"), "a.png": "", "b.png": "", "b.json": labelme("b.png")},
+        (1, ["1 image with those alone", "b.png"]),
+    ),
+    "images of telephones and cameras": (
+        {"data.yaml": YAML, "a.png": "", "a.txt": LINE, "a.dng": "x", "b.heic": "x", "c.nef": "x"},
+        (1, ["2 images of formats that are not read", "b.heic"]),
+    ),
+    "the XML of LabelMe's old page": (
+        {
+            "a.xml": "<annotation><filename>a.png</filename><object><name>x</name><polygon>"
+            "<pt><x>1</x><y>2</y></pt></polygon></object></annotation>",
+            "a.png": "",
+        },
+        (2, ["LabelMe's old page", "a.xml, line 1"]),
+    ),
     "images none of which is read": (
         {"data.yaml": YAML, "a.psd": "x", "a.txt": LINE},
         (2, ["no image", "1 .psd"]),
@@ -256,8 +291,8 @@ CASES = {
         (2, ["'a.psd' is of no format that is read"]),
     ),
     "YOLO with labels of other letters": (
-        {"data.yaml": YAML, "a.png": "", "a.txt": LINE, "B.png": "", "b.txt": LINE, "B.TXT": LINE},
-        (1, ["2 x labels without an image", "b.txt", "B.TXT"]),
+        {"data.yaml": YAML, "a.png": "", "a.txt": LINE, "B.png": "", "b.txt": LINE},
+        (1, ["1 x labels without an image", "b.txt"]),
     ),
     # as in the whiteflies of SmartFarming: Images and Annotations with a folder for each part
     "YOLO with labels far from the images": (
@@ -514,7 +549,7 @@ CASES = {
         (0, ["2 x empty mask", "2 cup"]),
     ),
     "VOC's difficult objects": (
-        {"a.xml": voc("a.png", BOX, (2, 2, 11, 7), more="<difficult>1</difficult>"), "a.png": ""},
+        {"a.xml": voc("a.png", BOX, (2, 12, 11, 17), more="<difficult>1</difficult>"), "a.png": ""},
         (0, ["2 x object marked as difficult", "2 cup"]),
     ),
     "YOLO's classes as numbers with a point": (
@@ -688,7 +723,7 @@ CASES = {
     "LabelMe with shapes of no group": (
         {
             "a.json": labelme(
-                "a.png", *(shape(points=((1, y), (9, 29)), group_id=g) for y, g in NO_GROUPS)
+                "a.png", *(shape(points=((1, 4 * y), (9, 29)), group_id=g) for y, g in NO_GROUPS)
             ),
             "a.png": "",
         },

@@ -129,8 +129,8 @@ def read_image(record: dict[str, Any], image_format: str = "BGR") -> np.ndarray:
         ) from error
     except Exception as error:  # Pillow may raise anything for a broken file
         raise DataError(
-            f"The image {printable(path)} cannot be read ({reason(error)}); fetch it again or "
-            "leave it out."
+            f"The image {printable(path)} cannot be read ({reason(error)}); fetch it again, "
+            "write it as JPEG or PNG, or leave it out."
         ) from error
     height, width = image.shape[:2]
     said = (record.get("width", width), record.get("height", height))

@@ -33,7 +33,7 @@ from lambda_det.detection.prediction.predictor import (
 )
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, counted, listed, printable
-from lambda_det.files import SUFFIXES, relative_path, writing_to
+from lambda_det.files import SUFFIXES, UNREAD_SUFFIXES, relative_path, writing_to
 
 logger = logging.getLogger(__name__)
 
@@ -166,13 +166,15 @@ def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
         kinds = Counter(path.suffix.lower() or "without an ending" for path in there)
         kinds -= Counter(path.suffix.lower() or "without an ending" for path in files)
         others = listed((f"{count} {kind}" for kind, count in kinds.most_common()), 5)
+        if unread := kinds.keys() & set(UNREAD_SUFFIXES):
+            others += f"; write images of {listed(sorted(unread))} as JPEG or PNG"
         if not files:
             raise DataError(
                 f"The folder {path} holds no image ({' '.join(SUFFIXES)}), but {others}; give "
                 "another one."
             )
         if kinds:
-            logger.warning(f"{path}: files that are no images are passed over: {others}")
+            logger.warning(f"{path}: files that are not read as images are passed over: {others}")
     if files:
         return folder, files
     hint = "correct the path"

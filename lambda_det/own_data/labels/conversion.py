@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lambda_det.detection.data.box_form import SIDES
 from lambda_det.detection.data.coco_format import READER, read_json, read_lists
 from lambda_det.detection.data.image_folder import SUFFIXES, normal, walk
 from lambda_det.errors import DataError, counted, listed, printable
@@ -116,7 +117,7 @@ def _is_list(place: Path) -> bool:
     """Whether it is a list of images, and not of names of classes, nor a COCO file of this
     ending.
     """
-    if not place.is_file() or place.suffix != ".txt":
+    if not place.is_file() or place.suffix.lower() != ".txt":
         return False
     return not place.name.endswith(_LISTS) and format_of(place) != COCO
 
@@ -376,6 +377,7 @@ def as_single_class(file: str, folder: Path) -> str:
     """
     content = read_lists(file)
     content["categories"] = [{"id": 1, "name": SINGLE_CLASS}]
+    content.setdefault(READER, {"labels": file, "findings": [], "boxes": SIDES})
     for annotation in content["annotations"]:
         annotation["category_id"] = 1
     return write_coco(content, folder, stem_with_part(Path(file)))

@@ -247,9 +247,9 @@ def _seen(place: Path, there: list[Path]) -> str:
         place: the file or folder that was named.
         there: the files in it, or itself.
     """
-    labels = [file for file in there if file.suffix == ".txt" and looks_like_labels(file)]
+    labels = [file for file in there if file.suffix.lower() == ".txt" and looks_like_labels(file)]
     if labels:
-        lists = [file for file in there if file.suffix == ".txt" and is_list_of_names(file)]
+        lists = [file for file in there if file.suffix.lower() == ".txt" and is_list_of_names(file)]
         names = f"{listed(lists)} may be it: call it classes.txt" if lists else "add classes.txt"
         return (
             f"{len(labels)} files such as {labels[0]} look like YOLO's labels, but a list of the "

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+from lambda_det.errors import DataError
 from lambda_det.own_data.labels.findings import DIFFICULT, Findings
 from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.objects import LabelledImage, reading, turned_box
@@ -21,6 +22,11 @@ def read_voc(file: Path, _: NamedImages, findings: Findings) -> Iterator[Labelle
     root, objects = read_xml(file), []
     for node in root.iter("object"):
         where = f"{file}, line {line_of(node)}"
+        if node.find("bndbox") is None and node.find("polygon/pt") is not None:
+            raise DataError(
+                f"{where}: this is the XML of LabelMe's old page in the web, which is not read; "
+                "write the points of its polygons as LabelMe's JSON."
+            )
         with reading(f"{where}: an object", "it needs a name and a bndbox of four numbers"):
             corners = tuple(float(node.find(f"bndbox/{side}").text) for side in _SIDES)
             thing = turned_box(node.find("name").text.strip(), corners, _degrees(node))

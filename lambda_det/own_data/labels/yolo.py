@@ -211,7 +211,7 @@ def _far_labels(images: NamedImages, home: Path, findings: Findings) -> dict[Pat
     root = Path(os.path.commonpath([images.folder.absolute(), home.absolute()]))
     named: dict[str, set[Path]] = {}
     for path in (*walk(images.folder), *walk(home)):
-        if path.suffix == ".txt" and looks_like_labels(path):
+        if path.suffix.lower() == ".txt" and looks_like_labels(path):
             named.setdefault(normal(path.stem), set()).add(path.absolute())
     found = {}
     for image in images.paths:
@@ -256,10 +256,11 @@ def _text_files(folder: Path) -> dict[str, Path]:
     """The files .txt of a folder by their names without ending, in the normal form of Unicode."""
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if entry.name.endswith(".txt")]
+            names = [entry.name for entry in entries if entry.name.lower().endswith(".txt")]
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    return {normal(name.removesuffix(".txt")): folder / name for name in names}
+    # where there are both, a.txt comes after a.TXT and counts
+    return {normal(name[: -len(".txt")]): folder / name for name in sorted(names)}
 
 
 def _unused(

@@ -209,11 +209,16 @@ def test_a_folder_gives_the_images_of_every_format_and_counts_the_rest(tmp_path,
     """One without an ending is known by its content."""
     content = cv2.imencode(".png", image)[1].tobytes()
     images = [*(f"p{ending}" for ending in SUFFIXES), "Q.JFIF", "without"]
-    for name in (*images, "film.mp4", "notes.txt", "more.txt", "README"):
+    for name in (*images, "film.mp4", "notes.txt", "more.txt", "README", "p.heic"):
         (tmp_path / name).write_bytes(content if name in images else b"no image")
     found = plan_files([tmp_path], tmp_path / "out", overwrite=False)
     assert sorted(one.name for one in found) == sorted(images)
-    for counted in ("passed over: 2 .txt", "1 .mp4", "1 without an ending"):
+    for counted in (
+        "passed over: 2 .txt",
+        "1 .mp4",
+        "1 without an ending",
+        "write images of .heic as JPEG",
+    ):
         assert counted in caplog.text
     with pytest.raises(DataError, match=r"holds no image.* but 1 \.mp4"):
         (tmp_path / "film").mkdir()
