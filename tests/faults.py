@@ -117,6 +117,13 @@ FAULTS = [
     ),
     _fault(
         "Backbones by name and as LazyConfig nodes",
+        "lambda_det/__init__.py",
+        "sys.meta_path.insert(0, _WithDetectron2())",
+        "pass",
+        "test_imports.py::test_backbones_are_registered_by_an_import_before_or_after_detectron2",
+    ),
+    _fault(
+        "Backbones by name and as LazyConfig nodes",
         "lambda_det/modeling/backbones.py",
         "        freeze_at=cfg.MODEL.BACKBONE.FREEZE_AT,\n",
         "",
