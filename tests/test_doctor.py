@@ -135,6 +135,13 @@ def test_gpus(monkeypatch):
     assert "cuda:0" in look("GPUs")[1]
 
 
+@pytest.mark.parametrize(("has", "said"), [(True, "bfloat16: "), (False, "no bfloat16: ")])
+def test_the_processor(monkeypatch, has, said):
+    monkeypatch.setattr("lambda_det.training.precision.has_bfloat16", lambda device: has)
+    lines, _ = doctor.examine([row for row in doctor.CHECKS if row.name in ("torch", "processor")])
+    assert lines["processor"].startswith(said)
+
+
 def test_shared_memory(monkeypatch, tmp_path):
     usage = namedtuple("usage", "total used free")
     for folder, size, said in (
