@@ -11,8 +11,8 @@ A Detectron2 that can be imported is left as it is. Otherwise it comes from
 
 Detectron2's setup.py imports torch, so a build in an isolated environment ends with "No module
 named 'torch'". This program builds with --no-build-isolation, by pip or, in an environment without
-pip, by uv. Its dependencies must be there before: `pip install lambda_det` or `pip install -r
-requirements.txt` brings them. Nothing of the package is imported, so that
+pip, by uv. Its dependencies must be there before: its wheel brings them, and in a checkout
+`pip install -r requirements.txt`. Nothing of the package is imported, so that
 tools/install_detectron2.py of a checkout runs this file before anything is installed.
 """
 
@@ -109,8 +109,8 @@ def check_dependencies() -> None:
         python(f"import {modules}")
     except NotInstalled as error:
         raise NotInstalled(
-            f"{error}; first run `pip install lambda_det`, or in a checkout `pip install "
-            "-r requirements.txt`"
+            f"{error}; first install what lambda_det requires: its wheel brings it, and in a "
+            "checkout `pip install -r requirements.txt`"
         ) from None
 
 

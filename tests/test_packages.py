@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # panopticapi were not there.
 _NAMES = """
 black build check-jsonschema cityscapesscripts cloudpickle cuda-bindings fastapi filelock fvcore
-httpx huggingface-hub hydra-core hypothesis iopath ipykernel lambda-networks lvis matplotlib
+httpx huggingface-hub hydra-core hypothesis iopath ipykernel jupyterlab lambda-networks lvis
+matplotlib
 mkdocs mkdocs-material mkdocstrings mkdocstrings-python mlflow mypy nbclient numpy omegaconf onnx
 onnxruntime onnxscript opencv-contrib-python opencv-python opencv-python-headless openvino
 packaging pillow prometheus-client pycocotools pytest pytest-xdist pyyaml ruff safetensors scipy
