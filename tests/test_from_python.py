@@ -153,7 +153,7 @@ def test_every_option_of_a_command_has_its_argument(command, monkeypatch):
     def parse(parser, *_, **__):
         raise KeyboardInterrupt(*(action.dest for action in parser._actions))
 
-    for name in ("parse_args", "parse_intermixed_args"):
+    for name in ("parse_known_args", "parse_known_intermixed_args"):
         monkeypatch.setattr(argparse.ArgumentParser, name, parse)
     with pytest.raises(KeyboardInterrupt) as caught:
         cli.main([command])
