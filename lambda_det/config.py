@@ -280,6 +280,9 @@ KEYS: dict[str, Key] = {
     # Passes over the images or tiles (--epochs); 0 for 30 up to 1,000, falling to 16 at 20,000, and
     # of n tiles an image fewer by n to the power of 3/4
     "RECIPE.EPOCHS": Key(0.0),
+    # Seconds that a training may take (--time); 0 for any. Once its first steps are timed,
+    # RECIPE.EPOCHS and the schedule follow from them, and this becomes 0
+    "RECIPE.TIME": Key(0.0),
     # The least number of steps, where RECIPE.EPOCHS is 0
     "RECIPE.MIN_STEPS": Key(300),
     # Evaluations in the whole training, at most: where they would take more than a fifth of its

@@ -9,6 +9,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from detectron2.config import CfgNode
@@ -69,6 +70,8 @@ _OF_TRAINING = (
     "dropout",
     "out_features",
 )
+# The hook of a run that has a time; of a wing, which is imported when it is used
+TIME_BUDGET = "lambda_det.own_data.time_budget:TimeBudget"
 
 
 def load_any_config(
@@ -211,6 +214,12 @@ class DetectionTask(Task):
             register_json_datasets(self.config)
             self._read()
 
+    def change(self, config: CfgNode) -> None:
+        """Go on with a configuration that has another schedule, in a training."""
+        self.config = config
+        self._read()
+        self.settings = scale_settings(self.settings, comm.get_world_size())
+
     def dump(self) -> str:
         return self.components.dump()
 
@@ -287,11 +296,14 @@ class DetectionTask(Task):
         return loader
 
     def build_hooks(self) -> list[HookBase]:
-        if self.components.pixels is None:
-            return [LossNormalizers()]
-        names = classes.facts_of(self.components.train_names).get("thing_classes")
-        first = FirstBatch(self.settings.output_dir, self.components.pixels.format, names)
-        return [LossNormalizers(), first]
+        hooks: list[HookBase] = [LossNormalizers()]
+        if self.components.pixels is not None:
+            names = classes.facts_of(self.components.train_names).get("thing_classes")
+            pixels = self.components.pixels.format
+            hooks.append(FirstBatch(self.settings.output_dir, pixels, names))
+        if isinstance(self.config, CfgNode) and self.config.RECIPE.TIME:
+            hooks.append(resolve_name(TIME_BUDGET)(self))
+        return hooks
 
     # ----------------------------------------------------------------------- checks and evaluation
     def check_data(self, *, train: bool, resumed: bool = False) -> None:

@@ -95,7 +95,7 @@ def launch(main: Main, args: argparse.Namespace, *, device: str, key: str = "MOD
         Preempted, Interrupted: ``main`` raised it, after a signal to this process or to one of
             those.
     """
-    if all(name in os.environ for name in _TORCHRUN_VARIABLES):
+    if under_torchrun():
         _join_torchrun(main, args, device, key)
         return
     parsed = check_device(device, args.num_gpus, key)
@@ -295,6 +295,13 @@ def _join(main: Main, args: argparse.Namespace, device_type: str) -> None:
 
 
 # --------------------------------------------------------------------------------- under torchrun
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun, or a launcher like it, has started this process; some job systems set
+    WORLD_SIZE, and no other variable of it.
+    """
+    return all(name in os.environ for name in _TORCHRUN_VARIABLES)
 
 
 def _join_torchrun(main: Main, args: argparse.Namespace, device: str, key: str) -> None:

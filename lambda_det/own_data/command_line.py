@@ -11,6 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
+from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data import read_coco
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.checks import unlearnt_classes
@@ -42,10 +45,11 @@ from lambda_det.errors import (
     printable_text,
 )
 from lambda_det.files import refuse_existing
-from lambda_det.own_data.choice import default_tiles
+from lambda_det.own_data.fit_input import Asked, fit_input
 from lambda_det.own_data.held_out import films
 from lambda_det.own_data.labels import COCO, FORMATS, as_coco, as_single_class
 from lambda_det.own_data.layouts import find_images, find_parts
+from lambda_det.own_data.start import RECIPES
 
 EXAMPLES = """examples:
   %(prog)s my/
@@ -134,12 +138,27 @@ def print_other_classes(report: Report, train: Report) -> bool:
     return False
 
 
-def print_small_objects(json_file: str, images: str) -> None:
-    """Print whether most objects are too small in the input that a training would choose."""
-    content = coco_content(ground_truth(json_file, images))
-    if rows := default_tiles(content["images"], content["annotations"]):
-        (_, tiles, why), *_ = rows
-        print(f"{why}: lambda-det train cuts them into tiles ({tiles}); --tile N makes others.\n")
+def print_small_objects(parts: Sequence[tuple[str, str]], report: Report) -> None:
+    """Print what a training on this machine would say of the sizes of objects, and of tiles.
+
+    Args:
+        parts: files in COCO's format with the folders of their images; the first is trained on.
+        report: of the first.
+    """
+    train, *others = (ground_truth(*part).records for part in parts)
+    name = RECIPES["cuda" if torch.cuda.is_available() else "cpu"][0]
+    found = fit_input(
+        get_config(f"finetune/{name}.yaml"),
+        [one for one in train if not all(a["iscrowd"] for a in one["annotations"])],
+        Asked(is_chosen=True),
+        classes=list(report.categories.values()),
+        others=[record for part in others for record in part],
+    )
+    if tiles := [row for row in found.rows if row[0] == "tiles" and row[1] != "none"]:
+        ((_, size, why),) = tiles
+        print(f"{why}: lambda-det train cuts them into tiles ({size}); --tile N makes others.\n")
+    for warning in found.warnings:
+        print(f"{warning}\n")
 
 
 def print_copies(parts: Mapping[str, list[str]]) -> bool:
@@ -224,7 +243,8 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
         if hint := films(files):
             print(f"{printable(hint)}.\n")
     if reports[0].usable and not reports[0].refusal():
-        print_small_objects(converted[0], parts[0][1])
+        pairs = zip(converted, (images for _, images in parts), strict=True)
+        print_small_objects([*pairs], reports[0])
     if kind == COCO:  # of other formats, images without labels are in the report
         print_unnamed(reports)
     if status:

@@ -7,6 +7,7 @@ where there is something to prepare.
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,11 @@ __all__ = ["AUTO", "PARTS", "add_flags", "prepared"]
 
 AUTO = "auto"  # --tile auto: tiles by the rule, also where objects are not that small
 PARTS = ("train", "test")  # flags name the files of each: --train-json, --test-images
+_TIME = re.compile(
+    r"(?:(?P<hours>\d+(?:\.\d+)?)\s*h(?:ours?)?)?"
+    r"\s*(?:(?P<minutes>\d+(?:\.\d+)?)\s*m(?:in(?:utes?)?)?)?"
+    r"\s*(?:(?P<seconds>\d+(?:\.\d+)?)\s*s(?:ec(?:onds?)?)?)?"
+)
 _FLAGS = (
     "data",
     "val_share",
@@ -73,9 +79,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     schedule.add_argument(
         "--time",
+        type=_seconds,
         metavar="T",
-        help="as many epochs as fit into a time such as 1h, 45m or 1h30m, by the measured time of "
-        "a step",
+        help="as many epochs as fit into a time such as 1h, 45m or 1h30m, by the time of the first "
+        "steps",
     )
     schedule.add_argument(
         "--batch",
@@ -105,6 +112,19 @@ def _tile(text: str) -> int | str:
     if text == AUTO or text.isdecimal():
         return text if text == AUTO else int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no number of pixels; give one, 0 or {AUTO}")
+
+
+def _seconds(text: str) -> float:
+    """The value of ``--time`` in seconds: hours and minutes such as 1h, 90m, 1h30m or 1.5h."""
+    found = _TIME.fullmatch(text.strip())
+    numbers = found.groupdict() if found else {}
+    units = {"hours": 3600, "minutes": 60, "seconds": 1}
+    seconds = sum(float(value) * units[unit] for unit, value in numbers.items() if value)
+    if not seconds:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time; give hours and minutes, such as 1h, 45m or 1h30m"
+        )
+    return seconds
 
 
 def prepared(args: argparse.Namespace, config: CfgNode | None) -> Prepared | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
+import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -17,30 +19,34 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from detectron2.config import CfgNode
+from detectron2.data import MetadataCatalog
 from tabulate import tabulate
 
 from lambda_det.detection.config import Prepared, changed_config
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data import register_json_datasets
-from lambda_det.detection.data.ground_truth import forget_records
+from lambda_det.detection.data.ground_truth import forget_records, ground_truth
+from lambda_det.detection.data.loader import training_records
+from lambda_det.detection.data.predictions import Detector
+from lambda_det.detection.data.registration import is_coco, load_records
+from lambda_det.detection.data.tile_records import number_of_whole_images
 from lambda_det.detection.saved_run import SavedRun, open_run
 from lambda_det.detection.tiles import Tiling
-from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.modeling.specs import STRIDE
-from lambda_det.own_data import recipe
-from lambda_det.own_data.choice import DEFAULT, choose
+from lambda_det.own_data import fit
 from lambda_det.own_data.data_files import Data, Row, read_data
+from lambda_det.own_data.fit_input import SIZES, TILES, Asked, Choice, fit_input, merge, sizes_for
 from lambda_det.own_data.flags import AUTO
-from lambda_det.own_data.input_size import SIZES, sizes_for
-from lambda_det.own_data.machine import Machine
 from lambda_det.own_data.run_data import FILE_KEYS, PreparedRun, keep_file, write_data
-from lambda_det.own_data.tile_choice import OF_TILES, TILES, ChosenTiles, choose_tiles
-from lambda_det.own_data.time_budget import STEPS, measure_step, seconds_of
-from lambda_det.training.log import show
+from lambda_det.own_data.start import DEFAULT, Machine, choose_recipe
+from lambda_det.training.log import log_table, show
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.weights.provenance import recorded_network
 
 __all__ = ["prepare"]
+
+logger = logging.getLogger(__name__)
 
 
 class _Given(NamedTuple):
@@ -71,12 +77,14 @@ class _Start(NamedTuple):
         file: that it is of.
         keys: that belong to it besides, with their values; a given key counts more.
         rows: of the table of choices.
+        is_chosen: whether it is a recipe that nobody named.
     """
 
     config: CfgNode
     file: str
     keys: dict[str, Any]
     rows: Sequence[Row] = ()
+    is_chosen: bool = False
 
 
 def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
@@ -105,26 +113,21 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
         data = Data({}, {}) if run and run.sources else read_data(args, temporary, rows)
         given = _Given(args, given_keys, folder, run, data, temporary)
         start = _start(given, config)
-        flags = _keys_of_flags(given, start.config)
-        # a chosen recipe has sizes for --size already, for the shapes of the images
-        sized = set(SIZES) & start.keys.keys()
-        keys = start.keys | {key: v for key, v in flags.items() if key not in sized}
+        flags = _keys_of_flags(given, start) | _time_to_spend(given, begun)
+        keys = start.keys | flags
         cfg = _with(start, keys, args)
-        kept = cfg.RECIPE.KEEP = sorted(
-            recipe.FITTED_KEYS & {*given_keys, *flags, *cfg.RECIPE.KEEP}
-        )
+        kept = cfg.RECIPE.KEEP = sorted(fit.FITTED_KEYS & {*given_keys, *flags, *cfg.RECIPE.KEEP})
         is_derived = cfg.RECIPE.ENABLED and not args.eval_only
         if is_derived:
-            recipe.check(cfg)
+            fit.check(cfg)
+        Tiling.from_config(cfg)  # is refused before anything is written
         files = run.data(args, temporary) if run and run.sources else write_data(args, folder, data)
         is_temporary = Path(start.file).parent == temporary
         file = str(keep_file(start.file, folder)) if is_temporary else start.file
-    if rows := [*rows, *start.rows]:
-        show(f"What was chosen:\n{tabulate(rows, ('', 'choice', 'why'))}")
-    keys |= files
-    if is_derived:
+        keys |= files
         cfg.DATASETS.update({key.partition(".")[2]: path for key, path in files.items()})
-        keys |= _derived(given, start, keys, cfg, begun)
+        rows += start.rows
+        keys |= _fitted(given, start, cfg, rows, is_derived=is_derived)
     if args.num_gpus * args.num_machines > 1:  # its processes read for themselves
         forget_records(but=())
     keys |= {"RECIPE.ENABLED": False, "RECIPE.KEEP": kept}
@@ -138,31 +141,26 @@ def _start(given: _Given, config: CfgNode | None) -> _Start:
     - the file of ``--config``;
     - the run that ``--resume`` continues;
     - the detector whose checkpoint is MODEL.WEIGHTS, whose schedule follows from the new data;
-    - a recipe, which is chosen by the data and the machine.
+    - a recipe, which is chosen by the machine.
 
     An evaluation alone, which only the first two can be, derives nothing from it.
 
     Args:
         given: by the command line.
         config: of the file of ``--config``; None for none.
-
-    Raises:
-        DataError: the labels by which it would be chosen are refused.
     """
     args, given_keys, run = given.args, given.keys, given.run
     if config is not None:
-        return _cut(_Start(config, args.config_file, {}), given)
+        return _Start(config, args.config_file, {})
     if run:
         row = "recipe", str(run.file), "--resume goes on as the run was started"
-        return _cut(_Start(changed_config(run.config, args.opts), str(run.file), {}, [row]), given)
+        return _Start(changed_config(run.config, args.opts), str(run.file), {}, [row])
     machine = Machine.of(args, given_keys.get("MODEL.DEVICE"))
     if earlier := _earlier_detector(given_keys):
-        return _cut(_of_detector(earlier, given, machine), given)
-    labels = given.data.to_train_on()
-    chosen = choose(
-        labels["images"], labels["annotations"], given_keys, machine, args.size, args.tile
-    )
-    return _Start(chosen.config, chosen.file, chosen.keys, chosen.rows)
+        return _of_detector(earlier, given, machine)
+    recipe = choose_recipe(given_keys, machine)
+    keys = {"MODEL.DEVICE": machine.device}
+    return _Start(recipe.config, recipe.file, keys, recipe.rows, is_chosen=True)
 
 
 def _check_choice(args: argparse.Namespace, folder: Path) -> None:
@@ -217,120 +215,179 @@ def _of_detector(earlier: SavedRun, given: _Given, machine: Machine) -> _Start:
 # --------------------------------------------------------------------------------------------- keys
 def _with(start: _Start, keys: Mapping[str, Any], args: argparse.Namespace) -> CfgNode:
     """A configuration with keys, over which the given ones count."""
-    return changed_config(start.config, [*_words(keys), *args.opts])
+    words = [str(word) for pair in keys.items() for word in pair]
+    return changed_config(start.config, [*words, *args.opts])
 
 
-def _words(keys: Mapping[str, Any]) -> list[str]:
-    """Keys and their values as words of a command line."""
-    return [str(word) for pair in keys.items() for word in pair]
-
-
-def _keys_of_flags(given: _Given, config: CfgNode) -> dict[str, Any]:
+def _keys_of_flags(given: _Given, start: _Start) -> dict[str, Any]:
     """
     Raises:
-        ConfigError: a batch or a size is invalid, or sizes are also among the keys.
+        ConfigError: a batch or a size is invalid, or what a flag says is also among the keys.
     """
-    args, given_keys = given.args, given.keys
+    args, given_keys, run = given.args, given.keys, given.run
     keys: dict[str, Any] = {}
-    if args.tile is not None and "INPUT.TILE.SIZE" in given_keys:
+    tile = args.tile
+    if tile is not None and "INPUT.TILE.SIZE" in given_keys:
         raise ConfigError("--tile and INPUT.TILE.SIZE both say how images are cut; give one.")
+    if run and tile is not None and tile == run.sources.get("tile"):
+        # it may have followed from the data
+        kept = (key for key in (*TILES, *SIZES) if key not in given_keys)
+        keys |= {key: attrgetter(key)(run.config) for key in kept}
+    elif isinstance(tile, int):
+        keys["INPUT.TILE.SIZE"] = tile
+    elif tile == AUTO and not (given.data.parts or run or start.config.DATASETS.TRAIN):
+        raise ConfigError(
+            "--tile auto chooses tiles by the objects: add --data DIR, or --train FILE and "
+            "--images DIR; or give a number of pixels."
+        )
     if args.size is not None:
         if args.size < STRIDE:
             raise ConfigError(f"--size is {args.size}; give {STRIDE} pixels or more.")
-        keys |= sizes_for(config, args.size)
-        if both := keys.keys() & given_keys.keys():
+        sizes = sizes_for(start.config, args.size)
+        if both := sizes.keys() & given_keys.keys():
             raise ConfigError(f"--size and {min(both)} both say how large images are; give one.")
+        # those of a chosen recipe follow from the shapes of the images as well
+        keys |= {} if start.is_chosen else sizes
     if args.batch is not None:
         if args.batch < 1:
             raise ConfigError(f"--batch is {args.batch}; give 1 or more.")
         keys["SOLVER.IMS_PER_BATCH"] = args.batch
     if args.epochs is not None:
         keys |= {"RECIPE.ENABLED": True, "RECIPE.EPOCHS": args.epochs}
-    if args.time is not None:
-        if args.epochs is not None:
-            raise ConfigError("--epochs and --time both say how long a training is; give one.")
-        seconds_of(args.time)
-        keys["RECIPE.ENABLED"] = True
     return keys
 
 
-def _cut(start: _Start, given: _Given) -> _Start:
-    """Add the keys of ``--tile``, where no recipe is chosen.
+def _time_to_spend(given: _Given, begun: float) -> dict[str, Any]:
+    """The keys of ``--time``: the schedule by the rule, until the first steps are timed.
 
-    A run that is resumed by the same flag keeps its tiles, which may follow from the data.
+    A run that is resumed keeps its schedule, once it is set.
+
+    Args:
+        given: by the command line.
+        begun: when the command was, by ``time.monotonic``.
 
     Raises:
-        ConfigError: the tiles cannot be, or there are no labels by which to choose them.
-        DataError: the labels are refused.
+        ConfigError: something else says as well how long the training is.
     """
-    args, given_keys, run, data = given.args, given.keys, given.run, given.data
-    tile, cfg = args.tile, start.config
-    if tile is None:
-        return start
-    if run and tile == run.sources.get("tile"):
-        kept = {
-            key: attrgetter(key)(run.config) for key in (*TILES, *SIZES) if key not in given_keys
-        }
-        return start._replace(keys=start.keys | kept)
-    if tile == cfg.INPUT.TILE.SIZE:
-        return start
-    if tile == 0:
-        return start._replace(keys=start.keys | {"INPUT.TILE.SIZE": 0})
-    if tile == AUTO and args.resume and not data.parts:  # that of the run
-        return start
-    if "train" not in data.wholes:
-        if tile == AUTO:
-            raise ConfigError(
-                "--tile auto chooses tiles by the objects: add --data DIR, or --train FILE and "
-                "--images DIR; or give a number of pixels."
-            )
-        chosen = ChosenTiles(Tiling.of_size(tile), (), [("tiles", f"{tile} pixels", "given")])
-    else:
-        labels = data.to_train_on()
-        chosen = choose_tiles(cfg, labels["images"], labels["annotations"], tile, cfg)
-    keys, rows = start.keys | chosen.keys, [*start.rows, *chosen.rows]
-    if args.size is not None or not given_keys.keys().isdisjoint(SIZES):
-        rows += [OF_TILES] if chosen.tiling else []
-    elif chosen.tiling and tile != AUTO:
-        keys |= sizes_for(cfg, tile)
-    return start._replace(keys=keys, rows=rows)
+    args, run = given.args, given.run
+    if args.time is None:
+        return {}
+    if args.epochs is not None:
+        raise ConfigError("--epochs and --time both say how long a training is; give one.")
+    if "SOLVER.MAX_ITER" in given.keys:
+        raise ConfigError("SOLVER.MAX_ITER and --time both say how long a training is; give one.")
+    seconds = max(args.time - (time.monotonic() - begun), 1.0)
+    keys = {"RECIPE.ENABLED": True, "RECIPE.TIME": seconds}
+    if run and not run.config.RECIPE.TIME:
+        keys |= {"RECIPE.TIME": 0.0, "RECIPE.EPOCHS": run.config.RECIPE.EPOCHS}
+    return keys
 
 
 # -------------------------------------------------------------------- what follows from the data
-def _derived(
-    given: _Given, start: _Start, keys: Mapping[str, Any], cfg: CfgNode, begun: float
+def _fitted(
+    given: _Given, start: _Start, cfg: CfgNode, rows: list[Row], *, is_derived: bool
 ) -> dict[str, Any]:
-    """The keys of the recipe that follow from the data.
+    """The keys that follow from the data, of which two tables of the log say why.
 
     Args:
         given: by the command line.
         start: the configuration to begin with.
-        keys: that are known by now.
-        cfg: the configuration with these; its data are registered.
-        begun: when the command was, by ``time.monotonic``.
+        cfg: the configuration with the keys that are known by now.
+        rows: of the table of choices.
+        is_derived: whether more than sizes and tiles follows from the data.
 
     Raises:
-        ConfigError: ``--time`` is too short, or is for processes that each choose.
+        ConfigError: no data are named.
     """
     args, run = given.args, given.run
+    continued = run is not None and run.is_of(start.file)
+    tile = _tile_to_fit(given, start)
+    fits_input = start.is_chosen or tile is not None
+    if args.eval_only or not (is_derived or fits_input):
+        _show(rows)
+        return {}
     register_json_datasets(cfg)
-    if run and run.is_of(start.file):
-        return {} if args.epochs == run.config.RECIPE.EPOCHS else recipe.fit_schedule(cfg)
+    if not cfg.DATASETS.TRAIN:
+        raise ConfigError(
+            "DATASETS.TRAIN names no data to fit the training to: add --data DIR, or --train-json "
+            "FILE and --train-images DIR."
+        )
+    if continued and not fits_input:
+        _show(rows)
+        if args.epochs in (None, run.config.RECIPE.EPOCHS):  # --time was for the whole run
+            return {}
+        records = training_records(cfg)
+        whole = number_of_whole_images(records)
+        return _told(cfg, cfg, fit.fit_schedule(cfg, len(records), whole))
     machine = Machine.of(args, cfg.MODEL.DEVICE)
-    if args.time is None:
-        return recipe.fit_to_data(cfg, machine)
-    if run and run.sources:  # the time was for the whole run
-        epochs = run.config.RECIPE.EPOCHS
-    elif not machine.is_alone:
-        raise ConfigError("--time is for processes of one --num-gpus; give --epochs to others.")
+    records, others = _whole_images(cfg), _other_images(given, cfg)
+    asked = Asked(given.keys, args.size, tile, start.is_chosen)
+    of_data = {"classes": MetadataCatalog.get(cfg.DATASETS.TRAIN[0]).get("thing_classes", ())}
+    if is_derived and not continued:
+        found = fit.fit(cfg, records, machine, asked, **of_data, others=others)
     else:
-        rules = recipe.rules_for(cfg, machine)
-        derived = {rule.key: rule.value for rule in rules if rule.key not in cfg.RECIPE.KEEP}
-        show(f"Measuring the time of a step: {STEPS} steps are trained, often in a minute or two")
-        step = measure_step(_with(start, derived | keys, args), args.num_gpus)
-        spent = time.monotonic() - begun + step.start
-        fitted = changed_config(cfg, _words(derived))
-        epochs = recipe.epochs_within(fitted, seconds_of(args.time), step.seconds, spent)
-        show(f"--time {args.time}: a step takes {step.seconds:.3g} s, so {epochs:.3g} epochs fit")
-    cfg.RECIPE.EPOCHS = epochs
-    return {"RECIPE.EPOCHS": epochs, **recipe.fit_to_data(cfg, machine)}
+        found = fit.Fit(fit_input(cfg, records, asked, **of_data, others=others), [])
+    if start.is_chosen:
+        short = statistics.median(min(one["width"], one["height"]) for one in records)
+        why = f"to train on; the median of their shorter sides is {short:g} pixels"
+        rows.append(("images", str(len(records)), why))
+    keys_and_why = ((key, str(value), why) for key, value, why in found.input.choices)
+    _show([*rows, *found.input.rows, *keys_and_why])
+    for warning in found.input.warnings:
+        logger.warning(warning)
+    keys = {key: value for key, value, _ in found.input.choices}
+    known = cfg.clone()
+    merge(known, found.input.choices, given.keys)
+    return keys | _told(cfg, known, found.training)
+
+
+def _tile_to_fit(given: _Given, start: _Start) -> int | str | None:
+    """``--tile``, if the tiles are still to be chosen; None for those of a run that is resumed."""
+    tile, run = given.args.tile, given.run
+    if run and tile in (AUTO, run.sources.get("tile"), run.config.INPUT.TILE.SIZE):
+        return None
+    return tile
+
+
+def _whole_images(cfg: CfgNode) -> list[dict[str, Any]]:
+    """The records of the images to train on, before they are cut into tiles."""
+    whole = cfg.clone()
+    whole.INPUT.TILE.SIZE = 0
+    return list(training_records(whole))
+
+
+def _other_images(given: _Given, cfg: CfgNode) -> list[dict[str, Any]]:
+    """The records of own data that are evaluated on, now and in the end."""
+    records: list[dict[str, Any]] = []
+    with contextlib.suppress(DataError):  # the later check refuses them
+        for name in filter(is_coco, cfg.DATASETS.TEST if given.data.parts else ()):
+            records += load_records(name)
+        if "rest" in given.data.parts:
+            records += ground_truth(*given.data.parts["rest"]).records
+    return records
+
+
+def _show(rows: Sequence[Row]) -> None:
+    if rows:
+        show(f"What was chosen:\n{tabulate(rows, ('', 'choice', 'why'))}")
+
+
+def _told(cfg: CfgNode, known: CfgNode, choices: Sequence[Choice]) -> dict[str, Any]:
+    """The values of choices without keys that are kept; log a table of all.
+
+    Args:
+        cfg: names the data.
+        known: has the values that the table calls given.
+    """
+    if not choices:
+        return {}
+    rows: list[tuple[str, Any, Any, str]] = []
+    if cfg.DATASETS.TRAIN_JSON:
+        classes = len(MetadataCatalog.get(cfg.DATASETS.TRAIN[0]).thing_classes)
+        key = Detector.from_config(cfg).keys["num_classes"]
+        rows.append((key or "classes", "", classes, "the categories of the labels"))
+    for key, value, reason in choices:
+        why = "kept: it is given, or in RECIPE.KEEP" if key in cfg.RECIPE.KEEP else reason
+        rows.append((key, attrgetter(key)(known), value, why))
+    log_table("What follows from these data", rows)
+    return {key: value for key, value, _ in choices if key not in cfg.RECIPE.KEEP}

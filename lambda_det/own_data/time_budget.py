@@ -1,101 +1,146 @@
-"""``--time``: as many epochs as fit into a time, by the measured time of a step."""
+"""``--time``: the schedule of a run follows from the measured time of its own first steps."""
 
 from __future__ import annotations
 
-import contextlib
-import json
+import bisect
+import logging
 import math
-import re
-import subprocess
-import sys
-import tempfile
+import statistics
 import time
-from pathlib import Path
-from typing import NamedTuple
 
 from detectron2.config import CfgNode
+from detectron2.engine import HookBase
+from detectron2.utils import comm
 
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.detection.task import DetectionTask
+from lambda_det.errors import ConfigError, counted, duration
+from lambda_det.own_data import fit
+from lambda_det.training.run_folder import RunFolder
 
-__all__ = ["STEPS", "Step", "measure_step", "seconds_of"]
+__all__ = ["TimeBudget"]
 
-STEPS = 20  # that are timed: a line of metrics.json has their median
-_FORM = re.compile(
-    r"(?:(?P<hours>\d+(?:\.\d+)?)\s*h(?:ours?)?)?"
-    r"\s*(?:(?P<minutes>\d+(?:\.\d+)?)\s*m(?:in(?:utes?)?)?)?"
-    r"\s*(?:(?P<seconds>\d+(?:\.\d+)?)\s*s(?:ec(?:onds?)?)?)?"
-)
+logger = logging.getLogger(__name__)
 
-
-def seconds_of(text: str) -> float:
-    """The seconds of a time such as 1h, 90m, 1h30m or 1.5h.
-
-    Raises:
-        ConfigError: it is no such time.
-    """
-    found = _FORM.fullmatch(text.strip())
-    numbers = found.groupdict() if found and text.strip() else {}
-    units = {"hours": 3600, "minutes": 60, "seconds": 1}
-    seconds = sum(float(value) * units[unit] for unit, value in numbers.items() if value)
-    if not seconds:
-        raise ConfigError(f"--time is {text!r}; give hours and minutes, such as 1h, 45m or 1h30m.")
-    return seconds
+_STEPS = 6  # that are timed, after three that are not: the first ones of a process take longer
+_ENOUGH = 0.05  # share of the time after which fewer steps must do
+_TO_SPARE = 0.05  # guess: share of the time for its start and end, and for steps that take longer
 
 
-class Step(NamedTuple):
-    """What a trial showed.
+class TimeBudget(HookBase):
+    """Fits the schedule into RECIPE.TIME, and ends a run in which no epoch fits.
 
-    Attributes:
-        seconds: of a step.
-        start: seconds that the trial took besides its steps; a training takes them as well.
+    The schedule is set after the first steps, and its length again after each evaluation, by the
+    time that steps and evaluations took. config.yaml has it, so a resumed run keeps it.
     """
 
-    seconds: float
-    start: float
+    def __init__(self, task: DetectionTask) -> None:
+        """
+        Args:
+            task: whose configuration is completed.
+
+        Raises:
+            ConfigError: there are no rules for its architecture.
+        """
+        fit.check(task.config)
+        self._task = task
+        self._time = (1 - _TO_SPARE) * task.config.RECIPE.TIME
+        self._begun = time.monotonic()
+        self._seconds: list[float] = []  # of the steps
+        self._is_set = False
+
+    def after_step(self) -> None:
+        trainer = self.trainer
+        if "time" in trainer.storage.histories():  # Detectron2 does not time the first three
+            self._seconds.append(trainer.storage.history("time").latest())
+        if trainer.iter + 1 >= trainer.max_iter:
+            return
+        if self._is_set:
+            if trainer.evaluation.last_step == trainer.iter + 1:
+                self._set_length()
+            return
+        elapsed = time.monotonic() - self._begun
+        enough = 1 if elapsed > _ENOUGH * self._time else _STEPS
+        if comm.all_gather(len(self._seconds) >= enough)[0]:
+            self._is_set = True
+            self._set_schedule()
+
+    def _set_schedule(self) -> None:
+        """
+        Raises:
+            ConfigError: no epoch fits.
+        """
+        cfg, images = self._task.config, self._images()
+        left, step, evaluation = self._measured()
+        done = self.trainer.iter + 1
+
+        def to_end(steps: int) -> float:
+            """The seconds from now to the end of a run of so many steps."""
+            period = _with_steps(cfg, steps, images).TEST.EVAL_PERIOD or steps
+            return (steps - done) * step + math.ceil(steps / period) * evaluation
+
+        most = done + max(int(left / step), 0)
+        steps = done + bisect.bisect_right(range(done + 1, most + 1), left, key=to_end)
+        of_epoch = math.ceil(images / cfg.SOLVER.IMS_PER_BATCH)
+        if steps < of_epoch:
+            whole = (self._time - left + to_end(of_epoch)) / (1 - _TO_SPARE)
+            raise ConfigError(
+                f"--time is too short: a step takes {step:.3g} s here, and one epoch, "
+                f"{counted(of_epoch, 'step')}, with the start and an evaluation about "
+                f"{duration(whole)}; give --resume and --time {math.ceil(whole / 60 + 0.1)}m or "
+                "more, or --epochs for less than one."
+            )
+        changed = _with_steps(cfg, steps, images)
+        changed.RECIPE.TIME = 0.0
+        self._go_on_with(changed)
+        epochs = steps * cfg.SOLVER.IMS_PER_BATCH / images
+        logger.info(
+            f"--time: a step takes {step:.3g} s, so {epochs:.3g} epochs fit, in "
+            f"{counted(steps, 'step')}"
+        )
+
+    def _set_length(self) -> None:
+        """Make the run longer or shorter by what its steps and evaluations took, but not by less
+        than half of the steps between two evaluations, at whose end one would be wasted.
+        """
+        cfg, done = self._task.config, self.trainer.iter + 1
+        left, step, evaluation = self._measured()
+        period = cfg.TEST.EVAL_PERIOD
+        periods, rest = divmod(max(left, 0.0), period * step + evaluation)
+        steps = int(max(rest - evaluation, 0.0) / step)
+        steps = int(periods) * period + (steps if steps >= period / 2 else 0)
+        changed = _with_steps(cfg, done + max(steps, 1), self._images())
+        changed.TEST.EVAL_PERIOD = period
+        changed.SOLVER.CHECKPOINT_PERIOD = cfg.SOLVER.CHECKPOINT_PERIOD
+        self._go_on_with(changed)
+
+    def _images(self) -> int:
+        """To train on, or tiles of them."""
+        return self.trainer.loader.state_dict()["records"]
+
+    def _measured(self) -> list[float]:
+        """The seconds that are left, of a step and of an evaluation, the same on all processes."""
+        evaluation = self.trainer.evaluation.seconds
+        step = statistics.fmean(self._seconds)
+        if not evaluation:
+            batch = self._task.config.SOLVER.IMS_PER_BATCH
+            evaluation = self._task.cost_of_evaluation() * step / batch
+        left = self._time - (time.monotonic() - self._begun)
+        return comm.all_gather([left, step, evaluation])[0]
+
+    def _go_on_with(self, config: CfgNode) -> None:
+        self._task.change(config)
+        self.trainer.reschedule()
+        if comm.is_main_process():
+            folder = RunFolder(config.OUTPUT_DIR)
+            folder.save_config(self._task.dump(), folder.config_origin() or None)
 
 
-def measure_step(cfg: CfgNode, processes: int) -> Step:
-    """Train some steps in a process and a folder of its own, and time them.
-
-    Args:
-        cfg: the configuration.
-        processes: that train together.
-
-    Raises:
-        DataError: the steps failed, which the message quotes.
-    """
-    with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
-        keys = {
-            "OUTPUT_DIR": folder,
-            "RECIPE.ENABLED": False,
-            "DATASETS.TEST": "()",
-            "DATASETS.TEST_JSON": "",
-            "DATASETS.TEST_IMAGES": "",
-            "SOLVER.MAX_ITER": STEPS,
-            "SOLVER.STEPS": "()",
-            "SOLVER.WARMUP_ITERS": 0,
-            "SOLVER.CHECKPOINT_PERIOD": 10 * STEPS,
-            "TEST.EVAL_PERIOD": 0,
-            "EVENT_WRITERS": "[]",
-        }
-        file = Path(folder, "trial.yaml")
-        file.write_text(cfg.dump(), "utf-8")
-        command = [sys.executable, "-m", "lambda_det", "train", "--config", str(file)]
-        command += ["--no-progress", "--num-gpus", str(processes)]
-        command += [str(word) for pair in keys.items() for word in pair]
-        begun = time.monotonic()
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            raise DataError(f"--time: the time of a step is not known: {' '.join(lines[-1:])}")
-        seconds = _median(Path(folder, "metrics.json"))
-        return Step(seconds, max(time.monotonic() - begun - STEPS * seconds, 0.0))
-
-
-def _median(metrics: Path) -> float:
-    for line in metrics.read_text("utf-8").splitlines():
-        with contextlib.suppress(KeyError):
-            seconds = float(json.loads(line)["time"])
-            if math.isfinite(seconds) and seconds > 0:
-                return seconds
-    raise DataError(f"--time: {metrics} has no time of a step; give --epochs.")
+def _with_steps(cfg: CfgNode, steps: int, images: int) -> CfgNode:
+    """A configuration with the schedule of a number of steps."""
+    cfg = cfg.clone()
+    # in the middle of a step, because epochs are rounded up to steps
+    cfg.RECIPE.EPOCHS = (steps - 0.5) * cfg.SOLVER.IMS_PER_BATCH / images
+    for key, value, _ in fit.fit_schedule(cfg, images):
+        if key not in cfg.RECIPE.KEEP:
+            cfg.merge_from_list([key, value])
+    return cfg

@@ -170,6 +170,7 @@ class Progress(HookBase):
         self._bar.set_postfix(
             loss=f"{self.trainer.storage.latest()['total_loss'][0]:.3g}", refresh=False
         )
+        self._bar.total = self.trainer.max_iter  # which a hook may have changed
         self._bar.update()
 
     def after_train(self) -> None:
@@ -213,8 +214,8 @@ class RunWriter(HookBase):
         self._json = JSONWriter(str(folder.metrics_file), window_size=1)
         self._json._last_write = written  # the file has what is older
         self._files = [self._json, *make_writers(settings, written, trainer.task.dump())]
-        printer = CommonMetricPrinter(trainer.max_iter, window_size=1)
-        self._hook = PeriodicWriter([printer], settings.log_period)
+        self._printer = CommonMetricPrinter(trainer.max_iter, window_size=1)
+        self._hook = PeriodicWriter([self._printer], settings.log_period)
         self._hook.trainer = trainer
         for name, (is_smoothed, values) in self._resumed.get("values", {}).items():
             for value in values:
@@ -226,6 +227,7 @@ class RunWriter(HookBase):
 
     def after_step(self) -> None:
         if self._hook:
+            self._printer._max_iter = self.trainer.max_iter  # which a hook may have changed
             self._hook.after_step()
             if self._is_due():
                 self._write_files()

@@ -168,10 +168,7 @@ class Trainer(TrainerBase):
             self.saved_as = Path(checkpoint.path).stem
             if self.start_iter < self.max_iter:
                 # if the schedule is new, the rate that was saved is of the former schedule
-                for group, rate in zip(
-                    self.optimizer.param_groups, self.scheduler.get_lr(), strict=True
-                ):
-                    group["lr"] = rate
+                self._set_rates()
             logger.info(f"Continuing {checkpoint.path} after step {self.start_iter}")
         elif weights:
             load(self.checkpointer.model, weights, pixels=self.task.pixels)
@@ -180,6 +177,21 @@ class Trainer(TrainerBase):
                 self.average.average.load_state_dict(network.state_dict())
         else:
             logger.info("No weights are named: training from scratch")
+
+    def _set_rates(self) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_lr(), strict=True):
+            group["lr"] = rate
+
+    def reschedule(self) -> None:
+        """Go on with the settings that the task has now, by which steps, periods and learning rates
+        may be others.
+        """
+        self.settings = self.task.settings
+        self.max_iter = self.settings.max_iter
+        state = self.scheduler.state_dict()
+        self.scheduler = LRMultiplier(self.optimizer, self.task.build_schedule(), self.max_iter)
+        self.scheduler.load_state_dict(state)
+        self._set_rates()
 
     def save_checkpoint(self) -> None:
         """Save network, average and training state as they are after this step."""
@@ -282,7 +294,8 @@ class Trainer(TrainerBase):
                 # What a hook may touch. It may read everything. Its ``before_step`` sees the
                 # weights and gradients of the step before, its ``after_step`` those of this step.
                 # It may put numbers into ``storage`` and, in the same way on every process, save a
-                # checkpoint, lower ``max_iter``, set learning rates and change weights. It must
+                # checkpoint, lower ``max_iter``, ``reschedule``, set learning rates and change
+                # weights. It must
                 # leave the model in training mode, ``iter`` as it is, and the batches to the
                 # loader. Random numbers that it draws change no step, because each batch has its
                 # own seed. Its ``state_dict`` is saved and restored with the run. A loss of a

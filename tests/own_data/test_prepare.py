@@ -17,7 +17,7 @@ from PIL import Image
 from lambda_det import cli, get_config
 from lambda_det.detection import DetectionTask
 from lambda_det.errors import ConfigError, DataError, WeightsError
-from lambda_det.own_data import choice
+from lambda_det.own_data import start
 from lambda_det.own_data.command_line import main as check_main
 from lambda_det.training.log import BufferedLog
 from tests.coco import annotation, coco_content
@@ -32,7 +32,7 @@ def data(tmp_path, monkeypatch):
     """Twenty images with a Pascal VOC file each, no GPU, no connection and nothing kept."""
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(choice, "_is_connected", lambda: False)
+    monkeypatch.setattr(start, "_is_connected", lambda: False)
     (tmp_path / "data").mkdir()
     for number in range(20):
         Image.new("RGB", (64, 48), (number, 9, 9)).save(tmp_path / "data" / f"{number}.png")
@@ -114,7 +114,7 @@ def test_the_recipe_follows_from_machine_and_connection(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     properties = SimpleNamespace(total_memory=(memory or 0) * 2**30, major=8, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(choice, "_is_connected", lambda: connected)
+    monkeypatch.setattr(start, "_is_connected", lambda: connected)
     args = prepared("--data", data, "--output", data.parent / "run")
     rows = table(args)
     assert Path(args.file).stem == recipe
@@ -122,7 +122,7 @@ def test_the_recipe_follows_from_machine_and_connection(
     assert len([r for r in args.records if r["msg"].startswith("Held out")]) == 1
     assert rows["MODEL.DEVICE"][0] == keys(args).MODEL.DEVICE
     assert ("cpu" if memory is None else "cuda") == keys(args).MODEL.DEVICE
-    assert rows["labels"][0] == "Pascal VOC" and rows["images"][0] == "20"
+    assert rows["labels"][0] == "Pascal VOC" and rows["images"][0] == "17"
     assert rows["start"][0].startswith("lambda://") is not connected
     assert ("Open Images" in str(rows["start"])) is not connected
     assert ("MODEL.WEIGHTS" in rows["recipe"][1]) is not connected
@@ -155,13 +155,13 @@ def test_a_connection_is_tried_once_and_briefly(monkeypatch):
         asked.append(timeout)
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(choice.urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(start.urllib.request, "urlopen", refuse)
     for variable, tries in (("1", 0), ("0", 1)):
         monkeypatch.setenv("HF_HUB_OFFLINE", variable)
-        choice._is_connected.cache_clear()
-        assert not choice._is_connected() and not choice._is_connected()
+        start._is_connected.cache_clear()
+        assert not start._is_connected() and not start._is_connected()
         assert len(asked) == tries and all(seconds <= 5 for seconds in asked)
-    choice._is_connected.cache_clear()
+    start._is_connected.cache_clear()
 
 
 def test_what_is_given_counts(data, monkeypatch):
@@ -177,7 +177,7 @@ def test_what_is_given_counts(data, monkeypatch):
     assert cfg.RECIPE.KEEP == ["SOLVER.MAX_ITER"] and cfg.TEST.EVAL_PERIOD == 180
     held_out, kept = names(cfg.DATASETS.TEST_JSON), names(cfg.DATASETS.TRAIN_JSON)
     assert len(held_out | kept) == 20 and 5 < len(held_out) < 15 and not held_out & kept
-    monkeypatch.setattr(choice, "_is_connected", lambda: True)
+    monkeypatch.setattr(start, "_is_connected", lambda: True)
     args = prepared("--data", data, *run, "MODEL.WEIGHTS", "")
     assert "random" in table(args)["start"][0] and "light_lambdaresnet26" in args.file
     args = prepared(
@@ -214,7 +214,7 @@ def test_small_objects_get_a_finer_map(data):
         head = f"<annotation><filename>{number}.png</filename>"
         (data / f"{number}.xml").write_text(head + "".join(small) + "</annotation>")
     args = prepared("--data", data, "--output", data.parent / "run")
-    assert table(args)["small objects"][0] == "100% below 32 pixels at 384"
+    assert table(args)["finest map"][0] == "100% below 32 pixels at 384"
     assert [r["msg"] for r in args.records if "below 16 pixels at 384" in r["msg"]]
     cfg = keys(args)
     assert max(cfg.INPUT.MIN_SIZE_TRAIN) == cfg.INPUT.MIN_SIZE_TEST == 384
@@ -277,8 +277,7 @@ def test_objects_that_are_hardly_to_be_seen_are_a_warning_before_the_training(ph
     (warning,) = [
         r["msg"] for r in args.records if "12 pixels" in r["msg"] and r["levelname"] == "WARNING"
     ]
-    trained = 4 * len(names(keys(args).DATASETS.TRAIN_JSON))
-    assert f"{trained} of {trained} objects" in warning and "--tile auto" in warning
+    assert "100% of the objects" in warning and "--tile auto" in warning
 
 
 def test_check_says_that_images_will_be_cut(photographs, capsys):
@@ -344,7 +343,7 @@ def test_the_size_follows_from_the_boxes_that_are_trained_on(data):
     file.write_text(json.dumps(content))
     words = ["--train", file, "--images", data, "--val-share", "0"]
     args = prepared(*words, "--output", data.parent / "run")
-    assert table(args)["small objects"][0] == "100% below 32 pixels at 96"
+    assert table(args)["finest map"][0] == "100% below 32 pixels at 96"
 
 
 def test_labels_that_are_refused_choose_nothing(data):
@@ -563,7 +562,7 @@ def run(data):
 def test_a_run_goes_on_as_it_was_prepared(run, monkeypatch):
     """Whatever the machine would choose now; with flags for data or without."""
     words, cfg = run
-    monkeypatch.setattr(choice, "_is_connected", lambda: True)
+    monkeypatch.setattr(start, "_is_connected", lambda: True)
     before = {path: path.read_bytes() for path in (Path(cfg.OUTPUT_DIR) / "data").iterdir()}
     for again in (words, words[2:5]):
         now = keys(prepared(*again))
@@ -707,7 +706,7 @@ def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch):
     whole = torch.load(output / "model_final.pth", weights_only=False)["model"]
     (output / "model_final.pth").unlink()
     (output / "last_checkpoint").write_text("model_0000000.pth")
-    monkeypatch.setattr(choice, "_is_connected", lambda: True)
+    monkeypatch.setattr(start, "_is_connected", lambda: True)
     assert cli.main(words) == 0
     again = torch.load(output / "model_final.pth", weights_only=False)["model"]
     assert whole.keys() == again.keys() and all(map(torch.equal, whole.values(), again.values()))

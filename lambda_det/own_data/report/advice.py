@@ -19,7 +19,7 @@ from pycocotools.coco import COCO
 
 from lambda_det.detection.first_batch import FILE as FIRST_BATCH
 from lambda_det.errors import listed
-from lambda_det.own_data.input_size import LARGEST_SCALE
+from lambda_det.own_data.fit_input import LARGEST_SCALE
 from lambda_det.own_data.report.error_types import LEAST_IOU, NEAR, ap50, repaired, sort_errors
 from lambda_det.own_data.report.reading import evaluations_of, label_of
 

@@ -21,7 +21,7 @@ from lambda_det.detection.results import columns
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, UserError
 from lambda_det.files import replace_text, writing_to
-from lambda_det.own_data.recipe import epochs_for
+from lambda_det.own_data.fit import epochs_for
 from lambda_det.own_data.report.advice import Epochs, Evidence, advise
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import Evaluated, evaluate_run

@@ -13,6 +13,7 @@ from PIL import Image
 from lambda_det.config import add_lambda_config
 from lambda_det.detection.command_line import parser
 from lambda_det.detection.config import load_config
+from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data import (
     build_train_loader,
     check_detector_data,
@@ -21,18 +22,10 @@ from lambda_det.detection.data import (
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector
 from lambda_det.errors import ConfigError, DataError
-from lambda_det.own_data import recipe
-from lambda_det.own_data.machine import Machine
-from lambda_det.own_data.recipe import (
-    FITTED_KEYS,
-    Derived,
-    Statistics,
-    derive,
-    epochs_for,
-    evaluations_for,
-    fit_to_data,
-    input_scale,
-)
+from lambda_det.own_data import fit as fitting
+from lambda_det.own_data.fit import FITTED_KEYS, epochs_for, evaluations_for, scale_in_training
+from lambda_det.own_data.fit_input import Asked, Facts
+from lambda_det.own_data.start import Machine
 from lambda_det.weights.loading import read_weights
 from lambda_det.weights.provenance import PixelSettings, wanted_pixels
 from lambda_det.weights.public import fetch
@@ -73,23 +66,24 @@ def make_records(images: int, sizes=((50, 50),), classes=(0,)) -> list[dict]:
     ]
 
 
+def derived(cfg, records, machine=CPU) -> dict:
+    """What follows from records, also keys that are kept."""
+    found = fitting.fit(cfg, records, machine, Asked())
+    return {key: value for key, value, _ in found.training}
+
+
 def fit(cfg, records) -> dict:
     """What follows from records, which is set in the configuration."""
-    cfg.DATASETS.TRAIN = ("mine",)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe, "training_records", lambda cfg: records)
-        return apply(cfg, fit_to_data(cfg, CPU))
-
-
-def apply(cfg, keys) -> dict:
+    keys = {k: v for k, v in derived(cfg, records).items() if k not in cfg.RECIPE.KEEP}
     for key, value in keys.items():
         cfg.merge_from_list([key, value])
     return keys
 
 
-def derived(cfg, records, machine=CPU) -> dict:
-    statistics = Statistics.of(records, input_scale(cfg))
-    return {d.key: d.value for d in derive(cfg, statistics, machine)}
+def boxes(cfg, records) -> np.ndarray:
+    """Widths and heights in the input of a training."""
+    facts = Facts.of(records)
+    return scale_in_training(cfg)(facts.frames)[:, None] * facts.boxes
 
 
 @pytest.mark.parametrize(
@@ -150,8 +144,8 @@ def test_each_optimiser_has_a_learning_rate_of_its_own(cfg):
     ],
 )
 def test_evaluations_take_a_fifth_of_the_time_at_most(steps, images, cost, count):
-    found = evaluations_for(steps, 4, images, 5, cost)
-    period = found.period or steps
+    period, _ = evaluations_for(steps, 4, images, 5, cost)
+    period = period or steps
     due = [*range(period, steps, period), steps]
     assert len(due) == count
     # None is just before the last one
@@ -177,12 +171,10 @@ def test_evaluations_of_a_configuration(cfg, content, write):
 
 def test_boxes_are_measured_at_the_size_of_the_input(cfg):
     # The shorter side, 200, becomes 400 in the mean
-    statistics = Statistics.of(make_records(60, [(10, 40)]), input_scale(cfg))
-    assert np.allclose(statistics.boxes, [20, 80])
+    assert np.allclose(boxes(cfg, make_records(60, [(10, 40)])), [20, 80])
     cfg.INPUT.LSJ.ENABLED, cfg.INPUT.LSJ.SIZE = True, 1000
     cfg.INPUT.LSJ.MIN_SCALE, cfg.INPUT.LSJ.MAX_SCALE = 0.5, 2.0
-    statistics = Statistics.of(make_records(60, [(10, 40)]), input_scale(cfg))
-    assert np.allclose(statistics.boxes, [50, 200])
+    assert np.allclose(boxes(cfg, make_records(60, [(10, 40)])), [50, 200])
 
 
 @pytest.mark.parametrize(
@@ -201,8 +193,8 @@ def test_anchors_meet_the_boxes(cfg, objects, sizes):
 
 def test_the_row_of_the_anchors_has_the_share_of_small_boxes(cfg):
     """The finest map has stride 4, and the input is twice as large as the images."""
-    statistics = Statistics.of(make_records(60, [(7, 7), (9, 9), (30, 30)]), input_scale(cfg))
-    (row,) = (one for one in derive(cfg, statistics, CPU) if one.key.endswith("GENERATOR.SIZES"))
+    found = fitting.fit(cfg, make_records(60, [(7, 7), (9, 9), (30, 30)]), CPU, Asked())
+    (row,) = (one for one in found.training if one.key.endswith("GENERATOR.SIZES"))
     assert "33% are below 16 pixels" in row.reason
 
 
@@ -213,11 +205,11 @@ def test_clusters_are_the_means_of_what_is_nearest_to_them(whole):
     for count in range(1, 8):
         sizes = rng.lognormal(3, 1, 200)
         logarithms = np.log(sizes.round() + 1 if whole else sizes)
-        centres = np.log(recipe._clusters(logarithms, count))
+        centres = np.log(fitting._clusters(logarithms, count))
         nearest = np.abs(logarithms[:, None] - centres).argmin(1)
         means = [logarithms[nearest == place].mean() for place in range(len(centres))]
         assert len(centres) == count and np.allclose(means, centres)
-    assert np.allclose(recipe._clusters(np.log([7.0, 7.0, 7.0]), 3), [7])
+    assert np.allclose(fitting._clusters(np.log([7.0, 7.0, 7.0]), 3), [7])
 
 
 def test_ratios_are_those_of_the_boxes(cfg):
@@ -245,19 +237,14 @@ def test_rare_classes_are_repeated(cfg):
     assert found["DATALOADER.REPEAT_THRESHOLD"] == pytest.approx(80 / 88 / 10)
 
 
-def test_what_is_given_stays(cfg, caplog, monkeypatch):
-    known = Derived("MODEL.A", 5, "was known")
-    monkeypatch.setattr(recipe, "_known", lambda cfg: [known])
+def test_what_is_given_stays(cfg):
     cfg.SOLVER.MAX_ITER = 7
     cfg.SOLVER.REFERENCE_WORLD_SIZE = 8
     cfg.RECIPE.KEEP = ["SOLVER.MAX_ITER"]
-    with caplog.at_level(logging.INFO):
-        applied = fit(cfg, make_records(60))
-    assert "was known" in caplog.text and "kept: it is given" in caplog.text
+    applied = fit(cfg, make_records(60))
     assert cfg.SOLVER.MAX_ITER == 7 and "SOLVER.MAX_ITER" not in applied
     assert cfg.SOLVER.REFERENCE_WORLD_SIZE == 0
     assert cfg.SOLVER.STEPS == (5, 6)  # the rest of the schedule follows what is given
-    assert all(key in caplog.text for key in applied)
 
 
 def test_a_detector_keeps_all_objects_of_the_fullest_image(cfg):
@@ -297,6 +284,69 @@ def test_the_batch_follows_the_memory(cfg, total, workers, accumulate, batch):
     assert "SOLVER.IMS_PER_BATCH" not in derived(cfg, make_records(100), machine)
 
 
+H200 = Machine("cuda", memory=139.8, cores=16)
+
+
+@pytest.mark.parametrize(
+    ("machine", "images", "batch", "loaders"),
+    [
+        (H200, 5000, 64, 8),  # the GPU
+        (H200, 205, 20, 8),  # 30 epochs are 300 steps
+        (H200._replace(cores=4), 5000, 30, 3),  # the loader processes
+        (H200._replace(cores=2), 5000, 10, 1),
+        (H200._replace(cores=1), 20, 4, 1),  # the recipe's own
+        (H200._replace(memory=23.7), 5000, 4, 8),  # of which nothing was measured
+        (H200._replace(processes=4), 5000, 4 * 30, 3),
+    ],
+)
+def test_a_light_recipe_fills_a_gpu(machine, images, batch, loaders):
+    cfg = get_config("finetune/light_mobilenet_v2.yaml")
+    found = fitting.fit(cfg, make_records(images), machine, Asked(is_chosen=True)).input.choices
+    values = {key: value for key, value, _ in found}
+    assert values["SOLVER.IMS_PER_BATCH"] == batch
+    assert values["DATALOADER.NUM_WORKERS"] == loaders
+    (why,) = (why for key, _, why in found if key == "SOLVER.IMS_PER_BATCH")
+    assert str(batch // machine.processes) in why
+
+
+@pytest.mark.parametrize(
+    ("file", "machine", "keys"),
+    [
+        ("mask_rcnn_resnetrs101_se", H200, {"DATALOADER.NUM_WORKERS"}),  # its memory was counted
+        ("light_mobilenet_v2", CPU, set()),
+    ],
+)
+def test_who_gets_loaders_alone_or_nothing(file, machine, keys):
+    cfg = get_config(f"finetune/{file}.yaml")
+    found = fitting.fit(cfg, make_records(205), machine, Asked(is_chosen=True)).input.choices
+    assert {key for key, *_ in found if "BATCH" in key or "WORKERS" in key} == keys
+
+
+@pytest.mark.slow
+def test_a_step_counts_tiles_as_an_epoch_does():
+    # tiles of 320 pixels overlap by 40: 9 x 7 of an image, each with an object
+    places = [[100 + x, 100 + y, 20, 20] for x in range(0, 2520, 280) for y in range(0, 1960, 280)]
+    box = {"bbox_mode": BoxMode.XYWH_ABS, "category_id": 0, "iscrowd": 0}
+    records = [
+        {
+            "file_name": f"{number}.png",
+            "width": 2560,
+            "height": 1920,
+            "annotations": [box | {"bbox": place} for place in places],
+        }
+        for number in range(100)
+    ]
+    cfg = get_config("finetune/light_mobilenet_v2.yaml")
+    found = {}
+    for tile in (0, 320):
+        asked = Asked(tile=tile, is_chosen=True)
+        choices = fitting.fit(cfg, records, H200, asked).input.choices
+        (found[tile],) = (value for key, value, _ in choices if key == "SOLVER.IMS_PER_BATCH")
+    tiles = 100 * 9 * 7
+    assert found == {0: 10, 320: int(epochs_for(tiles, 100) * tiles / 300)}
+    assert found[320] > 10
+
+
 def test_memory_that_is_none(cfg):
     cfg.RECIPE.MEMORY = [1.0]
     assert derived(cfg, make_records(60))["SOLVER.BASE_LR"] == 0.02  # on the CPU
@@ -308,8 +358,8 @@ def test_crowds_and_empty_boxes_do_not_count(cfg):
     records = make_records(60, [(8, 8), (0, 8)])
     for record in records:
         record["annotations"][0]["iscrowd"] = 1
-    statistics = Statistics.of(records, input_scale(cfg))
-    assert len(statistics.boxes) == 0 and statistics.images_of_class == {0: 60}
+    facts = Facts.of(records)
+    assert len(facts.boxes) == 0 and facts.images_of_class == {0: 60}
 
 
 def test_few_images_follow_the_same_rules(cfg):
@@ -400,7 +450,7 @@ def test_the_recipe_counts_what_the_loader_keeps(cfg, tmp_path, caplog, keep, im
     cfg.DATASETS.TRAIN = (register_coco_files(str(tmp_path / "a.json"), str(tmp_path), "train"),)
     cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS = not keep
     cfg.MODEL.ROI_HEADS.NUM_CLASSES = 2
-    apply(cfg, fit_to_data(cfg, CPU))
+    fit(cfg, training_records(cfg))
     steps = cfg.SOLVER.MAX_ITER
     assert steps == 30 * images / 4
     # The sampler draws the rare class more often, whatever the share of background

@@ -1,0 +1,482 @@
+"""A training that fits the user's own data: a function of configuration, data and machine.
+
+:func:`fit` decides, in this order: the size of the input, or tiles; the finest map; masks and
+anchors; detections and sampling; the batch; the schedule; the evaluations. The architecture stays,
+and so does each key that is given. Each number stands beside the measurement that chose it, or
+beside the word "guess". docs/results.md and projects/benchmarks/detectors.md have the measurements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from detectron2.config import CfgNode
+
+from lambda_det.detection.data.predictions import predictions
+from lambda_det.detection.data.tile_records import tile_records
+from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
+from lambda_det.detection.registry import ARCHITECTURES
+from lambda_det.detection.tiles import Tiling
+from lambda_det.errors import ConfigError, DataError, UserError, counted
+from lambda_det.own_data.fit_input import (
+    ANCHORS,
+    LEAST_BOXES,
+    STRIDES_PER_ANCHOR,
+    Asked,
+    Choice,
+    Facts,
+    Input,
+    Record,
+    fit_input,
+    has_proposals,
+    map_strides,
+    merge,
+    resized_to,
+)
+from lambda_det.own_data.start import LEAST_IMAGES, USABLE, Machine
+from lambda_det.training.schedules import optimizer_of, schedule_of
+
+__all__ = ["FITTED_KEYS", "Fit", "check", "epochs_for", "fit", "fit_schedule"]
+
+# A single level must also serve small objects: Detectron2's C4 and DC5 begin at two strides
+_STRIDES_ON_ONE_LEVEL = 2
+_IMBALANCE = 10  # guess: ratio of the images of the largest class to those of the smallest
+_OCTAVE_STEP = 2 ** (1 / 3)  # least ratio between anchors of one level, as in RetinaNet
+_MOST_ROUNDS = 1000  # most steps of k-means, which ends after a few dozen
+_BATCH = 16  # images of a step in Detectron2's baselines
+_BATCH_ON_CPU = 4  # BCCD 57.6 AP after 308 such steps. A step takes a second
+# A light recipe on an H200, whose host takes 0.09 s for a step of 4: these kept it busy for a
+# twentieth of that. Counted, 64 images take 10 GiB. Nobody measured a smaller GPU
+_FILLED_GPU, _FILLS_GPU = 40, 64  # GiB, and images
+_LOADED = 10  # guess: images that a loader process reads during a step; one takes 10 ms of a core
+_MOST_LOADERS = 8  # guess
+_TEST_IMAGES = 8  # guess: of one size, which a GPU evaluates together
+# Detectron2's own schedule, 3x, lowers the rate at 210k and 250k of 270k steps
+_LR_STEPS = (210 / 270, 250 / 270)
+_SHARE = 0.2  # guess: share of a run's time that evaluations may take
+_MOST_EPOCHS = 1_000_000
+
+# Keys that follow from the data, and that the command line sets literally
+FITTED_KEYS = frozenset(
+    [
+        "DATALOADER.REPEAT_THRESHOLD",
+        "DATALOADER.SAMPLER_TRAIN",
+        "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS",
+        "MODEL.ANCHOR_GENERATOR.SIZES",
+        "MODEL.MASK_ON",
+        "MODEL.RPN.POST_NMS_TOPK_TEST",
+        "MODEL.RPN.PRE_NMS_TOPK_TEST",
+        "SOLVER.BASE_LR",
+        "SOLVER.CHECKPOINT_PERIOD",
+        "SOLVER.IMS_PER_BATCH",
+        "SOLVER.MAX_ITER",
+        "SOLVER.REFERENCE_WORLD_SIZE",
+        "SOLVER.STEPS",
+        "SOLVER.WARMUP_ITERS",
+        "TEST.DETECTIONS_PER_IMAGE",
+        "TEST.EVAL_PERIOD",
+    ]
+)
+
+
+class Fit(NamedTuple):
+    """What follows from data and machine.
+
+    Attributes:
+        input: sizes, tiles and maps.
+        training: the other keys, in the order of a configuration; also those that are kept.
+    """
+
+    input: Input
+    training: list[Choice]
+
+
+def fit(
+    cfg: CfgNode,
+    records: Sequence[Record],
+    machine: Machine,
+    asked: Asked,
+    *,
+    classes: Sequence[str] = (),
+    others: Sequence[Record] = (),
+) -> Fit:
+    """All keys that follow from data and machine.
+
+    Args:
+        cfg: the configuration, with the given keys. RECIPE has rules, and RECIPE.KEEP keys that
+            stay.
+        records: dataset dicts of the images to train on, as background as well, before they are cut
+            into tiles. No other image decides anything here, but for ``others``.
+        machine: where the training is to run.
+        asked: what the command line says of the input.
+        classes: their names.
+        others: dataset dicts of the other parts, whose images may be whole where these are tiles.
+
+    Raises:
+        ConfigError: a key of RECIPE, the batch or the tiles cannot be, or there are no rules for
+            the architecture.
+        DataError: there is no image.
+    """
+    check(cfg)
+    if not len(records):
+        raise DataError("The training set holds no image, so no recipe can be made for it.")
+    cfg = cfg.clone()
+    chosen = fit_input(cfg, records, asked, classes=classes, others=others)
+    merge(cfg, chosen.choices, asked.given)
+    if tiling := Tiling.from_config(cfg):
+        records = tile_records(list(records), tiling, cfg.INPUT.TILE.EMPTY)
+    facts = Facts.of(records)
+    of_machine = _of_gpu(cfg, facts, machine) if asked.is_chosen and machine.memory else []
+    merge(cfg, of_machine, {*asked.given, *cfg.RECIPE.KEEP})
+    chosen = chosen._replace(choices=[*chosen.choices, *of_machine])
+    training: list[Choice] = []
+    for rule in (_masks, _anchors, _detections, _sampling):
+        training += rule(cfg, facts)
+    training += _batch(cfg, facts, machine)
+    merge(cfg, training, cfg.RECIPE.KEEP)
+    training += fit_schedule(cfg, facts.images, facts.whole_images)
+    return Fit(chosen, training)
+
+
+def check(cfg: CfgNode) -> None:
+    """
+    Raises:
+        ConfigError: a key of RECIPE or the batch cannot be, or there are no rules for the
+            architecture.
+    """
+    recipe, architecture = cfg.RECIPE, cfg.MODEL.META_ARCHITECTURE
+    with_rules = [name for name, entry in ARCHITECTURES.items() if entry.base_lr]
+    if architecture not in with_rules:
+        raise ConfigError(
+            f"RECIPE.ENABLED (--epochs) has no rules for MODEL.META_ARCHITECTURE {architecture}, "
+            f"only for {', '.join(with_rules)}; set RECIPE.ENABLED False, and SOLVER.MAX_ITER."
+        )
+    if not 0 <= recipe.EPOCHS <= _MOST_EPOCHS:
+        raise ConfigError(
+            f"RECIPE.EPOCHS is {recipe.EPOCHS:g}; give 0 for the rule, or up to {_MOST_EPOCHS:,}."
+        )
+    for key, value in (
+        ("RECIPE.EVALUATIONS", recipe.EVALUATIONS),
+        ("SOLVER.IMS_PER_BATCH", cfg.SOLVER.IMS_PER_BATCH),
+        ("SOLVER.MAX_ITER", cfg.SOLVER.MAX_ITER),
+    ):
+        if not value >= 1:
+            raise ConfigError(f"{key} is {value}; give 1 or more.")
+
+
+# --------------------------------------------------------- masks, anchors, detections and sampling
+def _masks(cfg: CfgNode, facts: Facts) -> list[Choice]:
+    if not cfg.MODEL.MASK_ON or facts.has_masks:
+        return []
+    return [Choice("MODEL.MASK_ON", False, "less than a tenth of the objects has a mask")]
+
+
+def _anchors(cfg: CfgNode, facts: Facts) -> list[Choice]:
+    """Anchors from the boxes at the size of training, with as many sizes for each level, and
+    ratios, as in the file. Nobody has measured them against the file's.
+
+    Several levels get a cluster each, and its steps to the next octave; a single level gets all
+    clusters.
+    """
+    generator, strides = cfg.MODEL.ANCHOR_GENERATOR, map_strides(cfg)
+    counts = {len(sizes) for sizes in generator.SIZES}
+    if len(facts.boxes) < LEAST_BOXES or not strides or len(counts) > 1:
+        return []
+    (count,) = counts
+    several = len(strides) > 1
+    sides = facts.sides(scale_in_training(cfg))
+    centres = _clusters(np.log(sides), len(strides) if several else count)
+    # with too few clusters, the upper ones continue by doubling
+    while len(centres) < (len(strides) if several else count):
+        centres.append(2 * centres[-1])
+    if several:
+        sizes = [
+            # from a size to below its double, as RetinaNet has three
+            [least, *(round(least * 2 ** (i / count), 1) for i in range(1, count))]
+            for centre, stride in zip(centres, strides, strict=True)
+            for least in [max(round(centre), STRIDES_PER_ANCHOR * stride)]
+        ]
+    else:
+        sizes, least = [[]], _STRIDES_ON_ONE_LEVEL * strides[0]
+        for centre in centres:
+            sizes[0].append(round(max(centre, least)))
+            least = sizes[0][-1] * _OCTAVE_STEP
+    reason = f"clusters of {len(sides)} boxes at the size of the input"
+    smallest = STRIDES_PER_ANCHOR * min(strides)
+    least = f"{STRIDES_PER_ANCHOR if several else _STRIDES_ON_ONE_LEVEL} strides of a map at least"
+    words = ", ".join(f"{centre:.0f}" for centre in centres)
+    below = f"; {np.mean(sides < smallest):.0%} are below {smallest} pixels" if several else ""
+    choices = [Choice(ANCHORS, sizes, f"{reason}: {words}; {least}{below}")]
+    ratios = _clusters(
+        np.log(facts.boxes[:, 1] / facts.boxes[:, 0]), len(generator.ASPECT_RATIOS[0])
+    )
+    # otherwise boxes show nothing about the others
+    if len(ratios) == len(generator.ASPECT_RATIOS[0]):
+        ratios = [[round(ratio, 2) for ratio in ratios]]
+        choices.append(Choice("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", ratios, reason))
+    return choices
+
+
+def _clusters(logarithms: np.ndarray, count: int) -> list[float]:
+    """The centres, in rising order, of up to ``count`` clusters of numbers, given by their
+    logarithms.
+
+    It is k-means from the quantiles, so the same boxes give the same anchors.
+    """
+    rising = np.sort(logarithms)
+    sums = np.concatenate([[0], np.cumsum(rising)])
+    centres = np.unique(np.quantile(rising, (np.arange(count) + 0.5) / count))
+    for _ in range(_MOST_ROUNDS):
+        # each cluster is what lies between the middles of neighbouring centres, if anything
+        ends = np.searchsorted(rising, (centres[1:] + centres[:-1]) / 2)
+        ends = np.unique([0, *ends, len(rising)])
+        moved = np.diff(sums[ends]) / np.diff(ends)
+        if np.array_equal(moved, centres):
+            break
+        centres = moved
+    return np.exp(centres).tolist()
+
+
+def scale_in_training(cfg: CfgNode) -> Callable[[np.ndarray], np.ndarray]:
+    """The factor by which training resizes images, in the middle of its random range."""
+    if cfg.INPUT.LSJ.ENABLED:
+        jitter = cfg.INPUT.LSJ
+        middle = math.sqrt(jitter.MIN_SCALE * jitter.MAX_SCALE)
+        return lambda sizes: middle * jitter.SIZE / sizes.max(1)
+    return resized_to(statistics.fmean(cfg.INPUT.MIN_SIZE_TRAIN), cfg.INPUT.MAX_SIZE_TRAIN)
+
+
+def _detections(cfg: CfgNode, facts: Facts) -> list[Choice]:
+    """Room for all objects of the fullest image, and for the same number of false detections."""
+    least = 2 * facts.most
+    keys = ["TEST.DETECTIONS_PER_IMAGE"]
+    if cfg.MODEL.PROPOSAL_GENERATOR.NAME == "RPN" and has_proposals(cfg):
+        keys += ["MODEL.RPN.POST_NMS_TOPK_TEST", "MODEL.RPN.PRE_NMS_TOPK_TEST"]
+    what = "tile" if cfg.INPUT.TILE.SIZE else "image"
+    reason = f"twice the {facts.most} objects of the fullest {what}"
+    return [Choice(key, least, reason) for key in keys if attrgetter(key)(cfg) < least]
+
+
+def _sampling(cfg: CfgNode, facts: Facts) -> list[Choice]:
+    counts = facts.images_of_class.values()
+    has_instances = "instances" in predictions(cfg.MODEL.META_ARCHITECTURE)
+    if not has_instances or not counts or max(counts) < _IMBALANCE * min(counts):
+        return []
+    threshold = max(counts) / facts.images / _IMBALANCE
+    reason = f"the largest class has {max(counts)} images, the smallest {min(counts)}"
+    return [
+        Choice("DATALOADER.SAMPLER_TRAIN", "RepeatFactorTrainingSampler", reason),
+        Choice("DATALOADER.REPEAT_THRESHOLD", threshold, "a tenth of the largest class's share"),
+    ]
+
+
+# --------------------------------------------------------------------------------------- the batch
+def _of_gpu(cfg: CfgNode, facts: Facts, machine: Machine) -> list[Choice]:
+    """What keeps a GPU busy: loader processes by the cores, and images of a step where the recipe
+    was made for a CPU.
+    """
+    cores = machine.cores // machine.processes
+    loaders = min(max(cores - 1, 1), _MOST_LOADERS)
+    why = f"{cores} cores for each process of the training"
+    choices = [Choice("DATALOADER.NUM_WORKERS", loaders, why)]
+    if cfg.RECIPE.MEMORY:  # by which the batch follows
+        return choices
+    fills = _FILLS_GPU if machine.memory >= _FILLED_GPU else LEAST_IMAGES
+    epochs = epochs_for(facts.images, facts.whole_images)
+    in_steps = int(epochs * facts.images / cfg.RECIPE.MIN_STEPS) // machine.processes
+    share = max(min(fills, _LOADED * loaders, in_steps), LEAST_IMAGES)
+    why = (
+        f"the least of {fills} for this GPU, {_LOADED * loaders} for {loaders} loader process(es), "
+        f"{in_steps} for {cfg.RECIPE.MIN_STEPS} steps; {LEAST_IMAGES} at least"
+    )
+    why += f"; {machine.processes} GPUs" if machine.processes > 1 else ""
+    return [
+        *choices,
+        Choice("SOLVER.IMS_PER_BATCH", share * machine.processes, why),
+        Choice("TEST.IMS_PER_BATCH", _TEST_IMAGES, "images of one size are evaluated together"),
+    ]
+
+
+def _batch(cfg: CfgNode, facts: Facts, machine: Machine) -> list[Choice]:
+    """The batch that fits into the memory of the GPUs, if it is known; else the file's for that
+    number.
+    """
+    solver = cfg.SOLVER
+    if "SOLVER.IMS_PER_BATCH" in cfg.RECIPE.KEEP:
+        return []
+    workers, memory = machine.processes, machine.memory
+    shares = workers * solver.ACCUMULATE_GRADIENTS
+    if cfg.RECIPE.MEMORY and memory is not None:
+        if len(cfg.RECIPE.MEMORY) != 2 or not cfg.RECIPE.MEMORY[1] > 0:
+            raise ConfigError(
+                f"RECIPE.MEMORY is {cfg.RECIPE.MEMORY}; give the GiB that a training takes without "
+                "images and for each image, such as [2.0, 1.5], or []."
+            )
+        fixed, each = cfg.RECIPE.MEMORY
+        share, most = int((USABLE * memory - fixed) / each), _BATCH
+        reason = (
+            f"at once on each of {workers} GPU(s) of {memory:.1f} GiB, where a training takes "
+            f"{fixed:g} and {each:g} an image"
+        )
+    else:
+        reference = solver.REFERENCE_WORLD_SIZE or shares
+        share, most = solver.IMS_PER_BATCH // reference, solver.IMS_PER_BATCH
+        reason = "of each process, as in the file"
+        if torch.device(cfg.MODEL.DEVICE).type == "cpu":
+            most = min(most, _BATCH_ON_CPU)
+        elif solver.REFERENCE_WORLD_SIZE:
+            most = min(most, _BATCH)
+    share = max(min(share, most // shares, facts.images // shares), 1)
+    batch = share * shares
+    if batch == solver.IMS_PER_BATCH and not cfg.RECIPE.MEMORY:
+        return []
+    reason = f"{share} {reason}; {min(most, facts.images)} in all at most"
+    return [Choice("SOLVER.IMS_PER_BATCH", batch, reason)]
+
+
+# ---------------------------------------------------------------------- schedule and evaluations
+def epochs_for(images: int, whole_images: int | None = None) -> float:
+    """Passes over the images: 30 up to 1,000 images, falling with their logarithm to 16 at 20,000.
+
+    More images need more steps and fewer passes. Mayaku 2.0 follows the same rule. Tiles of one
+    image are alike: of n tiles an image, there are fewer passes by n to the power of 3/4, which
+    is a guess between as many steps as for the images (1) and as for that many images (0).
+
+    Args:
+        images: or tiles of them.
+        whole_images: that the tiles are of; None where images are not cut.
+    """
+    share = math.log(max(images, 1000) / 1000) / math.log(20)
+    alike = ((images if whole_images is None else whole_images) / images) ** 0.75
+    return alike * (30 - 14 * min(share, 1.0))
+
+
+def fit_schedule(cfg: CfgNode, images: int, whole_images: int | None = None) -> list[Choice]:
+    """What follows from the number of images and of epochs: the schedule, and the evaluations.
+
+    Args:
+        cfg: with all other keys. RECIPE.EPOCHS is the number of epochs; 0 for the rule.
+        images: or tiles of them.
+        whole_images: that the tiles are of; None where images are not cut.
+
+    Raises:
+        ConfigError: there is no rule for the optimiser, and no rate is given.
+    """
+    recipe, batch = cfg.RECIPE, cfg.SOLVER.IMS_PER_BATCH
+    epochs = recipe.EPOCHS or epochs_for(images, whole_images)
+    wanted = math.ceil(epochs * images / batch)
+    # given epochs are used literally
+    steps = max(wanted, 1 if recipe.EPOCHS else recipe.MIN_STEPS)
+    which = "asked for" if recipe.EPOCHS else "by the rule for this number of images"
+    if recipe.TIME:
+        which = "until the time of a step is known"
+    passes = counted(float(f"{epochs:.3g}"), "epoch")
+    what = counted(images, "image")
+    if whole_images is not None and whole_images < images:
+        what = f"{counted(images, 'tile')} of {counted(whole_images, 'image')}"
+    reason = f"{passes}, {which}, of {what} in batches of {batch}"
+    if steps > wanted:
+        reason = f"RECIPE.MIN_STEPS, since {reason} are only {wanted} steps"
+    if "SOLVER.MAX_ITER" in recipe.KEEP:
+        steps = cfg.SOLVER.MAX_ITER  # the rest of the schedule follows it
+    choices = [Choice("SOLVER.MAX_ITER", steps, reason)]
+    if "STEPS" in schedule_of(cfg.SOLVER, "LR_SCHEDULER_NAME").keys:
+        lowered = tuple(sorted({max(1, round(share * steps)) for share in _LR_STEPS}))
+        why = "78 and 93 % of the steps, as in Detectron2's 3x schedule"
+        choices.append(Choice("SOLVER.STEPS", lowered, why))
+    why = "a tenth of the steps, 1000 at most"
+    choices.append(Choice("SOLVER.WARMUP_ITERS", min(1000, steps // 10), why))
+    choices += _learning_rate(cfg, batch)
+    period, why = evaluations_for(
+        steps, batch, _test_images(cfg), recipe.EVALUATIONS, _cost_of_test_image(cfg)
+    )
+    saved_every = period or math.ceil(steps / recipe.EVALUATIONS)
+    saved = counted(math.ceil(steps / saved_every), "checkpoint")
+    if period:
+        saved = "with the evaluations"
+    return [
+        *choices,
+        Choice("TEST.EVAL_PERIOD", period, why),
+        Choice("SOLVER.CHECKPOINT_PERIOD", saved_every, saved),
+        Choice("SOLVER.REFERENCE_WORLD_SIZE", 0, "the schedule is not scaled to the processes"),
+    ]
+
+
+def _learning_rate(cfg: CfgNode, batch: int) -> list[Choice]:
+    """The optimiser's usual rate. With clipped gradients Detectron2's for 16 images is right for 4
+    as well (projects/benchmarks/detectors.md).
+    """
+    rate = optimizer_of(cfg.SOLVER).base_lr
+    if rate is None:
+        rate = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].base_lr
+    if not rate:
+        if "SOLVER.BASE_LR" in cfg.RECIPE.KEEP:
+            return []
+        raise ConfigError(
+            f"The recipe has no learning rate for SOLVER.OPTIMIZER {cfg.SOLVER.OPTIMIZER}; add "
+            "SOLVER.BASE_LR with one."
+        )
+    factor = math.sqrt(min(1, batch / _BATCH_ON_CPU) * max(1, batch / _BATCH))
+    why = (
+        f"{rate} for {_BATCH_ON_CPU} to {_BATCH} images by {cfg.SOLVER.OPTIMIZER}, else by their "
+        "square root"
+    )
+    return [Choice("SOLVER.BASE_LR", rate * factor, why)]
+
+
+def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float) -> tuple[int, str]:
+    """As many evaluations as fit into a fifth of the time.
+
+    The last one always takes place, and the one before it is a whole period earlier.
+
+    Args:
+        steps: of the training.
+        batch: images of a step.
+        images: to evaluate on.
+        most: evaluations.
+        cost: the cost of an image in an evaluation, in images of a step.
+
+    Returns:
+        The steps between two of them, 0 for a single one at the end; and the reason.
+    """
+    if not images:
+        return math.ceil(steps / most), f"{most} evaluations"
+    # in addition to the last one
+    room = _SHARE / (1 - _SHARE) * steps * batch / max(cost, 1e-9) - images
+    before = min(most - 1, int(room // images))
+    if before < 1:
+        return 0, f"one at the end: {images} images take long beside {steps} steps"
+    period = math.ceil(steps / (before + 1))
+    count = math.ceil(steps / period)
+    words = f"{counted(count, 'evaluation')} of {counted(images, 'image')}"
+    if count < most:
+        words += f"; more would take over {_SHARE:.0%} of the time"
+    return period, words
+
+
+def _test_images(cfg: CfgNode, tiling: Tiling | None = None) -> int:
+    """The number of test images, or of their tiles; 0 where there are none, or where they are
+    missing, which the later check refuses.
+    """
+    with contextlib.suppress(UserError, OSError, LookupError):
+        return number_of_images(cfg.DATASETS.TEST, tiling)
+    return 0
+
+
+def _cost_of_test_image(cfg: CfgNode) -> float:
+    """The cost of an image of the test set, in images of a step; of all its tiles together."""
+    cost = cost_of_image(
+        has_masks=cfg.MODEL.MASK_ON,
+        has_losses=cfg.TEST.LOSS,
+        sets_of_weights=1 + (cfg.SOLVER.EMA_DECAY > 0 and cfg.TEST.RAW),
+    )
+    if tiling := Tiling.from_config(cfg):
+        cost *= _test_images(cfg, tiling) / max(_test_images(cfg), 1)
+    return cost

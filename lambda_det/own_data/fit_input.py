@@ -1,0 +1,576 @@
+"""The size of the input, tiles, and the finest map, by the images and objects to train on.
+
+docs/results.md and projects/benchmarks/detectors.md have the measurements.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+from detectron2.config import CfgNode
+from detectron2.structures import BoxMode
+
+from lambda_det.detection.data.tile_records import number_of_whole_images
+from lambda_det.detection.registry import ARCHITECTURES
+from lambda_det.detection.tiles import Tiling, why_not_cut
+from lambda_det.errors import ConfigError, listed
+from lambda_det.modeling.specs import STRIDE
+from lambda_det.own_data.flags import AUTO
+
+__all__ = [
+    "ANCHORS",
+    "LARGEST_SCALE",
+    "LEAST_BOXES",
+    "SIZES",
+    "STRIDES_PER_ANCHOR",
+    "TILES",
+    "Asked",
+    "Choice",
+    "Facts",
+    "Input",
+    "Record",
+    "Row",
+    "fit_input",
+    "has_proposals",
+    "map_strides",
+    "merge",
+    "resized_to",
+    "sizes_for",
+]
+
+# ---- The size of the input
+LARGEST_SCALE = 2  # guess: of an image, since more pixels than that show nothing new
+# Strips of 10:1 to 30:1: 65.8 AP with the pixels of 384x512, 60.6 with the sizes of photographs
+_LARGEST_IMAGE = 1.5  # guess: pixels of the longest, as a batch is padded to its largest image
+_LEAST_GAIN = 1.1  # guess: by which another limit of the longer side must enlarge the shorter one
+# ---- Small objects
+# An anchor of a level matches objects of its size only if its side has this number of strides: half
+# a stride away, a square of four strides overlaps an equal one by an IoU of 0.62.
+STRIDES_PER_ANCHOR = 4
+SMALL = 12  # guess: sides of so many pixels in the input, and fewer, are hardly found
+MOST = 0.5  # guess: share of small objects from which on images are cut. Of whiteflies 89 % are
+# small: AP50 0.03 after 119 steps on whole images, 82.0 on tiles
+LEAST_BOXES = 50  # guess: fewer say too little
+LEAST_OF_CLASS = 10  # guess: a class of fewer says little about its sizes
+# Shares of the objects of a class, on average over the classes, as AP is (facades: 1.5 AP more than
+# over all objects): up to a third the maps stay, and a tenth gets no larger input. Both are
+# guesses, with which tomatoes gain 7 AP, droplets 5, and cars from above 8
+_FEW_SMALL_TO_KEEP_MAPS, _FEW_SMALL = 1 / 3, 0.1
+_LARGEST_COST = 2.0  # guess: time of a step, as a multiple of the recipe's
+# A step takes a constant and a time that grows with the pixels. MobileNet-v2 on one core: 0.71 and
+# 0.99 s at 384 and 512 pixels, with the finer map 0.78, 1.19 and 1.75 s at 384, 512 and 640
+_CONSTANT, _OF_PIXELS, _OF_FINER_MAP = 0.3, 0.7, 0.1
+_TEST_SCALE = 1.25  # of the largest size in training: tomatoes 42.7 AP, 42.3 without; strips lose 4
+# ---- Tiles
+_LONGEST = 0.9  # guess: share of the objects that are not longer than the overlap
+# Guesses, of the side of a tile: an object at the border lacks its surroundings
+_LARGEST_OVERLAP, _LEAST_OVERLAP = 0.4, 0.125
+_WHOLE = 1.5  # guess: images are whole, and others tiles of such, if they are so much longer
+# ---- Masks
+_FEWEST_MASKS = 0.1  # guess: share of the objects that must have a mask so that masks are learnt
+
+SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
+TILES = ("INPUT.TILE.SIZE", "INPUT.TILE.OVERLAP")
+ANCHORS = "MODEL.ANCHOR_GENERATOR.SIZES"
+_MAPS = ("MODEL.FPN.IN_FEATURES", "MODEL.RPN.IN_FEATURES", "MODEL.ROI_HEADS.IN_FEATURES")
+_FINER = {"res3": "res2", "p3": "p2"}
+Record = Mapping[str, Any]
+Row = tuple[str, str, str]  # of the table of choices: what, the choice, and why
+
+
+class Choice(NamedTuple):
+    """A key with the value that follows from data and machine, and the reason."""
+
+    key: str
+    value: Any
+    reason: str
+
+
+class Asked(NamedTuple):
+    """What a command line says of the input.
+
+    Attributes:
+        given: its keys.
+        size: pixels of the shorter side in the test; None if it follows from the data.
+        tile: the side of tiles, 0 for none, or "auto"; None if it follows from the data.
+        is_chosen: whether the recipe was chosen, so that sizes and maps follow; those of a
+            configuration that is named stay.
+    """
+
+    given: Collection[str] = ()
+    size: int | None = None
+    tile: int | str | None = None
+    is_chosen: bool = False
+
+    @property
+    def has_size(self) -> bool:
+        return self.size is not None or not set(SIZES).isdisjoint(self.given)
+
+
+class Input(NamedTuple):
+    """What follows from the data for the input.
+
+    Attributes:
+        rows: of the table of choices, before the keys.
+        choices: keys of sizes, tiles and maps.
+        warnings: to be said before a long training.
+    """
+
+    rows: list[Row]
+    choices: list[Choice]
+    warnings: list[str]
+
+
+def merge(cfg: CfgNode, choices: Iterable[Choice], kept: Collection[str]) -> None:
+    """Set the chosen values, but not those of keys that are kept."""
+    for key, value, _ in choices:
+        if key not in kept:
+            cfg.merge_from_list([key, value])
+
+
+class Facts(NamedTuple):
+    """The facts of images, or of their tiles, that the rules need.
+
+    Attributes:
+        images: their number, with those that are kept as background.
+        whole_images: the files of these images.
+        images_of_class: how many images show each class that occurs.
+        boxes: [N, 2] widths and heights of the objects, in pixels of the image.
+        frames: [N, 2] widths and heights of the images that they are in.
+        classes: [N] their classes.
+        has_masks: whether a tenth of the objects has one; a few are no masks to learn from, such as
+            boxes that were turned by mistake.
+        most: the most objects of one image.
+    """
+
+    images: int
+    whole_images: int
+    images_of_class: Mapping[int, int]
+    boxes: np.ndarray
+    frames: np.ndarray
+    classes: np.ndarray
+    has_masks: bool = True
+    most: int = 0
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> Facts:
+        """Crowds and empty boxes do not count."""
+        counts: Counter[int] = Counter()
+        found, masks, most = [], 0, 0
+        for record in records:
+            objects = [a for a in record.get("annotations", ()) if not a.get("iscrowd")]
+            counts.update({one["category_id"] for one in objects})
+            most = max(most, len(objects))
+            for one in objects:
+                box = BoxMode.convert(list(one["bbox"]), one["bbox_mode"], BoxMode.XYWH_ABS)
+                found.append([*box[2:], record["width"], record["height"], one["category_id"]])
+                masks += bool(one.get("segmentation"))
+        table = np.array(found, float).reshape(-1, 5)
+        has_masks = masks > 0 and masks >= _FEWEST_MASKS * len(table)
+        table = table[(table[:, :2] > 0).all(1)]
+        whole = number_of_whole_images(records)
+        parts = table[:, :2], table[:, 2:4], table[:, 4].astype(int)
+        return cls(len(records), whole, dict(counts), *parts, has_masks, most)
+
+    def sides(self, scale: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """The square roots of the areas of the boxes, in an input of this scale of images."""
+        return scale(self.frames) * np.sqrt(self.boxes.prod(1))
+
+    def by_class(self, values: np.ndarray) -> dict[int, np.ndarray]:
+        """Values of the objects by class. Rare classes count only if all are rare."""
+        found = {int(one): values[self.classes == one] for one in np.unique(self.classes)}
+        common = {one: of for one, of in found.items() if len(of) >= LEAST_OF_CLASS}
+        return common or found
+
+
+# ------------------------------------------------------------------------- sizes, tiles and the map
+def fit_input(
+    cfg: CfgNode,
+    records: Sequence[Record],
+    asked: Asked,
+    *,
+    classes: Sequence[str] = (),
+    others: Sequence[Record] = (),
+) -> Input:
+    """The size of the input, tiles, and a finer map for small objects.
+
+    Args:
+        cfg, records, asked, classes, others: as of :func:`lambda_det.own_data.fit.fit`.
+
+    Raises:
+        ConfigError: the given tiles cannot be.
+    """
+    tile = cfg.INPUT.TILE.SIZE if TILES[0] in asked.given else asked.tile
+    if not asked.is_chosen and tile is None and Tiling.from_config(cfg):
+        return Input([], [], [])
+    facts = Facts.of(records)
+    if not len(facts.boxes):
+        return Input([], [], [])
+    sizes = np.array([[one["width"], one["height"]] for one in records if "width" in one], float)
+    if asked.is_chosen:
+        size = _usual_size(cfg, sizes, asked)
+    else:
+        size = _Size(cfg, cfg.INPUT.MIN_SIZE_TEST, math.inf, math.inf, [], [])
+    warnings: list[str] = []
+    rows, tiling = _tiles(cfg, size, facts, sizes, tile, asked, classes, others, warnings)
+    choices: list[Choice] = []
+    if tiling:
+        choices = [
+            Choice(TILES[0], tiling.size, "for tiles"),
+            Choice(TILES[1], tiling.overlap, "for tiles"),
+        ]
+        if isinstance(tile, int) and not asked.has_size:
+            sized = sizes_for(cfg, tile)
+            choices += [Choice(key, v, "objects keep their pixels") for key, v in sized.items()]
+            cfg = cfg.clone()
+            merge(cfg, choices, asked.given)
+        elif asked.has_size:
+            rows = [*rows, ("", "given sizes", "the sizes of the input are of tiles")]
+        sizes = np.minimum(sizes, tiling.size)
+        facts = facts._replace(frames=np.minimum(facts.frames, tiling.size))
+        size = _usual_size(cfg, sizes, asked) if asked.is_chosen else size
+    elif tile is not None:
+        choices = [Choice(TILES[0], 0, "whole images")]
+    if not asked.is_chosen:
+        return Input(rows, choices, warnings)
+    more, maps = _for_small_objects(size, facts, asked)
+    last = {choice.key: choice for choice in (*choices, *size.choices, *maps)}
+    return Input([*rows, *size.rows, *more], [*last.values()], warnings)
+
+
+class _Size(NamedTuple):
+    """The size of the input by the shapes and sizes of the images, before objects count.
+
+    Attributes:
+        cfg: with the sizes for these shapes.
+        base: pixels of the shorter side in the test.
+        own: the median of that of the images.
+        largest: of images that are not enlarged any further.
+    """
+
+    cfg: CfgNode
+    base: float
+    own: float
+    largest: float
+    choices: list[Choice]
+    rows: list[Row]
+
+    def sides(self, facts: Facts) -> np.ndarray:
+        """The square roots of the areas of objects, in pixels of this input."""
+        short, longest = self.cfg.INPUT.MIN_SIZE_TEST, self.cfg.INPUT.MAX_SIZE_TEST
+        return self.base / short * facts.sides(resized_to(short, longest))
+
+
+def _usual_size(cfg: CfgNode, sizes: np.ndarray, asked: Asked) -> _Size:
+    choices, rows = [], []
+    shape = sizes_by_shape(cfg, sizes) if set(SIZES).isdisjoint(asked.given) else {}
+    if shape:
+        photograph = f"{cfg.INPUT.MIN_SIZE_TEST} x {cfg.INPUT.MAX_SIZE_TEST}"
+        why = f"for these shapes, with the pixels of {photograph}"
+        choices += [Choice(key, value, why) for key, value in shape.items()]
+        cfg = cfg.clone()
+        merge(cfg, choices, ())
+        longest = cfg.INPUT.MAX_SIZE_TEST / cfg.INPUT.MIN_SIZE_TEST
+        rows = [("shapes of images", f"up to {longest:.3g}:1", f"as many pixels as {photograph}")]
+    own = statistics.median(sizes.min(1))
+    base, largest = cfg.INPUT.MIN_SIZE_TEST, LARGEST_SCALE * own
+    now = max(base, *cfg.INPUT.MIN_SIZE_TRAIN)
+    if asked.size is not None:
+        base = asked.size
+        choices += [Choice(key, v, "--size") for key, v in sizes_for(cfg, base).items()]
+    elif largest < now:
+        why = f"of images enlarged {LARGEST_SCALE} times at most"
+        sized = sizes_for(cfg, base * largest / now)
+        choices += [Choice(key, v, why) for key, v in sized.items() if key not in asked.given]
+        if "INPUT.MIN_SIZE_TEST" not in asked.given:
+            base = sized["INPUT.MIN_SIZE_TEST"]
+    if asked.has_size:
+        largest = own = base
+    return _Size(cfg, base, own, largest, choices, rows)
+
+
+def sizes_by_shape(cfg: CfgNode, sizes: np.ndarray) -> dict[str, Any]:
+    """The sizes with the recipe's number of pixels whose shorter side is largest for most images.
+
+    A recipe's sizes are for photographs. Its budget is their pixels, which are time and memory, and
+    not the longer side: strips and panoramas get a larger limit of it, because objects need the
+    shorter side. The limit is tried at the shapes that occur. The geometric mean of the shorter
+    sides decides, so that a few strips among photographs change nothing.
+
+    Args:
+        cfg: has the sizes for photographs.
+        sizes: [N, 2] widths and heights of images.
+
+    Returns:
+        Values by their keys; {} where the recipe's are as good.
+    """
+    if cfg.INPUT.LSJ.ENABLED:
+        return {}
+    usual = cfg.INPUT.MAX_SIZE_TEST / cfg.INPUT.MIN_SIZE_TEST
+    shapes = sizes.max(1) / sizes.min(1)
+
+    def shorter_side(limit: float) -> float:
+        """The largest shorter side, as a share of the recipe's."""
+        pixels = np.mean(np.where(shapes <= limit, shapes, limit**2 / shapes))
+        return min(1.0, math.sqrt(usual / pixels), math.sqrt(_LARGEST_IMAGE * usual / limit))
+
+    def mean_side(limit: float) -> float:
+        return shorter_side(limit) * math.exp(np.mean(np.log(np.minimum(1, limit / shapes))))
+
+    limits = np.unique(np.quantile(shapes, np.linspace(0, 1, 21)))
+    best = max([usual, *limits[limits > usual]], key=mean_side)
+    if mean_side(best) < _LEAST_GAIN * mean_side(usual):
+        return {}
+    sized = sizes_for(cfg, cfg.INPUT.MIN_SIZE_TEST * shorter_side(best))
+    return {
+        key: round(value * best / usual) if ".MAX_" in key else value
+        for key, value in sized.items()
+    }
+
+
+def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
+    """The sizes of images in training and in the test, all changed by one factor.
+
+    Args:
+        cfg: has the sizes now.
+        side: pixels of the shorter side of images in the test.
+
+    Returns:
+        Values by their keys.
+    """
+    factor = side / cfg.INPUT.MIN_SIZE_TEST
+    sizes = {key: cfg.INPUT[key.partition(".")[2]] for key in SIZES}
+    if cfg.INPUT.LSJ.ENABLED:
+        sizes["INPUT.LSJ.SIZE"] = cfg.INPUT.LSJ.SIZE
+    return {
+        key: tuple(round(factor * one) for one in value)
+        if isinstance(value, tuple | list)
+        else round(factor * value)
+        for key, value in sizes.items()
+    }
+
+
+def resized_to(short: float, longest: float) -> Callable[[np.ndarray], np.ndarray]:
+    """The factor of an image of a width and height whose shorter side becomes ``short`` pixels, the
+    longer one ``longest`` at most.
+    """
+    return lambda sizes: np.minimum(short / sizes.min(1), longest / sizes.max(1))
+
+
+def small_objects(sides: np.ndarray, facts: Facts, base: float, names: Sequence[str]) -> str:
+    """That most objects are too small in the input of whole images, in words; "" if they are not.
+
+    Most of all objects count, so that a rare large class hides nothing, and most of a class, on
+    average over the classes, as AP does.
+
+    Args:
+        sides: of the objects, in pixels of the input.
+        facts: of the images.
+        base: the shorter side of the input.
+        names: of the classes.
+    """
+    shares = {one: np.mean(of < SMALL) for one, of in facts.by_class(sides).items()}
+    share = np.mean(sides < SMALL)
+    if len(sides) < LEAST_BOXES or max(share, statistics.fmean(shares.values())) <= MOST:
+        return ""
+    words = f"{share:.0%} of the objects have less than {SMALL} pixels in an input of {base:g}"
+    if len(shares) > 1 and names:
+        worst = sorted(shares, key=shares.get, reverse=True)
+        words += f" ({listed([f'{shares[one]:.0%} of {names[one]}' for one in worst], 3)})"
+    return words
+
+
+# ------------------------------------------------------------------------------------------- tiles
+def _tiles(
+    cfg: CfgNode,
+    size: _Size,
+    facts: Facts,
+    sizes: np.ndarray,
+    tile: int | str | None,
+    asked: Asked,
+    classes: Sequence[str],
+    others: Sequence[Record],
+    warnings: list[str],
+) -> tuple[list[Row], Tiling | None]:
+    """Whether images are cut, and into which tiles: as large as the input, so that objects keep
+    their pixels, or larger where most objects would not fit into the overlap of two tiles, or where
+    even the smallest tenth can be reduced.
+
+    Args:
+        warnings: gets one where most objects are too small and nothing is cut, and one where the
+            parts have other scales.
+
+    Raises:
+        ConfigError: the given tiles cannot be.
+    """
+    why = small_objects(size.sides(facts), facts, size.base, classes)
+    beside = _tiles_of(facts, sizes, others)
+    wanted = tile
+    if tile is None and asked.is_chosen and not asked.has_size:
+        wanted = beside or (AUTO if why else None)
+    refusal = why_not_cut(cfg) if wanted else ""
+    if refusal and tile:
+        raise ConfigError(f"--tile is {tile}, and {refusal}; leave it out.")
+    longest = np.sort(facts.boxes.max(1))
+    long = longest[math.ceil(_LONGEST * len(longest)) - 1]
+    by_rule = _side_of_tiles(cfg, facts, long)
+    side = wanted if isinstance(wanted, int) else by_rule
+    largest = max([sizes.max(), *(max(one["width"], one["height"]) for one in others)])
+    is_cut = bool(wanted) and not refusal and side < largest
+    rows: list[Row] = []
+    if wanted and not is_cut:
+        reason = f"no image is larger than a tile of {side} pixels"
+        rows = [("tiles", "none", f"{why}, but {refusal}" if refusal else reason)]
+    if is_cut:
+        overlap = cfg.INPUT.TILE.OVERLAP
+        if overlap < 0:
+            overlap = round(max(_LEAST_OVERLAP * side, min(long, _LARGEST_OVERLAP * side)))
+        fit = np.mean(longest <= overlap)
+        reason = why or "--tile auto"
+        if isinstance(tile, int):
+            reason = "given"
+        elif wanted == beside:
+            reason = "the images to train on are such tiles, and others are whole"
+        rows = [
+            ("tiles", f"{side} pixels", reason),
+            ("", f"overlap {overlap}", f"{fit:.0%} of the objects are not longer"),
+            ("", "--tile 0", "trains on whole images"),
+        ]
+        return rows, Tiling(side, overlap)
+    if why:
+        advice = "images with more pixels would show them"
+        if by_rule < largest and not refusal:
+            advice = "--tile auto cuts the images into tiles, in which objects keep their pixels"
+        warnings.append(f"{why}, so few will be found; {advice}.")
+    if beside and tile is None:
+        warnings.append(
+            f"The images to train on are tiles of {beside} pixels, and others are whole, where "
+            f"objects would be smaller; --tile {beside} evaluates and predicts on such tiles."
+        )
+    return rows, None
+
+
+def _side_of_tiles(cfg: CfgNode, facts: Facts, long: float) -> int:
+    """The side of a tile by the rule, in pixels.
+
+    Args:
+        long: the length of an object that the overlap should have.
+    """
+    least = STRIDES_PER_ANCHOR * min(map_strides(cfg) or [STRIDE // STRIDES_PER_ANCHOR])
+    spare = max(1.0, float(np.quantile(np.sqrt(facts.boxes.prod(1)), _FEW_SMALL)) / least)
+    side = max(cfg.INPUT.MIN_SIZE_TEST * spare, long / _LARGEST_OVERLAP)
+    return STRIDE * math.ceil(side / STRIDE)
+
+
+def _tiles_of(facts: Facts, sizes: np.ndarray, others: Sequence[Record]) -> int | None:
+    """The side of the tiles that the images to train on are, while images of another part are
+    whole; None where they are not.
+
+    Most are of the largest size, other images are longer, and objects have rather as many pixels in
+    both than the same share of an image.
+    """
+    theirs = Facts.of(others)
+    if min(len(facts.boxes), len(theirs.boxes)) < LEAST_OF_CLASS:
+        return None
+    sides = sizes.max(1)
+    longer = np.median([max(one["width"], one["height"]) for one in others]) / sides.max()
+    if np.mean(sides == sides.max()) < MOST or longer < _WHOLE:
+        return None
+    ratio = np.median(theirs.boxes.prod(1)) / np.median(facts.boxes.prod(1))  # of areas
+    return int(sides.max()) if ratio < longer else None
+
+
+# ------------------------------------------------------------------------------- small objects
+def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Row], list[Choice]]:
+    """A map of half the stride, and then a larger input, where many objects are smaller than four
+    strides of the finest map.
+    """
+    cfg, strides, sides = size.cfg, map_strides(size.cfg), size.sides(facts)
+    if len(sides) < LEAST_BOXES or not strides:
+        return [], []
+    by_class = [*facts.by_class(sides).values()]
+
+    def below(least: float, factor: float = 1.0) -> float:
+        """The share of the objects of a class below a side, on average over the classes."""
+        return statistics.fmean(np.mean(factor * of_class < least) for of_class in by_class)
+
+    least = STRIDES_PER_ANCHOR * min(strides)
+    before = f"{below(least):.0%} below {least} pixels at {size.base:g}"
+    why = f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map"
+    if len(by_class) > 1:
+        why += f"; the share is the mean over {len(by_class)} classes"
+    if below(least) <= _FEW_SMALL_TO_KEEP_MAPS:
+        return [("finest map", before, f"{why}; up to a third, it stays")], []
+    rows = [("finest map", before, why)]
+    changes = {} if {*_MAPS, ANCHORS}.intersection(asked.given) else _finer_maps(cfg)
+    pixels = _OF_PIXELS + (_OF_FINER_MAP if changes else 0)
+    if changes:
+        least //= 2
+    side = size.base
+    if asked.has_size:
+        limit = "the size is given"
+    elif cfg.RECIPE.MEMORY:
+        limit = "--size N takes more of the GPU's memory than was counted"
+    else:
+        affordable = side * math.sqrt((_LARGEST_COST - _CONSTANT) / pixels)
+        limit = f"more pixels would take more than {_LARGEST_COST:g} times"
+        if size.largest < affordable:
+            limit = f"images are enlarged {LARGEST_SCALE} times at most"
+        occurring = np.unique(np.concatenate(by_class))
+        smallest = occurring[bisect.bisect_right(occurring, _FEW_SMALL, key=below) - 1]
+        wanted = STRIDE * math.ceil(side * least / smallest / STRIDE)
+        most = STRIDE * math.floor(min(affordable, size.largest) / STRIDE)
+        side = max(side, min(wanted, most))
+    factor = side / size.base
+    cost = f"a step takes {_CONSTANT + pixels * factor**2:.1f} times as long"
+    after = below(least, factor)
+    why = f"{cost}; {limit}" if after > _FEW_SMALL else cost
+    rows.append(("", f"{after:.0%} below {least} pixels at {side:g}", why))
+    if side > size.base:
+        changes |= sizes_for(cfg, side)
+    in_test = STRIDE * math.floor(min(_TEST_SCALE * side, size.own) / STRIDE)
+    is_strip = any(row[0] == "shapes of images" for row in size.rows)
+    if in_test > side and not is_strip and not cfg.RECIPE.MEMORY:
+        changes |= {key: v for key, v in sizes_for(cfg, in_test).items() if key.endswith("TEST")}
+        rows.append(("", f"{in_test} pixels in the test", "no step takes longer for it"))
+    return rows, [Choice(key, value, "for small objects") for key, value in changes.items()]
+
+
+def _finer_maps(cfg: CfgNode) -> dict[str, Any]:
+    """Keys that put a map of half the stride before the others; {} where no such map exists."""
+    features = {key: list(attrgetter(key)(cfg)) for key in _MAPS}
+    if not all(names and names[0] in _FINER for names in features.values()):
+        return {}
+    sizes = cfg.MODEL.ANCHOR_GENERATOR.SIZES
+    anchors = [[size // 2 for size in sizes[0]], *sizes]
+    return {key: [_FINER[names[0]], *names] for key, names in features.items()} | {ANCHORS: anchors}
+
+
+def map_strides(cfg: CfgNode) -> list[int]:
+    """The strides of the maps with anchors; [] where there are none, or unusual ones."""
+    maps = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].anchor_maps
+    by_rpn = has_proposals(cfg)
+    if (
+        not maps
+        or cfg.MODEL.ANCHOR_GENERATOR.NAME != "DefaultAnchorGenerator"
+        or (by_rpn and cfg.MODEL.PROPOSAL_GENERATOR.NAME != "RPN")
+    ):
+        return []
+    names = cfg.MODEL.RPN.IN_FEATURES if by_rpn else cfg.MODEL.RETINANET.IN_FEATURES
+    levels = [re.fullmatch(r"(?:p|res)(\d)", name) for name in names]
+    if not all(levels):
+        return []
+    dilated = {"res5": cfg.MODEL.RESNETS.RES5_DILATION}
+    return [2 ** int(level[1]) // dilated.get(level[0], 1) for level in levels]
+
+
+def has_proposals(cfg: CfgNode) -> bool:
+    return ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].anchor_maps.startswith("MODEL.RPN")
