@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lambda_det.detection.data.coco import coco_content
-from lambda_det.detection.data.ground_truth import ground_truth
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.flags import PARTS
 from lambda_det.own_data.held_out import Split, hold_out, smallest_share
@@ -26,23 +24,10 @@ class Data(NamedTuple):
         parts: files in COCO's format, each with the folder of its images, by "train", "test" and
             "rest"; the last is a test part that is not used.
         wholes: the files from before images were held out, by the same names.
-        split: what was held out; None for nothing.
     """
 
     parts: dict[str, tuple[str, str]]
     wholes: dict[str, tuple[str, str]]
-    split: Split | None = None
-
-    def to_train_on(self) -> dict[str, Any]:
-        """In COCO's format, with everything decided, from before images were held out.
-
-        Raises:
-            DataError: the labels are refused.
-        """
-        truth = ground_truth(*self.wholes["train"])
-        if refusal := truth.report.refusal():
-            raise DataError(refusal)
-        return coco_content(truth)
 
 
 def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Data:
@@ -77,7 +62,7 @@ def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Dat
     split = Split(share, group_by, stratify)
     labels, images = parts["train"]
     train, test = hold_out(labels, images, split, folder=temporary)
-    return Data({**parts, "train": (train, images), "test": (test, images)}, parts, split)
+    return Data({**parts, "train": (train, images), "test": (test, images)}, parts)
 
 
 def read_labels(

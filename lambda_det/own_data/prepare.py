@@ -90,8 +90,8 @@ class _Start(NamedTuple):
 def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
     """Replace the flags for own data by keys of a configuration, and the labels by files.
 
-    With ``--resume`` the data and the recipe of the run stay; ``--data`` is only checked for
-    changes since then.
+    With ``--resume`` the data and the recipe of the run stay; a warning says that the labels of
+    ``--data`` have changed since then.
 
     Args:
         args: of a parser with :func:`lambda_det.own_data.flags.add_flags`; they are only read.

@@ -21,12 +21,11 @@ from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.image_folder import SUFFIXES, walk
 from lambda_det.detection.data.outputs import mark_output
-from lambda_det.errors import ConfigError, DataError, refused
+from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.files import TEMPORARY
 from lambda_det.own_data.coco_files import identifying_stem
 from lambda_det.own_data.data_files import Data, read_labels
 from lambda_det.own_data.flags import PARTS
-from lambda_det.own_data.held_out import Split
 from lambda_det.training.log import show
 from lambda_det.training.run_folder import RunFolder
 
@@ -85,7 +84,6 @@ def write_data(args: argparse.Namespace, folder: Path, data: Data) -> dict[str, 
         sources = {
             "labels": {part: str(file) for part, (file, _) in data.wholes.items()},
             "digests": {part: _digest(file) for part, (file, _) in data.wholes.items()},
-            "held_out": data.split and data.split._asdict(),
             "single_class": bool(args.single_class),
             "tile": args.tile,
             "rest": rest,
@@ -209,73 +207,43 @@ class PreparedRun:
         return os.path.realpath(file) == os.path.realpath(self.file)
 
     def data(self, args: argparse.Namespace, temporary: Path) -> dict[str, Any]:
-        """The keys of its data, and of the file to evaluate on if another is named.
+        """The keys of its data, which it keeps, and of the file to evaluate on if another is named.
 
-        Labels of the same content are the run's own, wherever they lie now. Its images are then in
-        the folder of these labels, or in the folder of a flag for images.
+        A warning says that the labels of today are others, where they can be read.
 
         Args:
             args: of the command line.
             temporary: a folder for labels that are converted.
 
         Raises:
-            ConfigError: another share is held out.
-            DataError: the labels have changed.
+            DataError: the labels to evaluate on are not of a known format, or not found.
         """
-        self._refuse_changes(args)
+        given = dict(zip(args.opts[::2], args.opts[1::2], strict=False))  # where images moved to
         keys = {key: value for key in FILE_KEYS if (value := attrgetter(key)(self.config))}
-        images_of = {part: getattr(args, f"{part}_images") for part in PARTS}
-        if args.data or args.train_json or args.test_json:
-            before = self.sources["digests"]
-            is_single = self.sources.get("single_class", False)
+        keys |= {key: given[key] for key in keys.keys() & given.keys()}
+        folder = self.file.parent
+        images = listed(sorted({str(keys[key]) for key in keys if key.endswith("IMAGES")}))
+        show(f"--resume goes on with the labels in {folder / FOLDER}, and the images in {images}")
+        if not (args.data or args.train_json or args.test_json):
+            return keys
+        is_single = self.sources.get("single_class", False)
+        try:
             named = read_labels(args, temporary, [], single_class=is_single)
-            for part, (file, images) in named.items():
-                if part == "test" and args.test_json:
-                    keys |= _keys_of(part, keep_file(file, self.file.parent), images)
-                    images_of[part] = images
-                elif _digest(file) != before.get(part):
-                    raise DataError(
-                        f"The labels in {args.data or args.train_json} have changed since the run "
-                        f"in {self.file.parent} began: --resume without --data continues with its "
-                        "own labels, and another --output trains on the new ones."
-                    )
-                elif part == "rest":
-                    self._record_rest(images)
-                else:
-                    images_of[part] = images
-        if self.sources.get("held_out"):  # of the images to train on
-            images_of["test"] = images_of["test"] or images_of["train"]
-        return keys | _moved_images(keys, images_of)
-
-    def _refuse_changes(self, args: argparse.Namespace) -> None:
-        """
-        Raises:
-            ConfigError: a flag asks for other data than the run has.
-        """
-        begin = f"--resume continues the run in {self.file.parent}, which has"
-        held_out = self.sources.get("held_out") or Split(0.0)._asdict()
-        for flag, name in (
-            ("val_share", "share"),
-            ("group_by", "group_by"),
-            ("stratify", "stratify"),
-        ):
-            value = getattr(args, flag)
-            if value is not None and value != held_out[name]:
-                raise ConfigError(
-                    f"{begin} --{flag.replace('_', '-')} {held_out[name]!r}; now it is {value!r}."
-                )
-        if args.single_class and not self.sources.get("single_class", False):
-            raise ConfigError(
-                f"{begin} classes of its labels; leave --single-class out, or give another "
-                "--output."
+        except DataError:
+            if args.test_json:
+                raise
+            return keys
+        if args.test_json:
+            file, images = named.pop("test")
+            keys |= _keys_of("test", keep_file(file, folder), images)
+        before = self.sources["digests"]
+        if any(_digest(file) != before.get(part) for part, (file, _) in named.items()):
+            logger.warning(
+                f"The labels in {args.data or args.train_json} have changed since the run in "
+                f"{folder} began, which goes on with its own; another --output trains on the new "
+                "ones."
             )
-
-    def _record_rest(self, images: str) -> None:
-        """Record where the images of the part are now that is evaluated on in the end."""
-        file, before = self.sources["rest"]
-        if not _is_same_folder(before, images):
-            self.sources["rest"] = file, os.path.abspath(os.path.expanduser(images))
-            _write_sources(self.file.parent, self.sources)
+        return keys
 
 
 def read_sources(folder: Path) -> dict[str, Any]:
@@ -292,24 +260,3 @@ def read_sources(folder: Path) -> dict[str, Any]:
         return {}
     with refused(DataError, f"{file} cannot be read", "remove it", ValueError):
         return json.loads(file.read_text("utf-8"))
-
-
-def _moved_images(keys: Mapping[str, str], images_of: Mapping[str, str | None]) -> dict[str, str]:
-    """The keys of the folders of images that differ from the run's.
-
-    Args:
-        keys: of the run.
-        images_of: folders by part; None: as in the run.
-    """
-    moved = {}
-    for part, folder in images_of.items():
-        key = f"DATASETS.{part.upper()}_IMAGES"
-        if folder and key in keys and not _is_same_folder(keys[key], folder):
-            moved[key] = os.path.abspath(os.path.expanduser(folder))
-            logger.info(f"The images of {key} {keys[key]} are taken from {moved[key]}")
-    return moved
-
-
-def _is_same_folder(one: str, other: str) -> bool:
-    other = os.path.expanduser(other)
-    return os.path.isdir(one) and os.path.isdir(other) and os.path.samefile(one, other)

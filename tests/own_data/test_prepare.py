@@ -423,12 +423,6 @@ def test_a_single_class(data, tmp_path, form):
     assert keys(again).DATASETS == cfg.DATASETS
 
 
-def test_a_run_with_classes_gets_no_single_one(run):
-    words, _ = run
-    with pytest.raises(ConfigError, match="--single-class"):
-        prepared(*words, "--single-class")
-
-
 def prepared_by_part(data, boxes):
     """Parts as Roboflow writes them, each with a box in its images; a command line with them."""
     for part, box in boxes.items():
@@ -586,40 +580,26 @@ def test_other_epochs_change_the_schedule_alone(run):
     assert now.MODEL.ANCHOR_GENERATOR == cfg.MODEL.ANCHOR_GENERATOR
 
 
-def test_changed_labels_are_named_as_that(run, data):
-    words, _ = run
-    text = (data / "3.xml").read_text()
-    (data / "3.xml").write_text(text.replace("<xmax>40", "<xmax>41"))
-    with pytest.raises(DataError, match=f"{data} have changed since the run in {data.parent}"):
-        prepared(*words)
-    prepared(*words[2:])  # goes on with the labels of then
-
-
-def test_a_run_goes_on_with_data_that_were_moved(run, data):
-    """Its own labels, with the images where the flag for labels or that for images says."""
+@pytest.mark.parametrize("change", ["a box", "none", "the folder is gone"])
+def test_a_run_keeps_its_labels_and_says_so(run, data, change):
+    """A warning names labels that are others by now; whatever was held out then stays so."""
     words, cfg = run
-    elsewhere = data.rename(data.parent / "elsewhere")
-    for more in (["--data", elsewhere], ["--train-images", elsewhere]):
-        now = keys(prepared(*words[2:5], *more)).DATASETS
-        assert now.TRAIN_IMAGES == now.TEST_IMAGES == str(elsewhere)
-        assert now.TRAIN_JSON == cfg.DATASETS.TRAIN_JSON
-    now = keys(prepared(*words[2:5], "--data", elsewhere, "--test-images", data.parent)).DATASETS
-    assert (str(elsewhere), str(data.parent)) == (now.TRAIN_IMAGES, now.TEST_IMAGES)
-
-
-def test_the_part_for_the_end_is_found_where_it_was_moved(data):
-    begun(prepared_by_part(data, {"train": BOX, "test": BOX}))
-    elsewhere = (data.parent / "roboflow").rename(data.parent / "elsewhere")
-    prepared("--data", elsewhere, "--output", data.parent / "run", "--resume")
-    sources = json.loads((data.parent / "run" / "data" / "sources.json").read_text())
-    assert sources["rest"][1] == str(elsewhere / "test")
-
-
-def test_another_share_is_named_as_that(run):
-    words, _ = run
-    prepared(*words, "--val-share", "0.1")
-    with pytest.raises(ConfigError, match=r"--val-share 0\.1; now it is 0\.3"):
-        prepared(*words, "--val-share", "0.3")
+    text = (data / "3.xml").read_text()
+    if change == "a box":
+        (data / "3.xml").write_text(text.replace("<xmax>40", "<xmax>41"))
+    if change == "the folder is gone":
+        data.rename(data.parent / "elsewhere")
+        words = [*words, "DATASETS.TRAIN_IMAGES", data.parent / "elsewhere"]
+        words += ["DATASETS.TEST_IMAGES", data.parent / "elsewhere"]
+    for more in ([], ["--val-share", "0.3"], ["--single-class"]):
+        args = prepared(*words, *more)
+        now = keys(args).DATASETS
+        assert (now.TRAIN_JSON, now.TEST_JSON) == (cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TEST_JSON)
+        place = f"{data.parent / 'run' / 'data'}"
+        assert len([r for r in args.records if "--resume" in r["msg"] and place in r["msg"]]) == 1
+        warned = [r["msg"] for r in args.records if r["levelname"] == "WARNING"]
+        assert [str(data) in message for message in warned] == [True] * (change == "a box")
+    assert keys(prepared(*words[2:])).DATASETS.TRAIN_JSON == cfg.DATASETS.TRAIN_JSON
 
 
 def test_other_images_to_evaluate_on(run, data):
