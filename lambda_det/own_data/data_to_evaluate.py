@@ -32,16 +32,19 @@ class DataToEvaluate(NamedTuple):
     """What is evaluated on.
 
     Attributes:
-        name: of its results' folder.
         labels: a file in COCO's format.
         images: the folder of its images.
         source: the user's own labels.
     """
 
-    name: str
     labels: Path
     images: Path
     source: str
+
+    @property
+    def name(self) -> str:
+        """That of the labels with a digest of their content: of the folder of the results."""
+        return identifying_stem(self.labels)
 
     def copied_to(self, folder: Path) -> DataToEvaluate:
         """The same data with the labels in a folder."""
@@ -83,57 +86,67 @@ def choose_data(
         return None
     for place in (data, labels, images):
         refuse_address(place or "")
+    if not (data or labels):
+        return _of_run(saved.config, home, part)
+    has_single_class = read_sources(home).get("single_class", False)
+    # Most formats list no classes: their objects' classes would be sorted, and some may be missing
+    classes = () if has_single_class else saved.classes.get("thing_classes", ())
     if labels:
-        return _of_labels(saved, home, labels, images, temporary)
-    if data:
-        return _of_folder(saved, home, data, part, temporary)
-    return _of_run(saved, home, part)
+        chosen = _of_labels(labels, images, temporary, classes)
+    else:
+        chosen = _of_folder(data, part, temporary, classes)
+    _check(chosen)
+    if has_single_class:
+        file = as_single_class(str(chosen.labels), temporary)
+        chosen = chosen._replace(labels=Path(file))
+    return chosen
 
 
 def _of_labels(
-    saved: SavedRun, home: Path, labels: str, images: str | None, temporary: Path
+    labels: str, images: str | None, temporary: Path, classes: Sequence[str]
 ) -> DataToEvaluate:
     if not Path(labels).exists():
         raise DataError(f"The labels {labels} of --json do not exist.")
     pictures = images or str(find_images(labels))
-    has_single_class = _has_single_class(home)
-    classes = () if has_single_class else _classes_of(saved)
     (file,) = as_coco((labels, pictures), folder=temporary, classes=classes)
-    _check(file, pictures)
-    if has_single_class:
-        file = as_single_class(file, temporary)
-    return _named(file, pictures, labels)
+    return DataToEvaluate(Path(file), Path(pictures), labels)
 
 
 def _of_folder(
-    saved: SavedRun, home: Path, data: str, part: str | None, temporary: Path
+    data: str, part: str | None, temporary: Path, classes: Sequence[str]
 ) -> DataToEvaluate:
     form, places, _ = find_parts(data, folder=temporary, to_train=False)
     parts = {place.name: place for place in places}
-    chosen = parts[_chosen(parts, part, data)]
-    file = str(chosen.labels)
-    _check(file, str(chosen.images))
-    if _has_single_class(home):
-        file = as_single_class(file, temporary)
-    elif form != COCO:
+    labels, images, source, _ = parts[_chosen(parts, part, data)]
+    if form != COCO and classes:
         # only this part: another one may have objects of classes that the run does not have
-        content = read_json(file)
-        give_all_classes([content], _classes_of(saved))
-        Path(file).write_text(json.dumps(content), "utf-8")
-    return _named(file, str(chosen.images), chosen.source)
+        content = read_json(str(labels))
+        give_all_classes([content], classes)
+        labels.write_text(json.dumps(content), "utf-8")
+    return DataToEvaluate(labels, images, source)
 
 
-def _of_run(saved: SavedRun, home: Path, part: str | None) -> DataToEvaluate | None:
-    parts = _parts_of_run(saved.config, home)
+def _of_run(cfg: CfgNode, home: Path, part: str | None) -> DataToEvaluate | None:
+    """A part of the data that were prepared for a run; None where there are none."""
+    data = cfg.DATASETS
+    parts = {
+        "train": (data.TRAIN_JSON, data.TRAIN_IMAGES),
+        "val": (data.TEST_JSON, data.TEST_IMAGES),
+    }
+    if rest := read_sources(home).get("rest"):
+        parts["test"] = (str(home / FOLDER / rest[0]), rest[1])
+    parts = {name: place for name, place in parts.items() if place[0]}
     if not parts and part is None:
         return None
     part = _chosen(parts, part, str(home))
+    labels, images = parts[part]
+    chosen = DataToEvaluate(Path(labels), Path(images), labels)
     advice = (
         f"{home} keeps the labels of its part {part} as they were when it began; correct your own, "
         f"and evaluate with --data DIR --part {part}."
     )
-    _check(*parts[part][:2], advice)
-    return _named(*parts[part])
+    _check(chosen, advice)
+    return chosen
 
 
 def _chosen(parts: Mapping[str, Any], part: str | None, where: str) -> str:
@@ -152,41 +165,18 @@ def _chosen(parts: Mapping[str, Any], part: str | None, where: str) -> str:
     return part
 
 
-def _classes_of(saved: SavedRun) -> Sequence[str]:
-    """The classes of a run in their order.
-
-    Most formats list no classes: their objects' classes would be sorted, and some may be missing.
-    """
-    return saved.classes.get("thing_classes", ())
-
-
-def _has_single_class(home: Path) -> bool:
-    """Whether a run was trained with ``--single-class``."""
-    return read_sources(home).get("single_class", False)
-
-
-def _parts_of_run(cfg: CfgNode, home: Path) -> dict[str, tuple[str, str, str]]:
-    """The parts of the data that were prepared for a run."""
-    files = {"train": ("TRAIN_JSON", "TRAIN_IMAGES"), "val": ("TEST_JSON", "TEST_IMAGES")}
-    parts = {name: tuple(cfg.DATASETS[key] for key in keys) for name, keys in files.items()}
-    if rest := read_sources(home).get("rest"):
-        parts["test"] = (str(home / FOLDER / rest[0]), rest[1])
-    return {name: (file, images, file) for name, (file, images) in parts.items() if file}
-
-
-def _check(labels: str, images: str, advice: str = "") -> None:
+def _check(data: DataToEvaluate, advice: str = "") -> None:
     """Refuse labels by the user's own file, before they are copied.
 
     Args:
-        labels: a file in COCO's format; where one of our readers made it, it names its source.
-        images: the folder of its images.
+        data: with a file in COCO's format; where one of our readers made it, it names its source.
         advice: the end of the message.
 
     Raises:
         DataError: the labels are refused, or there is nothing to measure by.
     """
     try:
-        report = file_report(labels, images)
+        report = file_report(data.labels, data.images)
         refusal = report.refusal()
     except DataError as error:
         refusal = str(error)
@@ -198,9 +188,3 @@ def _check(labels: str, images: str, advice: str = "") -> None:
             )
     if refusal:
         raise DataError(f"{refusal} {advice}".rstrip())
-
-
-def _named(labels: str, images: str, source: str) -> DataToEvaluate:
-    """Add a name that identifies the content of the labels."""
-    path = Path(labels)
-    return DataToEvaluate(identifying_stem(path), path, Path(images), source)
