@@ -4,7 +4,7 @@
 # make test-all   set-up, then all tests but those of a release, with more random cases
 # make test-rest  what `make test` leaves out of it; TESTS=tests/training of some rooms
 # make matrix  the quick tests under other versions of Python and PyTorch; writes docs/versions.md
-# make lint    set-up, then ruff (rules and formatting)
+# make lint    set-up, then ruff (rules and formatting), and the size of each room
 #
 # make setup PYTHON=/path/to/python3 takes a certain Python, 3.11 or newer.
 
@@ -55,6 +55,7 @@ matrix: setup
 lint: setup
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+	$(BIN)/python .ci/size.py
 
 # Each candidate is run, since one on the PATH may be no more than a stand-in (pyenv's) or lack venv
 # (Debian's). The stamp is taken away first and comes back last; without it the environment starts

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tool import load_tool
+
 pytestmark = pytest.mark.checkout
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -136,3 +138,12 @@ def test_an_import_of_a_project_is_seen(monkeypatch):
     monkeypatch.setattr(Path, "read_text", lambda *encoding: "import package.part\n")
     assert of_other_projects(ROOT / "projects" / "another" / "wrong.py") == ["one"]
     assert of_other_projects(ROOT / "projects" / "one" / "right.py") == []
+
+
+def test_size_is_tokens_whatever_their_layout():
+    """Folding, comments and docstrings change nothing; a table in a string counts by words."""
+    count = load_tool("size", ".ci").python_tokens
+    plain = 'def f(a, b):\n    return g(a, f"{b}!")\n'
+    folded = 'def f(\n    a, b\n):\n    """Say."""\n    # why\n    return g(\n        a, f"{b}!")\n'
+    assert count(plain) == count(folded) == 15
+    assert count('T = """a b c\nd e"""\n') == 2 + 5
