@@ -332,13 +332,6 @@ FAULTS = [
         "training/test_statistics.py::test_images_by_which_norms_normalise",
     ),
     _fault(
-        "Other numbers of processes",
-        "lambda_det/training/statistics.py",
-        '{"one process": images // comm.get_world_size()}',
-        '{"one process": images}',
-        "training/test_statistics.py::test_images_by_which_norms_normalise",
-    ),
-    _fault(
         "Several processes on one machine",
         "lambda_det/distributed/launch.py",
         'f"Process {process.name} of {world_size}',

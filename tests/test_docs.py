@@ -1,7 +1,6 @@
 """The pages name files, sections, modules and configuration keys that exist."""
 
 import functools
-import os
 import pkgutil
 import re
 from collections import Counter
@@ -58,12 +57,6 @@ def _keys_of_project(page: Path) -> set[str]:
     return set(re.findall(r"\bcfg\.([A-Z0-9_.]+) = ", sources))
 
 
-def _is_removed(name: str) -> bool:
-    """Whether a file belongs to a project whose folder is not there: any may be removed."""
-    parts = Path(name).parts
-    return parts[0] == "projects" and len(parts) > 2 and not ROOT.joinpath(*parts[:2]).is_dir()
-
-
 def _exists(name: str) -> bool:
     """Whether it is a module, or a name in one."""
     try:
@@ -84,14 +77,12 @@ def all_keys() -> set[str]:
 def test_what_a_page_names_exists(page):
     text = page.read_text("utf-8")
     named = {name for name in FILE.findall(text) if not PLACEHOLDER.search(name)}
-    assert not [n for n in named if not (ROOT / n).is_file() and not _is_removed(n)]
+    assert not [name for name in named if not (ROOT / name).is_file()]
     assert not set(KEY.findall(text)) - all_keys() - _keys_of_project(page)
     assert not [name for name in MODULE.findall(text) if not _exists(name)]
     for target, section in LINK.findall(text):
         if not target.startswith("http"):
             linked = page.parent / target if target else page
-            if _is_removed(os.path.relpath(linked, ROOT)):
-                continue
             assert linked.exists(), target
             assert not section or section in _sections(linked), f"{target}#{section}"
 

@@ -133,36 +133,6 @@ def test_the_image_follows_the_readme_and_the_pins():
     pins = (ROOT / "requirements.txt").read_text("utf-8").splitlines()
     for pin in re.findall(r"\w+==[\w.]+", image):
         assert any(line.partition(";")[0].strip() == pin for line in pins), pin
-    if linter := shutil.which("hadolint"):
-        subprocess.run([linter, str(ROOT / "Dockerfile")], check=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("files", "schema"),
-    [
-        ("workflows/*.yml", "github-workflows"),
-        ("ISSUE_TEMPLATE/[!c]*.yml", "github-issue-forms"),
-        ("ISSUE_TEMPLATE/config.yml", "github-issue-config"),
-    ],
-    ids=["workflows", "issue forms", "issue configuration"],
-)
-def test_github_s_files_have_their_form(files, schema):
-    found = sorted((ROOT / ".github").glob(files))
-    assert found and all(isinstance(yaml.safe_load(f.read_text("utf-8")), dict) for f in found)
-    pytest.importorskip("check_jsonschema", reason="pip install check-jsonschema")
-    words = ["-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, found)]
-    subprocess.run([sys.executable, *words], check=True)
-
-
-def test_the_workflows_install_what_the_site_needs():
-    setup = (ROOT / "setup.py").read_text("utf-8")
-    needed = re.search(r'"docs": \[(.*?)\]', setup, re.DOTALL)[1]
-    names = set(re.findall(r'"([\w-]+)', needed))
-    for name in ("test", "release"):
-        text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text("utf-8")
-        line = next(line for line in text.splitlines() if "mkdocs-material" in line)
-        assert all(needed in line for needed in names), name
 
 
 def test_the_versions_are_the_same_everywhere():
