@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import tempfile
 import traceback
 from collections import Counter
@@ -21,7 +20,6 @@ from lambda_det.detection.data.classes import refuse_others
 from lambda_det.detection.data.coco import coco_content
 from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.ground_truth import ground_truth
-from lambda_det.detection.data.image_folder import SUFFIXES, normal
 from lambda_det.detection.data.label_files import WRITTEN, write_labels
 from lambda_det.detection.data.outputs import mark_output
 from lambda_det.detection.data.registration import registered_files
@@ -47,7 +45,7 @@ from lambda_det.errors import (
 from lambda_det.files import refuse_existing
 from lambda_det.own_data.fit_input import Asked, fit_input
 from lambda_det.own_data.held_out import films
-from lambda_det.own_data.labels import COCO, FORMATS, as_coco, as_single_class
+from lambda_det.own_data.labels import FORMATS, as_coco, as_single_class
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.start import RECIPES
 
@@ -177,23 +175,6 @@ def print_copies(parts: Mapping[str, list[str]]) -> bool:
     return bool(pairs)
 
 
-def print_unnamed(reports: Sequence[Report]) -> None:
-    """Print how many images lie beside those that files in COCO's format name."""
-    named = {os.path.abspath(file["file_name"]) for report in reports for file in report.files}
-    folders = sorted({os.path.dirname(file) for file in named})
-    beside = [
-        os.path.join(folder, name)
-        for folder in filter(os.path.isdir, folders)
-        for name in sorted(os.listdir(folder))
-        if name.lower().endswith(SUFFIXES) and not name.startswith(".")
-    ]
-    named = set(map(normal, named))
-    unnamed = [file for file in beside if normal(file) not in named]
-    if unnamed:
-        count = counted(len(unnamed), "image")
-        print(f"{count} beside those that the labels name, such as {printable(unnamed[0])}\n")
-
-
 def check(arguments: argparse.Namespace) -> int:
     """Print what is wrong with a data set, and return the exit status.
 
@@ -208,7 +189,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace, folder: Path) -> int:
-    kind, unread = "", []
+    unread = []
     if arguments.dataset:
         parts = [registered_files(arguments.dataset)]
     elif arguments.images:
@@ -245,8 +226,6 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
     if reports[0].usable and not reports[0].refusal():
         pairs = zip(converted, (images for _, images in parts), strict=True)
         print_small_objects([*pairs], reports[0])
-    if kind == COCO:  # of other formats, images without labels are in the report
-        print_unnamed(reports)
     if status:
         print("Problems were found.")
     elif any(report.of(REPAIRED) for report in reports):

@@ -113,8 +113,7 @@ class _File:
         report: on the file; every step adds what it finds.
         written: how the labels from which the file was made write boxes, of ``BOX_FORMS``;
             None for a file of COCO's own.
-        images: the entries by id, each with its "path" and its size; one entry for an image with
-            several ids.
+        images: the entries by id, each with its "path" and its size.
     """
 
     def __init__(self, json_file: str, image_root: str) -> None:
@@ -187,12 +186,10 @@ def _without_spelling(name: str) -> str:
 
 
 def _take_images(file: _File) -> None:
-    """Find the images. One under several ids becomes one, as each entry lacks the objects of the
-    others.
-    """
+    """Find the images; each of two entries for one lacks the objects of the other."""
     report, entries = file.report, file.lists["images"]
     paths = _paths_of([entry["file_name"] for entry in entries], report)
-    first: dict[str, dict[str, Any]] = {}
+    first: dict[str, int] = {}  # the id by the path
     for entry in entries:
         number, name = entry["id"], entry["file_name"]
         earlier, path = file.images.get(number), paths[name]
@@ -201,15 +198,11 @@ def _take_images(file: _File) -> None:
                 words = f"image id {number} is of {earlier['file_name']!r} and of {name!r}"
                 report.add(kinds.ID, words)
             continue
-        image = {**entry, "path": path}
+        image = file.images[number] = {**entry, "path": path}
         _take_size(image, report)
-        kept = file.images[number] = first.setdefault(normal(os.path.normpath(path)), image)
-        if kept is not image:
-            words = f"{name} has the ids {kept['id']} and {number}: they are merged"
-            report.add(kinds.MEANT, words)
-            if (kept["width"], kept["height"]) != (image["width"], image["height"]):
-                words = f"{_named(kept)}, and {image['width']}x{image['height']} as id {number}"
-                report.add(kinds.IMAGE, words)
+        other = first.setdefault(normal(os.path.normpath(path)), number)
+        if other != number:
+            report.add(kinds.ID, f"{name} has the image ids {other} and {number}")
 
 
 def _take_size(image: dict[str, Any], report: Report) -> None:
@@ -282,10 +275,8 @@ def _is_file(path: str) -> bool:
 # ------------------------------------------------------------------------------ the objects of each
 def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
     """The records, with the annotations as they are used, in the order of the image ids."""
-    of_image: dict[int, Decided] = {image["id"]: Decided() for image in file.images.values()}
+    of_image: dict[int, Decided] = {number: Decided() for number in file.images}
     places = {number: place for place, number in enumerate(file.report.categories)}
-    seen: dict[tuple, Any] = {}  # the mask of an object, by its image, class and box
-    ids_of = Counter(image["id"] for image in file.images.values())
     given: dict[int, dict[str, Any]] = {}  # the entries by the numbers of their annotations
     ids, crowds = itertools.count(1), []
     for entry in sorted(file.annotations, key=lambda one: one["image_id"]):
@@ -300,12 +291,6 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
         number = next(ids)  # also of annotations that are left out
         if annotation is None:
             continue
-        if ids_of[image["id"]] > 1 and not annotation["iscrowd"]:
-            what = image["id"], place, *annotation["bbox"]
-            mask = annotation.get("segmentation")
-            if what in seen and seen[what] == mask:  # each of its entries has the object
-                continue
-            seen[what] = mask
         given[number], annotation["id"] = entry, number
         if file.written and "source" in entry:
             annotation["source"] = entry["source"]
@@ -314,16 +299,15 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
         file.add(kind, given[one["id"]], f"bbox {one['bbox']}")
     if len(crowds) > max(2, _MANY_CROWDS * len(file.annotations)):
         file.add(kinds.CROWD, crowds[0], f"one of {len(crowds)}", len(crowds))
-    images = {image["id"]: image for image in file.images.values()}
     return [
         {
-            "file_name": images[number]["path"],
+            "file_name": image["path"],
             "image_id": number,
-            "height": images[number]["height"],
-            "width": images[number]["width"],
+            "height": image["height"],
+            "width": image["width"],
             "annotations": of_image[number],
         }
-        for number in sorted(images)
+        for number, image in sorted(file.images.items())
     ]
 
 

@@ -18,7 +18,6 @@ from lambda_det.errors import DataError, counted, listed, printable
 from lambda_det.files import read_text
 from lambda_det.own_data.coco_files import stem_with_part, write_coco
 from lambda_det.own_data.labels.findings import (
-    ELSEWHERE,
     NO_IMAGE,
     NO_LABELS,
     OTHER_COPY,
@@ -157,9 +156,6 @@ def _placed(
             missing.append((row, error))
     if missing and not placed:
         raise missing[0][1]
-    for row, path in placed:
-        if _is_elsewhere(row.name, path, images.folder):
-            findings.add(ELSEWHERE, f"{row.source}: {row.name}, and there is {path}")
     for row, _ in missing:
         findings.add(NO_IMAGE, f"{row.source}: {row.name}")
     _refuse_second_claims(placed)
@@ -170,14 +166,6 @@ def _names_of_labels(image: str) -> tuple[str, str]:
     """What a file of labels of one image may be called, without its own ending."""
     name = image.replace("\\", "/").rpartition("/")[2]
     return normal(Path(name).stem), normal(name)
-
-
-def _is_elsewhere(name: str, path: Path, folder: Path) -> bool:
-    """Whether a name has another folder than its file has below the folder of all images."""
-    parents = [folder for folder in name.replace("\\", "/").split("/")[:-1] if folder.strip(".")]
-    if not parents or path.parent == folder:
-        return False
-    return normal(parents[-1]).casefold() != normal(path.parent.name).casefold()
 
 
 def _image_of(row: LabelledImage, is_alone: bool, images: NamedImages, findings: Findings) -> Path:
@@ -220,17 +208,15 @@ def _without_labels(
 
 
 def _refuse_second_claims(placed: Iterable[tuple[LabelledImage, Path]]) -> None:
-    """Refuse images with two labels. An image that one file names twice by the same name has two
-    entries.
-
+    """
     Raises:
-        DataError: two files, or two names in one file, mean the same image.
+        DataError: two files, or two entries of one file, mean the same image.
     """
     claims: dict[Path, LabelledImage] = {}
     doubled = []
     for row, path in placed:
         first = claims.setdefault(path, row)
-        if (first.source, normal(first.name)) != (row.source, normal(row.name)):
+        if first is not row:
             doubled.append((row, first, path))
     if not doubled:
         return

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lambda_det.detection.data.coco_format import read_json
-from lambda_det.errors import listed
-from lambda_det.own_data.labels.findings import ATTRIBUTE, MORE_ATTRIBUTES, NO_CLASSES, Findings
+from lambda_det.own_data.labels.findings import ATTRIBUTE, NO_CLASSES, Findings
 from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.labelme import objects_of
 from lambda_det.own_data.labels.objects import LabelledImage, ellipse, reading
@@ -28,9 +27,6 @@ def read_via(file: Path, _: NamedImages, findings: Findings) -> Iterator[Labelle
             where, (attribute, label) = f"{file}: {name}, shape {number}", _class(region)
             words = f"{label!r} is of {attribute!r}" if attribute else "it has no class"
             cases.setdefault(attribute, []).append(f"{where}: {words}")
-            others = [f"{key!r}: {value!r}" for key, value in _values(region) if value != label]
-            if others:
-                findings.add(MORE_ATTRIBUTES, f"{where}: {words}, and not {listed(others)}")
         yield LabelledImage(file, name, objects)
     if [*cases] == [""]:
         findings.add(NO_CLASSES, str(file))
@@ -47,16 +43,12 @@ def _regions(regions: Any) -> list[Any]:
 
 def _class(region: dict[str, Any]) -> tuple[str, str]:
     """The first attribute with a value, and that value, which is the class; or "" and "object"."""
-    return next(_values(region), ("", "object"))
-
-
-def _values(region: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The attributes of a region that have a value."""
     for attribute, value in (region.get("region_attributes") or {}).items():
         if isinstance(value, dict):  # a checkbox for each class
             value = next((key for key, is_ticked in value.items() if is_ticked), "")
         if text := str(value or "").strip():
-            yield attribute, text
+            return attribute, text
+    return "", "object"
 
 
 def _shape(region: dict[str, Any]) -> dict[str, Any]:

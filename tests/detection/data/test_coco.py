@@ -406,27 +406,12 @@ def test_names_that_do_not_say_which_image(write, tmp_path, there, names, words)
     assert report.refusal()
 
 
-def test_one_image_under_two_ids_is_merged(content, write):
-    """Each of the two has objects of its own, and one that both have."""
+def test_one_image_under_two_ids_is_refused(content, write):
+    """Each of its entries would be an image without the objects of the other."""
     content["images"][1]["file_name"] = "./10.png"
-    content["annotations"][2].update(bbox=[4, 6, 20, 16], category_id=1)
-    content["annotations"][2]["segmentation"] = content["annotations"][0]["segmentation"]
-    content["annotations"][3]["bbox"] = [31, 10, 24, 30]
-    json_file, images = write(content)
-    records, report = read_coco(json_file, images)
-    assert [record["image_id"] for record in records] == [10, 30, 40]
-    assert [a["bbox"] for a in records[0]["annotations"]] == [
-        *([4, 6, 20, 16], [30, 10, 24, 30], [31, 10, 24, 30]),
-    ]
-    assert (report.images, report.annotations, report.usable) == (3, 8, 7)
-    assert findings(report) == {kinds.MEANT: 1, kinds.TWICE: 1}
-    assert "ids 10 and 20" in report.findings[kinds.MEANT].first[0]
-    assert report.refusal() is None
-
-
-def test_two_sizes_of_one_image(content, write):
-    content["images"][1].update(file_name="10.png", width=32)
-    assert kinds.IMAGE in read_coco(*write(content)).report.findings
+    report = read_coco(*write(content)).report
+    assert findings(report) == {kinds.ID: 1}
+    assert "ids 10 and 20" in report.refusal()
 
 
 def test_a_category_above_all_others_is_no_class(content, write):
