@@ -114,18 +114,6 @@ def tiles_to_test(records: Iterable[Mapping[str, Any]], tiling: Tiling) -> list[
     return result
 
 
-def seen_in(annotation: Mapping[str, Any], tile: Tile) -> dict[str, Any] | None:
-    """What a tile shows of an annotation, in its pixels; None where it shows nothing.
-
-    Args:
-        annotation: of a Detectron2 dataset dict, with a box that is not turned.
-        tile: of its image.
-    """
-    box = np.array(corners(annotation))
-    low, high = np.maximum(box[:2], tile[:2]), np.minimum(box[2:], tile[2:])
-    return _clipped(annotation, np.concatenate([low, high]), tile) if (high > low).all() else None
-
-
 def _tiles_of(record: Mapping[str, Any], tiling: Tiling) -> list[Tile]:
     if not {"height", "width"} <= record.keys():
         raise DataError(
@@ -219,13 +207,10 @@ def _in_tiles(record: Mapping[str, Any], tiles: Sequence[Tile]) -> tuple[dict[Ti
     for annotation in annotations:
         is_crowd = annotation.get("iscrowd", 0)
         box = np.array(corners(annotation)).clip(0, border)
-        low = np.maximum(box[:2], edges[:, :2])
-        high = np.minimum(box[2:], edges[:, 2:])
         shown = []
-        for place in np.flatnonzero((high > low).all(1)):
+        for place in np.flatnonzero(((edges[:, 2:] > box[:2]) & (edges[:, :2] < box[2:])).all(1)):
             tile = tiles[place]
-            clipped = _clipped(annotation, np.concatenate([low[place], high[place]]), tile)
-            if clipped is not None:
+            if clipped := seen_in(annotation, tile):
                 x0, y0, x1, y1 = clipped["bbox"]
                 shown.append((tile, clipped, (x1 - x0) * (y1 - y0)))
         most = max((area for *_, area in shown), default=0.0)
@@ -235,16 +220,22 @@ def _in_tiles(record: Mapping[str, Any], tiles: Sequence[Tile]) -> tuple[dict[Ti
                 objects.annotations.append(clipped)
             else:
                 objects.ignored.append(clipped["bbox"])
-        cut += not is_crowd and not ((low == box[:2]) & (high == box[2:])).all(1).any()
+        is_whole = ((edges[:, :2] <= box[:2]) & (edges[:, 2:] >= box[2:])).all(1).any()
+        cut += not is_crowd and not is_whole
     return result, cut
 
 
-def _clipped(annotation: Mapping[str, Any], box: np.ndarray, tile: Tile) -> dict[str, Any] | None:
-    """An annotation within a tile, in its pixels; None where the tile shows nothing of its mask.
+def seen_in(annotation: Mapping[str, Any], tile: Tile) -> dict[str, Any] | None:
+    """What a tile shows of an annotation, in its pixels; None where it shows nothing.
 
     Args:
-        box: the corners of its box within the tile, in the pixels of the image.
+        annotation: of a Detectron2 dataset dict, with a box that is not turned.
+        tile: of its image.
     """
+    whole = np.array(corners(annotation))
+    box = np.concatenate([np.maximum(whole[:2], tile[:2]), np.minimum(whole[2:], tile[2:])])
+    if not (box[2:] > box[:2]).all():
+        return None
     origin = np.array([tile.x0, tile.y0] * 2)
     result = {"category_id": annotation["category_id"], "iscrowd": annotation.get("iscrowd", 0)}
     result |= {"bbox": (box - origin).tolist(), "bbox_mode": BoxMode.XYXY_ABS}
@@ -255,7 +246,7 @@ def _clipped(annotation: Mapping[str, Any], box: np.ndarray, tile: Tile) -> dict
     if not clipped:
         return None
     result["segmentation"] = clipped
-    if box.tolist() != corners(annotation):  # what is left of the mask may be less than of its box
+    if (box != whole).any():  # what is left of the mask may be less than of its box
         outline = np.array(around(clipped))
         outline = np.concatenate(
             [
