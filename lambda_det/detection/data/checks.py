@@ -293,7 +293,8 @@ def _refuse_nothing_to_learn(data: Sequence[UsedData]) -> None:
     if sources and all(i is not None and i.has_key and not i.objects for i in sources):
         text = (
             f"{', '.join(one.name for one in trained)} hold{'' if len(trained) > 1 else 's'} no "
-            "annotation to train on (crowds and boxes without area do not count); add some."
+            "annotation to train on (crowds, and boxes without area or bbox_mode, do not "
+            "count); add some."
         )
         if is_known(trained[0].detector.architecture):
             raise DataError(text)

@@ -21,7 +21,7 @@ from lambda_det.detection.data.ground_truth import file_report, forget_records, 
 from lambda_det.detection.data.shapes import register_shapes_among
 from lambda_det.detection.data.truth import all_decided
 from lambda_det.detection.registry import class_keys
-from lambda_det.errors import ConfigError, DataError, suggest
+from lambda_det.errors import ConfigError, DataError, listed, suggest
 
 # The letter of the left side, as in l_eye, L-Eye, eye.l and LEye
 _LEFT = re.compile(r"(?<![^\W_])[lL](?=[\W_A-Z]|$)")
@@ -187,7 +187,8 @@ def register_json_datasets(cfg: CfgNode) -> None:
         for split in ("train", "test")
     )
     if train:
-        _report_pairs(train, cfg.INPUT.RANDOM_FLIP)
+        if cfg.INPUT.RANDOM_FLIP == "horizontal":
+            _report_pairs(train)
         cfg.DATASETS.TRAIN = (train,)
         if not test:
             logger.info("There is no evaluation; --test-json and --test-images name data.")
@@ -269,17 +270,14 @@ def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     return [(left, right) for right, left in pairs.items()]
 
 
-def _report_pairs(name: str, flip: str) -> None:
-    """Log which keypoints of a training set a flip exchanges; warn if it exchanges none."""
-    metadata = MetadataCatalog.get(name)
-    pairs = metadata.get("keypoint_flip_map")
-    if pairs:
-        names = ", ".join(f"{left} and {right}" for left, right in pairs)
-        logger.info(f"A horizontal flip of an image of {name} exchanges its keypoints {names}.")
-    elif pairs is not None and flip == "horizontal":
-        logger.warning(
-            f"None of the keypoints of {name} ({', '.join(metadata.keypoint_names)}) are "
-            "recognised as left and right, so a horizontal flip exchanges none. If they have "
-            "sides, name them as left_eye and right_eye or l_eye and r_eye, or set "
-            "INPUT.RANDOM_FLIP none."
+def _report_pairs(name: str) -> None:
+    """Log which keypoints of a training set a flip exchanges; a warning if these are none."""
+    pairs = MetadataCatalog.get(name).get("keypoint_flip_map")
+    if pairs is not None:
+        names = listed((f"{left} and {right}" for left, right in pairs), 20)
+        logger.log(
+            logging.INFO if pairs else logging.WARNING,
+            f"A horizontal flip of an image of {name} exchanges its keypoints: {names or 'none'}. "
+            "Those with sides need names such as left_eye and right_eye, or l_eye and r_eye; "
+            "INPUT.RANDOM_FLIP none flips no image.",
         )

@@ -191,14 +191,6 @@ def _of_instances(data: UsedData, instances: Instances, in_training: bool) -> It
             f'{name}: no image has the key "annotations", so that there is nothing to train on; '
             "add it, with an empty list where an image has no object."
         )
-    if is_training and not instances.objects and not data.report:
-        given = DatasetCatalog[name].__wrapped__()  # before some images were left out
-        number = sum(not a.get("iscrowd", 0) for r in given for a in r.get("annotations") or ())
-        if number:
-            yield DataError(
-                f"{name}: none of {number} annotations has a box to train on; each needs a "
-                '"bbox" of four numbers in pixels and a "bbox_mode", such as BoxMode.XYWH_ABS.'
-            )
     if not is_training and not instances.objects:
         yield DataError(
             f"{instances.source} holds no annotations to measure by (crowds and unusable boxes do "

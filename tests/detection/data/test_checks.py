@@ -295,7 +295,11 @@ def _check_split(cfg, split):
 
 
 UNUSABLE = {
-    "no mode": (_of_each(lambda a: a.pop("bbox_mode")), DataError, "of 8 annotations.*bbox_mode"),
+    "no mode": (
+        _of_each(lambda a: a.pop("bbox_mode")),
+        DataError,
+        "annotation to train on.*bbox_mode",
+    ),
     "another key": (lambda r: r.update(annos=r.pop("annotations")), DataError, '"annotations"'),
     "crowds": (_of_each(lambda a: a.update(iscrowd=1)), DataError, "no annotation to train on"),
     "nothing": (lambda r: r["annotations"].clear(), DataError, "no annotation to train on"),
