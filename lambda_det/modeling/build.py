@@ -35,19 +35,16 @@ class NetworkKind:
         network: the class. It is called with a specification and with keyword arguments, the
             options that networks of the kind take; ``num_classes``, ``out_features`` and
             ``freeze_at`` are among them.
-        count: gives a smaller network to count instead, and by stage the number of blocks for
-            which each of its blocks stands. None to count the network itself.
         res5: makes the last stage by itself and says its channels, as :func:`make_res5`. None for
             networks whose last stage detectors cannot take as their heads.
     """
 
     network: type[StagedBackbone]
-    count: Callable[[Any], tuple[NetworkSpec, list[list[int]]]] | None = None
     res5: Callable[..., tuple[nn.Sequential, int]] | None = None
 
 
 NETWORK_KINDS: dict[type[NetworkSpec], NetworkKind] = {
-    ResNetSpec: NetworkKind(LambdaResNet, count=ResNetSpec.without_repeats, res5=make_res5),
+    ResNetSpec: NetworkKind(LambdaResNet, res5=make_res5),
     MobileNetSpec: NetworkKind(MobileNetV2),
 }
 

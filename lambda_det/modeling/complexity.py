@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.build import Classifier, create_classifier, kind_of
-from lambda_det.modeling.specs import get_spec
+from lambda_det.modeling.build import create_classifier
 
 
 @dataclass(frozen=True)
@@ -35,23 +32,21 @@ class Complexity:
 # Operations of the position output by the shapes of queries [b, H, W, h, k], values [b, H, W, v, u]
 # and embedding [k, u, r_y, r_x]. Sums over offsets that lead out of the map are counted, as they
 # are for a convolution.
-def _lambda_first(queries: Any, values: Any, embedding: Any, **_: Any) -> int:
+def _lambda_first(queries: Any, values: Any, embedding: Any) -> int:
     *positions, heads, k = queries
     *_, v, u = values
     offsets = embedding[-2] * embedding[-1]
     return 2 * torch.Size(positions).numel() * k * v * (offsets * u + heads)
 
 
-def _query_first(queries: Any, values: Any, embedding: Any, **_: Any) -> int:
+def _query_first(queries: Any, values: Any, embedding: Any) -> int:
     *positions, heads, k = queries
     *_, v, u = values
     offsets = embedding[-2] * embedding[-1]
     return 2 * torch.Size(positions).numel() * heads * offsets * u * (k + v)
 
 
-def measure(
-    model: nn.Module, image_size: int, repeats: Mapping[nn.Module, int] | None = None
-) -> Complexity:
+def measure(model: nn.Module, image_size: int) -> Complexity:
     """Count a model's parameters, and its multiply-adds for one square image.
 
     Counted are the products of matrices, convolutions and lambda layers; norms, activations and
@@ -60,51 +55,32 @@ def measure(
     Args:
         model: takes images [B, 3, H, W].
         image_size: side of the image.
-        repeats: how often a module counts that stands for several; once if it is not in it.
     """
-    repeats = repeats or {}
-    times = dict.fromkeys(model.parameters(), 1)
-    for module, number in repeats.items():
-        times |= dict.fromkeys(module.parameters(), number)
-    names = {name: repeats[module] for name, module in model.named_modules() if module in repeats}
     shapes = copy.deepcopy(model).to("meta").eval()
     for module in shapes.modules():
         if isinstance(module, LambdaLayer):
             module.implementation = "query_first"
     images = torch.empty(1, 3, image_size, image_size, device="meta")
+    saved = []  # operations of each lambda layer that one has less with the query contracted first
 
-    def count(formula: Callable[..., int]) -> int:
-        operators = {torch.ops.lambda_det.query_first: formula}
-        counter = FlopCounterMode(display=False, custom_mapping=operators)
-        with torch.no_grad(), counter:
-            shapes(images)
-        by_module, root = counter.get_flop_counts(), type(shapes).__name__
-        more = (
-            (number - 1) * sum(by_module[f"{root}.{name}"].values())
-            for name, number in names.items()
-        )
-        return (counter.get_total_flops() + sum(more)) // 2
+    def position_output(queries: Any, values: Any, embedding: Any, **_: Any) -> int:
+        query_first = _query_first(queries, values, embedding)
+        saved.append(_lambda_first(queries, values, embedding) - query_first)
+        return query_first
 
-    params = sum(parameter.numel() * number for parameter, number in times.items())
-    return Complexity(params, count(_lambda_first), count(_query_first))
+    operators = {torch.ops.lambda_det.query_first: position_output}
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=operators) as counter:
+        shapes(images)
+    params = sum(parameter.numel() for parameter in model.parameters())
+    query_first = counter.get_total_flops()
+    return Complexity(params, (query_first + sum(saved)) // 2, query_first // 2)
 
 
 def measure_named(name: str, image_size: int) -> Complexity:
-    """Count the classifier of that name with 1000 classes, in a fraction of the time of
-    :func:`measure`.
-
-    Of the equal blocks of a stage only one is built, where the kind of the network says which.
+    """Count the classifier of that name with 1000 classes.
 
     Raises:
         ConfigError: there is no such network.
     """
-    spec = get_spec(name)
-    kind = kind_of(spec)
     with torch.device("meta"):
-        if kind.count is None:
-            return measure(create_classifier(name), image_size)
-        short, numbers = kind.count(spec)
-        network = kind.network(short, num_classes=1000)
-        blocks = [block for stage in network.stages for block in stage]
-        repeats = dict(zip(blocks, itertools.chain(*numbers), strict=True))
-        return measure(Classifier(network), image_size, repeats)
+        return measure(create_classifier(name), image_size)

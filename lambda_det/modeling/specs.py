@@ -114,19 +114,6 @@ class ResNetSpec(NetworkSpec):
         blocks = self.lambda_blocks.get(stage, ())
         return blocks == ALL or block in blocks
 
-    def without_repeats(self) -> tuple[ResNetSpec, list[list[int]]]:
-        """The network with one block of each sort in a stage, and by stage the number of blocks
-        for which each of these stands.
-        """
-        numbers, lambda_blocks = [], {}
-        for name, blocks in zip(STAGES, self.blocks, strict=True):
-            # The first block differs from the others by its stride and its shortcut
-            sorts = [(b == 1, self.has_lambda(name, b)) for b in range(1, blocks + 1)]
-            distinct = sorted(set(sorts), reverse=True)
-            numbers.append([sorts.count(sort) for sort in distinct])
-            lambda_blocks[name] = tuple(i for i, (_, has) in enumerate(distinct, 1) if has)
-        return replace(self, blocks=tuple(map(len, numbers)), lambda_blocks=lambda_blocks), numbers
-
 
 @dataclass(frozen=True)
 class MobileNetSpec(NetworkSpec):

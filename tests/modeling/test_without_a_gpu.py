@@ -80,8 +80,7 @@ NETWORKS = list({_kind(get_spec(name)): name for name in reversed(list_models())
 
 def _network(name):
     spec = get_spec(name)
-    kind = kind_of(spec)
-    return kind.network(kind.count(spec)[0] if kind.count else spec, out_features=STAGES)
+    return kind_of(spec).network(spec, out_features=STAGES)
 
 
 @pytest.mark.parametrize(
