@@ -7,7 +7,6 @@ has to work where those are missing or broken.
 from __future__ import annotations
 
 import importlib
-import os
 import platform
 import shutil
 import sys
@@ -21,12 +20,11 @@ from typing import NamedTuple
 
 from lambda_det.errors import command_parser
 from lambda_det.install_detectron2 import add_source, install
-from lambda_det.threads import usable_cores
 
 DESCRIPTION = """\
 Print what is installed here and what of it works, and how to fix what does not: the versions, the
-operators that were tried, memory and threads, Detectron2's own report of the environment, and each
-fault with its fix. It also works where PyTorch or Detectron2 are missing.
+operators that were tried, Detectron2's own report of the environment, and each fault with its
+fix. It also works where PyTorch or Detectron2 are missing.
 """
 EXAMPLES = """examples:
   %(prog)s
@@ -221,28 +219,11 @@ def _gpus() -> str:
     return "compute"
 
 
-# Memory and threads -------------------------------------------------------------------------------
+# The machine --------------------------------------------------------------------------------------
 
 
 def _gib(number: int) -> str:
     return f"{number / 2**30:.1f} GiB"
-
-
-def _memory() -> str:
-    """Free and total memory of the machine and of each GPU."""
-    texts = []
-    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        free, total = (os.sysconf(name) for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
-        page = os.sysconf("SC_PAGE_SIZE")
-        texts.append(f"{_gib(page * free)} free of {_gib(page * total)}")
-    try:
-        cuda = importlib.import_module("torch").cuda
-        for index in range(cuda.device_count() if cuda.is_available() else 0):
-            free, total = cuda.mem_get_info(index)
-            texts.append(f"cuda:{index} {_gib(free)} free of {_gib(total)}")
-    except Exception as error:  # the rows of torch and of the GPUs say what to do
-        texts.append(f"GPUs unknown ({_first_line(error)})")
-    return "; ".join(texts) or "unknown"
 
 
 def _shared_memory() -> str:
@@ -264,13 +245,6 @@ def _processor() -> str:
         return "bfloat16: a small detector of 200 photographs takes some 4 minutes on two cores"
     return "no bfloat16: a training takes some four times as long as where the processor has it"
 
-
-def _threads() -> str:
-    named = [f"{name}={os.environ[name]}" for name in _THREAD_VARIABLES if name in os.environ]
-    return ", ".join([f"{usable_cores()} cores", *named])
-
-
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 CHECKS = (
     Check(
@@ -361,7 +335,6 @@ CHECKS = (
         needs=("torch", "lambda_det", "GPUs"),
         breaks=False,
     ),
-    Check("memory", _memory),
     Check(
         "shared memory",
         _shared_memory,
@@ -369,7 +342,6 @@ CHECKS = (
         "there.",
         breaks=False,
     ),
-    Check("threads", _threads),
     Check("processor", _processor, needs=("torch",)),
 )
 

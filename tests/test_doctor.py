@@ -120,11 +120,9 @@ def test_gpus(monkeypatch):
     assert look("GPUs")[0].startswith("none")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (2**30, 2**31))
     real = torch.ones
     monkeypatch.setattr(torch, "ones", lambda *size, device: real(*size))
     assert look("GPUs") == ("compute", None)
-    assert "cuda:0 1.0 GiB free of 2.0 GiB" in look("memory")[0]
 
     def no_kernel(*size, device):
         raise RuntimeError("CUDA error: no kernel image is available")
