@@ -10,7 +10,7 @@ from lambda_det.errors import command_parser, exit_status
 EXAMPLES = """examples:
   %(prog)s                        all networks, at the image size of the paper's figures
   %(prog)s 'lambda_resnet*'       those whose names match
-  %(prog)s lambda_resnet152 --image-size 1024 --markdown
+  %(prog)s lambda_resnet152 --image-size 1024
 
 columns:
   params, paper      millions of parameters with 1000 classes
@@ -36,7 +36,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("models", nargs="*", default=["*"], help="names or patterns; all if none")
     parser.add_argument("--image-size", type=int, help="side of the input instead of the paper's")
-    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     return parser.parse_args(argv)
 
 
@@ -76,11 +75,8 @@ def rows(patterns: list[str], image_size: int | None = None) -> list[list[str]]:
     return table
 
 
-def as_text(table: list[list[str]], markdown: bool) -> str:
-    """The header and the rows, in columns of equal width or as a Markdown table."""
-    if markdown:
-        rule = ["---"] + ["---:"] * (len(HEADER) - 2) + ["---"]
-        return "\n".join("| " + " | ".join(row) + " |" for row in [HEADER, rule, *table])
+def as_text(table: list[list[str]]) -> str:
+    """The header and the rows, in columns of equal width."""
     widths = [max(map(len, column)) for column in zip(HEADER, *table, strict=True)]
     return "\n".join(
         "  ".join(
@@ -93,4 +89,4 @@ def as_text(table: list[list[str]], markdown: bool) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    return exit_status(lambda: print(as_text(rows(args.models, args.image_size), args.markdown)))
+    return exit_status(lambda: print(as_text(rows(args.models, args.image_size))))

@@ -36,11 +36,7 @@ def test_all_networks(capsys, monkeypatch):
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(lambda_det.list_models())
 
 
-def test_markdown(capsys):
-    assert main(["lambda_resnet50", "--image-size", "64", "--markdown"]) == 0
-    head, rule, row = capsys.readouterr().out.strip().splitlines()
-    assert row.startswith("| lambda_resnet50 |")
-    assert head.count("|") == rule.count("|") == row.count("|")
+def test_columns_are_below_their_heads(capsys):
     assert main(["lambda_resnet50", "--image-size", "64"]) == 0
     head, row = capsys.readouterr().out.splitlines()
     assert head.index("size") + len("size") == row.index(" 64") + len(" 64")
