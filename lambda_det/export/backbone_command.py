@@ -17,12 +17,11 @@ EXAMPLES = """examples:
       the backbone of a detector, from the best checkpoint of its run
   %(prog)s timm://resnetrs101.tf_in1k output/resnetrs101.pth
       published weights; the pixel settings are folded as for a classifier of ours
-  %(prog)s output/backbone.pth output/backbone.pkl
+  %(prog)s output/backbone.pth output/backbone.safetensors
       a backbone file in another format
 
 formats of OUTPUT, each with the same tensors, pixel settings and checksum:
   .pth          a file of torch.save; Detectron2's own checkpointer loads it
-  .pkl          arrays, as in Detectron2's model zoo; Detectron2's own checkpointer loads it
   .safetensors  cannot hold code; Detectron2's own checkpointer does not read it
 
 The file is written under a temporary name, loaded again, and its features are compared with those
@@ -41,7 +40,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         file of timm or torchvision; or published weights: lambda://NAME, timm://NAME,
         torchvision://ENUM.MEMBER or hf://OWNER/REPOSITORY/FILE"""
     add("source", metavar="RUN", help=text)
-    add("output", help="the backbone file: .pth, .pkl or .safetensors")
+    add("output", help="the backbone file: .pth or .safetensors")
     add_checkpoint_flags(parser)
     text = "the network, where the file does not name it, as none of timm and torchvision does"
     add("--model", metavar="NAME", help=text)

@@ -38,8 +38,7 @@ def save_backbone(content: Mapping[str, Any], path: str | Path, *, overwrite: bo
 
     Args:
         content: made by :func:`lambda_det.export.backbone.extract_backbone`.
-        path: ends in .pth, .pkl (arrays, as in Detectron2's model zoo) or .safetensors.
-            Detectron2's own checkpointer reads .pth and .pkl.
+        path: ends in .pth, which Detectron2's own checkpointer reads, or .safetensors.
         overwrite: replace an existing file.
 
     Raises:
@@ -52,7 +51,7 @@ def save_backbone(content: Mapping[str, Any], path: str | Path, *, overwrite: bo
 
 
 def read_backbone(path: str | Path) -> dict[str, Any]:
-    """Read a file of :func:`save_backbone`, in any of its three file types.
+    """Read a file of :func:`save_backbone`, in either of its file types.
 
     Returns:
         The content that was written. Arrays are converted to tensors.

@@ -1,8 +1,9 @@
-"""Readers and writers of the three formats of weight files. Reading never runs code of a file.
+"""Readers of the three formats of weight files, and writers of two. Reading never runs their code.
 
 - .pth: a file of ``torch.save``. It has checksums, unless PyTorch before 1.6 wrote it or
   ``set_crc32_options(False)`` was set.
-- .pkl: a pickle of NumPy arrays, as in Detectron2's model zoo. It has no checksums.
+- .pkl: a pickle of NumPy arrays, as in Detectron2's model zoo, which is only read. It has no
+  checksums.
 - .safetensors: tensors and text only. It has no checksums.
 
 Backbone files carry a checksum of their own, :func:`lambda_det.weights.provenance.checksum`.
@@ -222,12 +223,6 @@ def write_torch(content: Mapping[str, Any], file: IO[bytes]) -> None:
         torch.serialization.set_crc32_options(before)
 
 
-def _write_pickle(content: Mapping[str, Any], file: IO[bytes]) -> None:
-    arrays = {name: tensor.numpy() for name, tensor in content["model"].items()}
-    # With protocol 5, NumPy's pickles refer to globals that readers do not allow
-    pickle.dump({**content, "model": arrays}, file, protocol=4)
-
-
 def _write_safetensors(content: Mapping[str, Any], file: IO[bytes]) -> None:
     model: Mapping[str, Tensor] = content["model"]
     about = json.dumps({key: value for key, value in content.items() if key != "model"})
@@ -235,7 +230,7 @@ def _write_safetensors(content: Mapping[str, Any], file: IO[bytes]) -> None:
 
 
 READERS = {".pkl": read_pickle, ".safetensors": read_safetensors}  # others: read_torch
-WRITERS = {".pth": write_torch, ".pkl": _write_pickle, ".safetensors": _write_safetensors}
+WRITERS = {".pth": write_torch, ".safetensors": _write_safetensors}
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

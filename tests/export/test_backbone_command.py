@@ -50,7 +50,7 @@ def test_a_file_that_computes_something_else(checkpoint, tmp_path, capsys, monke
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{run}", "b.txt"], ".pth, .pkl, .safetensors"),
+        (["{run}", "b.txt"], ".pth, .safetensors"),
         (["no.pth", "b.pth"], "no.pth"),
         (["empty", "b.pth"], "no training was started"),
         (["{run}", "old.pth"], "--overwrite"),
@@ -87,7 +87,7 @@ def test_a_detector_s_run(checkpoint, tmp_path, capsys):
     content = {"model": in_fpn(model), "trainer": {}, "iteration": 3, "run": record}
     torch.save(content, run / "model_3.pth")
     (run / "last_checkpoint").write_text("model_3.pth")
-    path = str(tmp_path / "b.pkl")
+    path = str(tmp_path / "b.safetensors")
     assert tool.main([str(run), path]) == 0
     out = capsys.readouterr().out
     for words in (

@@ -45,7 +45,9 @@ def test_embeddings_of_a_whole_map_are_compared_on_one_that_they_know(tmp_path):
 @pytest.mark.parametrize("place", [in_fpn, in_c4])
 def test_the_file_of_a_detector(checkpoint, tmp_path, place):
     """The last stage of C4 is in the heads."""
-    errors = errors_of({"model": place(checkpoint["model"]), "run": RUN}, tmp_path / "b.pkl")
+    errors = errors_of(
+        {"model": place(checkpoint["model"]), "run": RUN}, tmp_path / "b.safetensors"
+    )
     assert list(errors)[-1] == "res5"
 
 

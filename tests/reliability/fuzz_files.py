@@ -149,7 +149,7 @@ def _use_config(folder: Path, file: Path) -> None:
 # ----------------------------------------------------------------------------------- backbone files
 def _make_backbones(folder: Path) -> None:
     content = extract_backbone(classifier_checkpoint(scope=3))
-    for ending in (".pth", ".pkl", ".safetensors"):
+    for ending in (".pth", ".safetensors"):
         save_backbone(content, folder / f"backbone{ending}")
 
 

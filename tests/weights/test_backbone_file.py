@@ -34,7 +34,7 @@ def checkpoint():
     return classifier_checkpoint(**OPTIONS)
 
 
-@pytest.fixture(scope="module", params=[".pth", ".pkl", ".safetensors"])
+@pytest.fixture(scope="module", params=[".pth", ".safetensors"])
 def form(request):
     return request.param
 
@@ -83,7 +83,7 @@ def test_nothing_is_overwritten_unasked(checkpoint, tmp_path):
     assert path.read_text() == "old"
     save_backbone(content, path, overwrite=True)
     read_backbone(path)
-    with pytest.raises(ConfigError, match=r"b\.onnx.*\.pth, \.pkl, \.safetensors"):
+    with pytest.raises(ConfigError, match=r"b\.onnx.*\.pth, \.safetensors"):
         save_backbone(content, tmp_path / "b.onnx")
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"file/b\.pth"):
@@ -91,9 +91,8 @@ def test_nothing_is_overwritten_unasked(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("norm", ["BN", "FrozenBN"])
-@pytest.mark.parametrize("form", [".pth", ".pkl"])
-def test_detectron2_s_own_checkpointer_loads_all_of_it(checkpoint, tmp_path, norm, form):
-    path = tmp_path / f"b{form}"
+def test_detectron2_s_own_checkpointer_loads_all_of_it(checkpoint, tmp_path, norm):
+    path = tmp_path / "b.pth"
     content = extract_backbone(checkpoint)
     save_backbone(content, path)
     for wrap in (lambda network: FPN(network, ["res4", "res5"], 8), lambda network: network):
