@@ -8,9 +8,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lambda_det.detection.data.box_form import SIDES
+from lambda_det.detection.data.coco_format import READER
 from lambda_det.errors import DataError, refused
 
-__all__ = ["identifying_stem", "stem_with_part", "write_coco"]
+__all__ = ["identifying_stem", "name_labels", "stem_with_part", "write_coco"]
 
 # Names of files that lie in the folders of several parts; the first is Roboflow's
 _OF_ALL_PARTS = ("_annotations.coco", "annotations", "labels", "result")
@@ -31,6 +33,11 @@ def identifying_stem(file: Path) -> str:
     """The name of a file without its ending, and once a digest of the content."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
     return f"{stem_with_part(file).removesuffix(f'_{digest}')}_{digest}"
+
+
+def name_labels(content: dict[str, Any], file: str) -> None:
+    """Let the copy of a file name that file in its messages, unless it names other labels."""
+    content.setdefault(READER, {"labels": file, "findings": [], "boxes": SIDES})
 
 
 def write_coco(content: Any, folder: Path, stem: str) -> str:

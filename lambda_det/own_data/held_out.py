@@ -18,7 +18,7 @@ from lambda_det.detection.data.coco_format import read_lists
 from lambda_det.detection.data.copies import copies
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.errors import ConfigError, DataError, counted, listed, refused
-from lambda_det.own_data.coco_files import stem_with_part, write_coco
+from lambda_det.own_data.coco_files import name_labels, stem_with_part, write_coco
 from lambda_det.own_data.labels.objects import small_grey
 
 __all__ = ["Split", "films", "hold_out", "part_of", "smallest_share"]
@@ -110,6 +110,8 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
             "or a file with --test-json"
         )
     stem = stem_with_part(Path(json_file))
+    for half in (train, val):
+        name_labels(half, labels)
     return write_coco(train, folder, f"{stem}_kept"), write_coco(val, folder, f"{stem}_held_out")
 
 

@@ -23,7 +23,7 @@ from lambda_det.detection.data.image_folder import SUFFIXES, walk
 from lambda_det.detection.data.outputs import mark_output
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.files import TEMPORARY
-from lambda_det.own_data.coco_files import identifying_stem
+from lambda_det.own_data.coco_files import identifying_stem, name_labels
 from lambda_det.own_data.data_files import Data, read_labels
 from lambda_det.own_data.flags import PARTS
 from lambda_det.training.log import show
@@ -132,7 +132,9 @@ def keep_file(file: str, folder: Path) -> Path:
     """Copy a file into the folder of the run, under a name that identifies its content."""
     mark_output(folder)  # before a configuration shows that it is a run's
     path = folder / FOLDER / f"{identifying_stem(Path(file))}{Path(file).suffix}"
-    _write(path, Path(file).read_bytes())
+    content = read_json(file)
+    name_labels(content, file)
+    _write(path, json.dumps(content).encode())
     return path
 
 

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lambda_det.detection.data.coco import read_coco
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.held_out import Split, films, hold_out
+from lambda_det.own_data.run_data import keep_file
 
 
 @pytest.fixture
@@ -44,6 +46,13 @@ def test_a_share_of_the_images_is_held_out_by_their_names(share_out, many, conte
     some, others = share_out(0.2, write(fewer, "fewer"))
     assert some < train and others < test
     assert share_out(0.5, many)[1] > test
+
+
+def test_messages_on_copies_name_the_file_of_the_user(many, tmp_path):
+    """On both halves, and on the copy of one in the folder of a run."""
+    halves = hold_out(*many, Split(0.2), folder=tmp_path)
+    for copy in (*halves, keep_file(halves[0], tmp_path), keep_file(many[0], tmp_path)):
+        assert read_coco(copy, many[1]).report.json_file == str(many[0])
 
 
 def test_each_class_has_its_share(share_out, many, content, write):

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from lambda_det.detection.data.box_form import SIDES
 from lambda_det.detection.data.coco_format import READER, read_json, read_lists
 from lambda_det.detection.data.image_folder import SUFFIXES, normal, walk
 from lambda_det.errors import DataError, counted, listed, printable
 from lambda_det.files import read_text
-from lambda_det.own_data.coco_files import stem_with_part, write_coco
+from lambda_det.own_data.coco_files import name_labels, stem_with_part, write_coco
 from lambda_det.own_data.labels.findings import (
     NO_IMAGE,
     NO_LABELS,
@@ -363,7 +362,7 @@ def as_single_class(file: str, folder: Path) -> str:
     """
     content = read_lists(file)
     content["categories"] = [{"id": 1, "name": SINGLE_CLASS}]
-    content.setdefault(READER, {"labels": file, "findings": [], "boxes": SIDES})
+    name_labels(content, file)
     for annotation in content["annotations"]:
         annotation["category_id"] = 1
     return write_coco(content, folder, stem_with_part(Path(file)))
