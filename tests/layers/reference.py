@@ -47,43 +47,21 @@ def exactly(inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def local_position_output(
-    queries: Tensor,
-    values: Tensor,
-    embedding: Tensor,
-    dilation: int = 1,
-    mask: Tensor | None = None,
+    queries: Tensor, values: Tensor, embedding: Tensor, dilation: int = 1
 ) -> Tensor:
-    """[b, H, W, h, k], [b, H, W, v, u] and [k, u, r_y, r_x] give [b, H, W, h, v].
-
-    With a mask, bool [b, n, m], query n sees value m where it is True.
-    """
-    batch, height, width = queries.shape[:3]
-    scope_y, scope_x = embedding.shape[-2:]
-    rows = []
-    for y in range(height):
-        for x in range(width):
-            lambda_n = values.new_zeros(batch, embedding.shape[0], values.shape[3])
-            for context_y in range(height):
-                for context_x in range(width):
-                    if (context_y - y) % dilation or (context_x - x) % dilation:
-                        continue
-                    dy = (context_y - y) // dilation + scope_y // 2
-                    dx = (context_x - x) // dilation + scope_x // 2
-                    if 0 <= dy < scope_y and 0 <= dx < scope_x:
-                        value = values[:, context_y, context_x]  # [b, v, u]
-                        if mask is not None:
-                            seen = mask[:, y * width + x, context_y * width + context_x]
-                            value = value * seen[:, None, None]
-                        lambda_n = lambda_n + embedding[:, :, dy, dx] @ value.mT  # [b, k, v]
-            rows.append(queries[:, y, x] @ lambda_n)
-    return torch.stack(rows, dim=1).unflatten(1, (height, width))
+    """[b, H, W, h, k], [b, H, W, v, u] and [k, u, r_y, r_x] give [b, H, W, h, v]."""
+    positions = queries.shape[1:3].numel()
+    mask = torch.ones(len(queries), positions, positions, dtype=torch.bool)
+    return grid_position_output(queries, values, embedding, stride=1, dilation=dilation, mask=mask)
 
 
 def grid_position_output(
     queries: Tensor, values: Tensor, embedding: Tensor, *, stride: int, dilation: int, mask: Tensor
 ) -> Tensor:
     """As above for queries [b, *Q, h, k] on a grid of any dimension, in steps of ``stride`` on that
-    of the values [b, *C, v, u]; embedding [k, u, *r], mask bool [b, n, m].
+    of the values [b, *C, v, u]; embedding [k, u, *r].
+
+    By the mask, bool [b, n, m], query n sees value m where it is True.
     """
     size, context = queries.shape[1:-2], values.shape[1:-2]
     outputs = []

@@ -75,15 +75,3 @@ def test_a_spoiled_checkpoint_is_made_again_from_the_one_before(flags, run, capl
     assert f"Instead {run / 'model_0000001.pth'} is taken" in caplog.text
     after = torch.load(path, weights_only=True)["model"]
     assert all(torch.equal(after[name], value) for name, value in before.items())
-
-
-def test_no_whole_checkpoint_is_an_error_that_changes_nothing(flags, run, tmp_path, capsys):
-    for path in (tmp_path / "model_0000001.pth", tmp_path / "model_final.pth"):
-        path.write_bytes((run / path.name).read_bytes()[:-1000])
-    (tmp_path / "last_checkpoint").write_text("model_final.pth")
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for more in ([], ["--eval-only"]):
-        assert train(*flags, "--resume", *more, *_pairs(tmp_path, 9)) == 2
-        last = capsys.readouterr().err.strip().splitlines()[-1]
-        assert last.startswith(f"error: No checkpoint in {tmp_path} is whole")
-    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -90,18 +90,6 @@ def test_a_checkpoint_to_resume(tmp_path, capsys, mark, main, flags):
     _refused(main, words, capsys, mark, "model_0000005.pth", "could run a program")
 
 
-@pytest.mark.parametrize("name", ["../evil.pth", "{folder}/evil.pth", "evil.pkl", "evil.pth\n."])
-def test_a_pointer_to_another_file(tmp_path, capsys, mark, name):
-    run = tmp_path / "run"
-    run.mkdir()
-    (tmp_path / "c.yaml").write_text(CONFIG)
-    for path in (tmp_path / "evil.pth", run / "evil.pkl", run / "evil.pth"):
-        write_malicious(path, mark)
-    (run / "last_checkpoint").write_text(name.format(folder=tmp_path))
-    words = ["--config-file", tmp_path / "c.yaml", "--resume", "OUTPUT_DIR", run]
-    _refused(train_net.main, words, capsys, mark, "last_checkpoint")
-
-
 @pytest.mark.parametrize("place", ["OUTPUT_DIR", "MODEL"])
 def test_a_configuration(tmp_path, capsys, mark, place, run):
     """As --config-file, and as the config.yaml of a run."""
