@@ -317,7 +317,12 @@ def test_labelme_masks(tmp_path):
     Image.fromarray(np.array([[0, 1], [1, 1]], bool)).save(png, "PNG")
     shape = {"label": "a", "points": [[3, 2], [4, 3]], "shape_type": "mask"}
     shape["mask"] = base64.b64encode(png.getvalue()).decode()
-    (tmp_path / "a.json").write_text(json.dumps({"imagePath": "a.png", "shapes": [shape]}))
+    content = {"imagePath": "a.png", "shapes": [shape]}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"a\.json: shape 0 .*imageWidth"):
+        read_labels(tmp_path)
+    content |= {"imageWidth": WIDTH, "imageHeight": HEIGHT}
+    (tmp_path / "a.json").write_text(json.dumps(content))
     (one,) = read_labels(tmp_path)["annotations"]
     found = pycocotools.mask.decode(one["segmentation"])
     assert found.shape == (30, 40) and found[2:4, 3:5].tolist() == [[0, 1], [1, 1]]

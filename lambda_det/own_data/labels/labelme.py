@@ -29,7 +29,6 @@ from lambda_det.own_data.labels.objects import (
     of_mask,
     polygon,
     reading,
-    size_of,
     small_grey,
 )
 from lambda_det.own_data.labels.xml import stated_size
@@ -39,16 +38,14 @@ _NO_GROUP = (None, "", -1, "-1")  # as tools write that a shape stands alone
 _OUTLINES = ("polygon", "rotation", "oriented_rectangle", "quadrilateral")  # also X-AnyLabeling's
 
 
-def read_labelme(file: Path, images: NamedImages, findings: Findings) -> Iterator[LabelledImage]:
+def read_labelme(file: Path, _: NamedImages, findings: Findings) -> Iterator[LabelledImage]:
     content = read_json(str(file))
     shapes = content.get("shapes") or []
     if not isinstance(shapes, list):
         raise DataError(f"{file} has no list of shapes; write it again.")
     name = str(content.get("imagePath") or file.stem)
-    size = mask_size = stated_size(content.get("imageWidth"), content.get("imageHeight"))
-    if size is None and any(isinstance(s, dict) and s.get("mask") for s in shapes):
-        mask_size = size_of(images.find(str(file), file.parent, name, file.stem))
-    yield LabelledImage(file, name, objects_of(file, shapes, findings, mask_size), size)
+    size = stated_size(content.get("imageWidth"), content.get("imageHeight"))
+    yield LabelledImage(file, name, objects_of(file, shapes, findings, size), size)
 
 
 def shows_another(file: Path, picture: Path) -> bool:
@@ -128,6 +125,8 @@ def _object(
     if form == "mask":  # a PNG of a part of the image, which begins at the first point
         pixels = _decoded(shape["mask"]) if shape.get("mask") else None
         if pixels is not None:
+            if size is None:
+                raise ValueError("a mask needs imageWidth and imageHeight")
             corner = points[0].round().astype(int).tolist()
             if thing := of_mask(label, np.array(pixels) > 0, corner, size):
                 return thing
