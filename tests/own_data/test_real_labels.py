@@ -245,7 +245,7 @@ CASES = {
             **dict.fromkeys([f"labels/train/{name}.txt" for name in "abcd"], LINE),
             **{"images/train/a.png": "", "images/train/b.psd": "x", "images/train/c.heic": "x"},
         },
-        (1, ["3 x labels without an image", "b.txt, beside b.psd", "c.heic"]),
+        (1, ["3 x labels without an image", "b.txt", "c.heic"]),
     ),
     "YOLO with endings in capital letters": (
         {"data.yaml": YAML, "a.png": "", "a.TXT": LINE, "b.png": "", "b.txt": LINE},

@@ -81,8 +81,8 @@ def read_yolo(file: Path, images: NamedImages, findings: Findings) -> Iterator[L
                 objects.append(_object(words, size, names, where))
         yield LabelledImage(labels or image, str(image.absolute()), objects)
     _compare_names(file, names, {labels.parent for labels in first}, findings)
-    for labels, reason in _unused(images.folder, home, {*label_files.values()}, listing):
-        findings.add(NO_IMAGE, f"{labels}{reason}")
+    for labels in _unused(images.folder, home, {*label_files.values()}, listing):
+        findings.add(NO_IMAGE, str(labels))
 
 
 def _lines(labels: Path) -> list[tuple[str, list[str]]]:
@@ -263,25 +263,19 @@ def _text_files(folder: Path) -> dict[str, Path]:
     return {normal(name[: -len(".txt")]): folder / name for name in sorted(names)}
 
 
-def _unused(
-    folder: Path, home: Path, used: set[Path | None], listing: Listing
-) -> Iterator[tuple[Path, str]]:
-    """The label files without an image below a folder, with what is in the image's place."""
+def _unused(folder: Path, home: Path, used: set[Path | None], listing: Listing) -> Iterator[Path]:
+    """The label files without an image below a folder."""
     below = list(walk(folder))
     if (among := _among_labels(folder)) != folder.absolute() and among.is_dir():
         below += walk(among)
-    others: dict[str, str] = {}
     for path in below:
         if path.suffix.lower() in SUFFIXES:
             places = _places(path, home / path.relative_to(folder))
             used |= {listing(place.parent).get(normal(place.stem)) for place in places}
-        elif path.suffix.lower() != ".txt":
-            others.update((normal(str(p.with_suffix(""))), path.name) for p in _places(path, path))
     for path in below:
         is_label = path.suffix.lower() == ".txt" and path.absolute() not in used
         if is_label and looks_like_labels(path):
-            other = others.get(normal(str(path.with_suffix("").absolute())))
-            yield path, f", beside {other}" if other else ""
+            yield path
 
 
 def looks_like_labels(file: Path) -> bool:
