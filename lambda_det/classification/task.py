@@ -42,7 +42,6 @@ from lambda_det.classification.schedule import (
     plan_training,
 )
 from lambda_det.config import FIXED, FREE
-from lambda_det.distributed.connection import on_main_process
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.precision import Precision
@@ -129,10 +128,7 @@ class ClassificationTask(Task):
     def prepare(self, *, train: bool) -> ClassificationTask:
         cfg = self.cfg
         check_ranges(cfg)
-        # the first process goes first, because it may write an index for the others
-        on_main: list[Sources] = []
-        on_main_process(lambda: on_main.append(build_sources(cfg)))
-        sources = on_main[0] if on_main else build_sources(cfg)
+        sources = build_sources(cfg)
         TestTransform(cfg)
         if train:
             TrainTransform(cfg)

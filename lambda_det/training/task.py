@@ -193,7 +193,7 @@ class Task(ABC):
         return {}
 
     def progress(self, step: int) -> dict[str, Any]:
-        """How far the run is after a step, in the first columns of summary.csv."""
+        """How far the run is after a step, for the line of an evaluation in the log."""
         return {}
 
     def describe_schedule(self, start: int) -> str:
