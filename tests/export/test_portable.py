@@ -6,11 +6,9 @@ from torch import nn
 from torch.fx.experimental import _config
 
 from lambda_det.export import portable_copy
-from lambda_det.export.portable import portable_output
 from lambda_det.layers import LambdaLayer
 from lambda_det.layers.lambda_layer import KEY_NORMS
 from tests.export.conftest import needs_any_size
-from tests.layers import reference
 
 SIZES = [(1, 1), (2, 3), (5, 9), (8, 8), (9, 17)]
 
@@ -24,24 +22,12 @@ def layer(**options):
 
 
 @pytest.mark.parametrize(
-    ("size", "scope"),
-    list(zip(SIZES, [(3, 5), (19, 23), (7, 1), (1, 1), (5, 9)], strict=True)),
-)
-def test_portable_is_the_definition(size, scope):
-    queries = torch.randn(2, *size, 2, 3, dtype=torch.float64)
-    values = torch.randn(2, *size, 4, 2, dtype=torch.float64)
-    embedding = torch.randn(3, 2, *scope, dtype=torch.float64)
-    found = portable_output(queries, values, embedding)
-    expected = reference.local_position_output(queries, values, embedding)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(
     "options",
     [
         {"position_bias": True},
         {"intra_depth": 2, "multi_head": True, "position_bias": True},
         {"content": False},
+        {"scope": (3, 9)},
         {"scope": None},
         {"query_softmax": True},
         *({"key_norm": name} for name in KEY_NORMS),

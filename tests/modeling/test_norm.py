@@ -6,10 +6,7 @@ from detectron2.layers import FrozenBatchNorm2d, NaiveSyncBatchNorm, get_norm
 from fvcore.nn.precise_bn import get_bn_modules
 from torch import nn
 
-import lambda_det
-from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import SyncBatchNorm2d, convert_sync_norms
-from tests.export.tiny import scramble
 
 CHANNELS = 5
 
@@ -93,36 +90,3 @@ def test_freezing_and_precise_batch_norm_reach_it():
     assert isinstance(frozen[0], FrozenBatchNorm2d)
     x = _images(0, 2)
     torch.testing.assert_close(frozen(x), norm.eval()(x))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "options", "left"),
-    [
-        # What remains are the norms behind the pooling of strided lambda layers, and in their place
-        # those of the other lambda layers
-        ("lambda_resnet26_slim", {"norm": "SyncBN"}, {"norm2"}),
-        ("lambda_resnet26_slim", {"norm": "FrozenBN"}, {"norm2"}),
-        # with hooks on most convolutions
-        ("lambda_resnet26t", {"mask_padding": True}, {"norm", "norm2", "query_norm", "value_norm"}),
-        ("resnet_rs50_se", {}, set()),
-        ("mobilenet_v2_lambda", {}, {"norm2"}),
-        ("lambda_resnet26", {"norm": "GN"}, {"norm", "norm2", "query_norm", "value_norm"}),
-    ],
-)
-def test_a_folded_network_computes_the_same(name, options, left):
-    torch.manual_seed(0)
-    network = scramble(lambda_det.create_backbone(name, **options)).double().train()
-    before = {key: value.clone() for key, value in network.state_dict().items()}
-    folded = fold_norms(network)
-    x = torch.randn(2, 3, 64, 96, dtype=torch.float64)
-    x[1, :, :, 70:] = 0
-    with torch.no_grad():
-        expected, found = network.eval()(x), folded(x)
-    for stage, y in found.items():
-        assert (y - expected[stage]).abs().max() < 1e-9 * expected[stage].abs().max()
-    for key, value in network.state_dict().items():
-        torch.testing.assert_close(value, before[key])
-    kinds = nn.modules.batchnorm._BatchNorm | FrozenBatchNorm2d | nn.GroupNorm
-    norms = [name for name, module in folded.named_modules() if isinstance(module, kinds)]
-    assert {n.rpartition(".")[2] for n in norms} == left

@@ -14,6 +14,7 @@ import pytest
 import torch
 from detectron2.layers import ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY
+from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -209,6 +210,29 @@ def test_sees_what_the_host_waits_for():
             x[x > 0]
         with pytest.raises(RuntimeError, match="cuda:0"):
             x + torch.zeros(8)
+
+
+class _Noting(nn.SyncBatchNorm):
+    """Notes the layouts of its inputs."""
+
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.is_last = []
+
+    def forward(self, x):
+        self.is_last.append(x.is_contiguous(memory_format=torch.channels_last))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_synchronised_norms_get_dense_maps(layout):
+    """PyTorch's makes a map per channel of a view, and all that follows would be one."""
+    with pretend_gpu(), torch.device("cuda"):
+        layer = LambdaLayer(16, query_depth=4, scope=3, norm=_Noting)
+        y = layer(torch.empty(2, 16, 6, 7).to(memory_format=layout))
+    is_last = layout == torch.channels_last
+    assert layer.query_norm.is_last == layer.value_norm.is_last == [is_last]
+    assert y.is_contiguous(memory_format=layout)
 
 
 @pytest.mark.parametrize("images", [2, 16])

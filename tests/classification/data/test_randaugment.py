@@ -111,46 +111,36 @@ def sampled(image: np.ndarray, inverse: list[float]) -> tuple[np.ndarray, np.nda
     ), at_border
 
 
-def assert_same_inside(name: str, value: float, inverse: list[float]) -> None:
-    different = total = 0
-    for image in IMAGES:
-        expected, at_border = sampled(image, inverse)
-        result = apply(name, image, value)
-        np.testing.assert_array_equal(result[~at_border], expected[~at_border])
-        different += (result != expected).any(-1).sum()
-        total += at_border.size
-    assert different < 0.1 * total
+def turned(degrees: float, width: int, height: int) -> list[float]:
+    cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    x, y = (width - 1) / 2, (height - 1) / 2
+    return [cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y]
 
 
-@pytest.mark.parametrize("slope", [0.03, -0.3, 0.3, 0.21, -0.45, 0.9, 0.0])
-def test_shears_are_pillows(slope):
-    assert_same_inside("ShearX", slope, [1, slope, 0, 0, 1, 0])
-    assert_same_inside("ShearY", slope, [1, 0, 0, slope, 1, 0])
+SLOPES, PIXELS = (0.03, -0.3, 0.3, 0.21, -0.45, 0.9, 0.0), (0.0, 1.0, -1.0, 30.0, 150.0, -300.0)
+# Values, and by what they move the pixels of an image of some width and height
+MOVES = {
+    "ShearX": (SLOPES, lambda slope, *size: [1, slope, 0, 0, 1, 0]),
+    "ShearY": (SLOPES, lambda slope, *size: [1, 0, 0, slope, 1, 0]),
+    "TranslateX": (PIXELS, lambda pixels, *size: [1, 0, pixels, 0, 1, 0]),
+    "TranslateY": (PIXELS, lambda pixels, *size: [1, 0, 0, 0, 1, pixels]),
+    "Rotate": ((0.0, 3.0, -21.0, 30.0, -30.0, 45.0, -45.0, 67.0), turned),
+}
 
 
-@pytest.mark.parametrize("pixels", [0.0, 1.0, -1.0, 30.0, -30.0, 150.0, -300.0])
-def test_translations_are_pillows(pixels):
-    for image in IMAGES:
-        for name, place in (("TranslateX", 2), ("TranslateY", 5)):
-            inverse = [1, 0, 0, 0, 1, 0]
-            inverse[place] = pixels
-            expected, _ = sampled(image, inverse)
-            np.testing.assert_array_equal(apply(name, image, pixels), expected)
-
-
-@pytest.mark.parametrize("degrees", [0.0, 3.0, -21.0, 30.0, -30.0, 45.0, -45.0, 67.0])
-def test_rotation_is_pillows(degrees):
-    for image in IMAGES:
-        height, width = image.shape[:2]
-        cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
-        x, y = (width - 1) / 2, (height - 1) / 2
-        inverse = [cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y]
-        _, at_border = sampled(image, inverse)
-        expected = Image.fromarray(image).rotate(degrees, Image.Resampling.NEAREST, fillcolor=GREY)
-        result = apply("Rotate", image, degrees)
-        np.testing.assert_array_equal(result[~at_border], np.asarray(expected)[~at_border])
-        if image.size > 1000:
-            assert at_border.mean() < 0.15
+@pytest.mark.parametrize("name", MOVES)
+def test_moves_are_pillows(name):
+    values, inverse_of = MOVES[name]
+    for value in values:
+        at_borders = total = 0
+        for image in IMAGES:
+            height, width = image.shape[:2]
+            expected, at_border = sampled(image, inverse_of(value, width, height))
+            result = apply(name, image, value)
+            np.testing.assert_array_equal(result[~at_border], expected[~at_border])
+            at_borders += at_border.sum()
+            total += at_border.size
+        assert at_borders < 0.15 * total
 
 
 def test_cutout_greys_the_square_as_far_as_it_lies_in_the_image():
