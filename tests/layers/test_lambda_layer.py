@@ -1,12 +1,14 @@
 """Every variant of the layer against the paper's definition; initialisation; properties."""
 
 import inspect
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import lambda_det
 from lambda_det.config import LAMBDA_LAYER_KEYS
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer, RelativePosition
@@ -373,3 +375,22 @@ def test_global_embedding_on_a_smaller_map_is_its_middle():
     part.load_state_dict({**whole.state_dict(), "position.embedding": cut})
     x = torch.randn(2, 8, 3, 2, dtype=torch.float64)
     torch.testing.assert_close(whole(x), part(x))
+
+
+@pytest.mark.parametrize("implementation", ["auto", "query_first"])
+def test_a_forward_pass_on_a_cpu_enters_four_files(implementation):
+    """Of the package: the layer, the choice, what it chose, and the call of a kernel."""
+    layer = LambdaLayer(16, query_depth=4, scope=5, implementation=implementation)
+    x, package, entered = torch.randn(2, 16, 6, 7), str(Path(lambda_det.__file__).parent), set()
+    layer(x)  # which may compile the kernel
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            entered.add(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        layer(x)
+    finally:
+        sys.setprofile(None)
+    assert 3 <= len(entered) <= 4, entered
