@@ -317,6 +317,8 @@ found = merge([(tile, detect(session, photo, tile)) for tile in tiles], photo.he
 # Those below about["score_threshold"] are left out in the file
 known = (args.score_threshold, json.loads(about.get("best_score", "null")), 0.5)
 least = next(score for score in known if score is not None)
+if not (found.scores >= least).any():
+    print(f"nothing has a score of {least:.3g} or more", file=sys.stderr)
 for i in one_class_per_place(found) if args.agnostic_nms else range(len(found.scores)):
     if (score := found.scores[i]) >= least:
         number = found.classes[i]

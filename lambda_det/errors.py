@@ -297,7 +297,8 @@ def stage(what: str, say: Callable[[str], object]) -> Iterator[Stage]:
     def tick() -> None:
         while not done.wait(_SILENCE):
             left = f"; {result.left}" if result.left else ""
-            say(f"  {what}: {duration(time.perf_counter() - start)} so far{left}")
+            # in seconds, because a minute that stands for several lines looks stuck
+            say(f"  {what}: {time.perf_counter() - start:.0f} seconds so far{left}")
 
     say(what)
     thread = threading.Thread(target=tick, daemon=True)

@@ -65,17 +65,27 @@ def _digest(name: str) -> bytes:
 
 
 def smallest_share(json_file: str, image_folder: str, group_by: str = "") -> float:
-    """The smallest share that holds out an image and leaves images of each class; 0.0 for none.
+    """The smallest share that leaves images of each class; 0.0 for none.
+
+    Where it can be, half of the share or more are held out: by the hash of few names it may be one
+    image, and the best checkpoint, the threshold and the AP of the run would be of that one.
 
     Args:
         json_file, image_folder: as of :func:`hold_out`.
         group_by: as of :class:`Split`.
     """
+    possible = 0.0
     for share in SHARES:
         with contextlib.suppress(DataError):
-            _halves(json_file, image_folder, Split(share, group_by))
-            return share
-    return 0.0
+            train, val, _ = _halves(json_file, image_folder, Split(share, group_by))
+            possible = possible or share
+            images, held_out = len(train["images"]) + len(val["images"]), len(val["images"])
+            if held_out >= _LEAST_OF_SHARE * share * images:
+                return share
+    return possible
+
+
+_LEAST_OF_SHARE = 0.5  # of the images that a share means; a guess
 
 
 def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -> tuple[str, str]:

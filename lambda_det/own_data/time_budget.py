@@ -108,7 +108,9 @@ class TimeBudget(HookBase):
         periods, rest = divmod(max(left, 0.0), period * step + evaluation)
         steps = int(max(rest - evaluation, 0.0) / step)
         steps = int(periods) * period + (steps if steps >= period / 2 else 0)
-        changed = _with_steps(cfg, done + max(steps, 1), self._images())
+        steps = max(steps, 1)
+        logger.info(f"--time: {counted(steps, 'more step')} fit into what is left")
+        changed = _with_steps(cfg, done + steps, self._images())
         changed.TEST.EVAL_PERIOD = period
         changed.SOLVER.CHECKPOINT_PERIOD = cfg.SOLVER.CHECKPOINT_PERIOD
         self._go_on_with(changed)

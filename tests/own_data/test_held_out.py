@@ -9,7 +9,7 @@ from PIL import Image
 from lambda_det.detection.data.coco import read_coco
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.errors import ConfigError, DataError
-from lambda_det.own_data.held_out import Split, films, hold_out
+from lambda_det.own_data.held_out import Split, films, hold_out, smallest_share
 from lambda_det.own_data.run_data import keep_file
 
 
@@ -53,6 +53,18 @@ def test_messages_on_copies_name_the_file_of_the_user(many, tmp_path):
     halves = hold_out(*many, Split(0.2), folder=tmp_path)
     for copy in (*halves, keep_file(halves[0], tmp_path), keep_file(many[0], tmp_path)):
         assert read_coco(copy, many[1]).report.json_file == str(many[0])
+
+
+def test_few_names_do_not_hold_out_a_single_image(share_out, content, write):
+    """Of names whose hash holds out one of 44 by a tenth, a larger share holds out enough."""
+    one, box = content["images"][0], content["annotations"][0]
+    for seed in range(12):
+        names = [f"photo{100 * seed + n}.jpg" for n in range(44)]
+        content["images"] = [{**one, "id": n, "file_name": name} for n, name in enumerate(names)]
+        content["annotations"] = [{**box, "id": n + 1, "image_id": n} for n in range(44)]
+        files = write(content, f"names{seed}")
+        share = smallest_share(*files)
+        assert len(share_out(share, files)[1]) >= max(0.5 * share * 44, 2)
 
 
 def test_each_class_has_its_share(share_out, many, content, write):
