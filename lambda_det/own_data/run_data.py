@@ -132,9 +132,12 @@ def keep_file(file: str, folder: Path) -> Path:
     """Copy a file into the folder of the run, under a name that identifies its content."""
     mark_output(folder)  # before a configuration shows that it is a run's
     path = folder / FOLDER / f"{identifying_stem(Path(file))}{Path(file).suffix}"
-    content = read_json(file)
-    name_labels(content, file)
-    _write(path, json.dumps(content).encode())
+    written = Path(file).read_bytes()
+    if path.suffix == ".json":  # and not the recipe of an earlier run
+        content = read_json(file)
+        name_labels(content, file)
+        written = json.dumps(content).encode()
+    _write(path, written)
     return path
 
 

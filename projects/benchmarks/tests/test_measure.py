@@ -93,6 +93,7 @@ def test_dtype_and_memory_format():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_run_on_a_gpu_is_timed_without_what_the_cache_holds():
     device = torch.device("cuda")
     subject = Subject(Case("a", lambda: (torch.square, (torch.zeros(1 << 20),))), Setting(device))
