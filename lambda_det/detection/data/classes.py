@@ -11,7 +11,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.predictions import Detector, predictions
-from lambda_det.detection.data.registration import is_coco
+from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.errors import DataError, UserError, listed
 
 __all__ = [
@@ -128,8 +128,8 @@ def check(detector: Detector, datasets: Iterable[str], run: Mapping[str, Any], s
 
 
 def file_of(name: str) -> str:
-    """The name of a registered data set, and its annotation file in COCO's format if it has one."""
-    return f"{name} ({MetadataCatalog.get(name).json_file})" if is_coco(name) else name
+    """The name of a registered data set, and the labels that its file in COCO's format is of."""
+    return f"{name} ({file_report(*registered_files(name)).json_file})" if is_coco(name) else name
 
 
 def refuse_others(

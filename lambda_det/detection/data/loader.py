@@ -20,6 +20,7 @@ from detectron2.data.samplers import InferenceSampler, TrainingSampler
 from detectron2.utils import comm
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 
+from lambda_det.detection.data.classes import file_of
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.tile_pixels import sources_of
@@ -213,8 +214,9 @@ def training_records(cfg: CfgNode) -> list[Record] | Dataset:
             raise
         visible = ", with visible keypoints," if cfg.MODEL.KEYPOINT_ON else ""
         raise DataError(
-            f"{', '.join(cfg.DATASETS.TRAIN)}: no annotation{visible} is left to train on once "
-            "those without a usable mask are out; lambda-det check lists what is wrong."
+            f"{', '.join(map(file_of, cfg.DATASETS.TRAIN))}: no annotation{visible} is left to "
+            "train on once those without a usable mask are out; lambda-det check lists what is "
+            "wrong."
         ) from error
     return _cut(cfg, records)
 
