@@ -57,12 +57,18 @@ def curve(metrics: Path) -> dict[int, tuple[float, float]]:
     return found
 
 
+def _seconds_of_children() -> float:
+    """Processor time of all processes that this one started and that ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def train(training: Training, output: Path) -> bool:
     """Whether the training ended well; its result is then in its folder."""
     folder = training.folder(output)
     folder.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "lambda_det", "train", "--output", str(folder), "--resume"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = _seconds_of_children()
     with folder.with_suffix(".log").open("a") as log:
         ended = subprocess.run(
             [*command, "--no-progress", *training.arguments],
@@ -71,8 +77,7 @@ def train(training: Training, output: Path) -> bool:
         )
     if ended.returncode:
         return False
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    minutes = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / 60
+    minutes = (_seconds_of_children() - before) / 60
     result = {"minutes": minutes, "curve": curve(folder / "metrics.json")}
     (folder / RESULT).write_text(json.dumps(result))
     for checkpoint in folder.glob("model_*.pth"):
