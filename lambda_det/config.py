@@ -272,7 +272,7 @@ KEYS: dict[str, Key] = {
     # The precision of float32 products and convolutions on a GPU: "highest", "high" or "medium"; ""
     # leaves PyTorch's. Detectron2 has the key since 2023.
     "FLOAT32_PRECISION": Key("", one_of("", "highest", "high", "medium"), "float32_precision"),
-    # ---- lambda-det train derives a recipe before a training (lambda_det/own_data/recipe.py), and
+    # ---- lambda-det train derives a recipe before a training (lambda_det/own_data/fit.py), and
     # ---- sets ENABLED to False.
     # Let schedule, sampling and anchors follow from the training set. The log has a table of what
     # follows and why. Keys that the command line sets stay.

@@ -37,7 +37,11 @@ def identifying_stem(file: Path) -> str:
 
 def name_labels(content: dict[str, Any], file: str) -> None:
     """Let the copy of a file name that file in its messages, unless it names other labels."""
-    content.setdefault(READER, {"labels": file, "findings": [], "boxes": SIDES})
+    if READER in content:
+        return
+    content[READER] = {"labels": file, "findings": [], "boxes": SIDES}
+    for entry in (*content.get("images", ()), *content.get("annotations", ())):
+        entry.pop("source", None)  # of another program, which means something else
 
 
 def write_coco(content: Any, folder: Path, stem: str) -> str:

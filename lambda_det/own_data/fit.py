@@ -134,7 +134,9 @@ def fit(
         records = tile_records(list(records), tiling, cfg.INPUT.TILE.EMPTY)
     facts = Facts.of(records)
     of_machine = _of_gpu(cfg, facts, machine) if asked.is_chosen and machine.memory else []
-    merge(cfg, of_machine, {*asked.given, *cfg.RECIPE.KEEP})
+    given = {*asked.given, *cfg.RECIPE.KEEP}  # such as the batch by --batch
+    of_machine = [choice for choice in of_machine if choice.key not in given]
+    merge(cfg, of_machine, given)
     chosen = chosen._replace(choices=[*chosen.choices, *of_machine])
     training: list[Choice] = []
     for rule in (_masks, _anchors, _detections, _sampling):

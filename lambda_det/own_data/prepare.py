@@ -204,6 +204,7 @@ def _of_detector(earlier: SavedRun, given: _Given, machine: Machine) -> _Start:
         "OUTPUT_DIR": str(given.folder),
         "RECIPE.ENABLED": True,
         "RECIPE.EPOCHS": 0.0,
+        "RECIPE.TIME": 0.0,
         "RECIPE.KEEP": [],
         "SOLVER.UNSCALED": [],
         **dict.fromkeys(FILE_KEYS, ""),
@@ -253,7 +254,8 @@ def _keys_of_flags(given: _Given, start: _Start) -> dict[str, Any]:
             raise ConfigError(f"--batch is {args.batch}; give 1 or more.")
         keys["SOLVER.IMS_PER_BATCH"] = args.batch
     if args.epochs is not None:
-        keys |= {"RECIPE.ENABLED": True, "RECIPE.EPOCHS": args.epochs}
+        # In the place of a time that a stopped run had not come to
+        keys |= {"RECIPE.ENABLED": True, "RECIPE.EPOCHS": args.epochs, "RECIPE.TIME": 0.0}
     return keys
 
 

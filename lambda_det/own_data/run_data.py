@@ -242,7 +242,9 @@ class PreparedRun:
             file, images = named.pop("test")
             keys |= _keys_of("test", keep_file(file, folder), images)
         before = self.sources["digests"]
-        if any(_digest(file) != before.get(part) for part, (file, _) in named.items()):
+        # Of a part that was cut from another then there is nothing to compare
+        known = {part: file for part, (file, _) in named.items() if part in before}
+        if any(_digest(file) != before[part] for part, file in known.items()):
             logger.warning(
                 f"The labels in {args.data or args.train_json} have changed since the run in "
                 f"{folder} began, which goes on with its own; another --output trains on the new "

@@ -89,6 +89,7 @@ class TimeBudget(HookBase):
                 f"{duration(whole)}; give --resume and --time {math.ceil(whole / 60 + 0.1)}m or "
                 "more, or --epochs for less than one."
             )
+        steps = max(steps, done + 1)  # at whose end the run is evaluated and saved
         changed = _with_steps(cfg, steps, images)
         changed.RECIPE.TIME = 0.0
         self._go_on_with(changed)

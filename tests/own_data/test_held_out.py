@@ -48,8 +48,13 @@ def test_a_share_of_the_images_is_held_out_by_their_names(share_out, many, conte
     assert share_out(0.5, many)[1] > test
 
 
-def test_messages_on_copies_name_the_file_of_the_user(many, tmp_path):
-    """On both halves, and on the copy of one in the folder of a run."""
+def test_messages_on_copies_name_the_file_of_the_user(many, tmp_path, content, write):
+    """On both halves, and on the copy of one in the folder of a run; and no "source" of the user's,
+    which means something else."""
+    content["annotations"][0] |= {"source": "a web page", "bbox": [5000, 5000, 9, 9]}
+    copy = keep_file((files := write(content, "sources"))[0], tmp_path)
+    found = [read_coco(file, files[1]).report.findings for file in (files[0], copy)]
+    assert found[0] == found[1]
     halves = hold_out(*many, Split(0.2), folder=tmp_path)
     for copy in (*halves, keep_file(halves[0], tmp_path), keep_file(many[0], tmp_path)):
         assert read_coco(copy, many[1]).report.json_file == str(many[0])

@@ -128,6 +128,8 @@ def test_the_recipe_follows_from_machine_and_connection(
     assert ("MODEL.WEIGHTS" in rows["recipe"][1]) is not connected
     assert ("DATALOADER.NUM_WORKERS" in rows) is (memory is not None)
     assert ("SOLVER.IMS_PER_BATCH" in rows) is (memory is not None and recipe.startswith("light"))
+    given = prepared("--data", data, "--output", data.parent / "given", "--batch", "8")
+    assert keys(given).SOLVER.IMS_PER_BATCH == 8
 
 
 def test_a_run_records_the_file_that_was_chosen(data, monkeypatch):

@@ -162,8 +162,9 @@ def _take_categories(file: _File) -> None:
             )
         report.keypoints = report.keypoints or list(read_keypoint_names(file.name, entry))
         others = [one.get("supercategory") for one in entries if one["id"] != number]
-        # Roboflow writes the project's name so
-        if not counts[number] and others and all(above == name for above in others):
+        # Roboflow writes the project's name so; a class that has a parent itself is none
+        is_root = entry.get("supercategory") in (None, "", "none", "None", name)
+        if not counts[number] and is_root and others and all(above == name for above in others):
             report.add(kinds.ROOT, f"{name} (category {number})")
         elif report.categories.setdefault(number, name) != name:
             first = report.categories[number]

@@ -174,10 +174,21 @@ def _sides(x0: float, y0: float, x1: float, y1: float) -> dict[str, Any]:
 
 
 def _holds(box: Sequence[float], mask: list[list[float]] | dict[str, Any]) -> bool:
-    """Whether half of a usable mask lies in its box, by the boxes around its pieces."""
+    """Whether half of a usable mask lies in its box; stray pieces may be far away.
+
+    By the pixels of run lengths, and by the boxes around polygons.
+    """
+    if isinstance(mask, dict):
+        x0, y0, x1, y1 = around(mask)
+        if min(x0 - box[0], y0 - box[1], box[2] - x1, box[3] - y1) >= 0:
+            return True
+        pixels = mask_util.decode(mask)
+        x0, y0 = np.floor(np.clip(box[:2], 0, pixels.shape[::-1])).astype(int)
+        x1, y1 = np.ceil(np.clip(box[2:], 0, pixels.shape[::-1])).astype(int)
+        return bool(2 * np.count_nonzero(pixels[y0:y1, x0:x1]) >= np.count_nonzero(pixels))
     inside, total = 0.0, 0.0
-    for piece in [mask] if isinstance(mask, dict) else [[polygon] for polygon in mask]:
-        x0, y0, x1, y1 = around(piece)
+    for polygon in mask:
+        x0, y0, x1, y1 = around([polygon])
         total += (x1 - x0) * (y1 - y0)
         width, height = min(box[2], x1) - max(box[0], x0), min(box[3], y1) - max(box[1], y0)
         inside += max(width, 0) * max(height, 0)

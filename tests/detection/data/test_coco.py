@@ -428,6 +428,9 @@ def test_a_category_above_all_others_is_no_class(content, write):
     content["annotations"][0]["category_id"] = content["categories"][1]["id"]
     content["categories"][1]["supercategory"] = "food"
     assert len(read_coco(*write(content)).report.categories) == 3
+    content["categories"][1]["supercategory"] = "fruit"
+    root["supercategory"] = "things"  # a class with a parent of its own
+    assert len(read_coco(*write(content)).report.categories) == 3
 
 
 def test_classes_of_one_name_are_counted_by_their_ids(content, write):

@@ -106,6 +106,16 @@ def test_a_box_that_is_missing_is_that_of_the_mask(load, caplog, box, mask):
     assert load({**SOUND, "segmentation": None, "bbox": box}) == []
 
 
+@pytest.mark.parametrize(("pixels", "is_kept"), [(1, True), (100, True), (101, False)])
+def test_a_mask_in_run_lengths_is_in_its_box_by_its_pixels(load, pixels, is_kept):
+    """A speck far away, as brushes leave it, makes no other object of it."""
+    mask = np.zeros((48, 64), np.uint8, order="F")
+    mask[10:20, 10:20] = 1
+    mask[36:, 50:].flat[:pixels] = 1
+    found = load(SOUND, {**SOUND, "bbox": [10, 10, 10, 10], "segmentation": mask_util.encode(mask)})
+    assert len(found) == 1 + is_kept
+
+
 def test_nothing_is_decided_twice(load):
     record = {"annotations": load(SOUND)}
     assert isinstance(record["annotations"], Decided)
