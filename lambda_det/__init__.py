@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from lambda_det.detection.prediction import Predictor
     from lambda_det.from_python import Run, check, train
     from lambda_det.layers import LambdaLayer, convert_lambda_layers
-    from lambda_det.modeling import LambdaResNet, create_backbone, create_classifier, list_models
+    from lambda_det.modeling.build import create_backbone, create_classifier
+    from lambda_det.modeling.resnet import LambdaResNet
+    from lambda_det.modeling.specs import list_models
 
 __all__ = [
     "LambdaLayer",
@@ -104,15 +106,19 @@ class _WithDetectron2(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != _NETWORKS:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        # Of the others: it stays in its place, since who asks for a module may not import it
+        others = (one for one in sys.meta_path if one is not self and hasattr(one, "find_spec"))
+        specs = (one.find_spec(name, path, target) for one in others)
+        spec = next(filter(None, specs), None)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_register(module: ModuleType) -> None:
             execute(module)
-            _register()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _register()
 
         spec.loader.exec_module = execute_and_register
         return spec

@@ -390,7 +390,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     add_source(parser)
     args = parser.parse_args(argv)
-    if args.install and not install(args.source):
+    if args.source and not args.install:
+        parser.error("--source needs --install")
+    if args.install and not install(args.source or "auto"):
         return 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the findings say it more clearly

@@ -310,8 +310,12 @@ def stage(what: str, say: Callable[[str], object]) -> Iterator[Stage]:
         thread.join()
 
 
-# Of a flag in a sentence: its name, and the value that follows it if it is one
-_FLAG = re.compile(r"--([a-z][a-z0-9-]*)(?:[ =]([A-Z]+\b|auto\b|\d(?:[\w.]*\w)?))?")
+# A command of a shell, which stays as it is; or a flag, and none within a path: its name, and the
+# value that follows it if it is one
+_FLAG = re.compile(
+    r"(?:lambda-det|python|pip) [^`;,]*"
+    r"|(?<![^\s\"'(`])--([a-z][a-z0-9-]*)(?:[ =]([A-Z]+\b|auto\b|\d(?:[\w.]*\w)?))?"
+)
 # What Python calls a flag of the command otherwise; a switch has no value
 _ARGUMENTS = {"config": "recipe", "json": "labels"}
 _SWITCHES = ("agnostic-nms", "no-images", "overwrite", "raw", "resume", "single-class")
@@ -319,6 +323,8 @@ _SWITCHES = ("agnostic-nms", "no-images", "overwrite", "raw", "resume", "single-
 
 def _argument(found: re.Match) -> str:
     name, value = found.groups()
+    if name is None:
+        return found[0]
     argument = _ARGUMENTS.get(name, name.replace("-", "_"))
     if name in _SWITCHES:
         rest = f" {value}" if value else ""

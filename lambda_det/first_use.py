@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from lambda_det.errors import importing_detectron2
 
 __all__ = ["names_of"]
 
 
-def names_of(package: str, places: Mapping[str, str]) -> Callable[[str], object]:
+def names_of(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     """The ``__getattr__`` of a package.
 
     Args:
@@ -22,7 +23,7 @@ def names_of(package: str, places: Mapping[str, str]) -> Callable[[str], object]
         places: the names that it gives to others, each with the module of lambda_det that has it.
     """
 
-    def get(name: str) -> object:
+    def get(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with importing_detectron2():

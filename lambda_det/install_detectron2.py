@@ -219,8 +219,8 @@ def write_source(carrier: Path, folder: Path) -> None:
 
 def license_text() -> str:
     """The Apache licence, which both projects have: of this checkout, or of the installed wheel."""
-    file = Path(__file__).resolve().parents[1] / "LICENSE"
-    if file.is_file():
+    root = Path(__file__).resolve().parents[1]
+    if (file := root / "LICENSE").is_file() and (root / "setup.py").is_file():
         return file.read_text("utf-8")
     files = importlib.metadata.files("lambda_det") or []
     return next(file.read_text("utf-8") for file in files if file.name == "LICENSE")
@@ -269,7 +269,6 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source",
         metavar="auto|git|wheel|FOLDER",
-        default="auto",
         help="git, or the wheel where git fails (auto, the default); one of them; or a folder with "
         "a checkout of Detectron2's repository",
     )
@@ -280,7 +279,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_source(parser)
-    return 0 if install(parser.parse_args().source) else 2
+    return 0 if install(parser.parse_args().source or "auto") else 2
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
     if not args.module and not os.path.isfile(args.script):
         parser.error(f"there is no file {args.script}")
 
-    setup_environment()  # Detectron2 is imported already
+    setup_environment()  # of this process, which the variable below would not reach
     before = os.environ.get(_VARIABLE, _OUR_MODULE)
     if before != _OUR_MODULE:
         os.environ[_VARIABLE_BEFORE] = before

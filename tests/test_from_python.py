@@ -109,6 +109,8 @@ def test_a_tilde_is_the_home_folder(started, monkeypatch, tmp_path):
         ("name one with --config FILE or --data DIR.", "name one with recipe=FILE or data=DIR."),
         ("--val-share 0 omits it; --tile auto cuts", "val_share=0 omits it; tile='auto' cuts"),
         ("--no-images does not open them", "open_images=False does not open them"),
+        ("a--b/photo--c.jpg does not exist", "a--b/photo--c.jpg does not exist"),
+        ("`pip install --no-deps lvis`, or --raw", "`pip install --no-deps lvis`, or raw=True"),
     ],
 )
 def test_advice_from_python_names_arguments(sentence, said):

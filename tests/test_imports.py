@@ -135,7 +135,13 @@ def test_what_needs_no_network_is_answered_without_pytorch(words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("module", ["engine", "modeling.backbone", "evaluation", "config, torch"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("engine", "modeling.backbone", "evaluation", "config, torch"),
+        "config; __import__('importlib.util').util.find_spec('detectron2.modeling')",
+    ],
+)
 def test_backbones_are_registered_by_an_import_before_or_after_detectron2(module, before):
     theirs, ours = f"import detectron2.{module}", "import lambda_det"
     first, second = (theirs, ours) if before else (ours, theirs)

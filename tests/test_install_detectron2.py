@@ -271,6 +271,9 @@ def test_the_licence_is_that_of_the_checkout_or_of_the_wheel(monkeypatch, tmp_pa
     (tmp_path / "LICENSE").write_text("of the wheel")
     file = importlib.metadata.PackagePath("LICENSE")
     file.dist = importlib.metadata.PathDistribution(tmp_path / "lambda_det-0.1.dist-info")
-    monkeypatch.setattr(tool, "__file__", str(tmp_path / "lambda_det" / "a" / "b.py"))
+    # Beside an installed package another one may have left its own
+    (tmp_path / "site" / "lambda_det").mkdir(parents=True)
+    (tmp_path / "site" / "LICENSE").write_text("a stranger's")
+    monkeypatch.setattr(tool, "__file__", str(tmp_path / "site" / "lambda_det" / "b.py"))
     monkeypatch.setattr(importlib.metadata, "files", lambda name: [file])
     assert tool.license_text() == "of the wheel"

@@ -454,20 +454,28 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         if self._lock.is_locked:
             with contextlib.suppress(OSError):  # Windows does not remove a file that is open
-                self._file.unlink()
+                # Another training may have this name, where the folder was removed meanwhile
+                if os.path.samestat(os.stat(self._file), self._locked):
+                    self._file.unlink()
             self._lock.release()
 
     def acquire(self) -> None:
         """Lock the folder, if it can be written to and this object has not locked it yet.
 
         Raises:
-            ConfigError: another training has it.
+            ConfigError: another training has it, or the file of somebody else.
         """
         writable = os.path.isdir(self._folder) and os.access(self._folder, os.W_OK)
         if self._lock.is_locked or not writable:
             return
         try:
             self._lock.acquire(timeout=_SECONDS_TO_LOCK)
+            self._locked = os.stat(self._file)
+        except PermissionError as error:
+            raise ConfigError(
+                f"{self._file} belongs to somebody else, whose training may run there: remove it "
+                f"once that has ended, or give another {self._key}."
+            ) from error
         except Timeout as error:
             raise ConfigError(
                 f"Another training runs in {self._key} {self._folder}: wait for its end or stop "

@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 
@@ -96,3 +97,26 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog,
         caplog.clear()
         RunLock(str(tmp_path), "OUTPUT_DIR").acquire()
         assert f"{tmp_path} cannot be locked" in caplog.text
+
+
+def test_the_lock_of_a_successor_stays(tmp_path):
+    """Of one that took a folder which was removed beside the first and made again."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with RunLock(str(folder), "OUTPUT_DIR") as first:
+        first.acquire()
+        shutil.rmtree(folder)
+        folder.mkdir()
+        with RunLock(str(folder), "OUTPUT_DIR") as second:
+            second.acquire()
+            first.__exit__()
+            with pytest.raises(ConfigError, match="Another training"):
+                _acquire(folder)
+    assert not (folder / "run.lock").exists()
+
+
+@pytest.mark.skipif(getattr(os, "geteuid", int)() == 0, reason="everything belongs to root")
+def test_the_file_of_somebody_else_is_refused(tmp_path):
+    (tmp_path / "run.lock").touch(0o000)
+    with pytest.raises(ConfigError, match=r"run\.lock belongs to somebody else"):
+        _acquire(tmp_path)
