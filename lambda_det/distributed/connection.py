@@ -22,8 +22,7 @@ T = TypeVar("T")
 
 # How long a collective call may take. The end of a process is noticed at once, because its
 # connections close; only a machine that loses its power or network is noticed after this time.
-# At the start rank 0 may read a large index, in the first step kernels are compiled, and in an
-# evaluation the others wait for the results of rank 0.
+# In the first step kernels are compiled, and in an evaluation the others wait for rank 0's results.
 AT_LENGTH = timedelta(minutes=30)
 # In the steps: longer than the ten minutes that a loader may take for a batch (DATALOADER.TIMEOUT)
 IN_STEPS = timedelta(minutes=12)

@@ -69,6 +69,7 @@ def _work(args, *, to_all: bool) -> None:
             else:
                 slow = (time.sleep(0.1) for _ in range(10 * SECONDS * 2))
                 list(_take(UntilAsked(slow), 5, os.getppid() if to_all else os.getpid()))
+            raise AssertionError(f"rank {comm.get_rank()} has gone on without the other")
         except StopRequest as request:
             raise Preempted(f"rank {comm.get_rank()} has left") from request
 
