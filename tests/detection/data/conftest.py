@@ -12,6 +12,7 @@ from PIL import Image
 
 from lambda_det.config import add_lambda_config
 from lambda_det.detection.data import ground_truth, read_coco, truth
+from lambda_det.detection.data.coco import GroundTruth
 from tests.coco import annotation, coco_content
 
 
@@ -44,6 +45,12 @@ def write(tmp_path: Path) -> Callable[..., tuple[str, str]]:
         return str(path), str(folder)
 
     return write_dataset
+
+
+@pytest.fixture
+def read(write: Callable[..., tuple[str, str]]) -> Callable[[Any], GroundTruth]:
+    """Write annotations, and return what is decided about them."""
+    return lambda content: read_coco(*write(content))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import functools
 import io
+import itertools
 import json
 import logging
 import math
@@ -32,7 +33,6 @@ import pytest
 import torch
 from detectron2.config import CfgNode
 from detectron2.modeling import build_model
-from detectron2.structures import Boxes, Instances
 from detectron2.utils.events import EventStorage
 from PIL import Image
 
@@ -45,6 +45,7 @@ from lambda_det.detection.data import (
 from lambda_det.detection.evaluation import build_evaluator
 from lambda_det.errors import ConfigError, UserError
 from lambda_det.own_data import command_line
+from tests.coco import found
 from tests.shapes import make_panoptic_shapes
 from tests.training.tiny_detector import tiny_config
 
@@ -107,9 +108,9 @@ class Case:
     with_step: bool = False  # a step of training too, which takes longer than all else
 
     @classmethod
-    def drawn(cls, rng: random.Random, json: bytes, **fields: Any) -> Case:
+    def drawn(cls, rng: random.Random, content: Any, **fields: Any) -> Case:
         return cls(
-            json,
+            content if isinstance(content, bytes) else json.dumps(content).encode(),
             mask_on=rng.random() < 0.8,
             keypoint_on=rng.random() < 0.2,
             large_scale_jitter=rng.random() < 0.7,
@@ -119,48 +120,45 @@ class Case:
         )
 
 
-def mutated_structure(ground_truth: GroundTruth, seed: int) -> Case:
+def mutated_structure(ground_truth: GroundTruth, rng: random.Random) -> Case:
     """JSON of another structure: values of other types, entries removed, doubled, added."""
-    rng = random.Random(seed)
     content = ground_truth.repeated(rng.choice((1, 8, 8)))
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         mutate(content, rng)
-    return Case.drawn(rng, json.dumps(content).encode())
+    return Case.drawn(rng, content)
 
 
-def mutated_bytes(ground_truth: GroundTruth, seed: int) -> Case:
+def mutated_bytes(ground_truth: GroundTruth, rng: random.Random) -> Case:
     """A JSON file with bytes changed, or cut off."""
-    rng = random.Random(seed)
     damage = BROKEN_FILES[rng.choice(("cut", "flipped", "flipped", "flipped"))]
     return Case.drawn(rng, damage(json.dumps(ground_truth.content).encode(), rng))
 
 
-def mutated_images(ground_truth: GroundTruth, seed: int) -> Case:
+def mutated_images(ground_truth: GroundTruth, rng: random.Random) -> Case:
     """Sound annotations of images of which some, or all, are not as they should be."""
-    rng = random.Random(seed)
     content = copy.deepcopy(ground_truth.content)
     entries = rng.sample(content["images"], rng.randint(1, len(content["images"])))
     images = {}
     for entry in entries:
         good = (ground_truth.folder / entry["file_name"]).read_bytes()
-        kind = rng.choice((*BROKEN_FILES, *BROKEN_FILES, *STRANGE_FILES, "name"))
+        kind = rng.choice((*BROKEN_FILES, *STRANGE_FILES, "name"))
         if kind == "name":
             entry["file_name"] = rng.choice(STRANGE_NAMES)
             kind = "mode"
         if "\0" not in entry["file_name"]:
             images[entry["file_name"]] = maker(kind, good, random.Random(rng.random()))
-    return Case.drawn(rng, json.dumps(content).encode(), images=images)
+    return Case.drawn(rng, content, images=images)
 
 
-def drawn_annotations(ground_truth: GroundTruth, seed: int) -> Case:
-    """Boxes, masks and keypoints drawn from numbers of which most are as they should be."""
-    rng = random.Random(seed)
+def drawn_annotations(ground_truth: GroundTruth, rng: random.Random) -> Case:
+    """Boxes, polygons and keypoints drawn from numbers of which most are as they should be."""
     content = ground_truth.repeated(rng.choice((1, 8, 8)))
     annotations = content["annotations"]
     for entry in rng.sample(annotations, min(rng.choice((1, 1, 2, 20)), len(annotations))):
-        for key in rng.sample(sorted(DRAWN), rng.choice((1, 1, 2, len(DRAWN)))):
-            entry[key] = DRAWN[key](rng)
-    return Case.drawn(rng, json.dumps(content).encode())
+        for key, fewest, most in rng.sample(DRAWN, rng.randint(1, len(DRAWN))):
+            numbers = _numbers(rng, rng.randint(fewest, most))
+            entry[key] = [numbers] if key == "segmentation" else numbers
+    return Case.drawn(rng, content)
 
 
 MUTATIONS = {
@@ -171,57 +169,39 @@ MUTATIONS = {
 }
 
 
-def _number(rng: random.Random) -> float:
-    usual = (rng.randint(0, 64), rng.randint(0, 64), rng.randint(1, 30), rng.uniform(-70, 130))
+def _numbers(rng: random.Random, count: int) -> list[float]:
     odd = (0, -1, 1e-9, 1e9, 1e300, math.inf, math.nan, 2**31, 2**64, 10**400, True)
-    return rng.choice(odd) if rng.random() < 0.1 else rng.choice(usual)
+    usual = (lambda: rng.randint(0, 30), lambda: rng.uniform(-70, 130))
+    return [rng.choice(odd) if rng.random() < 0.1 else rng.choice(usual)() for _ in range(count)]
 
 
-def _numbers(rng: random.Random, fewest: int, most: int) -> list[float]:
-    return [_number(rng) for _ in range(rng.randint(fewest, most))]
-
-
-def _runs(rng: random.Random) -> dict[str, Any]:
-    split = rng.randint(0, 4096)
-    text = "".join(chr(rng.randint(48, 111)) for _ in range(rng.randint(0, 12)))
-    size = rng.choice([[64, 64]] * 9 + [[64, 63], [2**31, 2**31], [0, 0]])
-    return {"size": size, "counts": rng.choice(([split, 4096 - split], _numbers(rng, 0, 4), text))}
-
-
-# What may be drawn for a key of an annotation
-DRAWN: dict[str, Callable[[random.Random], Any]] = {
-    "bbox": lambda rng: _numbers(rng, 4, 4),
-    "segmentation": lambda rng: rng.choice((_runs(rng), [_numbers(rng, 6, 13)])),
-    "area": _number,
-    "iscrowd": lambda rng: rng.choice((0, 0, 0, 1)),
-    "keypoints": lambda rng: rng.choice((_numbers(rng, 12, 12), _numbers(rng, 0, 13))),
-    "num_keypoints": lambda rng: rng.randint(0, 4),
-}
+# Keys of an annotation that hold numbers: the fewest and the most of them
+DRAWN = (("bbox", 4, 4), ("segmentation", 6, 13), ("keypoints", 12, 12), ("keypoints", 0, 13))
 
 
 # What may stand in the place of any value
 # fmt: off
 STRANGE_VALUES = (
-    None, True, False, 0, -1, 1, 2, 5, 0.5, 1e-9, 1e5, 1e9, 1e308, -1e308,
-    math.nan, math.inf, -math.inf, 2**31, 2**63, 2**64, -(2**63), 10**30, 10**400,
-    "", "a", "1", "\0", "ä" * 50, "a\nb", "\ud800", "../x", "/etc/passwd", "a" * 999,
-    [], {}, [[]], [{}], [None], [1], [1, 2, 3], [1, 2, 3, 4], {"a": {}},
+    None, True, False, 0, -1, 1, 5, 0.5, 1e-9, 1e9, 1e308, -1e308,
+    math.nan, math.inf, -math.inf, 2**31, 2**63, 2**64, -(2**63), 10**400,
+    "", "1", "\0", "ä" * 50, "a\nb", "\ud800", "../x", "/etc/passwd", "a" * 999,
+    [], {}, [[]], [{}], [None], [1], [1, 2, 3], {"a": {}},
     # Boxes
     [5, 5, 1e-9, 1e-9], [60, 40, 1000, 1000], [-50, -50, 60, 60], [64, 64, 1, 1], ["5"] * 4,
     [True, True, 5, 5], [1e308] * 4, [0, 0, 10**400, 5], [1, 1, math.nan, 3],
     # Polygons
     [[1, 2, 3, 4, 5, 6]], [[0] * 6], [[1e308] * 6], [["a"] * 6], [[math.nan] * 6], [[True] * 6],
-    [[0, 0, 10, 10, 0, 10, 10, 0]], [[1, 1, 1, 1, 2, 2]], [[1, 1, 10**400, 1, 2, 2]],
+    [[0, 0, 10, 10, 0, 10, 10, 0]], [[1, 1, 10**400, 1, 2, 2]],
     [[-1e9, -1e9, 1e9, -1e9, 1e9, 1e9]], [[0, 0, 99999, 0, 99999, 99999] * 9],
     # Run lengths
-    {"counts": [1]}, {"size": [64, 64]}, {"size": [60000, 60000], "counts": [3600000000]},
-    *({"size": size, "counts": [4]} for size in ([-1, -1], [2 * 10**9] * 2, ["a", 1], 64, [64])),
+    {"counts": [1]}, {"size": [60000, 60000], "counts": [3600000000]},
+    *({"size": size, "counts": [4]} for size in ([-1, -1], [2 * 10**9] * 2, ["a", 1], 64)),
     *({"size": [64, 64], "counts": counts} for counts in (
-        "x", "\u00ff\u00fe", "\ud800", "ooooo", "~" * 99, "0" * 99,
-        [], None, {}, [1], [4096], [-5, 4101], [1.5, 4094.5], [2**40], [[4096]], ["4096"],
+        "x", "\u00ff\u00fe", "\ud800", "ooooo", "0" * 99,
+        [], None, {}, [4096], [-5, 4101], [1.5, 4094.5], [2**40], ["4096"],
     )),
     # Keypoints
-    [1, 2, 2] * 4, [1, 2] * 6, ["1"] * 12, [math.nan] * 12, [[1, 2, 2]] * 4, [1e308] * 12,
+    [1, 2, 2] * 4, [1, 2] * 6, ["1"] * 12, [[1, 2, 2]] * 4,
 )
 # fmt: on
 _KEYS = ("iscrowd", "keypoints", "num_keypoints", "ignore", "segmentation", "bbox", "area", "id")
@@ -260,7 +240,7 @@ def _places(node: Any) -> Iterator[tuple[Any, Any]]:
 
 STRANGE_NAMES = (
     *("", ".", "..", "a\nb.png", "caf\udce9.png", "\ud800.png", "a\0b.png", "ä ö.png", "a" * 300),
-    *("deep/er/x.png", "../out.png", "%s{}.png", "http://a/b.png", "-rf.png"),
+    *("../out.png", "%s{}.png", "http://a/b.png"),
 )
 
 
@@ -279,30 +259,18 @@ def _flipped(good: bytes, rng: random.Random) -> bytes:
     return bytes(content)
 
 
-def _zeroed(good: bytes, rng: random.Random) -> bytes:
-    first, last = sorted(rng.randrange(len(good) + 1) for _ in range(2))
-    return good[:first] + bytes(last - first) + good[last:]
-
-
 def _of_another_mode(good: bytes, rng: random.Random) -> bytes:
-    """The image in another of Pillow's modes and formats, maybe turned by its EXIF data."""
+    """The image in another of Pillow's modes and formats, maybe of another size or turned."""
     image = Image.open(io.BytesIO(good)).convert("RGB")
     if rng.random() < 0.2:
-        image = image.resize(rng.choice(((1, 1), (1, 64), (63, 64), (500, 2), (64, 65))))
+        image = image.resize(rng.choice(((1, 1), (1, 64), (63, 64), (500, 2))))
     mode = rng.choice(("L", "1", "P", "RGBA", "CMYK", "I", "F", "LA", "YCbCr", "I;16", "HSV"))
-    kind = rng.choice(("PNG", "TIFF", "GIF", "BMP", "WEBP", "JPEG", "PPM", "ICO"))
-    options: dict[str, Any] = {}
-    if rng.random() < 0.3:
-        exif = Image.Exif()
-        exif[0x0112] = rng.choice((0, 1, 3, 6, 8, 9, 65535))
-        options["exif"] = exif.tobytes()
-        if rng.random() < 0.3:
-            options["exif"] = options["exif"][:-1] + rng.randbytes(9)
-    if rng.random() < 0.2 and kind in ("GIF", "TIFF", "WEBP", "PNG"):
-        options |= {"save_all": True, "append_images": [image.rotate(90)]}
+    exif = Image.Exif()
+    exif[0x0112] = rng.choice((0, 1, 3, 6, 9, 65535))
     content = io.BytesIO()
     try:
-        image.convert(mode).save(content, kind, **options)
+        kind = rng.choice(("PNG", "TIFF", "GIF", "BMP", "WEBP", "JPEG"))
+        image.convert(mode).save(content, kind, exif=exif.tobytes())
     except Exception:  # not every format has every mode
         content = io.BytesIO()
         image.save(content, "JPEG")
@@ -310,24 +278,18 @@ def _of_another_mode(good: bytes, rng: random.Random) -> bytes:
 
 
 def _bomb(good: bytes, rng: random.Random) -> bytes:
-    """A PNG or BMP file of a few bytes that says it is an image of gigabytes."""
-    width, height = rng.choice(((60000, 60000), (2**31 - 1, 1), (1, 2**31 - 1), (14000, 14000)))
-    if rng.random() < 0.3:
-        return b"BM" + struct.pack("<IIIIiiHHIIiiII", 66, 0, 54, 40, width, height, 1, 24, *[0] * 6)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        for name, data in chunks
-    )
+    """A PNG file of a few bytes whose head says that it is an image of gigabytes."""
+    content = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(content, "PNG")
+    pixel, size = content.getvalue(), rng.choice(((60000, 60000), (2**31 - 1, 1), (14000, 14000)))
+    head = b"IHDR" + struct.pack(">II", *size) + pixel[24:29]
+    return pixel[:12] + head + struct.pack(">I", zlib.crc32(head)) + pixel[33:]
 
 
 # Files with other bytes: (those of a sound file, random numbers) -> bytes
 BROKEN_FILES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "cut": lambda good, rng: good[: rng.randrange(len(good))],
     "flipped": _flipped,
-    "zeroed": _zeroed,
-    "noise": lambda good, rng: rng.randbytes(rng.randrange(2000)),
     "mode": _of_another_mode,
     "bomb": _bomb,
     "text": lambda good, rng: b"<html>404 Not Found</html>\n",
@@ -345,19 +307,14 @@ STRANGE_FILES: dict[str, Callable[[Path], None]] = {
     "absent": lambda path: None,
     "folder": lambda path: path.mkdir(),
     "loop": lambda path: path.symlink_to(path),
-    "dangling": lambda path: path.symlink_to(path.parent / "not there"),
     "pipe": lambda path: os.mkfifo(path),
     "zeros": lambda path: path.symlink_to("/dev/zero"),
-    "nothing": lambda path: path.symlink_to("/dev/null"),
     "forbidden": _unreadable,
 }
 
 
 # ------------------------------------------------------------------------------------- the trial
-# A case that takes longer hangs; most take a twentieth of a second. On a busy machine a sound case
-# may wait for long, so that the first limit is one of computing
-COMPUTING = 60  # seconds of the process's CPU time
-WAITING = 900  # seconds
+SECONDS = 900  # most cases take a twentieth of one; on a busy machine a sound case may wait
 MEMORY = 3 * 2**30  # bytes that a case may take more than the process has already
 
 
@@ -477,14 +434,13 @@ def _train(cfg: CfgNode, case: Case) -> None:
     check_datasets(cfg, train=True, test=False)
     loader = build_train_loader(cfg, 2)
     loader.begin(seed=0, batches=0)
-    batches = iter(loader)
-    for _ in range(3):
-        batch = next(batches)
+    for batch in itertools.islice(loader, 3):
         for sample in batch:
             _assert_sound(sample, cfg)
         if case.with_step:
+            model = _model(case.mask_on, case.keypoint_on, cfg.MODEL.ROI_HEADS.NUM_CLASSES)
             with EventStorage():
-                losses = _model(*_switches(cfg))(batch)
+                losses = model(batch)
             assert all(loss.isfinite() for loss in losses.values()), losses
             sum(losses.values()).backward()
 
@@ -495,10 +451,6 @@ def _assert_sound(sample: dict[str, Any], cfg: CfgNode) -> None:
     assert instances.gt_boxes.tensor.isfinite().all() and (instances.gt_boxes.area() > 0).all()
     assert all(0 <= c < cfg.MODEL.ROI_HEADS.NUM_CLASSES for c in instances.gt_classes.tolist())
     assert instances.has("gt_masks") == cfg.MODEL.MASK_ON
-
-
-def _switches(cfg: CfgNode) -> tuple[bool, bool, int]:
-    return cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON, cfg.MODEL.ROI_HEADS.NUM_CLASSES
 
 
 @functools.lru_cache(maxsize=8)
@@ -517,18 +469,12 @@ def _evaluate(cfg: CfgNode, case: Case) -> None:
     evaluator = build_evaluator(cfg, name)
     evaluator.reset()
     for (image,) in build_test_loader(cfg, name):
-        size = image["height"], image["width"]
-        found = Instances(size, scores=torch.tensor([0.9]), pred_classes=torch.tensor([0]))
-        found.pred_boxes = Boxes(torch.tensor([[1.0, 1.0, 20.0, 20.0]]))
-        if cfg.MODEL.MASK_ON:
-            found.pred_masks = torch.zeros(1, *size, dtype=torch.bool)
-            found.pred_masks[:, 1:20, 1:20] = True
-        if cfg.MODEL.KEYPOINT_ON:
-            found.pred_keypoints = torch.ones(1, 4, 3)
-        evaluator.process([image], [{"instances": found}])
-    results = evaluator.evaluate()
-    tasks = ["bbox"] + ["segm"] * cfg.MODEL.MASK_ON + ["keypoints"] * cfg.MODEL.KEYPOINT_ON
-    assert sorted(results) == sorted(tasks)
+        predictions = found((image["height"], image["width"]), [[1, 1, 20, 20]], masks=case.mask_on)
+        if case.keypoint_on:
+            predictions.pred_keypoints = torch.ones(1, 4, 3)
+        evaluator.process([image], [{"instances": predictions}])
+    tasks = ["bbox"] + ["segm"] * case.mask_on + ["keypoints"] * case.keypoint_on
+    assert sorted(evaluator.evaluate()) == sorted(tasks)
 
 
 @contextlib.contextmanager
@@ -560,20 +506,15 @@ def limits() -> Iterator[None]:
     import resource
 
     def hang(number: int, _: object) -> None:
-        computed = number == signal.SIGPROF
-        raise Hang(f"computes for over {COMPUTING} s" if computed else f"waits for {WAITING} s")
+        raise Hang(f"takes over {SECONDS} s")
 
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    before = {number: signal.signal(number, hang) for number in (signal.SIGPROF, signal.SIGALRM)}
+    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, hang)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, limits[1]))
-    signal.setitimer(signal.ITIMER_PROF, COMPUTING)
-    signal.setitimer(signal.ITIMER_REAL, WAITING)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, before[1]))
+    signal.alarm(SECONDS)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, before)

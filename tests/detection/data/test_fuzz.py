@@ -41,7 +41,7 @@ def test_mutations_of_a_sound_data_set(ground_truth):
     @settings(max_examples=max(24, 2 * settings().max_examples))
     @given(kind=st.sampled_from(sorted(MUTATIONS)), seed=st.integers(0, 2**32))
     def each(kind, seed):
-        outcomes.add(take(MUTATIONS[kind](ground_truth, seed), ground_truth))
+        outcomes.add(take(MUTATIONS[kind](ground_truth, random.Random(seed)), ground_truth))
 
     each()
     # Neither do the mutations break all that they touch, nor are they too tame
@@ -60,7 +60,7 @@ def test_each_kind_of_broken_image_alone(ground_truth, kind):
     images = {entry["file_name"]: maker(kind, good, random.Random(0))}
     case = Case(json.dumps(content).encode(), images, with_step=True)
     outcome = take(case, ground_truth)
-    if kind in ("mode", "flipped", "zeroed"):
+    if kind in ("mode", "flipped"):
         assert "used" in outcome  # what the bytes say may still be an image
     elif kind in BROKEN_FILES or kind == "forbidden":
         assert outcome == "DataError and used"
@@ -76,5 +76,5 @@ def test_each_strange_name_of_an_image(ground_truth, name, there):
     entry = content["images"][2]
     good = (ground_truth.folder / entry["file_name"]).read_bytes()
     entry["file_name"] = name
-    images = {name: lambda path: path.write_bytes(good)} if there else {"other": lambda path: None}
+    images = {name if there else "other": lambda path: path.write_bytes(good)}
     take(Case(json.dumps(content).encode(), images), ground_truth)
