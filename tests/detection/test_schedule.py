@@ -15,7 +15,12 @@ from torch import nn
 
 from lambda_det.config import FIXED, add_lambda_config, leaves, on_resume
 from lambda_det.detection.components import of_yaml, read_settings
-from lambda_det.detection.schedule import build_optimizer, build_schedule, scale_settings
+from lambda_det.detection.schedule import (
+    DetectionSettings,
+    build_optimizer,
+    build_schedule,
+    scale_settings,
+)
 from lambda_det.errors import ConfigError
 
 
@@ -62,8 +67,7 @@ def test_the_schedules_of_detectron2_have_its_bits(name, pairs, method):
     assert len(set(ours)) > 2
 
 
-@pytest.mark.parametrize("ending", [0.0, 0.3])
-@pytest.mark.parametrize("method", ["linear", "constant"])
+@pytest.mark.parametrize(("method", "ending"), [("linear", 0.0), ("constant", 0.3)])
 def test_poly_is_that_of_deeplab(method, ending):
     cfg = _config(
         *("SOLVER.LR_SCHEDULER_NAME", "WarmupPolyLR", "SOLVER.MAX_ITER", 97),
@@ -95,21 +99,15 @@ def test_milestones_may_lie_at_the_end_and_beyond():
     assert rates == pytest.approx([2, 2, 0.2, 0.2])
 
 
-def _paper(accumulate: int = 1):
-    """130k steps of 256 images, lr 0.32, warm-up 1000, written for 128 workers of 2 images."""
-    cfg = get_cfg()
-    add_lambda_config(cfg)
-    cfg.SOLVER.REFERENCE_WORLD_SIZE = 128
-    cfg.SOLVER.IMS_PER_BATCH = 256
-    cfg.SOLVER.BASE_LR = 0.32
-    cfg.SOLVER.MAX_ITER = 130_000
-    cfg.SOLVER.STEPS = (117_000, 123_500, 126_750)
-    cfg.SOLVER.WARMUP_ITERS = 1000
-    cfg.SOLVER.CHECKPOINT_PERIOD = 5000
-    cfg.TEST.EVAL_PERIOD = 0
-    cfg.SOLVER.ACCUMULATE_GRADIENTS = accumulate
-    cfg.freeze()
-    return cfg
+PAPER = """REFERENCE_WORLD_SIZE 128 IMS_PER_BATCH 256 BASE_LR 0.32 MAX_ITER 130000
+STEPS (117000,123500,126750) WARMUP_ITERS 1000 CHECKPOINT_PERIOD 5000"""
+
+
+def _paper(**more: int) -> DetectionSettings:
+    """130k steps of 256 images, written for 128 workers of 2 images, with other keys."""
+    words = [*PAPER.split(), *(word for pair in more.items() for word in pair)]
+    words[::2] = [f"SOLVER.{key}" for key in words[::2]]
+    return read_settings(_config("TEST.EVAL_PERIOD", 0, *words))
 
 
 @pytest.mark.parametrize(
@@ -117,70 +115,50 @@ def _paper(accumulate: int = 1):
     [
         (128, 1, 256, 0.32, 130_000),
         (8, 16, 256, 0.32, 130_000),
-        (1, 128, 256, 0.32, 130_000),
-        (8, 1, 16, 0.02, 2_080_000),
         (1, 1, 2, 0.0025, 16_640_000),
         (1, 8, 16, 0.02, 2_080_000),
     ],
 )
 def test_the_papers_schedule(workers, accumulate, images, lr, steps):
-    scaled = scale_settings(read_settings(_paper(accumulate)), workers)
+    scaled = scale_settings(_paper(ACCUMULATE_GRADIENTS=accumulate), workers)
     assert scaled.images_per_step == images
     assert scaled.base_lr == pytest.approx(lr)
     assert scaled.max_iter == steps
     assert scaled.lr_steps == pytest.approx([0.9 * steps, 0.95 * steps, 0.975 * steps])
     assert scaled.warmup_iters == pytest.approx(steps / 130)
-    # whatever the workers: the same images in all, and 2 in memory on each
-    assert scaled.images_per_step * scaled.max_iter == 256 * 130_000
-    assert scaled.images_per_batch == 2 * workers
+    assert scaled.images_per_batch == 2 * workers  # in memory on each
     assert scaled.checkpoint_period == 5000
 
 
 def test_counts_do_not_vanish_and_stay_without_a_reference():
-    written = replace(read_settings(_paper(4)), reference_world_size=4, eval_period=3)
+    written = replace(_paper(), reference_world_size=4, eval_period=3)
     assert scale_settings(written, 64).eval_period == 1
     written = replace(written, reference_world_size=0)
-    assert scale_settings(written, 8) is written and written.images_per_batch == 64
+    assert scale_settings(written, 8) is written and written.images_per_batch == 256
 
 
 @pytest.mark.parametrize(
-    ("images", "reference", "accumulate", "workers", "words"),
+    ("images", "reference", "accumulate", "words"),
     [
-        (10, 0, 2, 4, ["IMS_PER_BATCH 10", "4 process", "8 or 16"]),
-        (3, 0, 1, 4, ["IMS_PER_BATCH 3", "4 images would do"]),
-        (10, 4, 1, 4, ["REFERENCE_WORLD_SIZE 4"]),
-        (8, 0, 0, 1, ["ACCUMULATE_GRADIENTS is 0"]),
+        (10, 0, 2, "IMS_PER_BATCH 10.*4 process.*8 or 16"),
+        (3, 0, 1, "IMS_PER_BATCH 3.*4 images would do"),
+        (10, 4, 1, "REFERENCE_WORLD_SIZE 4"),
+        (8, 0, 0, "ACCUMULATE_GRADIENTS is 0"),
     ],
 )
-def test_a_batch_that_does_not_divide(images, reference, accumulate, workers, words):
-    cfg = _paper(accumulate).clone()
-    cfg.defrost()
-    cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.REFERENCE_WORLD_SIZE = images, reference
-    with pytest.raises(ConfigError) as caught:
-        scale_settings(read_settings(cfg), workers)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+def test_a_batch_that_does_not_divide(images, reference, accumulate, words):
+    keys = {"IMS_PER_BATCH": images, "REFERENCE_WORLD_SIZE": reference}
+    with pytest.raises(ConfigError, match=words):
+        scale_settings(_paper(**keys, ACCUMULATE_GRADIENTS=accumulate), 4)
 
 
-def _table(caplog) -> dict[str, list[str]]:
-    """The cells of the rows by key, without those that are empty."""
-    lines = "\n".join(record.getMessage() for record in caplog.records).splitlines()
-    rows = [re.split(r"  +", line.strip()) for line in lines if "." in line.split("  ")[0]]
-    return {key: cells for key, *cells in rows}
-
-
-def test_what_is_given_is_taken_literally(caplog):
+def test_what_is_given_is_taken_literally():
     """130k steps of 256 images in the file; 40 steps of 5 images are given."""
     keys = ("SOLVER.MAX_ITER", "SOLVER.IMS_PER_BATCH")
-    given = replace(read_settings(_paper()), max_iter=40, images_per_step=5, unscaled=keys)
-    with caplog.at_level(logging.INFO, logger="lambda_det"):
-        logging.getLogger("lambda_det").propagate = True
-        scaled = scale_settings(given, 1)
+    given = replace(_paper(), max_iter=40, images_per_step=5, unscaled=keys)
+    scaled = scale_settings(given, 1)
     assert (scaled.max_iter, scaled.images_per_step) == (40, 5)
     assert scaled.base_lr == pytest.approx(0.0025)  # the file's, for 2 images a worker
-    rows = _table(caplog)
-    assert rows["SOLVER.BASE_LR"][:2] == ["0.32", "0.0025"]
-    assert rows["SOLVER.MAX_ITER"] == ["40", "it is given"]
-    assert rows["SOLVER.IMS_PER_BATCH"] == ["5", "it is given"]
 
 
 def _model() -> nn.ModuleDict:
@@ -189,30 +167,25 @@ def _model() -> nn.ModuleDict:
     return model
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_a_resumed_run_keeps_what_the_optimiser_saves(name):
+@pytest.mark.parametrize(("name", "other"), [("sgd", "adamw"), ("adamw", "sgd")])
+def test_a_resumed_run_keeps_what_the_optimiser_saves(name, other):
     """Its saved groups replace those of the configuration, so a changed key would do nothing."""
     cfg, model = _config("SOLVER.OPTIMIZER", name), _model()
 
-    def groups(cfg) -> list[dict]:
+    def groups(cfg: CfgNode) -> list[dict]:
         saved = build_optimizer(cfg, model).state_dict()["param_groups"]
         return [{key: value for key, value in group.items() if key != "params"} for group in saved]
 
-    saved, others = (
-        [],
-        {"SOLVER.BETAS": [0.8, 0.9], "SOLVER.OPTIMIZER": {"sgd": "adamw", "adamw": "sgd"}[name]},
-    )
-    for key, value in leaves(cfg):
-        is_number = isinstance(value, bool | int | float | None)
-        if key.startswith("SOLVER.") and (is_number or key in others):
+    others, saved = {"SOLVER.BETAS": [0.8, 0.9], "SOLVER.OPTIMIZER": other}, set()
+    for key, value in leaves(cfg.SOLVER, "SOLVER."):
+        if key in others or isinstance(value, bool | int | float | None):
             changed = cfg.clone()
             section, _, last = key.rpartition(".")
-            other = others.get(key, not value if isinstance(value, bool) else 0.5)
-            attrgetter(section)(changed)[last] = other
-            saved += [key] if groups(changed) != groups(cfg) else []
-    assert {"SOLVER.BACKBONE_MULTIPLIER", "SOLVER.WEIGHT_DECAY_BIAS", "SOLVER.OPTIMIZER"} <= {
-        *saved
-    }
+            changed_value = others.get(key, not value if isinstance(value, bool) else 0.5)
+            attrgetter(section)(changed)[last] = changed_value
+            if groups(changed) != groups(cfg):
+                saved.add(key)
+    assert saved > {"SOLVER.BACKBONE_MULTIPLIER", "SOLVER.WEIGHT_DECAY_BIAS", "SOLVER.OPTIMIZER"}
     assert ("SOLVER.BETAS" in saved) == (name == "adamw")
     assert {on_resume(of_yaml(cfg).on_resume, key) for key in saved} == {FIXED}
 
@@ -277,37 +250,32 @@ def test_a_rate_for_sgd_is_refused_for_another_optimiser(caplog):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(
-            (f"SOLVER.{key}", value)
-            for key in ("BASE_LR", "BACKBONE_MULTIPLIER", "WEIGHT_DECAY_NORM")
-            for value in (-0.1, float("nan"), float("inf"))
-        ),
-        ("SOLVER.BASE_LR", 0.0),
-        ("SOLVER.MOMENTUM", 1.0),
-        ("SOLVER.BETAS", [0.9]),
-        ("SOLVER.BETAS", ["a", 0.9]),
-        ("SOLVER.COSINE_CYCLES", 0),
-        ("SOLVER.STEPS", (300, 200)),
-        ("SOLVER.NUM_DECAYS", 0),
-        ("SOLVER.OPTIMIZER", "lion"),
-        ("TEST.IMS_PER_BATCH", 0),
+        ("BASE_LR", 0.0),
+        ("BASE_LR", float("nan")),
+        ("BACKBONE_MULTIPLIER", -0.1),
+        ("WEIGHT_DECAY_NORM", float("inf")),
+        ("MOMENTUM", 1.0),
+        ("BETAS", [0.9]),
+        ("BETAS", ["a", 0.9]),
+        ("COSINE_CYCLES", 0),
+        ("STEPS", (300, 200)),
+        ("NUM_DECAYS", 0),
+        ("OPTIMIZER", "lion"),
     ],
 )
 def test_values_that_no_training_can_have(key, value):
-    with pytest.raises(
-        ConfigError, match=rf"^{key} is {re.escape(repr(value))}; it (must|can) be "
-    ):
-        of_yaml(_config(key, value))
+    with pytest.raises(ConfigError, match=rf"^SOLVER\.{key} is {re.escape(repr(value))}; it "):
+        of_yaml(_config(f"SOLVER.{key}", value))
 
 
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("LR_SCHEDULER_NAME", "CosineWithRestarts", "'CosineWithRestarts'.*WarmupCosineLR"),
-        ("BASE_LR_END", 0.5, r"0\.5.*from 0 to SOLVER\.BASE_LR, which is 0\.001"),
+        ("LR_SCHEDULER_NAME", "CosineWithRestarts", "WarmupCosineLR"),
+        ("BASE_LR_END", 0.5, r"SOLVER\.BASE_LR"),
     ],
 )
 def test_a_schedule_that_cannot_be(key, value, words):
     cfg = _config("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", f"SOLVER.{key}", value)
-    with pytest.raises(ConfigError, match=rf"^SOLVER\.{key} is {words}"):
+    with pytest.raises(ConfigError, match=rf"^SOLVER\.{key} is .*{value}.*{words}"):
         build_schedule(cfg)

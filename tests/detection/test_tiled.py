@@ -10,7 +10,7 @@ import pycocotools.mask
 import pytest
 import torch
 from detectron2.evaluation import inference_on_dataset
-from detectron2.structures import Boxes, Instances
+from detectron2.structures import BitMasks, Boxes, Instances
 
 from lambda_det.detection.merging import runs
 from lambda_det.detection.prediction import Predictor
@@ -18,7 +18,7 @@ from lambda_det.detection.prediction.files import plan_files, predict
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.saved_run import open_run
 from lambda_det.detection.task import DetectionTask
-from tests.coco import annotation, coco_content
+from tests.coco import annotation, coco_content, found
 from tests.training.tiny_detector import save_run, tiny_config
 
 SIZE = 64
@@ -48,19 +48,14 @@ def images():
     return [rng.integers(0, 255, (SIZE, SIZE, 3), dtype=np.uint8) for _ in range(4)]
 
 
-def bits(prediction):
-    names = ("boxes", "scores", "classes", "masks")
-    return [getattr(prediction, name).tobytes() for name in names]
-
-
 @pytest.mark.parametrize("shape", [(SIZE, SIZE), (50, 33)])
 def test_one_tile_is_the_image_to_the_bit(predictor, images, shape):
     image = images[0][: shape[0], : shape[1]]
     scores = predictor(0, 0.0, 1)(image).scores
     for threshold in (0.0, float(scores[1:3].mean())):
-        whole = predictor(0, threshold, 1)(image)
-        tiled = predictor(SIZE, threshold, 1)(image)
-        assert bits(tiled) == bits(whole)
+        whole, tiled = (predictor(size, threshold, 1)(image) for size in (0, SIZE))
+        for name in ("boxes", "scores", "classes", "masks"):
+            assert getattr(tiled, name).tobytes() == getattr(whole, name).tobytes()
         assert isinstance(tiled.instances.pred_masks, torch.Tensor)
     assert 0 < len(whole) < len(scores)
 
@@ -69,38 +64,35 @@ def test_one_tile_is_the_image_to_the_bit(predictor, images, shape):
 def test_an_image_of_four_images_has_their_results(predictor, images, batch_size):
     four = predictor(0, 0.0, batch_size)(images)
     rows = [np.concatenate(images[i : i + 2], 1) for i in (0, 2)]
-    found = predictor(SIZE, 0.0, batch_size)(np.concatenate(rows))
-    assert len(found) == sum(map(len, four)) > 4
-    assert (np.diff(found.scores) <= 0).all()
-    assert found.masks.shape == (len(found), 2 * SIZE, 2 * SIZE)
-    there = {
-        (*box.tolist(), score, number, mask.tobytes())
-        for box, score, number, mask in zip(
-            found.boxes, found.scores, found.classes, found.masks, strict=True
-        )
-    }
+    whole = predictor(SIZE, 0.0, batch_size)(np.concatenate(rows))
+    assert (np.diff(whole.scores) <= 0).all()
+    expected = []
     for number, one in enumerate(four):
         y, x = number // 2 * SIZE, number % 2 * SIZE
-        for i in range(len(one)):
-            mask = np.zeros((2 * SIZE, 2 * SIZE), bool)
-            mask[y : y + SIZE, x : x + SIZE] = one.masks[i]
-            box = one.boxes[i] + np.float32([x, y, x, y])
-            assert (*box.tolist(), one.scores[i], one.classes[i], mask.tobytes()) in there
+        boxes = one.boxes + np.float32([x, y, x, y])
+        masks = np.pad(one.masks, ((0, 0), (y, SIZE - y), (x, SIZE - x)))
+        expected += _rows(boxes, one.scores, one.classes, masks)
+    ours = _rows(whole.boxes, whole.scores, whole.classes, whole.masks)
+    assert sorted(ours) == sorted(expected) and len(ours) > 4
+
+
+def _rows(boxes, scores, classes, masks):
+    return [
+        (*box.tolist(), score, number, mask.tobytes())
+        for box, score, number, mask in zip(boxes, scores, classes, masks, strict=True)
+    ]
 
 
 def test_masks_as_run_lengths():
-    rng = np.random.default_rng(0)
     size = (30, 41)
-    pixels = rng.random((9, *size)) < 0.5
+    pixels = np.random.default_rng(0).random((9, *size)) < 0.5
     pixels[0], pixels[1], pixels[2, :, 3:9] = False, True, True  # columns that go on
     masks = RunMasks([runs(mask, 0, 0) for mask in pixels], size)
-    np.testing.assert_array_equal(masks.numpy(), pixels)
-    np.testing.assert_array_equal(np.asarray(masks), pixels)
     again = RunMasks.of_coco([masks.coco(number) for number in range(9)], size)
-    np.testing.assert_array_equal(again.numpy(), pixels)
-    assert RunMasks.of(torch.from_numpy(pixels)).coco(5) == masks.coco(5) == again.coco(5)
+    for one in (masks, again, RunMasks.of(torch.from_numpy(pixels))):
+        np.testing.assert_array_equal(np.asarray(one), pixels)
+        np.testing.assert_array_equal(torch.stack(list(one)), pixels)
     for number, mask in enumerate(pixels):
-        np.testing.assert_array_equal(masks[number].numpy(), mask)
         crop, (x, y) = masks.cropped(number)
         put = np.zeros(size, bool)
         put[y : y + crop.shape[0], x : x + crop.shape[1]] = crop
@@ -109,10 +101,8 @@ def test_masks_as_run_lengths():
         assert masks.coco(number)["counts"] == expected["counts"].decode()
         assert masks.area(number) == mask.sum()
     instances = Instances(size, pred_masks=masks, pred_boxes=Boxes(torch.zeros(9, 4)))
-    chosen = {"of a number": (4, pixels[4:5]), "of a slice": (slice(2, 5), pixels[2:5])}
-    chosen["of numbers"] = torch.tensor([3, 1]), pixels[[3, 1]]
-    chosen["of booleans"] = torch.arange(9) > 4, pixels[5:]
-    for index, expected in chosen.values():
+    for index in (4, slice(2, 5), torch.tensor([3, 1]), torch.arange(9) > 4):
+        expected = pixels[[index]] if isinstance(index, int) else pixels[index]
         np.testing.assert_array_equal(instances[index].pred_masks.numpy(), expected)
 
 
@@ -128,20 +118,12 @@ class SeesPixels:
 
     def _found(self, pixels):
         self.sizes.add(tuple(pixels.shape))
-        values = [value for value in pixels.unique() if value]
-        masks = torch.stack([pixels == value for value in values]) if values else torch.zeros(0, 1)
-        masks = masks.bool().reshape(-1, *pixels.shape)
-        boxes = [[*c.min(1)[0][[1, 0]], *c.max(1)[0][[1, 0]] + 1] for c in map(_where, masks)]
-        found = Instances(tuple(pixels.shape))
-        found.pred_boxes = Boxes(torch.tensor(boxes).reshape(-1, 4).float())
-        found.scores = torch.linspace(0.9, 0.5, len(values))
-        found.pred_classes = torch.zeros(len(values), dtype=torch.int64)
-        found.pred_masks = masks
-        return found
-
-
-def _where(mask):
-    return torch.stack(mask.nonzero(as_tuple=True))
+        values = pixels.unique()
+        masks = pixels == values[values > 0][:, None, None]
+        result = found(tuple(pixels.shape), BitMasks(masks).get_bounding_boxes().tensor.tolist())
+        result.scores = torch.linspace(0.9, 0.5, len(masks))
+        result.pred_masks = masks
+        return result
 
 
 def save_images(folder):
@@ -150,19 +132,16 @@ def save_images(folder):
     corners = [(x, y, 8, 6) for y in range(2, 90, 9) for x in range(1, 286, 19)]
     for value, (x, y, w, h) in enumerate([*corners, (5, 100, 290, 5), (290, 3, 5, 92)], start=1):
         wide[y : y + h, x : x + w] = value
-    images = {"wide.png": wide, "tile.png": wide[:64, :64], "small.png": wide[:50, :40]}
-    annotations, number = [], 1
-    for image_id, (name, pixels) in enumerate(images.items(), start=1):
-        cv2.imwrite(str(folder / name), pixels)
+    images, annotations = {1: wide, 2: wide[:64, :64], 3: wide[:50, :40]}, []
+    for image, pixels in images.items():
+        cv2.imwrite(str(folder / f"{image}.png"), pixels)
         for value in np.unique(pixels[pixels > 0]):
             y, x = np.nonzero(pixels == value)
             box = [int(n) for n in (x[0], y[0], np.ptp(x) + 1, np.ptp(y) + 1)]
-            annotations.append(annotation(number, image_id, box, category_id=1))
-            number += 1
-    names = dict(enumerate(images, start=1))
-    content = coco_content(names, annotations, {1: "thing"})
-    for image, pixels in zip(content["images"], images.values(), strict=True):
-        image["height"], image["width"] = pixels.shape
+            annotations.append(annotation(len(annotations) + 1, image, box))
+    content = coco_content({n: f"{n}.png" for n in images}, annotations, {1: "thing"})
+    for entry, pixels in zip(content["images"], images.values(), strict=True):
+        entry["height"], entry["width"] = pixels.shape
     (folder / "labels.json").write_text(json.dumps(content))
 
 
@@ -216,10 +195,8 @@ def test_the_losses_of_an_evaluation_are_those_of_the_tiles_of_a_training(task):
     assert all(len(entry["instances"]) for entry in entries)
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_the_progress_of_predict_counts_tiles(predictor, images, number, tmp_path, capsys):
-    for name in range(number):
-        cv2.imwrite(str(tmp_path / f"{name}.png"), np.concatenate([images[0], images[1]]))
+def test_the_progress_of_predict_counts_tiles(predictor, images, tmp_path, capsys):
+    cv2.imwrite(str(tmp_path / "1.png"), np.concatenate([images[0], images[1]]))
     predict(predictor(SIZE, 0.0, 1), plan_files([tmp_path], tmp_path / "drawn", False))
     progress = capsys.readouterr().err
     assert "tile 1 of 2" in progress and "tile 2 of 2" in progress
