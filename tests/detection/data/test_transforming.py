@@ -1,5 +1,6 @@
 """Images and objects that are transformed in less time, against Detectron2's way."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -64,22 +65,19 @@ def both(path, transforms, image_format="RGB"):
 
 
 @pytest.mark.parametrize("pad", [True, False])
-@pytest.mark.parametrize("size", [(48, 64), (300, 20), (64, 64), (3, 900)])
+@pytest.mark.parametrize("size", [(300, 20), (64, 64), (3, 900)])
 def test_drawn_by_size_alone_the_transforms_are_the_same(size, pad):
-    augmentations = [
-        *large_scale_jitter(0.1, 2.0, 100, pad),
-        T.RandomFlip(horizontal=False, vertical=True),
-    ]
-    assert draws_by_size(T.AugmentationList(augmentations))
-    for seed in range(10):
-        np.random.seed(seed)
-        outline, image = Outline(*size), T.AugInput(np.zeros((*size, 3), np.uint8))
-        found = T.AugmentationList(augmentations)(outline)
-        np.random.seed(seed)
-        expected = T.AugmentationList(augmentations)(image)
-        for ours, theirs in zip(found.transforms, expected.transforms, strict=True):
-            assert type(ours) is type(theirs) and vars(ours) == vars(theirs)
-        assert outline.image.shape == image.image.shape
+    augmentations = T.AugmentationList(
+        [*large_scale_jitter(0.1, 2.0, 100, pad), T.RandomFlip(horizontal=False, vertical=True)]
+    )
+    assert draws_by_size(augmentations)
+    outline, image = Outline(*size), T.AugInput(np.zeros((*size, 3), np.uint8))
+    drawn = []
+    for given in (outline, image):
+        np.random.seed(0)
+        drawn.append([(type(one), vars(one)) for one in augmentations(given).transforms])
+    assert drawn[0] == drawn[1]
+    assert outline.image.shape == image.image.shape
 
 
 def test_augmentations_that_look_at_pixels_are_not_drawn_by_size():
@@ -91,28 +89,28 @@ def test_augmentations_that_look_at_pixels_are_not_drawn_by_size():
 @pytest.mark.parametrize("flip", [{"horizontal": True}, {"horizontal": False, "vertical": True}])
 def test_what_is_not_enlarged_has_detectron2_s_pixels(write, image_format, flip):
     path = write(image(150, 203))
-    for scale in (0.1, 0.37, 0.9, 1.0):
+    for scale in (0.1, 0.37, 1.0):
         augmentations = [*large_scale_jitter(scale, scale, 203), T.RandomFlip(prob=1.0, **flip)]
         ours, theirs = both(path, drawn(augmentations, (150, 203)), image_format)
         assert ours.shape == (3, 203, 203) and torch.equal(ours, theirs)
 
 
-def test_an_enlarged_image_is_within_a_level_of_detectron2_s_and_of_float64(write):
+@pytest.mark.parametrize("scale", [1.01, 1.3, 2.0])
+def test_an_enlarged_image_is_within_a_level_of_detectron2_s_and_of_float64(write, scale):
     pixels = image(97, 131)
     path = write(pixels)
-    for seed, scale in enumerate((1.01, 1.3, 1.7, 2.0) * 3):
+    for seed in range(4):
         transforms = drawn([*large_scale_jitter(scale, scale, 131), *JITTER[2:]], (97, 131), seed)
         ours, theirs = both(path, transforms)
         assert (ours - theirs).abs().max() <= 1
-        resize = transforms.transforms[0]
+        resize, *rest = transforms.transforms
         exact = torch.from_numpy(pixels).permute(2, 0, 1)[None].double()
         exact = F.interpolate(exact, (resize.new_h, resize.new_w), mode="bilinear")[0]
-        rest = T.TransformList(transforms.transforms[1:])
-        exact = rest.apply_image(exact.permute(1, 2, 0).numpy()).transpose(2, 0, 1)
-        assert np.abs(ours.numpy() - exact).max() < 1
+        exact = T.TransformList(rest).apply_image(exact.permute(1, 2, 0).numpy())
+        assert np.abs(ours.numpy() - exact.transpose(2, 0, 1)).max() < 1
 
 
-@pytest.mark.parametrize("scale", [0.06, 0.12, 0.15, 0.24, 0.26, 0.6])
+@pytest.mark.parametrize("scale", [0.06, 0.12, 0.24, 0.26, 0.6])
 @pytest.mark.parametrize("size", [(403, 601), (400, 600)])
 def test_a_jpeg_that_shrinks_is_close_and_in_its_place(write, scale, size):
     """At a half, a fourth or an eighth of its size, too, where the last pixel is cut."""
@@ -121,31 +119,27 @@ def test_a_jpeg_that_shrinks_is_close_and_in_its_place(write, scale, size):
     difference = (ours - theirs).abs().double()
     assert (0 < difference.mean() < 3) if scale < 0.25 else (difference.max() == 0)
     # Half a pixel to any side would be further off than where it is
-    for shift in ((0, 1), (1, 0)):
-        for sign in (1, -1):
-            moved = torch.roll(theirs, [sign * s for s in shift], (1, 2))
-            halfway = (theirs + moved) / 2
-            assert (ours - halfway)[:, 2:-2, 2:-2].abs().mean() > difference[:, 2:-2, 2:-2].mean()
+    for shift in ((0, 1), (1, 0), (0, -1), (-1, 0)):
+        halfway = (theirs + torch.roll(theirs, shift, (1, 2))) / 2
+        assert (ours - halfway)[:, 2:-2, 2:-2].abs().mean() > difference[:, 2:-2, 2:-2].mean()
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_turned_images(write, turn, kind):
+def test_turned_images(write, turn):
     exif = Image.Exif()
     exif[274] = turn
-    path = write(image(80, 120), kind, exif=exif)
+    path = write(image(80, 120), "JPEG", exif=exif)
     size = ImageFile(path).size
     assert size == detection_utils.read_image(path).shape[:2]
     ours, theirs = both(path, drawn([*large_scale_jitter(0.7, 0.7, 120), *JITTER[2:]], size))
     assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("kind", ["L", "CMYK", "RGB with rubbish in it"])
-def test_jpegs_of_other_kinds_are_read_as_detectron2_reads_them(write, kind):
-    path = write(image(80, 120), "JPEG", kind.split()[0])
-    if "rubbish" in kind:
-        data = Path(path).read_bytes()
-        Path(path).write_bytes(data[:-2] + b"rubbish" * 9 + data[-2:])
+@pytest.mark.parametrize(("mode", "end"), [("L", b""), ("CMYK", b""), ("RGB", b"rubbish" * 9)])
+def test_jpegs_of_other_kinds_are_read_as_detectron2_reads_them(write, mode, end):
+    path = write(image(80, 120), "JPEG", mode)
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data[:-2] + end + data[-2:])
     ours, theirs = both(path, drawn(large_scale_jitter(0.7, 0.7, 120), (80, 120)))
     assert torch.equal(ours, theirs)
 
@@ -177,52 +171,46 @@ def star(rng, size):
     return points if shape.is_valid and shape.area > 1 else star(rng, size)
 
 
-def area_of_difference(ours, theirs):
-    ours, theirs = (shapely.union_all([shapely.Polygon(p) for p in ps]) for ps in (ours, theirs))
-    return ours.symmetric_difference(theirs).area
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_polygons_are_detectron2_s(seed):
     rng = np.random.default_rng(seed)
     size = (120, 160)
     objects = [[star(rng, size) for _ in range(rng.integers(0, 4))] for _ in range(8)]
-    before = [[p.copy() for p in parts] for parts in objects]
+    before = copy.deepcopy(objects)
     transforms = drawn(JITTER, size, seed)
     found = transform_polygons(objects, transforms)
-    assert len(found) == len(objects)
     for ours, parts, same in zip(found, objects, before, strict=True):
         assert all(map(np.array_equal, parts, same))
-        theirs = transforms.apply_polygons([part.copy() for part in parts])
+        theirs = transforms.apply_polygons(same)
         assert len(ours) == len(theirs)
-        assert area_of_difference(ours, theirs) < 1e-9
+        ours, theirs = (
+            shapely.union_all([shapely.Polygon(p) for p in ps]) for ps in (ours, theirs)
+        )
+        assert ours.symmetric_difference(theirs).area < 1e-9
 
 
 def test_polygons_under_transforms_of_their_own_kind():
-    objects = [[np.array([[10.0, 10], [30, 10], [30, 30]])], []]
-    transforms = T.TransformList(
-        [T.RotationTransform(50, 60, 30, expand=False), T.NoOpTransform(), T.VFlipTransform(50)]
-    )
-    (found, nothing) = transform_polygons(objects, transforms)
+    triangle = np.array([[10.0, 10], [30, 10], [30, 30]])
+    turn = T.RotationTransform(50, 60, 30, expand=False)
+    transforms = T.TransformList([turn, T.NoOpTransform(), T.VFlipTransform(50)])
+    (found, nothing) = transform_polygons([[triangle], []], transforms)
     assert nothing == []
-    np.testing.assert_allclose(found, transforms.apply_polygons([objects[0][0].copy()]))
+    np.testing.assert_allclose(found, transforms.apply_polygons([triangle.copy()]))
 
 
-def instance(rng, size, **changes):
+def instance(rng, size):
     polygons = [star(rng, size) for _ in range(rng.integers(1, 3))]
     corners = np.concatenate(polygons)
     return {
         "bbox": [*corners.min(0).tolist(), *corners.max(0).tolist()],
         "bbox_mode": BoxMode.XYXY_ABS,
         "category_id": int(rng.integers(80)),
-        "iscrowd": 0,
         "segmentation": [p.reshape(-1).tolist() for p in polygons],
         "keypoints": [v for _ in range(3) for v in (*rng.uniform(0, size[::-1]), 2)],
-        **changes,
     }
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kind", ["polygon", "bitmask", "runs", "no masks"])
 def test_a_sample_is_that_of_detectron2_s_way(write, tmp_path, kind, seed):
     rng, size = np.random.default_rng(seed), (120, 160)
@@ -233,7 +221,6 @@ def test_a_sample_is_that_of_detectron2_s_way(write, tmp_path, kind, seed):
         "sem_seg_file_name": str(tmp_path / "labels.png"),
         "height": size[0],
         "width": size[1],
-        "image_id": seed,
         "annotations": [instance(rng, size) for _ in range(6)],
         "proposal_boxes": rng.uniform(0, 60, (5, 2)).repeat(2, 1) + np.array([0, 0, 20, 20]),
         "proposal_objectness_logits": np.arange(5.0),
@@ -260,22 +247,15 @@ def test_a_sample_is_that_of_detectron2_s_way(write, tmp_path, kind, seed):
         np.random.seed(seed)
         samples.append(mapper(record))
     theirs, ours = samples
-    assert list(ours) == list(theirs) or set(ours) == set(theirs)
+    assert set(ours) == set(theirs)
     assert (ours["image"].int() - theirs["image"].int()).abs().max() <= 1
     assert ours["image"].is_contiguous() and ours["image"].dtype == torch.uint8
-    assert torch.equal(ours["sem_seg"], theirs["sem_seg"])
-    assert ours["sem_seg"].dtype == theirs["sem_seg"].dtype
+    torch.testing.assert_close(ours["sem_seg"], theirs["sem_seg"], rtol=0, atol=0)
     for name in ("proposals", "instances"):
-        assert len(ours[name]) == len(theirs[name])
-        assert set(ours[name].get_fields()) == set(theirs[name].get_fields())
-    assert torch.equal(
-        ours["proposals"].proposal_boxes.tensor, theirs["proposals"].proposal_boxes.tensor
-    )
-    ours, theirs = ours["instances"], theirs["instances"]
-    assert ours.image_size == theirs.image_size
-    assert torch.equal(ours.gt_boxes.tensor, theirs.gt_boxes.tensor)
-    assert torch.equal(ours.gt_classes, theirs.gt_classes)
-    assert torch.equal(ours.gt_keypoints.tensor, theirs.gt_keypoints.tensor)
-    if masks:
-        ours, theirs = (i.gt_masks.crop_and_resize(i.gt_boxes.tensor, 28) for i in (ours, theirs))
-        assert torch.equal(ours, theirs)
+        ours, theirs = (sample[name].get_fields() for sample in samples[::-1])
+        assert ours.keys() == theirs.keys()
+        for field, value in ours.items():
+            values = [value, theirs[field]]
+            if field == "gt_masks":
+                values = [v.crop_and_resize(ours["gt_boxes"].tensor, 28) for v in values]
+            assert torch.equal(*(getattr(v, "tensor", v) for v in values))
