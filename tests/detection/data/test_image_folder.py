@@ -18,53 +18,56 @@ def make(root, *names: str) -> ImageFolder:
     return ImageFolder(root)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a.jpg",
-        "a",
-        "A.JPG",
-        "images/a.jpg",
-        "./images/a.jpg",
-        "/home/ann/set1/images/a.jpg",
-        r"C:\pictures\images\a.jpg",
-        r"images\a.jpg",
-        "../../label-studio/media/upload/4/a.jpg",
-        "https://example.org/data/images/a.jpg?token=1%2F2",
-        "http://localhost:8080/data/local-files/?d=set1/images/a.jpg",
-        "s3://bucket/images/a.jpg",
-        "file:///images/%61.jpg",
-    ],
-)
-def test_an_image_is_found_by_the_end_of_its_name(tmp_path, name):
-    images = make(tmp_path, "images/a.jpg", "images/b.jpg")
-    assert images.named(name)[1] == {tmp_path / "images/a.jpg"}
+# The files of a folder, what labels call an image, and which it is
+NAMES = [
+    *(
+        (["images/a.jpg", "images/b.jpg"], name, "images/a.jpg")
+        for name in (
+            "a.jpg",
+            "a",
+            "A.JPG",
+            "./images/a.jpg",
+            "/home/ann/set1/images/a.jpg",
+            r"C:\pictures\images\a.jpg",
+            "../../label-studio/media/upload/4/a.jpg",
+            "https://example.org/data/images/a.jpg?token=1%2F2",
+            "http://localhost:8080/data/local-files/?d=set1/images/a.jpg",
+            "file:///images/%61.jpg",
+        )
+    ),
+    *((["images/a.jpg"], name, None) for name in ("", ".", "xa.jpg", "https://[/c.jpg", "a.jp")),
+    (["one/a.jpg", "two/a.jpg"], "set/one/a.jpg", "one/a.jpg"),
+    (["A.png", "a.png"], "a.png", "a.png"),  # capital letters tell these apart
+    # A folder in a name counts where it has images
+    (["cam1/0.png", "cam2/1.png"], "cam2/0.png", None),
+    (["cam1/0.png", "cam2/1.png"], "cam3/0.png", None),
+    (["cam1/0.png", "cam2/1.png"], "/home/me/cam3/0.png", "cam1/0.png"),
+    # The number of a project of Label Studio is no folder
+    (["greenhouse/a.png", "greenhouse/b.png"], "images/1/a.png", "greenhouse/a.png"),
+    (["greenhouse/a.png", "greenhouse/b.png"], "cameras/1/a.png", None),
+    # CVAT's exports name a folder of their subset, which the images are not in
+    *(
+        (["data/images/0.png"], name, "data/images/0.png")
+        for name in ("default/0.png", "images/0.png", "task_7/0.png", r"default\0.png")
+    ),
+    (["data/cam1/1.png", "data/cam2/1.png"], "default/cam2/1.png", "data/cam2/1.png"),
+    # Two endings of one format
+    (["a.jpeg"], "a.JPG", "a.jpeg"),
+    (["a.TIFF"], "a.tif", "a.TIFF"),
+    (["a.png"], "a.jpg", None),
+]
 
 
-@pytest.mark.parametrize("name", ["c.jpg", "", ".", "xa.jpg", "https://[/c.jpg", "a.jp"])
-def test_a_name_of_no_image(tmp_path, name):
-    assert make(tmp_path, "images/a.jpg").named(name) == ("", set())
+@pytest.mark.parametrize(("there", "name", "found"), NAMES)
+def test_an_image_is_found_by_the_end_of_its_name(tmp_path, there, name, found):
+    expected = set() if found is None else {tmp_path / found}
+    assert make(tmp_path, *there).named(name)[1] == expected
 
 
 def test_several_images_of_a_name(tmp_path):
     images = make(tmp_path, "one/a.jpg", "two/a.jpg", "A.png", "a.png")
-    assert len(images.named("a.jpg")[1]) == 2
-    assert images.named("set/one/a.jpg") == ("one/a.jpg", {tmp_path / "one/a.jpg"})
-    assert images.named("a.png")[1] == {tmp_path / "a.png"}  # capital letters tell these apart
-    assert len(images.named("A.PNG")[1]) == 2
-
-
-def test_a_folder_in_a_name_counts_where_it_has_images(tmp_path):
-    images = make(tmp_path, "cam1/0.png", "cam2/1.png")
-    assert images.named("cam2/0.png") == ("", set())
-    assert images.named("cam3/0.png") == ("", set())
-    assert images.named("/home/me/cam3/0.png")[1] == {tmp_path / "cam1/0.png"}
-
-
-def test_the_number_of_a_project_of_label_studio_is_no_folder(tmp_path):
-    images = make(tmp_path, "greenhouse/a.png", "greenhouse/b.png")
-    assert images.named("images/1/a.png")[1] == {tmp_path / "greenhouse/a.png"}
-    assert images.named("cameras/1/a.png") == ("", set())
+    assert len(images.named("a.jpg")[1]) == len(images.named("A.PNG")[1]) == 2
+    assert images.named("set/one/a.jpg")[0] == "one/a.jpg"
 
 
 def test_a_name_is_found_without_a_walk_over_the_images_that_end_alike(tmp_path, monkeypatch):
@@ -75,29 +78,10 @@ def test_a_name_is_found_without_a_walk_over_the_images_that_end_alike(tmp_path,
     assert read == ["lost/0.png"]
 
 
-@pytest.mark.parametrize("folder", ["", "images/", "data/images/"])
-@pytest.mark.parametrize("name", ["default/{}", "images/{}", "task_7/{}", "default\\{}"])
-def test_folders_that_say_nothing_of_their_images(tmp_path, folder, name):
-    """CVAT's exports name a folder of their subset, which the images are not in."""
-    images = make(tmp_path, f"{folder}0.png")
-    assert images.named(name.format("0.png"))[1] == {tmp_path / folder / "0.png"}
-    images = make(tmp_path, f"{folder}cam1/1.png", f"{folder}cam2/1.png")
-    assert images.named(name.format("cam2/1.png"))[1] == {tmp_path / folder / "cam2/1.png"}
-
-
-@pytest.mark.parametrize(
-    ("there", "name", "found"),
-    [("a.jpeg", "a.JPG", True), ("a.TIFF", "a.tif", True), ("a.png", "a.jpg", False)],
-)
-def test_two_endings_of_one_format(tmp_path, there, name, found):
-    assert bool(make(tmp_path, there).named(name)[1]) == found
-
-
-@pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_names_are_compared_in_one_form_of_unicode(tmp_path, form):
+@pytest.mark.parametrize(("form", "other"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_names_are_compared_in_one_form_of_unicode(tmp_path, form, other):
     images = make(tmp_path, unicodedata.normalize(form, "süß/café.jpg"))
-    for other in ("NFC", "NFD"):
-        assert images.named(unicodedata.normalize(other, "süß/café.jpg"))[1]
+    assert images.named(unicodedata.normalize(other, "süß/café.jpg"))[1]
 
 
 @pytest.mark.posix
