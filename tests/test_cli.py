@@ -1,5 +1,6 @@
 """The command ``lambda-det``, and the files of ``tools/`` that answer as they did before it."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -40,23 +41,13 @@ def test_every_command_has_a_help_with_its_name(name, capsys):
     assert not end.value.code
     printed = capsys.readouterr().out
     assert printed.startswith(f"usage: lambda-det {name} [-h]")
-
-
-@pytest.mark.parametrize("words", [[], ["--help"]])
-def test_the_list_of_commands(words, capsys):
-    assert cli.main(words) == 0
-    printed = capsys.readouterr().out
-    assert all(f"  {name} " in printed for name in cli.COMMANDS)
-
-
-def test_a_command_that_is_none(capsys):
-    assert cli.main(["tarin"]) == 2
-    assert "train" in capsys.readouterr().err
+    assert f"  {name} " in cli.usage()
 
 
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
+        ("tarin", "train"),
         ("train --data my --epohcs 3", "--epochs"),
         ("train --data my --sise=640", "--size"),
         ("check my --singel-class", "--single-class"),
@@ -71,8 +62,8 @@ def test_a_command_that_is_none(capsys):
     ],
 )
 def test_a_flag_that_there_is_not_gets_a_near_one(capsys, words, hint):
-    with pytest.raises(SystemExit):
-        cli.main(words.split())
+    with contextlib.suppress(SystemExit):
+        assert cli.main(words.split()) == 2
     assert f"did you mean {hint}" in capsys.readouterr().err
 
 
@@ -111,12 +102,6 @@ def test_train_does_what_the_file_says(file, task, keys, started, tmp_path, monk
     ((found, config, opts),) = started
     assert (found, config) == (task, str(CONFIGS / file))
     assert " ".join(opts) == " ".join([*pair, keys])
-
-
-def test_train_wants_a_file_or_data(capsys):
-    assert cli.main(["train", "OUTPUT_DIR", "a"]) == 2
-    error = capsys.readouterr().err
-    assert "--config FILE" in error and "--data DIR" in error
 
 
 def test_a_file_that_is_there_comes_before_one_that_lambda_det_brings(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from detectron2.config import CfgNode, get_cfg
 from lambda_det import get_config
 from lambda_det.classification.config import get_classification_config
 from lambda_det.config import SOLVER_KEYS, add_lambda_config, leaves
+from lambda_det.detection.registry import EVALUATORS
 from tests.tool import load_tool
 
 pytestmark = pytest.mark.checkout
@@ -33,6 +34,9 @@ MODULE = re.compile(r"\b(?:lambda_det|tests)(?:\.\w+)+\b")
 KEY = re.compile(r"\b(?:MODEL|DATA|DATASETS|DATALOADER|INPUT|SOLVER|TEST)(?:\.[A-Z0-9_]+)+\b")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]+))?\)")
 PLACEHOLDER = re.compile(r"[A-Z]{2,}\w*\.(?:py|yaml)$")  # configs/RECIPE.yaml
+# Names that are free on PyPI, where anybody may register what an installation would then run
+UNREGISTERED = {"lambda-det", "lambda_det", "detectron2", "panopticapi"}
+INSTALLED = re.compile(r"\bpip3? install ([^`;|&#\n]*)")
 DEEPLAB_KEYS = {"MODEL.RESNETS.RES4_DILATION", "MODEL.RESNETS.RES5_MULTI_GRID"}
 
 
@@ -85,6 +89,15 @@ def test_what_a_page_names_exists(page):
             linked = page.parent / target if target else page
             assert linked.exists(), target
             assert not section or section in _sections(linked), f"{target}#{section}"
+
+
+def test_nobody_is_told_to_install_a_name_that_is_not_registered():
+    assert not UNREGISTERED & {evaluator.package for evaluator in EVALUATORS.values()}
+    for file in [*PAGES, *ROOT.glob("lambda_det/**/*.py"), ROOT / "Dockerfile"]:
+        words = " ".join(INSTALLED.findall(file.read_text("utf-8"))).split()
+        assert not UNREGISTERED & {
+            re.split(r"[\[<>=]", word.strip("\"'.,)"))[0] for word in words
+        }, file
 
 
 def test_the_readme_is_one_page_with_its_two_commands():

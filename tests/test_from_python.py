@@ -1,19 +1,14 @@
 """Training and runs from Python: what goes to the commands' functions, and what comes back."""
 
-import argparse
 import json
 import logging
-from inspect import signature
 
 import pytest
 
 import lambda_det
-from lambda_det import cli, get_config
+from lambda_det import get_config
 from lambda_det.detection.config import Prepared
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError, naming_arguments
-from lambda_det.export.sources import network_of_run, network_to_export
-from lambda_det.own_data.evaluate import evaluate
-from lambda_det.own_data.report.run_page import build_report
 from lambda_det.training.log import BufferedLog
 from tests.shapes import make_shapes
 from tests.training.tiny_detector import save_run
@@ -80,21 +75,15 @@ def test_a_tilde_is_the_home_folder(started, monkeypatch, tmp_path):
     run = lambda_det.train("~/data", images="~/images", output="~", **{"MODEL.WEIGHTS": "~/w.pth"})
     (args,) = started
     assert run.folder == tmp_path == lambda_det.Run("~").folder
-    assert args.data == str(tmp_path / "data") and args.train_images == str(tmp_path / "images")
-    assert args.opts[:2] == ["MODEL.WEIGHTS", str(tmp_path / "w.pth")]
-    assert args.opts[-1] == str(tmp_path)
+    found = [args.data, args.train_images, args.opts[1], args.opts[-1]]
+    assert found == [str(tmp_path / name) for name in ("data", "images", "w.pth", "")]
     monkeypatch.setattr("lambda_det.own_data.evaluate.evaluate", lambda *_, **options: options)
     given = {name: f"~/{name}" for name in ("data", "labels", "images", "output")}
     expected = {name: str(tmp_path / name) for name in given}
     assert run.evaluate(**given) == {"part": None, **expected}
-    for use in (
-        lambda: lambda_det.check("~/labels"),
-        lambda: lambda_det.Predictor("~/run"),
-        lambda: run.report("~/page"),
-        lambda: run.export("~/file"),
-    ):
+    for use in (lambda_det.check, lambda_det.Predictor, run.report, run.export):
         with pytest.raises(UserError, match=str(tmp_path)):
-            use()
+            use("~/nowhere")
     assert not (tmp_path / "~").exists()
 
 
@@ -120,51 +109,6 @@ def test_advice_from_python_names_arguments(sentence, said):
     with pytest.raises(DataError) as raised:
         naming_arguments()(fail)()
     assert str(raised.value) == said
-
-
-# Of each command the functions of Python, and what is no argument of theirs, with the reason
-_FUNCTIONS = {
-    "check": (
-        (lambda_det.check,),
-        {"data": "labels is the folder", "dataset": "a name of the catalogue"},
-    ),
-    "predict": (
-        (lambda_det.Predictor.__init__,),
-        {
-            **dict.fromkeys(("input", "dataset", "limit"), "a Predictor is called on images"),
-            **dict.fromkeys(("output", "no_labels", "overwrite"), "of Prediction.save"),
-            **dict.fromkeys(("json", "csv", "format"), "a Prediction has arrays and to_dict"),
-            "opts": "source may be a configuration",
-        },
-    ),
-    "evaluate": (
-        (lambda_det.Run.evaluate, evaluate),
-        {"report": "Run.report", "device": "MODEL.DEVICE of opts"},
-    ),
-    "report": ((lambda_det.Run.report, build_report), {"curves": "Run.plot_curves"}),
-    "export": ((lambda_det.Run.export, network_to_export, network_of_run), {"source": "the run"}),
-}
-_RENAMED = {"no_images": "open_images", "json": "labels", "score_threshold": "score"}
-_RENAMED |= {"together": "batch", "runs": "run", "output": "path"}
-
-
-@pytest.mark.parametrize("command", _FUNCTIONS)
-def test_every_option_of_a_command_has_its_argument(command, monkeypatch):
-    """So that what a page says of a flag is true of Python as well."""
-
-    def parse(parser, *_, **__):
-        raise KeyboardInterrupt(*(action.dest for action in parser._actions))
-
-    for name in ("parse_known_args", "parse_known_intermixed_args"):
-        monkeypatch.setattr(argparse.ArgumentParser, name, parse)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        cli.main([command])
-    functions, others = _FUNCTIONS[command]
-    arguments = {name for function in functions for name in signature(function).parameters}
-    arguments.add("help")
-    flags = set(caught.value.args)
-    missing = {f for f in flags if not {f, _RENAMED.get(f)} & arguments} - others.keys()
-    assert not missing and others.keys() <= flags
 
 
 def test_the_folder_of_a_run(tmp_path):
@@ -213,26 +157,26 @@ def test_a_data_set_is_checked(tmp_path, capsys):
 
 
 def test_each_run_of_a_process_has_its_log(tmp_path, capsys):
-    shown, hidden, of_others = map(
-        logging.getLogger,
-        ("lambda_det.training.log", "lambda_det.weights.loading", "detectron2.data.build"),
-    )
+    """The screen has what a run shows, and the file all; a quiet one shows nothing of the rest."""
+    names = ("lambda_det.training.log", "lambda_det.weights.loading", "detectron2.data.build")
+    shown, hidden, of_others = map(logging.getLogger, names)
     for name in "ab":
         (tmp_path / name).mkdir()
         with BufferedLog(quiet=name == "b") as log:
             shown.info(f"before {name}")
             log.open(str(tmp_path / name))
             hidden.info(f"in {name}")
-            of_others.info("of others")
-        text = (tmp_path / name / "log.txt").read_text("utf-8")
-        assert text.count(f"before {name}") == text.count(f"in {name}") == 1
-        assert text.count("of others") == 1
+            of_others.info(f"of others in {name}")
+    texts = [(tmp_path / name / "log.txt").read_text("utf-8") for name in "ab"]
     printed = capsys.readouterr().out
-    assert [printed.count(words) for words in ("before a", "in a", "before b", "in b")] == [
-        1,
-        1,
-        1,
-        0,
-    ]
-    assert "of others" not in printed
-    assert "in b" not in (tmp_path / "a" / "log.txt").read_text("utf-8")
+    counts = {
+        words: [text.count(words) for text in (*texts, printed)]
+        for words in ("before a", "in a", "before b", "in b", "of others")
+    }
+    assert counts == {
+        "before a": [1, 0, 1],
+        "in a": [2, 0, 1],
+        "before b": [0, 1, 1],
+        "in b": [0, 2, 0],
+        "of others": [1, 1, 0],
+    }

@@ -73,29 +73,18 @@ def test_the_import_name_is_restored_everywhere(carrier, tmp_path):
 @pytest.mark.slow
 def test_pip_installs_the_result(carrier, tmp_path, monkeypatch):
     tool.write_source(carrier, tmp_path / "source")
-    wheels, site = tmp_path / "wheels", tmp_path / "site"
-    options = ["--no-deps", "--no-build-isolation"]
-    tool.pip("wheel", *options, f"--wheel-dir={wheels}", str(tmp_path / "source"))
-    [wheel] = wheels.iterdir()
-    with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if name.startswith("detectron2/")}
-        archive.extractall(site)
-    assert "detectron2/model_zoo/configs/v0.5/a.yaml" in names and len(names) == 3
+    site = tmp_path / "site"
+    options = ("--no-deps", "--no-build-isolation", f"--target={site}")
+    tool.pip("install", *options, str(tmp_path / "source"))
     [found] = importlib.metadata.distributions(path=[str(site)])
     assert (found.name, found.version) == ("detectron2", "0.6")
-    assert found.metadata["License"] == "Apache-2.0"
-    licence, notice = (
-        next(path for path in found.files if path.name == name).read_text()
-        for name in ("LICENSE", "NOTICE")
-    )
-    assert "END OF TERMS AND CONDITIONS" in licence
-    assert tool.CARRIER in notice and tool.CARRIER_SHA256 in notice
+    texts = {path.name: path.read_text() for path in found.files if path.suffix in ("", ".yaml")}
+    assert "END OF TERMS AND CONDITIONS" in texts["LICENSE"] and "a.yaml" in texts
+    assert tool.CARRIER in texts["NOTICE"] and tool.CARRIER_SHA256 in texts["NOTICE"]
     monkeypatch.setenv("PYTHONPATH", str(site))
     code = "import detectron2; print(detectron2.NAME, detectron2.__file__)"
-    assert tool.python(code).split() == [
-        "detectron2.utils",
-        str(site / "detectron2" / "__init__.py"),
-    ]
+    place = site / "detectron2" / "__init__.py"
+    assert tool.python(code).split() == ["detectron2.utils", str(place)]
 
 
 @pytest.mark.slow
@@ -137,16 +126,10 @@ def test_pip_is_not_to_ask_before_it_removes(monkeypatch):
     commands = []
     monkeypatch.setattr(tool, "run", commands.append)
     tool.pip("uninstall", "detectron2")
-    tool.pip("install", "x")
-    assert [command[3:] for command in commands] == [
-        ["uninstall", "--yes", "detectron2"],
-        ["install", "x"],
-    ]
+    assert commands[0][3:] == ["uninstall", "--yes", "detectron2"]
 
 
-@pytest.mark.parametrize(
-    "text", ['__version__ = "0.7"', "import no_such_module_anywhere"], ids=["whole", "broken"]
-)
+@pytest.mark.parametrize("text", ['__version__ = "0.7"', "import no_such_module_anywhere"])
 def test_a_detectron2_that_is_there_is_left_alone(text, tmp_path, monkeypatch, capsys):
     """A broken one is named."""
     monkeypatch.setattr(tool, "check_dependencies", lambda: None)
@@ -159,28 +142,17 @@ def test_a_detectron2_that_is_there_is_left_alone(text, tmp_path, monkeypatch, c
     is_whole = "version" in text
     assert tool.install("auto") == is_whole
     printed = capsys.readouterr()
-    assert "pip uninstall detectron2" in printed.out + printed.err
-    if is_whole:
-        assert f"0.7 in {package}" in printed.out
-    else:
-        assert str(tmp_path) in printed.err and "no_such_module_anywhere" in printed.err
-        assert printed.err.count("\n") == 1
+    said = printed.out if is_whole else printed.err
+    words = [f"0.7 in {package}"] if is_whole else [str(package), "no_such_module_anywhere"]
+    assert all(word in said for word in [*words, "pip uninstall detectron2"])
 
 
-@pytest.mark.parametrize("module", ["omegaconf", "setuptools"])
-def test_missing_dependencies_are_named(module, tmp_path, monkeypatch, capsys):
-    (tmp_path / f"{module}.py").write_text(f"raise ImportError('No module named {module}')\n")
+def test_a_missing_dependency_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "omegaconf.py").write_text("raise ImportError('No module named omegaconf')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert not tool.install("auto")
     error = capsys.readouterr().err
-    assert "pip install -r requirements.txt" in error and module in error
-
-
-def test_git_comes_first(nothing_there, tmp_path, monkeypatch):
-    fake_command(tmp_path, "git", "exit 0", monkeypatch)
-    assert tool.install("auto")
-    address = f"git+{tool.GIT_URL}@{tool.GIT_COMMIT}"
-    assert nothing_there == [("install", "--no-build-isolation", "--no-deps", address)]
+    assert "requirements.txt" in error and "omegaconf" in error
 
 
 BUILD = "error: command 'g++' failed: No such file or directory"
@@ -216,20 +188,21 @@ def test_without_git_or_a_build_the_wheel_is_taken_and_said_before(
     assert tool.install("auto")
     fetched, installed = nothing_there
     assert "--require-hashes" in fetched and "--no-build-isolation" in installed
-    for part in (reason, tool.CARRIER, "not on PyPI", "another project", "because", "is deleted"):
-        assert part in printed_before[0]
+    assert reason in printed_before[0] and tool.CARRIER in printed_before[0]
 
 
 def test_nothing_reachable_ends_in_one_sentence(nothing_there, tmp_path, monkeypatch, capsys):
-    fake_command(tmp_path, "git", "exit 128", monkeypatch)
+    """Git comes first."""
 
     def pip(*arguments):
-        raise NotInstalled("ERROR: No matching distribution found for labgym==3.1.2")
+        raise NotInstalled(f"no answer about {arguments[-1]}")
 
     monkeypatch.setattr(tool, "pip", pip)
+    fake_command(tmp_path, "git", "exit 0", monkeypatch)
     assert not tool.install("auto")
     output = capsys.readouterr()
-    assert "labgym==3.1.2" in output.out
+    address = f"git+{tool.GIT_URL}@{tool.GIT_COMMIT}"
+    assert 0 < output.out.index(address) < output.out.index("--requirement=")
     assert output.err.startswith("error: ") and output.err.count("\n") == 1
 
 
