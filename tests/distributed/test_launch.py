@@ -1,4 +1,7 @@
-"""How processes are started, what is refused before any of them is, and how they end together."""
+"""How processes are started, what is refused before any of them is, and how they end together.
+
+tests/reliability/test_ends.py has the signals to a command with several processes.
+"""
 
 import argparse
 import functools
@@ -6,7 +9,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import time
 from multiprocessing import resource_tracker
 
 import pytest
@@ -18,9 +20,8 @@ from lambda_det.distributed import launch as launch_module
 from lambda_det.distributed.connection import on_main_process
 from lambda_det.distributed.devices import check_device
 from lambda_det.distributed.launch import launch
-from lambda_det.distributed.signals import SIGNALS, catch_signals, received_signal, start_tracker
-from lambda_det.errors import PREEMPTED_STATUS, ConfigError, DataError, Preempted, UserError
-from tests.processes import descendants, wait_for_the_end_of, wait_until
+from lambda_det.distributed.signals import SIGNALS, start_tracker
+from lambda_det.errors import ConfigError, DataError, UserError
 
 
 def _args(*argv: str) -> argparse.Namespace:
@@ -114,77 +115,6 @@ def test_two_machines_meet_and_have_the_same_number_of_processes(tmp_path, of_se
         machines[1].join(60)
         machines[0].kill()  # it waits for the second
         assert "--num-gpus is 2 here and 1 on" in (tmp_path / "machine 1").read_text()
-
-
-def _wait_for_a_signal(args, *, catches):
-    """Stands for a training before its loop, or (``catches``) in it; rank 1 ends later."""
-    folder = args.opts[1]
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)  # as in a process that is not forked
-    if not catches:
-        open(f"{folder}/{comm.get_rank()}", "w").close()
-        time.sleep(600)
-    with catch_signals():
-        open(f"{folder}/{comm.get_rank()}", "w").close()
-        wait_until(received_signal)
-        time.sleep(comm.get_rank())
-        raise Preempted(f"{comm.get_rank()} has saved after {received_signal()}")
-
-
-def _parent(folder, catches):
-    """A command that runs two processes, as a user starts it."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        work = functools.partial(_wait_for_a_signal, catches=catches)
-        launch(work, _args("--num-gpus", "2", "FOLDER", str(folder)), device="cpu")
-    except Preempted as stop:
-        (folder / "message").write_text(str(stop))
-        os._exit(PREEMPTED_STATUS)
-    os._exit(9)
-
-
-@pytest.fixture
-def command(forked, tmp_path):
-    """Start a command with two processes; it, and they, once they work."""
-
-    def start(catches):
-        resource_tracker.ensure_running()  # else the command starts one, which ends after it
-        process = multiprocessing.get_context("fork").Process(
-            target=_parent, args=(tmp_path, catches)
-        )
-        process.start()
-        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
-        members = descendants(process.pid)
-        assert len(members) >= 2
-        return process, members
-
-    return start
-
-
-@pytest.mark.slow
-@pytest.mark.posix
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_passed_on_and_the_end_waited_for(command, tmp_path, number):
-    process, members = command(catches=True)
-    os.kill(process.pid, number)
-    process.join(60)
-    assert process.exitcode == PREEMPTED_STATUS
-    assert (tmp_path / "message").read_text() == f"0 has saved after {number}"
-    wait_for_the_end_of(members, seconds=0)
-
-
-@pytest.mark.slow
-@pytest.mark.posix
-@pytest.mark.parametrize(("name", "catches"), [("SIGTERM", False), ("SIGKILL", True)])
-def test_no_process_outlives_the_command(command, name, catches):
-    """A signal before the training begins ends all, as one that nobody can catch does."""
-    number = getattr(signal, name)
-    process, members = command(catches=catches)
-    os.kill(process.pid, number)
-    process.join(60)
-    assert process.exitcode == -number
-    wait_for_the_end_of(members, seconds=20)
 
 
 @pytest.mark.posix

@@ -5,7 +5,6 @@ one. OMP_NUM_THREADS gives the number of threads.
 """
 
 import contextlib
-import multiprocessing.util
 import os
 import signal
 import sys
@@ -28,10 +27,8 @@ class Kill:
     Attributes:
         at: "time", so many seconds after training has begun; "operation", just before the process
             opens, renames, links or removes files of checkpoints for the n-th time; "temporary", so
-            many seconds after a checkpoint that is not complete yet is seen in the folder; "stall",
-            not at all, but the disk takes so many seconds for the first checkpoint.
-        amount: those seconds, or that n; with n = 0 it is not killed, and the log ends with
-            "operations N".
+            many seconds after a checkpoint that is not complete yet is seen in the folder.
+        amount: those seconds, or that n.
     """
 
     at: str
@@ -85,8 +82,6 @@ def _main(tool: str, words: list[str], log: str, kill: Kill | None) -> None:
     as_started()
     if kill and kill.at == "time":
         threading.Thread(target=_kill_after, args=(kill.amount,), daemon=True).start()
-    if kill and kill.at == "stall":
-        _stall_once(kill.amount)
     if kill and kill.at == "operation":
         _kill_before_operation(int(kill.amount))
 
@@ -110,23 +105,8 @@ def _kill_after(seconds: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _stall_once(seconds: float) -> None:
-    sync = os.fsync
-
-    def stalled(file: int) -> None:
-        os.fsync = sync
-        print("stalls", flush=True)
-        time.sleep(seconds)
-        print("goes on", flush=True)
-        sync(file)
-
-    os.fsync = stalled
-
-
 def _kill_before_operation(number: int) -> None:
     seen = 0
-    if number == 0:
-        multiprocessing.util.Finalize(None, lambda: print("operations", seen), exitpriority=0)
 
     def count(event: str, args: tuple) -> None:
         nonlocal seen

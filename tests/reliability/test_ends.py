@@ -57,8 +57,8 @@ checkpointer.check_checkpoint = check
 """
 
 
-# Goes before it, for a signal that is handled while the first process forks a loader process of its
-# first evaluation, where Python drops what a handler raises
+# Goes before it, for a signal that is handled while a loader process of the first evaluation is
+# forked, where Python drops what a handler raises
 AT_A_FORK = """
 import os
 import signal
@@ -71,10 +71,8 @@ def evaluate(*args, evaluate=DetectionTask.evaluate, **options):
     return evaluate(*args, **options)
 
 def after_a_fork():
-    if forks == ["none yet"] and os.environ.get("RANK", "0") == "0":
+    if forks == ["none yet"]:
         forks.clear()
-        if "RANK" in os.environ:
-            os.kill(os.getppid(), signal.SIGTERM)  # which passes it on to both
         signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
 
 DetectionTask.evaluate = evaluate
@@ -188,11 +186,6 @@ class Command:
             time.sleep(1)  # longer than between copies of one press
             self.send(signal.SIGINT, [pid for pid in self.all() if is_alive(pid)])
 
-    def kill(self) -> None:
-        """Kill what still runs of it."""
-        for pid in filter(is_alive, [self.pid, *descendants(self.pid)]):
-            os.kill(pid, signal.SIGKILL)
-
     def all(self) -> list[int]:
         return sorted(self._started)
 
@@ -233,44 +226,28 @@ def whole(words, tmp_path_factory) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize(("processes", "how"), [("one", "forked"), ("two", "forked"), SPAWNED])
 def test_a_scheduler_s_signals_save_all(processes, how, words, whole, tmp_path):
-    """To the command alone, and to all of its processes, as Slurm sends them."""
+    """To the command alone, and to all of its processes, as Slurm and a terminal's Ctrl-C do."""
     command = Command(processes, words, tmp_path / "run")
-    for number, to_all in ((signal.SIGTERM, False), (signal.SIGUSR1, True)):
+    for number, to_all in ((signal.SIGTERM, False), (signal.SIGUSR1, True), (signal.SIGINT, True)):
         command.start(how)
         command.wait_for_a_checkpoint()
         command.send(number, command.all() if to_all else None)
-        assert command.end() == PREEMPTED_STATUS, command.printed
+        is_ctrl_c = number == signal.SIGINT
+        status = INTERRUPTED_STATUS if is_ctrl_c else PREEMPTED_STATUS
+        assert command.end() == status, command.printed
         last = command.printed.strip().splitlines()[-1]
-        assert last.startswith(f"Stopped by {number.name} after step"), command.printed
-    command.run()
-    assert_same_run(whole(processes), command.folder)
-    assert "Traceback" not in command.printed
-
-
-@pytest.mark.parametrize(("processes", "how"), [("one", "forked"), ("two", "forked"), SPAWNED])
-def test_ctrl_c_saves_all(processes, how, words, whole, tmp_path):
-    """A terminal sends it to all processes of the command; a second one stops at once."""
-    command = Command(processes, words, tmp_path / "run")
-    command.start(how)
-    command.wait_for_a_checkpoint()
-    command.send(signal.SIGINT, command.all())
-    assert command.end() == INTERRUPTED_STATUS, command.printed
+        name = "Ctrl-C" if is_ctrl_c else number.name
+        assert last.startswith(f"Stopped by {name} after step"), command.printed
     assert command.printed.count("press Ctrl-C again") == 1
-    last = command.printed.strip().splitlines()[-1]
-    assert last.startswith("Stopped by Ctrl-C after step"), command.printed
     command.run()
     assert_same_run(whole(processes), command.folder)
     assert "Traceback" not in command.printed
 
 
-@pytest.mark.parametrize("processes", ["one", "two"])
-def test_a_signal_while_an_evaluation_forks_ends_it_soon(processes, words, tmp_path):
-    command = Command(processes, [*words, "TEST.EVAL_PERIOD", "4"], tmp_path / "run")
+def test_a_signal_while_an_evaluation_forks_ends_it_soon(words, tmp_path):
+    command = Command("one", [*words, "TEST.EVAL_PERIOD", "4"], tmp_path / "run")
     command.start("at a fork")
-    try:
-        assert command.end() == PREEMPTED_STATUS, command.printed
-    finally:  # else a process that waits for another does so for half an hour
-        command.kill()
+    assert command.end() == PREEMPTED_STATUS, command.printed
     last = command.printed.strip().splitlines()[-1]
     assert last.startswith("Stopped by SIGTERM after step 4; "), command.printed
     assert "Total inference" not in (command.folder / "log.txt").read_text()
@@ -322,15 +299,14 @@ def test_any_process_may_be_killed(how, words, whole, tmp_path):
     assert ["SIGKILL" in line or "DataLoader worker" in line for line in said] == [True] * 3
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
-def test_a_signal_during_the_start_ends_it(name, words, tmp_path):
-    """tests/distributed/test_launch.py has that of several processes that are forked."""
-    number = getattr(signal, name)
-    command = Command("one", words, tmp_path / "run")
+@pytest.mark.parametrize("processes", ["one", "two"])
+def test_a_signal_during_the_start_ends_it(processes, words, tmp_path):
+    command = Command(processes, words, tmp_path / "run")
     command.start("waiting")
     wait_until((tmp_path / "run.starts").exists)
-    command.send(number)
-    assert command.end() == -number
+    command.note_what_is_there()
+    command.send(signal.SIGTERM)
+    assert command.end() == -signal.SIGTERM
     assert not (tmp_path / "run").exists()
 
 

@@ -86,7 +86,6 @@ _OF_TWO = ["SOLVER.ACCUMULATE_GRADIENTS", "1"]
 # How the run is started, what it sets, and what it has written before it is killed
 MOMENTS = {
     "start": ([TOOL], [], ""),
-    "step": ([TOOL], [], "last_checkpoint"),
     "evaluation": ([TOOL], ["TEST.EVAL_PERIOD", "1"], "inference"),
     "torchrun": ([*TORCHRUN, TOOL], _OF_TWO, "last_checkpoint"),
     "torchrun's launcher": (["-c", forked.LAUNCHER, TOOL], _OF_TWO, "last_checkpoint"),
