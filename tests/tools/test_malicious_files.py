@@ -12,7 +12,7 @@ from lambda_det.export import command_line as export_model
 from tests.classification.tiny import RECIPE, make_images
 from tests.malicious import write_malicious
 from tests.tool import load_tool
-from tests.training.tiny_detector import CONFIG, save_run
+from tests.training.tiny_detector import save_run
 
 lazyconfig_train_net = load_tool("lazyconfig_train_net")
 train_imagenet = load_tool("train_imagenet")
@@ -38,92 +38,79 @@ def run(_run, tmp_path):
     return shutil.copytree(_run, tmp_path / "run")
 
 
-def _refused(main, words, capsys, mark, *expected):
-    assert main([str(word) for word in words]) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("error: "), last
-    for part in expected:
-        assert part in last
-    assert not mark.exists()
+@pytest.fixture
+def refused(capsys, mark):
+    """See that a command refuses a file, which it names, and that no program ran."""
+
+    def refused(main, named, *words):
+        assert main([str(word) for word in words]) == 2
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last.startswith("error: ") and str(named) in last, last
+        assert not mark.exists()
+
+    return refused
 
 
-ENDINGS = pytest.mark.parametrize("ending", [".pth", ".pkl", ".pyth"])
+@pytest.mark.parametrize("ending", [".pth", ".pkl"])
+def test_the_files_would_run_the_program(tmp_path, mark, ending):
+    path = write_malicious(tmp_path / f"evil{ending}", mark)
+    with open(path, "rb") as file:
+        torch.load(file, weights_only=False) if ending == ".pth" else pickle.load(file)
+    assert mark.exists()
 
 
-def test_the_files_would_run_the_program(tmp_path, mark):
-    for ending in (".pth", ".pkl"):
-        path = write_malicious(tmp_path / f"evil{ending}", mark)
-        with open(path, "rb") as file:
-            torch.load(file, weights_only=False) if ending == ".pth" else pickle.load(file)
-        assert mark.exists()
-        mark.rmdir()
+def _train(config, *words):
+    return ["--config-file", config, *words]
 
 
-@ENDINGS
-@pytest.mark.parametrize("flags", [[], ["--eval-only"]], ids=["train", "evaluate"])
-def test_weights_of_a_detector(tmp_path, capsys, mark, ending, flags):
-    (tmp_path / "c.yaml").write_text(CONFIG)
+EVALUATES = pytest.mark.parametrize("flags", [[], ["--eval-only"]], ids=["train", "evaluate"])
+
+
+@pytest.mark.parametrize("ending", [".pth", ".pkl", ".pyth"])
+@EVALUATES
+def test_weights_of_a_detector(tmp_path, refused, mark, run, ending, flags):
     evil = write_malicious(tmp_path / f"evil{ending}", mark)
-    words = ["--config-file", tmp_path / "c.yaml", *flags, "MODEL.WEIGHTS", evil]
-    words += ["OUTPUT_DIR", tmp_path / "run"]
-    _refused(train_net.main, words, capsys, mark, str(evil), "refused")
-    assert not (tmp_path / "run").exists()
+    words = [*flags, "MODEL.WEIGHTS", evil, "OUTPUT_DIR", tmp_path / "new"]
+    refused(train_net.main, evil, *_train(run / "config.yaml", *words))
+    refused(predict.main, evil, evil, "--input", run, "--output", tmp_path / "out")
+    for main, target in ((export_backbone.main, "b.pth"), (export_model.main, "m.onnx")):
+        refused(main, evil, evil, tmp_path / target)
+        assert not (tmp_path / target).exists()
+    assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("flags", [[], ["--eval-only"]], ids=["train", "evaluate"])
-@pytest.mark.parametrize(
-    "main", [train_net.main, train_imagenet.main], ids=["detector", "imagenet"]
-)
-def test_a_checkpoint_to_resume(tmp_path, capsys, mark, main, flags):
-    run = tmp_path / "run"
-    run.mkdir()
-    evil = write_malicious(run / "model_0000005.pth", mark)
-    (run / "last_checkpoint").write_text(evil.name)
-    if main is train_net.main:
-        (tmp_path / "c.yaml").write_text(CONFIG)
-        data = []
-    else:
-        (tmp_path / "c.yaml").write_text(RECIPE)
+@EVALUATES
+@pytest.mark.parametrize("main", [train_net.main, train_imagenet.main], ids=["detector", "images"])
+def test_a_checkpoint_to_resume(tmp_path, refused, mark, run, main, flags):
+    folder = tmp_path / "resumed"
+    folder.mkdir()
+    evil = write_malicious(folder / "model_0000005.pth", mark)
+    (folder / "last_checkpoint").write_text(evil.name)
+    config, data = run / "config.yaml", []
+    if main is train_imagenet.main:
+        config = tmp_path / "recipe.yaml"
+        config.write_text(RECIPE)
         make_images(tmp_path)
         data = ["DATA.TRAIN", tmp_path / "train", "DATA.VAL", tmp_path / "val"]
-    words = ["--config-file", tmp_path / "c.yaml", "--resume", *flags, *data, "OUTPUT_DIR", run]
-    _refused(main, words, capsys, mark, "model_0000005.pth", "could run a program")
+    words = _train(config, "--resume", *flags, *data, "OUTPUT_DIR", folder)
+    refused(main, "model_0000005.pth", *words)
+
+
+def test_a_run_to_predict_with(tmp_path, refused, mark, run):
+    evil = write_malicious(run / "model_final.pth", mark)
+    refused(predict.main, evil, run, "--input", run, "--output", tmp_path / "out")
 
 
 @pytest.mark.parametrize("place", ["OUTPUT_DIR", "MODEL"])
-def test_a_configuration(tmp_path, capsys, mark, place, run):
+def test_a_configuration(tmp_path, refused, mark, place, run):
     """As --config-file, and as the config.yaml of a run."""
     evil = f"{place}: !!python/object/apply:os.mkdir ['{mark}']\n"
     (tmp_path / "evil.yaml").write_text(evil)
     for main in (train_net.main, lazyconfig_train_net.main, train_imagenet.main):
-        _refused(main, ["--config-file", tmp_path / "evil.yaml"], capsys, mark)
-    good = tmp_path / "c.yaml"
-    good.write_text(CONFIG)
+        refused(main, "", *_train(tmp_path / "evil.yaml"))
+    good = shutil.copy(run / "config.yaml", tmp_path)
     (run / "config.yaml").write_text(evil)
-    words = ["--config-file", good, "--resume", "OUTPUT_DIR", run]
-    _refused(train_net.main, words, capsys, mark)
-    words = [run, "--input", good, "--output", tmp_path / "out"]
-    _refused(predict.main, words, capsys, mark)
-    _refused(export_model.main, [run, tmp_path / "d.onnx"], capsys, mark)
-    words = [run / "model_final.pth", tmp_path / "b.pth"]
-    _refused(export_backbone.main, words, capsys, mark)
-
-
-@ENDINGS
-def test_weights_to_predict_with(tmp_path, capsys, mark, ending, run):
-    evil = write_malicious(tmp_path / f"evil{ending}", mark)
-    words = ["--input", run / "config.yaml", "--output", tmp_path / "out"]
-    _refused(predict.main, [evil, *words], capsys, mark, str(evil), "refused")
-    write_malicious(run / "model_final.pth", mark)
-    _refused(predict.main, [run, *words], capsys, mark, "model_final.pth", "refused")
-
-
-@ENDINGS
-def test_a_checkpoint_to_export(tmp_path, capsys, mark, ending):
-    evil = write_malicious(tmp_path / f"evil{ending}", mark)
-    words = [evil, tmp_path / "backbone.pth"]
-    _refused(export_backbone.main, words, capsys, mark, str(evil), "refused")
-    words = [evil, tmp_path / "model.onnx"]
-    _refused(export_model.main, words, capsys, mark, str(evil), "refused")
-    assert not (tmp_path / "model.onnx").exists()
-    assert not (tmp_path / "backbone.pth").exists()
+    refused(train_net.main, "", *_train(good, "--resume", "OUTPUT_DIR", run))
+    refused(predict.main, "", run, "--input", good, "--output", tmp_path / "out")
+    refused(export_model.main, "", run, tmp_path / "d.onnx")
+    refused(export_backbone.main, "", run / "model_final.pth", tmp_path / "b.pth")

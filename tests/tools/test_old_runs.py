@@ -16,7 +16,6 @@ import torch
 
 from lambda_det import cli
 from lambda_det.own_data.evaluate import evaluate
-from tests.export.unrecorded import record_nothing
 from tests.shapes import make_shapes
 
 ARCHIVE = Path(__file__).with_name("run_of_757bc69b.tar.xz")
@@ -72,15 +71,6 @@ def test_report(root, tmp_path):
     assert cli.main(["report", str(root / "run"), "--output", str(page)]) == 0
     best = recorded(root)["segm_EMA/AP"]
     assert all(word in page.read_text() for word in ("triangle", f"{best:.1f}", "000000.png"))
-
-
-@pytest.mark.slow
-def test_export(root, tmp_path, monkeypatch):
-    record_nothing(monkeypatch)
-    file = tmp_path / "detector.onnx"
-    assert cli.main(["export", str(root / "run"), str(file), "--proof", "3"]) == 0
-    about = json.loads((tmp_path / "detector.onnx.json").read_text())
-    assert about["classes"] == ["circle", "rectangle", "triangle"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from lambda_det.files import replace_file
 from lambda_det.training import checkpointer as checkpointer_module
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.run_folder import RunFolder
-from tests.pairs import pairs
 
 
 def _model(value):
@@ -116,11 +115,12 @@ def test_the_order_of_a_save(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("number", "operation", "told_by"),
-    pairs(
-        [errno.ENOSPC, errno.EIO],
-        ["write", "fsync", "replace", "pointer"],
-        ["save", "check", "wait"],
-    ),
+    [
+        (errno.ENOSPC, "write", "save"),
+        (errno.EIO, "fsync", "check"),
+        (errno.ENOSPC, "replace", "wait"),
+        (errno.EIO, "pointer", "save"),
+    ],
 )
 def test_an_error_is_one_sentence(tmp_path, monkeypatch, number, operation, told_by):
     checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=1)

@@ -8,15 +8,12 @@ import os
 
 import pytest
 import torch
-from detectron2.modeling import Backbone, build_model
+from detectron2.modeling import Backbone
 from torch import nn
 
-from lambda_det.detection import DetectionTask
-from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.errors import WeightsError
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.run_folder import RunFolder
-from lambda_det.training.trainer import Trainer
-from tests.training.tiny_detector import tiny_config
 
 
 class _State:
@@ -109,17 +106,6 @@ def test_a_state_of_another_version_is_refused_in_a_sentence(tmp_path):
     torch.save({"model": _Detector().state_dict(), "trainer": {"step": 3}}, tmp_path / "a.pth")
     with pytest.raises(WeightsError, match=r"a\.pth lacks 'spikes'.*another version"):
         SafeCheckpointer(_Detector(), trainer=Changed()).load(str(tmp_path / "a.pth"))
-
-
-@pytest.mark.slow
-def test_a_run_compares_its_pixel_settings_with_the_file(tmp_path):
-    cfg = tiny_config()
-    model = build_model(cfg)
-    pixels = {"input_format": "BGR", "pixel_mean": [9.0] * 3, "pixel_std": cfg.MODEL.PIXEL_STD}
-    torch.save({"model": model.state_dict(), "meta": pixels}, tmp_path / "a.pth")
-    cfg.MODEL.WEIGHTS = str(tmp_path / "a.pth")
-    with pytest.raises(ConfigError, match=r"MODEL\.PIXEL_MEAN \[9\.0, 9\.0, 9\.0\] \(now"):
-        Trainer(DetectionTask(cfg))
 
 
 def test_a_checkpoint_holds_the_model_and_the_rest(tmp_path):

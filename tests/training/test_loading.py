@@ -4,20 +4,18 @@ import itertools
 import logging
 import multiprocessing.connection
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import namedtuple
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
 import torch
-from detectron2.structures import Boxes, Instances, PolygonMasks
 from torch.utils.data._utils import signal_handling
 
 import lambda_det
@@ -29,6 +27,7 @@ from lambda_det.training.library_errors import explained
 from lambda_det.training.loading import UnreadableImages
 from tests import forked
 from tests.processes import is_alive, wait_until
+from tests.reliability.runs import differences
 from tests.training.toy import settings
 
 pytestmark = pytest.mark.posix  # kills processes, which are forked
@@ -240,55 +239,25 @@ def test_settings_of_a_worker():
 def images(record):
     """An image with objects, as a mapper makes it: two tensors of it share their memory."""
     image = torch.full((3, 64, 64), record["image_id"] % 256, dtype=torch.uint8)
-    objects = Instances((64, 64))
-    objects.gt_boxes = Boxes(torch.arange(8.0).reshape(2, 4) + record["image_id"])
-    objects.gt_masks = PolygonMasks([[np.arange(6.0)], [np.arange(8.0)]])
-    return {**record, "image": image, "first_row": image[:, 0], "instances": objects}
+    boxes = torch.arange(8.0).reshape(2, 4) + record["image_id"]
+    masks = [[np.arange(6.0)], [np.arange(8.0)]]
+    return {**record, "image": image, "first_row": image[:, 0], "boxes": boxes, "masks": masks}
 
 
-def plain(batches):
-    """Batches as values that can be compared."""
-    return [
-        [
-            (
-                item["image_id"],
-                item["image"].tolist(),
-                item["first_row"].tolist(),
-                item["instances"].gt_boxes.tensor.tolist(),
-                [[polygon.tolist() for polygon in part] for part in item["instances"].gt_masks],
-            )
-            for item in batch
-        ]
-        for batch in batches
-    ]
-
-
-def no_room(monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**26, 2**26, 0))
-
-
-def room(monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**34, 0, 2**34))
-
-
-@pytest.mark.parametrize(
-    ("shared_memory", "said"),
-    [(no_room, "Less than 1024 MiB of /dev/shm"), (room, "")],
-)
-def test_full_shared_memory(monkeypatch, caplog, shared_memory, said):
+@pytest.mark.parametrize("free", [0, 2**34])
+def test_full_shared_memory(monkeypatch, caplog, free):
     """torch's loader would wait for the batch until its timeout."""
-    loader = train(images, num_workers=0)
-    loader.begin(7, 0)
-    expected = plain(itertools.islice(loader, 6))
-    loader = train(images, timeout=30)
-    loader.begin(7, 0)
-    shared_memory(monkeypatch)
-    caplog.clear()
-    assert plain(itertools.islice(loader, 6)) == expected
+    found = []
+    for options in ({"num_workers": 0}, {"timeout": 30}):
+        loader = train(images, **options)
+        loader.begin(7, 0)
+        usage = SimpleNamespace(total=2**34, used=2**34 - free, free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
+        caplog.clear()
+        found.append(list(itertools.islice(loader, 6)))
+    assert differences(*found) == []
     told = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(told) == bool(said) and all(re.search(said, text) for text in told)
+    assert len(told) == (not free) and all("1024 MiB of /dev/shm" in text for text in told)
 
 
 def test_a_batch_that_cannot_be_sent_is_an_error():

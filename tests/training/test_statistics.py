@@ -62,34 +62,29 @@ def test_images_by_which_norms_normalise(monkeypatch):
     assert images_of_norms(nn.Sequential(nn.GroupNorm(2, 4), FrozenBatchNorm2d(4)), 8) == {}
 
 
-def test_a_small_variance_far_from_zero_is_not_lost():
-    model = Net()
-    batches = [{"images": 1000 + torch.randn(6, 4, 5, 5) / 100} for _ in range(6)]
-    estimate_statistics([model], batches, 6, FLOAT32)
-    values = torch.cat([batch["images"] for batch in batches]).double()
-    expected = values.var((0, 2, 3), correction=0)
-    torch.testing.assert_close(model.before.running_var.double(), expected, rtol=1e-2, atol=0)
-
-
 class Norm(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm2d(4)
 
     def forward(self, batch):
-        return self.norm(batch["images"])
+        return self.norm(batch)
 
 
-def test_statistics_of_bfloat16_are_summed_in_float32():
-    model, images = Norm(), (3 + torch.randn(64, 4, 8, 8)).bfloat16()
-    estimate_statistics([model], [{"images": images}], 1, Precision("cpu", torch.bfloat16))
-    exact = images.double()
-    torch.testing.assert_close(
-        model.norm.running_mean.double(), exact.mean((0, 2, 3)), rtol=1e-5, atol=0
-    )
-    torch.testing.assert_close(
-        model.norm.running_var.double(), exact.var((0, 2, 3), correction=0), rtol=1e-5, atol=0
-    )
+@pytest.mark.parametrize(
+    ("mean", "deviation", "dtype", "rtol"),
+    [(1000, 0.01, torch.float32, 1e-2), (3, 1, torch.bfloat16, 1e-5)],
+)
+def test_statistics_are_summed_exactly(mean, deviation, dtype, rtol):
+    """A small variance far from zero is not lost, and bfloat16 is summed in float32."""
+    model, batches = Norm(), (mean + torch.randn(6, 64, 4, 8, 8) * deviation).to(dtype)
+    precision = Precision("cpu", None if dtype == torch.float32 else dtype)
+    estimate_statistics([model], batches, 6, precision)
+    exact = batches.double()
+    variance = exact.var((0, 1, 3, 4), correction=0)
+    found = model.norm.running_mean.double(), model.norm.running_var.double()
+    torch.testing.assert_close(found[0], exact.mean((0, 1, 3, 4)), rtol=1e-5, atol=0)
+    torch.testing.assert_close(found[1], variance, rtol=rtol, atol=0)
 
 
 class Model(nn.Module):

@@ -93,27 +93,20 @@ def test_when_the_forward_pass_stops_the_losses_before_are_named(steps_before):
     assert f"Predicted boxes hold NaN{before} at iteration {steps_before};" in str(caught.value)
 
 
-def _one_of_two() -> dict:
-    model = ToyModel(seed=comm.get_rank())  # DistributedDataParallel hands out those of rank 0
-    start = 2 * comm.get_rank()
-    shares = [batch[start : start + 2] for batch in batches(items(16), 4)]
-    _train(model, shares, 2, accumulate=2, wrap=DistributedDataParallel)
-    after = weights(model)
-    bad = items(2)
+def _one_of_two() -> str:
+    model, bad = ToyModel(), items(2)
     if comm.get_rank() == 1:
         bad[0]["offset"] = float("inf")  # the gradients stay finite, so rank 0 must be told
     with pytest.raises(NonFiniteLossError) as caught:
         _train(model, [bad], 1, wrap=DistributedDataParallel)
-    return {"weights": after, "text": str(caught.value)}
+    return str(caught.value)
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_batch_and_the_verdict(tmp_path):
-    alone = ToyModel()
-    _train(alone, batches(items(16), 8), 2)
-    for result in in_processes(_one_of_two, (2,), tmp_path)[2]:
-        torch.testing.assert_close(result["weights"], weights(alone), rtol=1e-5, atol=1e-6)
-        assert "process 1" in result["text"] and "loss_fit inf" in result["text"]
+def test_two_processes_share_the_verdict(tmp_path):
+    """tests/distributed/test_processes.py has that they share the batch."""
+    for text in in_processes(_one_of_two, (2,), tmp_path)[2]:
+        assert "process 1" in text and "loss_fit inf" in text
 
 
 CLIP = {

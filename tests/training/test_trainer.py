@@ -199,23 +199,18 @@ class _Computed(ToyTask):
 
 @pytest.mark.parametrize("change", [spectral_norm, partial(prune.identity, name="weight")])
 def test_weights_that_a_hook_computes_are_averaged(folder, change):
-    """PyTorch refuses to copy such a model."""
+    """PyTorch refuses to copy such a model. Only what is evaluated has precise statistics."""
     _Computed.change = staticmethod(change)
-    trainer = Trainer(_Computed(folder, ema_decay=0.5))
+    changes = {"ema_decay": 0.5, "precise_bn_batches": 2, "evaluate_raw": False}
+    trainer = Trainer(_Computed(folder, **changes))
     trainer.train()
+    assert trainer.task.evaluated == [{"ema"}]
+    assert content(folder / "model_final.pth")["precise_statistics"] == ["ema"]
     other = trainer.task.build_model().eval()
     other.load_state_dict(trainer.averaged.state_dict())
     assert not torch.equal(weights(other), weights(trainer.model))
     batch = items(4)
     assert trainer.averaged(batch) == other(batch)
-
-
-def test_only_weights_that_are_evaluated_have_precise_statistics(folder):
-    changes = {"ema_decay": 0.9, "precise_bn_batches": 2, "evaluate_raw": False}
-    task = ToyTask(folder, **changes)
-    Trainer(task).train()
-    assert task.evaluated == [{"ema"}]
-    assert content(folder / "model_final.pth")["precise_statistics"] == ["ema"]
 
 
 def test_statistics_depend_on_seed_and_iteration_alone(folder):
