@@ -122,17 +122,11 @@ def test_other_errors_that_python_drops_are_printed(monkeypatch):
     assert printed == [ZeroDivisionError]
 
 
-def test_errors_of_the_work_are_raised():
+def test_errors_of_the_work_are_raised_and_two_signals_in_a_row_are_one_request():
     with catch_signals():
         with pytest.raises(ZeroDivisionError):
             interruptible(lambda: 1 / 0)
-        _send()  # no longer interruptible
-        assert received_signal() == signal.SIGTERM
-
-
-def test_two_signals_in_a_row_are_one_request():
-    with catch_signals():
-        _send(signal.SIGUSR1)
+        _send(signal.SIGUSR1)  # no longer interruptible
         _send(signal.SIGTERM)
         assert received_signal() == signal.SIGUSR1
 

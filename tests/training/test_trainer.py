@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import errno
-import multiprocessing
 import os
 import threading
 from dataclasses import replace
@@ -286,28 +285,18 @@ def test_an_error_waits_for_a_checkpoint_and_is_not_hidden_by_its_error(
     assert bool(RunFolder(folder).last) != full
 
 
-@pytest.mark.slow
 @pytest.mark.posix
 def test_beside_a_run_no_other_is_possible_but_an_evaluation_is(folder):
     Trainer(ToyTask(folder)).train()
-    before = sorted(path.name for path in folder.iterdir())
-
-    def second():
-        with BufferedLog() as log:
-            with pytest.raises(ConfigError, match="Another training runs in"):
-                start.train(ToyTask(folder, max_iter=8), log, resume=True)
-            names = sorted(path.name for path in folder.iterdir())
-            assert names == sorted([*before, "run.lock"])
-            task = ToyTask(folder)
-            start.evaluate(task, log, resume=True)
-            assert task.evaluated == [{RAW}]
-
-    with RunLock(str(folder), "OUTPUT_DIR") as lock:
+    before = {path.name for path in folder.iterdir()}
+    with RunLock(str(folder), "OUTPUT_DIR") as lock, BufferedLog() as log:
         lock.acquire()
-        process = multiprocessing.get_context("fork").Process(target=second)
-        process.start()
-        process.join()
-    assert process.exitcode == 0
+        with pytest.raises(ConfigError, match="Another training runs in"):
+            start.train(ToyTask(folder, max_iter=8), log, resume=True)
+        assert {path.name for path in folder.iterdir()} == {*before, "run.lock"}
+        task = ToyTask(folder)
+        start.evaluate(task, log, resume=True)
+        assert task.evaluated == [{RAW}]
     with BufferedLog() as log:
         start.train(ToyTask(folder, max_iter=8), log, resume=True)
     assert max(metrics(folder)) == 7
