@@ -20,34 +20,21 @@ def _slow(truth, truth_segments, predicted, predicted_segments):
     """Section 4 of the paper, computed for each pair of boolean masks."""
     known = [s for s in truth_segments if (truth == s["id"]).any()]
     void = ~np.isin(truth, [s["id"] for s in known])
-    counts, used = {}, set()
+    counts = {}
     for category in {s["category_id"] for s in (*truth_segments, *predicted_segments)}:
-        tp, iou_sum, fp, fn = 0, 0.0, 0, 0
-        predictions = [
-            s
-            for s in predicted_segments
-            if s["category_id"] == category and (predicted == s["id"]).any()
-        ]
-        crowd = void.copy()
-        for s in known:
-            if s["category_id"] == category and s.get("iscrowd"):
-                crowd |= truth == s["id"]
-        for s in known:
-            if s["category_id"] != category or s.get("iscrowd"):
-                continue
-            mask = truth == s["id"]
-            best = 0.0
-            for p in predictions:
-                other = (predicted == p["id"]) & ~void
-                iou = (mask & other).sum() / (mask | other).sum()
-                if iou > 0.5:
-                    best, _ = iou, used.add(p["id"])
-            tp, iou_sum, fn = tp + (best > 0), iou_sum + best, fn + (best == 0)
-        for p in predictions:
-            mask = predicted == p["id"]
-            if p["id"] not in used and (mask & crowd).sum() / mask.sum() <= 0.5:
-                fp += 1
-        counts[category] = (tp, iou_sum, fp, fn)
+        of_category = [s for s in known if s["category_id"] == category]
+        crowd = void | np.isin(truth, [s["id"] for s in of_category if s["iscrowd"]])
+        objects = [truth == s["id"] for s in of_category if not s["iscrowd"]]
+        found = [predicted == s["id"] for s in predicted_segments if s["category_id"] == category]
+        found = [mask for mask in found if mask.any()]
+        ious = np.zeros((len(objects), len(found)))
+        for i, mask in enumerate(objects):
+            for j, other in enumerate(found):
+                ious[i, j] = (mask & other).sum() / (mask | (other & ~void)).sum()
+        right = ious > 0.5
+        forgiven = [(mask & crowd).sum() / mask.sum() > 0.5 for mask in found]
+        fp = sum(not any(pair) for pair in zip(forgiven, right.any(0), strict=True))
+        counts[category] = (right.sum(), ious[right].sum(), fp, (~right.any(1)).sum())
     return counts
 
 
@@ -66,10 +53,9 @@ def test_it_counts_as_a_slow_reference(seed):
         {"id": i, "category_id": int(rng.integers(1, 4)), "iscrowd": int(rng.random() < 0.2)}
         for i in range(1, 6)
     ]
-    predicted_segments = [
-        {"id": s["id"], "category_id": s["category_id"] if rng.random() < 0.8 else 1}
-        for s in truth_segments
-    ] + [{"id": i, "category_id": int(rng.integers(1, 4))} for i in (6, 7)]
+    kinds = [s["category_id"] if rng.random() < 0.8 else 1 for s in truth_segments]
+    kinds += rng.integers(1, 4, 2).tolist()
+    predicted_segments = [{"id": i, "category_id": kind} for i, kind in enumerate(kinds, 1)]
     found = match_segments(truth, truth_segments, predicted, predicted_segments)
     expected = _slow(truth, truth_segments, predicted, predicted_segments)
     for category, counts in expected.items():
@@ -78,26 +64,25 @@ def test_it_counts_as_a_slow_reference(seed):
         assert result == pytest.approx(counts)
 
 
-def _row(*ids):
-    return np.array([ids])
+def _count(truth, predicted, crowd=None):
+    """Of the ids of one row of pixels, all of one category."""
+    segments = [
+        [{"id": i, "category_id": 1, "iscrowd": i == crowd} for i in set(ids) - {0}]
+        for ids in (truth, predicted)
+    ]
+    rows = [np.array([ids]) for ids in (truth, predicted)]
+    return match_segments(rows[0], segments[0], rows[1], segments[1])[1]
 
 
 def test_an_iou_of_one_half_is_no_match():
-    truth, predicted = _row(1, 1, 2, 2), _row(5, 7, 7, 7)
-    segments = [{"id": 1, "category_id": 3}, {"id": 2, "category_id": 3}]
-    others = [{"id": 5, "category_id": 3}, {"id": 7, "category_id": 3}]
-    count = match_segments(truth, segments, predicted, others)[3]
+    count = _count([1, 1, 2, 2], [5, 7, 7, 7])
     assert (count.matched, count.iou) == (1, pytest.approx(2 / 3))  # 7 and 2; 5 and 1 have 1/2
     assert (count.unmatched_predictions, count.unmatched_ground_truths) == (1, 1)
     assert count.quality() == pytest.approx((1 / 3, 2 / 3, 1 / 2))
 
 
 def test_void_and_crowds_forgive():
-    truth = _row(0, 0, 0, 1, 1, 1, 2, 2)
-    predicted = _row(4, 4, 5, 5, 5, 5, 6, 6)
-    truth_segments = [{"id": 1, "category_id": 1}, {"id": 2, "category_id": 1, "iscrowd": 1}]
-    predicted_segments = [{"id": i, "category_id": 1} for i in (4, 5, 6)]
-    count = match_segments(truth, truth_segments, predicted, predicted_segments)[1]
+    count = _count([0, 0, 0, 1, 1, 1, 2, 2], [4, 4, 5, 5, 5, 5, 6, 6], crowd=2)
     assert (count.matched, count.iou) == (1, 1.0)  # the void pixel of 5 does not count
     # 4 is void, 6 a crowd
     assert (count.unmatched_predictions, count.unmatched_ground_truths) == (0, 0)
@@ -109,15 +94,10 @@ def data(tmp_path):
     ids = np.array([[260, 260, 3, 3]] * 2)
     colours = np.stack([ids % 256, ids // 256, 0 * ids], axis=-1).astype(np.uint8)
     Image.fromarray(colours).save(tmp_path / "1.png")
+    segments = [{"id": 260, "category_id": 7}, {"id": 3, "category_id": 300}]
     content = {
-        "categories": [{"id": 7, "isthing": 1}, {"id": 300, "isthing": 0}, {"id": 9, "isthing": 0}],
-        "annotations": [
-            {
-                "image_id": 1,
-                "file_name": "1.png",
-                "segments_info": [{"id": 260, "category_id": 7}, {"id": 3, "category_id": 300}],
-            }
-        ],
+        "categories": [{"id": i, "isthing": int(i == 7)} for i in (7, 300, 9)],
+        "annotations": [{"image_id": 1, "file_name": "1.png", "segments_info": segments}],
     }
     (tmp_path / "panoptic.json").write_text(json.dumps(content))
     MetadataCatalog.get("one_panoptic").set(
@@ -156,8 +136,9 @@ def _of_mode(mode: str) -> Callable[[Path], None]:
     return lambda file: Image.open(file).convert(mode).save(file)
 
 
-def _change(file: Path, value: Any, *place: str | int) -> None:
+def _change(folder: Path, value: Any, *place: str | int) -> None:
     """Set an entry of the annotation of a panoptic file."""
+    file = folder / "panoptic.json"
     content = json.loads(file.read_text())
     node = content["annotations"][0]
     for key in place[:-1]:
@@ -169,7 +150,7 @@ def _change(file: Path, value: Any, *place: str | int) -> None:
 def _described(*ids: int) -> Callable[[Path], None]:
     """Pixels without a description are void; nobody has to find a segment without pixels."""
     segments = [{"id": i, "category_id": 300} for i in ids]
-    return lambda file: _change(file.with_name("panoptic.json"), segments, "segments_info")
+    return lambda file: _change(file.parent, segments, "segments_info")
 
 
 @pytest.mark.parametrize(
@@ -204,16 +185,17 @@ def test_images_of_segments_are_looked_at_before_a_training(data, tmp_path):
     """Those from all over the file; a broken one is the evaluation's to refuse."""
     file = tmp_path / "panoptic.json"
     content = json.loads(file.read_text())
-    one = content["annotations"][0]
-    content["annotations"] = [{**one, "image_id": i, "file_name": f"{i}.png"} for i in range(250)]
+    [one] = content["annotations"]
+    names = [f"{i}.png" for i in range(250)]
+    content["annotations"] = [{**one, "image_id": i, "file_name": n} for i, n in enumerate(names)]
     file.write_text(json.dumps(content))
     image = (tmp_path / "1.png").read_bytes()
-    for i in range(250):
-        (tmp_path / f"{i}.png").write_bytes(image)
+    for name in names:
+        (tmp_path / name).write_bytes(image)
     (tmp_path / "0.png").write_bytes(b"broken")
     check_panoptic(MetadataCatalog.get(data))
-    for i in range(200, 210):
-        Image.open(tmp_path / "1.png").convert("P").save(tmp_path / f"{i}.png")
+    for name in names[200:210]:
+        _of_mode("P")(tmp_path / name)
     with pytest.raises(DataError, match=r"20\d\.png .*P"):
         check_panoptic(MetadataCatalog.get(data))
 
@@ -231,8 +213,7 @@ def test_images_of_segments_are_looked_at_before_a_training(data, tmp_path):
     ],
 )
 def test_a_broken_panoptic_file(data, tmp_path, place, value):
-    _change(tmp_path / "panoptic.json", value, *place)
-    with pytest.raises(DataError, match=r"panoptic\.json"):
-        PanopticQualityEvaluator(data)
-    with pytest.raises(DataError, match=r"panoptic\.json"):  # before a training, too
-        check_panoptic(MetadataCatalog.get(data))
+    _change(tmp_path, value, *place)
+    for read in (PanopticQualityEvaluator, lambda name: check_panoptic(MetadataCatalog.get(name))):
+        with pytest.raises(DataError, match=r"panoptic\.json"):
+            read(data)
