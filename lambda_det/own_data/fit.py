@@ -45,10 +45,7 @@ from lambda_det.training.schedules import optimizer_of, schedule_of
 
 __all__ = ["FITTED_KEYS", "Fit", "check", "epochs_for", "fit", "fit_schedule"]
 
-# A single level must also serve small objects: Detectron2's C4 and DC5 begin at two strides
-_STRIDES_ON_ONE_LEVEL = 2
 _IMBALANCE = 10  # guess: ratio of the images of the largest class to those of the smallest
-_OCTAVE_STEP = 2 ** (1 / 3)  # least ratio between anchors of one level, as in RetinaNet
 _MOST_ROUNDS = 1000  # most steps of k-means, which ends after a few dozen
 _BATCH = 16  # images of a step in Detectron2's baselines
 _BATCH_ON_CPU = 4  # BCCD 57.6 AP after 308 such steps. A step takes a second
@@ -181,41 +178,34 @@ def _masks(cfg: CfgNode, facts: Facts) -> list[Choice]:
 
 
 def _anchors(cfg: CfgNode, facts: Facts) -> list[Choice]:
-    """Anchors from the boxes at the size of training, with as many sizes for each level, and
-    ratios, as in the file. Nobody has measured them against the file's.
+    """Anchors from the boxes at the size of training: a cluster for each level with its steps to
+    the next octave, as many ratios as in the file. A detector with a single level keeps its own.
 
-    Several levels get a cluster each, and its steps to the next octave; a single level gets all
-    clusters.
+    256 pixels, 5 epochs, one seed, box AP / AP50: kangaroos 29.2 / 71.1, with the file's 21.8 /
+    59.9; pedestrians 62.6 / 98.6, with the file's 62.8 / 95.6.
     """
     generator, strides = cfg.MODEL.ANCHOR_GENERATOR, map_strides(cfg)
     counts = {len(sizes) for sizes in generator.SIZES}
-    if len(facts.boxes) < LEAST_BOXES or not strides or len(counts) > 1:
+    if len(facts.boxes) < LEAST_BOXES or len(strides) < 2 or len(counts) > 1:
         return []
     (count,) = counts
-    several = len(strides) > 1
     sides = facts.sides(scale_in_training(cfg))
-    centres = _clusters(np.log(sides), len(strides) if several else count)
+    centres = _clusters(np.log(sides), len(strides))
     # with too few clusters, the upper ones continue by doubling
-    while len(centres) < (len(strides) if several else count):
+    while len(centres) < len(strides):
         centres.append(2 * centres[-1])
-    if several:
-        sizes = [
-            # from a size to below its double, as RetinaNet has three
-            [least, *(round(least * 2 ** (i / count), 1) for i in range(1, count))]
-            for centre, stride in zip(centres, strides, strict=True)
-            for least in [max(round(centre), STRIDES_PER_ANCHOR * stride)]
-        ]
-    else:
-        sizes, least = [[]], _STRIDES_ON_ONE_LEVEL * strides[0]
-        for centre in centres:
-            sizes[0].append(round(max(centre, least)))
-            least = sizes[0][-1] * _OCTAVE_STEP
+    sizes = [
+        # from a size to below its double, as RetinaNet has three
+        [least, *(round(least * 2 ** (i / count), 1) for i in range(1, count))]
+        for centre, stride in zip(centres, strides, strict=True)
+        for least in [max(round(centre), STRIDES_PER_ANCHOR * stride)]
+    ]
     reason = f"clusters of {len(sides)} boxes at the size of the input"
     smallest = STRIDES_PER_ANCHOR * min(strides)
-    least = f"{STRIDES_PER_ANCHOR if several else _STRIDES_ON_ONE_LEVEL} strides of a map at least"
     words = ", ".join(f"{centre:.0f}" for centre in centres)
-    below = f"; {np.mean(sides < smallest):.0%} are below {smallest} pixels" if several else ""
-    choices = [Choice(ANCHORS, sizes, f"{reason}: {words}; {least}{below}")]
+    below = f"{np.mean(sides < smallest):.0%} are below {smallest} pixels"
+    why = f"{reason}: {words}; {STRIDES_PER_ANCHOR} strides of a map at least; {below}"
+    choices = [Choice(ANCHORS, sizes, why)]
     ratios = _clusters(
         np.log(facts.boxes[:, 1] / facts.boxes[:, 0]), len(generator.ASPECT_RATIOS[0])
     )
