@@ -6,7 +6,6 @@ from several folders.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import logging
 import os
@@ -30,7 +29,6 @@ logger = logging.getLogger(__name__)
 Content = tuple[dict[str, Any], Path]  # in COCO's format, and the folder of the images
 
 _KEYS = ("train", "val", "valid", "validation", "test")  # of data.yaml for parts
-_ALIKE = 0.65  # of the letters of a key that is another one by mistake, as vla is val
 _NOTHING = ("", "null", "~")
 
 
@@ -49,10 +47,6 @@ def contents_of_yolo(file: Path, to_train: bool) -> dict[str, Content]:
     homes = [file.parent / home, file.parent] if isinstance(home, str) else [file.parent]
     if not any(map(content.get, _KEYS)):
         content |= _lists_beside(file)
-    for key, value in content.items():
-        meant = difflib.get_close_matches(key.lower(), _KEYS, 1, _ALIKE)
-        if meant and key not in _KEYS and isinstance(value, str) and _place(value, homes):
-            raise DataError(f"{file}: {key!r} names no part; did you mean {meant[0]}?")
     paths: dict[str, list[Path]] = {}
     folders: dict[str, Path] = {}
     for key in filter(content.get, _KEYS):
