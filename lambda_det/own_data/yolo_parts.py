@@ -91,10 +91,7 @@ def _places(file: Path, part: str, key: str, value: Any, homes: Iterable[Path]) 
             f"{file}: the value of {key} is a {type(value).__name__} that is no path; write the "
             "path of a folder or of a list of images there, or several of them."
         )
-    is_darknet = file.suffix not in (".yaml", ".yml")
-    places = {
-        text: _place(text, homes, is_darknet) for text in texts if text.strip() not in _NOTHING
-    }
+    places = {text: _place(text, homes) for text in texts if text.strip() not in _NOTHING}
     missing = [text for text, place in places.items() if place is None]
     if missing and part == "test" and len(missing) == len(places):
         # Roboflow also writes the names of parts without images
@@ -114,7 +111,7 @@ def _seen(folder: Path) -> str:
     return f"there are images in {listed(folders, 8)}"
 
 
-def _place(value: str, homes: Iterable[Path], is_elsewhere: bool = False) -> Path | None:
+def _place(value: str, homes: Iterable[Path]) -> Path | None:
     """The folder or list of images that data.yaml names.
 
     Roboflow's paths are one level too high, where another data set may be. For a path of another
@@ -123,12 +120,11 @@ def _place(value: str, homes: Iterable[Path], is_elsewhere: bool = False) -> Pat
     Args:
         value: the path.
         homes: folders in which it may begin.
-        is_elsewhere: whether it begins in another folder, as the paths of Darknet do.
     """
     text = value.strip().replace("\\", "/")
     texts = [text.replace("../", ""), text]
     parts = [part for part in text.split("/") if part not in ("", ".", "..")]
-    if is_elsewhere or text.startswith("/") or ":" in text or ".." in text.split("/"):
+    if text.startswith("/") or ":" in text or ".." in text.split("/"):
         ends = (Path(*parts[start:]) for start in range(1, len(parts)))
         word = _word(parts)
         texts += [end.as_posix() for end in ends if _word(end.parts) == word]

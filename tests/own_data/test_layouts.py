@@ -120,9 +120,9 @@ LAYOUTS = {
     "YOLO of Darknet": (
         {
             "obj.names": "cell\n",
-            "obj.data": "classes = 1\ntrain = data/train.txt\nvalid = data/test.txt\n",
+            "obj.data": "classes = 1\ntrain = data/train.txt\nvalid = data/valid.txt\n",
             "train.txt": "data/obj/a.png\n",
-            "test.txt": "data/obj/b.png\n",
+            "valid.txt": "data/obj/b.png\n",
             "obj/c.png": "",
         },
         OF_LIST,

@@ -120,8 +120,8 @@ def _are_poses(lines: Sequence[Sequence[str]]) -> bool:
 
 
 def yolo_content(file: Path) -> dict[str, Any]:
-    """The content of data.yaml, whose values are texts, lists and dictionaries of texts; or a list
-    of names, such as classes.txt, with the parts of a ``.data`` file of Darknet beside it.
+    """The content of data.yaml, whose values are texts, lists and dictionaries of texts; of a list
+    of names, such as classes.txt, that as ``names``.
 
     Raises:
         DataError: it cannot be read.
@@ -131,11 +131,7 @@ def yolo_content(file: Path) -> dict[str, Any]:
             # no numbers, dates, or yes and no: names of classes are what is written
             content = yaml.load(read_text(file), _Loader)
             return content if isinstance(content, dict) else {}
-    content: dict[str, Any] = {}
-    for beside in sorted(file.parent.glob("*.data")):
-        lines = (line.partition("=") for line in read_text(beside).splitlines())
-        content |= {key.strip(): value.strip() for key, sign, value in lines if sign}
-    return {**content, "names": [n.strip() for n in read_text(file).rstrip().splitlines()]}
+    return {"names": [name.strip() for name in read_text(file).rstrip().splitlines()]}
 
 
 class _Loader(yaml.BaseLoader):
