@@ -220,8 +220,8 @@ LAYOUTS = {
         "LabelMe",
         ["test/a.png"],
     ),
-    "VIA, with a copy": (
-        dict.fromkeys(["train/via_region_data.json", "train/copy.json", "val/b.json"], VIA),
+    "VIA": (
+        dict.fromkeys(["train/via_region_data.json", "val/b.json"], VIA),
         "VIA",
         ["train/a.png"],
         ["val/a.png"],

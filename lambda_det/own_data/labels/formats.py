@@ -88,8 +88,6 @@ _OF_SIGN = {sign: name for name, row in FORMATS.items() for sign in row.signs}
 _ENDINGS = tuple(
     dict.fromkeys(ending for row in FORMATS.values() if row.signs for ending in row.endings)
 )
-# A folder with this file has all labels of VIA in it; other files there are copies, and not read
-_VIA = "via_region_data.json"
 
 
 def recognise(place: Path) -> tuple[str, list[Path]]:
@@ -111,9 +109,7 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
         if row.signs:
             files = [file for file in files if format_of(file) == name]
         if files:
-            folders = {file.parent for file in files if file.name == _VIA}
-            kept = [file for file in files if file.name == _VIA or file.parent not in folders]
-            return name, [file for file in files if file.name == "data.yaml"] or kept
+            return name, [file for file in files if file.name == "data.yaml"] or files
     if place.is_file() and _is_broken_coco(place):
         return COCO, [place]  # the reader of COCO's format says what is wrong with the file
     names = ", ".join(FORMATS)
