@@ -55,7 +55,6 @@ from lambda_det.errors import DataError, listed
 
 __all__ = ["GroundTruth", "coco_api", "coco_content", "read_coco"]
 
-_MANY_CROWDS = 0.1  # share of all annotations; COCO has one in a hundred
 # how far the area of a mask may exceed the area of its box, which is rounded otherwise: a factor,
 # and square pixels
 _MOST_AREA, _ROUNDED_AREA = 1.5, 16
@@ -279,7 +278,7 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
     of_image: dict[int, Decided] = {number: Decided() for number in file.images}
     places = {number: place for place, number in enumerate(file.report.categories)}
     given: dict[int, dict[str, Any]] = {}  # the entries by the numbers of their annotations
-    ids, crowds = itertools.count(1), []
+    ids = itertools.count(1)
     for entry in sorted(file.annotations, key=lambda one: one["image_id"]):
         image, place = file.images.get(entry["image_id"]), places.get(entry["category_id"])
         if image is None or place is None:
@@ -287,7 +286,6 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
             file.add(kinds.ID, entry, f"{key} {entry[key]}")
             continue
         entry = _as_meant(entry, file)
-        crowds += [entry] if entry.get("iscrowd") == 1 else []
         annotation = _decided(entry, place, image, keypoints, file)
         number = next(ids)  # also of annotations that are left out
         if annotation is None:
@@ -298,8 +296,6 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
         of_image[image["id"]].append(annotation)
     for one, kind in itertools.chain.from_iterable(map(_twice, of_image.values())):
         file.add(kind, given[one["id"]], f"bbox {one['bbox']}")
-    if len(crowds) > max(2, _MANY_CROWDS * len(file.annotations)):
-        file.add(kinds.CROWD, crowds[0], f"one of {len(crowds)}", len(crowds))
     return [
         {
             "file_name": image["path"],
