@@ -294,8 +294,8 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
         if file.written and "source" in entry:
             annotation["source"] = entry["source"]
         of_image[image["id"]].append(annotation)
-    for one, kind in itertools.chain.from_iterable(map(_twice, of_image.values())):
-        file.add(kind, given[one["id"]], f"bbox {one['bbox']}")
+    for one in itertools.chain.from_iterable(map(_twice, of_image.values())):
+        file.add(kinds.TWICE, given[one["id"]], f"bbox {one['bbox']}")
     return [
         {
             "file_name": image["path"],
@@ -308,8 +308,8 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
     ]
 
 
-def _twice(annotations: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Kind]]:
-    """The objects whose box is that of another object, but for a pixel or two."""
+def _twice(annotations: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The objects whose box is that of another object of their class, but for a pixel or two."""
     objects = [(*one["bbox"], one) for one in annotations if not one["iscrowd"]]
     objects.sort(key=itemgetter(0, 1, 2, 3))
     limits = [_near(width, height) for _, _, width, height, _ in objects]
@@ -318,16 +318,15 @@ def _twice(annotations: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, An
         while x - objects[start][0] > farthest:
             start += 1
         near = limits[number]
-        same = [
-            other["category_id"]
-            for x0, y0, width0, height0, other in objects[start:number]
-            if abs(y - y0) <= near
+        if any(
+            other["category_id"] == one["category_id"]
+            and abs(y - y0) <= near
             and abs(x - x0) <= near
             and abs(x + width - x0 - width0) <= near
             and abs(y + height - y0 - height0) <= near
-        ]
-        if same:
-            yield one, kinds.TWICE if one["category_id"] in same else kinds.CLASSES
+            for x0, y0, width0, height0, other in objects[start:number]
+        ):
+            yield one
 
 
 def _near(width: float, height: float) -> float:
