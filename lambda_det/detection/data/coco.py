@@ -379,8 +379,6 @@ def _decided(
     if annotation is None:
         return None
     x0, y0, x1, y1 = corners(annotation)
-    if min(x1 - x0, y1 - y0) < 1:
-        file.add(kinds.TINY, entry, f"{x1 - x0:.3g} x {y1 - y0:.3g} pixels")
     area, box_area = entry.get("area"), (x1 - x0) * (y1 - y0)
     # the box as it was written, before it was cut at the border
     written = given["bbox"][2] * given["bbox"][3] if is_box(given["bbox"]) else box_area

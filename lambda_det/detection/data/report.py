@@ -52,7 +52,6 @@ TURNED = Kind(DOUBTFUL, "image that its EXIF data turn; its labels must fit the 
 TWICE = Kind(
     DOUBTFUL, "object that is in its image twice, to a pixel or two: AP counts one as missed"
 )
-TINY = Kind(DOUBTFUL, "object less than a pixel wide or high, as a slip of the mouse makes it")
 FILLED = Kind(DOUBTFUL, "mask of less area than its polygons: a hole in it is filled")
 DENSE = Kind(NOTED, "image with more than COCO's 100 objects, which AP counts nevertheless")
 EMPTY = Kind(

@@ -117,7 +117,6 @@ FINDINGS = [
     (kinds.MEANT, _fifth(bbox=[]), "the box of its mask", 8),
     *((kinds.MEANT, _fifth(segmentation=mask), "list of lists", 8) for mask in (
         [4, 6, 24, 6, 24, 22, 4, 22], [[4, 6], [24, 6], [24, 22]], [[[4, 6], [24, 6], [24, 22]]])),
-    (kinds.TINY, _fifth(bbox=[4, 6, 20, 0.5], segmentation=[], area=10), "20 x 0.5 pixels", 8),
     *((kinds.MEANT, _fifth(area=area), "area", 8) for area in (0, 10_000)),
     (kinds.CLASS, put("categories", 1, name="apple"), "1: 'apple', 5: 'apple'", 8),
     (kinds.CLASS, put("categories", 1, name=" Apple"), "1: 'apple', 5: ' Apple'", 8),
