@@ -57,10 +57,10 @@ def of_hub(source: Any) -> Any:
     """Fetch the detector that hf://OWNER/NAME names; any other source is returned as it is.
 
     Args:
-        source: as a Predictor takes it. hf://OWNER/NAME/FILE.onnx is an exported detector.
+        source: as a Predictor takes it.
 
     Returns:
-        The local folder with the weights, which record their network, or the local file.
+        The local folder with the weights, which record their network.
 
     Raises:
         ConfigError: opening the files could run a program.
@@ -68,27 +68,22 @@ def of_hub(source: Any) -> Any:
     """
     if not str(source).startswith("hf://"):
         return source
-    owner, _, rest = str(source).removeprefix("hf://").strip("/").partition("/")
-    name, _, file = rest.partition("/")
-    if file and not file.endswith(".onnx"):
-        raise ConfigError(
-            f"{source} is refused: a detector of the Hub is hf://OWNER/NAME or a file that ends in "
-            ".onnx; opening others can run a program."
-        )
-    wanted = [file] if file else [PUSHED]
+    name = str(source).removeprefix("hf://").strip("/")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{source} is refused: a detector of the Hub is hf://OWNER/NAME.")
     with _connection(f"{source} cannot be fetched", "fetch the files elsewhere and name a folder"):
         from huggingface_hub import snapshot_download
 
-        folder = Path(snapshot_download(f"{owner}/{name}", allow_patterns=wanted))
-    if lacking := [name for name in wanted if not (folder / name).is_file()]:
-        raise DataError(f"{source} has no {lacking[0]}, which lambda-det push writes.")
+        folder = Path(snapshot_download(name, allow_patterns=[PUSHED]))
+    if not (folder / PUSHED).is_file():
+        raise DataError(f"{source} has no {PUSHED}, which lambda-det push writes.")
     beside = folder / _CONFIG  # another program may have fetched it
-    if not file and beside.is_file() and ConfigFile(beside).is_lazy:
+    if beside.is_file() and ConfigFile(beside).is_lazy:
         raise ConfigError(
             f"{source} is a LazyConfig, which names programs to call: look at {folder}, and name "
             "that folder if you trust it."
         )
-    return str(folder / file)
+    return str(folder)
 
 
 @contextlib.contextmanager
