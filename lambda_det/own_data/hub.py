@@ -23,6 +23,7 @@ from lambda_det.errors import (
     command_parser,
     exit_status,
     log_to_terminal,
+    printable,
     reason,
 )
 from lambda_det.training.config_file import ConfigFile
@@ -170,22 +171,14 @@ def _card(repository: str, run: SavedRun, results: Mapping[str, float], license:
     text = _TEXT.format(
         name=repository.partition("/")[2],
         url=f"hf://{repository}",
-        classes=", ".join(map(markdown, classes)) or "objects",
+        classes=printable(", ".join(classes)) or "objects",
         average="averaged" if origin.averaged else "raw",
         step=origin.step or 0,
         results=", ".join(f"{label} {value:.1f}" for label, value in results.items())
         or "not evaluated",
-        start=markdown(start or "random weights"),
+        start=start or "random weights",
     )
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n{text}"
-
-
-def markdown(text: str) -> str:
-    """Escape a text, so Markdown shows it literally and in one line: no image, link, table or
-    HTML.
-    """
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return re.sub(r"([\\`*_{}\[\]()<>#+!|~&$:@.^=])", r"\\\1", line)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -203,7 +196,6 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--license",
-        "--licence",
         default="other",
         metavar="ID",
         help="such as apache-2.0",

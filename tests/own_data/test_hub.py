@@ -144,15 +144,6 @@ def test_what_cannot_be_pushed_is_said(run, tmp_path, capsys):
     assert "no checkpoint" in capsys.readouterr().err and not (tmp_path / "new").exists()
 
 
-def test_names_of_classes_are_only_text():
-    name = "![a](https://host/x.png) | **b**\n# c \x1b[31m <img src=x>"
-    assert hub.markdown(name) == (
-        r"\!\[a\]\(https\://host/x\.png\) \| \*\*b\*\* \# c \[31m \<img src\=x\>"
-    )
-    assert hub.markdown("www.host.de a@host.de ^1 ==") == r"www\.host\.de a\@host\.de \^1 \=\="
-    assert hub.markdown("red cell, größe 2") == "red cell, größe 2"
-
-
 @pytest.mark.slow
 def test_there_and_back(run, hub_of_the_test, tmp_path, capsys):
     hub_of_the_test["is allowed"] = False
