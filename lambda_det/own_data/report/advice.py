@@ -115,7 +115,6 @@ class Evidence:
         metrics: of the run's metrics.json, for its curves.
         trained: number of objects of each class in training, by its name; empty if unknown.
         scale: sides of the network's input as a share of the sides of the images or tiles.
-        is_cascade: whether the detector has several box heads in a row already.
         is_tiled: whether images are cut into tiles already.
         epochs: of the training; None if unknown.
         predictions, missed: of :func:`sort_errors`.
@@ -131,7 +130,6 @@ class Evidence:
     metrics: Sequence[Mapping[str, float]]
     trained: Mapping[str, int]
     scale: float = 1.0
-    is_cascade: bool = False
     is_tiled: bool = False
     epochs: Epochs | None = None
 
@@ -238,14 +236,12 @@ def _confused(run: Evidence) -> Iterator[Change]:
 
 def _loose(run: Evidence) -> Iterator[Change]:
     if loose := run.places("localisation"):
-        change = "Look at how tightly the annotations fit."
-        if not run.is_cascade and run.iou_type == "bbox":
-            change += (
-                " Three box heads in a row (MODEL.ROI_HEADS.NAME CascadeROIHeads) place boxes "
-                "better than one."
-            )
-        evidence = f"Predictions with an IoU of {NEAR} to {LEAST_IOU} with an object: {len(loose)}."
-        yield Change("localisation", change, run.gain(loose), evidence)
+        yield Change(
+            "localisation",
+            "Look at how tightly the annotations fit.",
+            run.gain(loose),
+            f"Predictions with an IoU of {NEAR} to {LEAST_IOU} with an object: {len(loose)}.",
+        )
 
 
 def _duplicates(run: Evidence) -> Iterator[Change]:

@@ -104,9 +104,7 @@ def build_report(
         logger.warning(str(error))
         page.section("What is missing", str(error))
         return page
-    # A configuration names it as MODEL.ROI_HEADS.NAME, a LazyConfig as a _target_
-    is_cascade = "CascadeROIHeads" in str(config)
-    _add_advice(page, evaluated, state, is_cascade)
+    _add_advice(page, evaluated, state)
     _add_classes(page, evaluated)
     _add_confusion(page, evaluated.results[0], _whose(score))
     page.section(
@@ -194,7 +192,7 @@ def _add_warnings(page: Page, run: Path) -> None:
         page.table(("times", "warning"), ((count, text) for text, count in warned), text=True)
 
 
-def _add_advice(page: Page, evaluated: Evaluated, state: RunState, is_cascade: bool) -> None:
+def _add_advice(page: Page, evaluated: Evaluated, state: RunState) -> None:
     """Add the changes that would bring most, and the evidence."""
     components, ground_truth = evaluated.task.components, evaluated.ground_truth
     trained: Counter[str] = Counter()
@@ -214,7 +212,6 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, is_cascade: b
         state.metrics,
         trained,
         scale=scale,
-        is_cascade=is_cascade,
         is_tiled=components.tiling is not None,
         epochs=epochs,
     )

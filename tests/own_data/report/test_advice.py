@@ -366,14 +366,6 @@ def test_no_training_raises_an_ap50_beyond_100():
     assert none.gain == 0
 
 
-def test_a_cascade_is_not_advised_to_be_one():
-    badly = [predicted(2, (120, 100, 40, 40))]
-    for is_cascade in (False, True):
-        found = changes(OBJECTS, PERFECT[:2] + badly, is_cascade=is_cascade)
-        (tight,) = [c.change for c in found if "tightly" in c.change]
-        assert ("CascadeROIHeads" in tight) != is_cascade
-
-
 def test_a_run_that_was_evaluated_only_late_tells_nothing():
     metrics = [{"iteration": 90 + i, "bbox/AP50": 10 * i} for i in range(5)]
     assert changes(OBJECTS, PERFECT, metrics) == []
