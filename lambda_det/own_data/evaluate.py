@@ -53,8 +53,8 @@ On the test part of the data that the run was trained on, or of another folder:
   %(prog)s output/mine --part test
   %(prog)s output/mine --data other/ --part test
 
-On a file of labels, and the page of that:
-  %(prog)s output/mine --json labels.json --images pictures/ --report
+On a file of labels:
+  %(prog)s output/mine --json labels.json --images pictures/
 
 The last checkpoint, with larger images:
   %(prog)s output/mine --checkpoint last --part val INPUT.MIN_SIZE_TEST 512 INPUT.MAX_SIZE_TEST 800
@@ -306,9 +306,6 @@ def main(argv: list[str] | None = None) -> int:
         metavar="DIR",
         help="of the results, new or of an earlier evaluation; default: below RUN/evaluations",
     )
-    parser.add_argument(
-        "--report", action="store_true", help="also write the page, report.html beside the results"
-    )
     parser.add_argument("--device", metavar="D", help="cpu or cuda; default: MODEL.DEVICE")
     add_checkpoint_flags(parser)
     parser.add_argument("opts", nargs="*", help="configuration keys and values")
@@ -330,10 +327,4 @@ def _run(args: argparse.Namespace) -> None:
         opts=opts,
     )
     print(evaluated)
-    if args.report:
-        # Matplotlib takes a second
-        from lambda_det.own_data.report.run_page import write_report
-
-        print(f"The page is {write_report(evaluated.folder)}")
-    else:
-        print(f"lambda-det report {evaluated.folder} makes a page of them")
+    print(f"lambda-det report {evaluated.folder} makes a page of them")

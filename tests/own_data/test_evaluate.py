@@ -186,8 +186,9 @@ def test_the_weights_that_are_asked_for(run):
 def test_command_with_labels_of_another_format_and_page(run, shapes, tmp_path, capsys):
     words = [shapes["test_json"], str(tmp_path / "yolo"), "--images", shapes["test_images"]]
     assert cli.main(["convert", *words, "--format", "yolo"]) == 0
-    words = ["--json", str(tmp_path / "yolo"), "--images", shapes["test_images"], "--report"]
+    words = ["--json", str(tmp_path / "yolo"), "--images", shapes["test_images"]]
     assert cli.main(["evaluate", str(run), *words, "--output", str(tmp_path / "other")]) == 0
+    assert cli.main(["report", str(tmp_path / "other")]) == 0
     text = capsys.readouterr().out
     assert "12.5" in text and "circle" in text
     page = (tmp_path / "other" / "report.html").read_text("utf-8")
