@@ -41,30 +41,28 @@ PANELS: dict[str, Callable[[str], bool]] = {
 }
 
 
-def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bool:
+def draw_panel(axes: Axes, title: str, metrics: Sequence[Mapping[str, float]]) -> bool:
     """Draw metrics over the steps; return whether there is one.
 
     Args:
         axes: to draw in.
         title: one of ``PANELS``.
-        runs: metrics of :meth:`lambda_det.training.run_folder.RunFolder.metrics` by the beginning
-            of their labels.
+        metrics: of :meth:`lambda_det.training.run_folder.RunFolder.metrics`.
     """
     belongs, percent = PANELS[title], "percent" in title
     style: dict[str, Any] = {"ms": 3}
     colors: dict[str, str] = {}
-    for label, metrics in runs.items():
-        for name in sorted({name for line in metrics for name in line if belongs(name)}):
-            points = [(r["iteration"] + 1, r[name]) for r in metrics if name in r]
-            points = points[:: -(-len(points) // _POINTS)]
-            # A loss of held-out images has the colour of the training's, and is dashed
-            trained = label + name.removeprefix("validation/")
-            style["color"] = colors.setdefault(trained, f"C{len(colors)}")
-            style["ls"] = "-" if trained == label + name else "--"
-            # of an evaluation, which may be the only one
-            style["marker"] = "o" if percent or style["ls"] == "--" else ""
-            shown = label + label_of(name) if style["ls"] == "-" else None
-            axes.plot(*zip(*points, strict=True), label=shown, lw=1.2, **style)
+    for name in sorted({name for line in metrics for name in line if belongs(name)}):
+        points = [(r["iteration"] + 1, r[name]) for r in metrics if name in r]
+        points = points[:: -(-len(points) // _POINTS)]
+        # A loss of held-out images has the colour of the training's, and is dashed
+        trained = name.removeprefix("validation/")
+        style["color"] = colors.setdefault(trained, f"C{len(colors)}")
+        style["ls"] = "-" if trained == name else "--"
+        # of an evaluation, which may be the only one
+        style["marker"] = "o" if percent or style["ls"] == "--" else ""
+        shown = label_of(name) if style["ls"] == "-" else None
+        axes.plot(*zip(*points, strict=True), label=shown, lw=1.2, **style)
     is_drawn = bool(axes.lines)
     if any(line.get_linestyle() == "--" for line in axes.lines):
         title = f"{title} (dashed: held out)"
@@ -80,20 +78,16 @@ def draw_curves(metrics: Sequence[Mapping[str, float]]) -> list[str]:
     figures = []
     for title in PANELS:
         figure, axes = new_axes(5.2, 3.4)
-        if draw_panel(axes, title, {"": metrics}):
+        if draw_panel(axes, title, metrics):
             figures.append(to_svg(figure, f"{title} over the steps"))
     return figures
 
 
-def draw_totals(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
-    """Draw the total loss at the left, AP or accuracy at the right, over the steps.
-
-    Args:
-        runs: as for :func:`draw_panel`.
-    """
+def draw_totals(metrics: Sequence[Mapping[str, float]]) -> Figure:
+    """Draw the total loss at the left, AP or accuracy at the right, over the steps."""
     figure = Figure(figsize=(10, 3.6), layout="constrained", dpi=100)
     for axes, title in zip(figure.subplots(1, 2), PANELS, strict=False):
-        draw_panel(axes, title, runs)
+        draw_panel(axes, title, metrics)
     return figure
 
 

@@ -28,7 +28,7 @@ def plot_curves(run: str | Path) -> Image.Image:
     if not (metrics := RunFolder(run).metrics()):
         raise DataError(f"{run} has logged no step yet.")
     content = io.BytesIO()
-    draw_totals({"": metrics}).savefig(content, format="png")
+    draw_totals(metrics).savefig(content, format="png")
     return Image.open(content).convert("RGB")
 
 

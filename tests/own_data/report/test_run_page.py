@@ -225,7 +225,7 @@ def test_a_loss_of_the_test_set_has_the_colour_of_the_training_s():
     metrics += [{"iteration": 39, "validation/total_loss": 3.0, "validation/loss_cls": 1.5}]
     for title, name in (("total loss", "total_loss"), ("losses", "loss_cls")):
         axes = new_axes(4, 3)[1]
-        assert figures.draw_panel(axes, title, {"": metrics})
+        assert figures.draw_panel(axes, title, metrics)
         trained, tested = sorted(axes.lines, key=lambda line: line.get_linestyle())
         assert (trained.get_linestyle(), tested.get_linestyle()) == ("-", "--")
         assert trained.get_color() == tested.get_color()
@@ -520,26 +520,3 @@ def test_command(run, capsys):
     assert "averaged weights" in (run / "report.html").read_text("utf-8")
     assert main([str(run), "--output", "/dev/null/page.html"]) == 2
     assert "/dev/null" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_curves_of_several_runs_as_a_picture(tmp_path, capsys):
-    runs = [tmp_path / name for name in ("a", "b")]
-    for run in runs:
-        run.mkdir()
-        losses = [{"iteration": 19, "total_loss": 3.0}, {"iteration": 39, "total_loss": 2.0}]
-        metrics = [*losses, {"iteration": 39, "bbox/AP": 40.0}]
-        (run / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in metrics))
-    picture = tmp_path / "new" / "curves.png"
-    words = [*map(str, runs), "--curves", str(picture)]
-    assert main(words) == 0 and str(picture) in capsys.readouterr().out
-    image = cv2.imread(str(picture))
-    left, right = image[:, : image.shape[1] // 2], image[:, image.shape[1] // 2 :]
-    for half in (left, right):  # lines and points are coloured, axes and text are not
-        assert (half.max(2).astype(int) - half.min(2) > 100).sum() > 10
-    picture.unlink()
-    assert main([*words, "--curves", "a.xyz"]) == 2 and "a.xyz" in capsys.readouterr().err
-    assert main([str(tmp_path), *words]) == 2
-    assert "metrics.json" in capsys.readouterr().err and not picture.exists()
-    with pytest.raises(SystemExit):
-        main(words[:2])
