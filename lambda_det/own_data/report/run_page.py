@@ -156,30 +156,13 @@ def _evaluation_head(folder: Path) -> Page | None:
 
 
 def _summary(state: RunState) -> dict[str, str]:
-    """What a reader looks for first: results of the best checkpoint, steps, speed, memory."""
-    last: dict[str, float] = {}
-    for line in state.metrics:
-        last.update(line)
+    """What a reader looks for first: results of the best checkpoint, steps, and speed."""
     numbers = {
         result.label(name): f"{result.value:.1f}" for name, result in state.results().items()
     }
     numbers["steps"] = f"{state.steps:,}"
-    if "total_loss" in last:
-        numbers["last total loss"] = f"{last['total_loss']:.3g}"
-    middle = {
-        key: statistics.median(line[key] for line in state.metrics if key in line)
-        for key in ("time", "data_time", "images_per_second")
-        if key in last
-    }
-    if "time" in middle:
-        numbers["seconds a step (median)"] = f"{middle['time']:.3g}"
-        share = middle.get("data_time", 0.0) / max(middle["time"], 1e-9)
-        numbers["of a step waiting for data"] = f"{share:.0%}"
-    if "images_per_second" in middle:
-        numbers["images a second (median)"] = f"{middle['images_per_second']:.3g}"
-    if "peak_memory" in last:
-        most = max(line.get("peak_memory", 0.0) for line in state.metrics)
-        numbers["GB of memory at most, first process"] = f"{most:.1f}"
+    if times := [line["time"] for line in state.metrics if "time" in line]:
+        numbers["seconds a step (median)"] = f"{statistics.median(times):.3g}"
     return numbers
 
 

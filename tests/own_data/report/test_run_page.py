@@ -253,7 +253,7 @@ def run(shapes, tmp_path):
     base = tmp_path / "base.yaml"
     base.write_text(CONFIG)
     RunFolder(cfg.OUTPUT_DIR).save_config(cfg.dump(), str(base))
-    metrics = [{"iteration": i, "total_loss": 1.0, "peak_memory": i / 100} for i in (19, 39)]
+    metrics = [{"iteration": i, "total_loss": 1.0, "time": 0.4} for i in (19, 39)]
     (folder / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in metrics))
     (folder / "last_checkpoint").write_text("model_0000039.pth")
     truth = json.loads(shapes[0].read_text())["annotations"]
@@ -307,7 +307,7 @@ def test_report_of_a_run(run):
     text = _page(run)
     assert (text.count("<img"), text.count("<td>100.0</td>") >= 6) == (3, True)
     assert "model_0000039.pth" in text and "trained weights" in text
-    assert "<b>40</b><span>steps" in text and "<b>0.4</b><span>GB" in text
+    assert "<b>40</b><span>steps" in text and "<b>0.4</b><span>seconds a step" in text
     assert "base.yaml" in text
 
 
