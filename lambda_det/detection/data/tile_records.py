@@ -29,7 +29,7 @@ _MANY_CUT = 0.1  # share of objects that no tile shows whole, above which a tile
 
 
 def tile_records(
-    records: Sequence[Mapping[str, Any]], tiling: Tiling, empty: float, *, report: bool = True
+    records: Sequence[Mapping[str, Any]], tiling: Tiling, empty: float
 ) -> list[Mapping[str, Any]]:
     """The records of the tiles to train on.
 
@@ -42,7 +42,6 @@ def tile_records(
         tiling: how they are cut.
         empty: the largest number of tiles without an object, as a multiple of those with objects.
             They are spread evenly at random over all of them, always in the same way.
-        report: whether the log says how many tiles there are.
 
     Returns:
         The record of a tile has its height, width and annotations, the "tile" in the image, the
@@ -76,18 +75,16 @@ def tile_records(
             else:
                 bare.append((next(places), record, tile, of_tile))
     if len(full) + len(bare) == len(records):
-        if report:
-            _say(
-                logging.INFO,
-                f"No image is larger than a tile of {tiling.size} pixels (INPUT.TILE.SIZE), so "
-                "they are trained on whole.",
-            )
+        _say(
+            logging.INFO,
+            f"No image is larger than a tile of {tiling.size} pixels (INPUT.TILE.SIZE), so "
+            "they are trained on whole.",
+        )
         return list(records)
     number = min(round(empty * max(len(full), 1)), len(bare))
     drawn = np.random.default_rng(0).permutation(len(bare))[:number]
     chosen = [(bare[index][0], _record_of(*bare[index][1:])) for index in drawn]
-    if report:
-        _report(records, tiling, len(full), number, len(bare), cut)
+    _report(records, tiling, len(full), number, len(bare), cut)
     return [record for _, record in sorted(full + chosen, key=itemgetter(0))]
 
 
