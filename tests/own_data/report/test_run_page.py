@@ -3,7 +3,6 @@ import json
 import re
 from html.parser import HTMLParser
 
-import cv2
 import numpy as np
 import pytest
 import torch
