@@ -18,7 +18,6 @@ from detectron2.config import CfgNode
 
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data.coco_format import read_json
-from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.image_folder import SUFFIXES, walk
 from lambda_det.detection.data.outputs import mark_output
 from lambda_det.errors import ConfigError, DataError, listed, refused
@@ -35,7 +34,6 @@ __all__ = [
     "PreparedRun",
     "keep_file",
     "read_sources",
-    "refusal_of",
     "write_data",
 ]
 
@@ -71,13 +69,6 @@ def write_data(args: argparse.Namespace, folder: Path, data: Data) -> dict[str, 
                 "There is a test part, which is left alone: once the training is over, "
                 f"lambda-det evaluate {folder} --part test evaluates on it."
             )
-            refusal = refusal_of(file, images)
-            # the copy to train on is read here, as its report is kept for the registration
-            train = keys["DATASETS.TRAIN_JSON"], keys["DATASETS.TRAIN_IMAGES"]
-            if not refusal and _classes(file, images) != _classes(*train):
-                refusal = f"{file} has other categories than the part to train on."
-            if refusal:
-                logger.warning(f"That command will refuse these labels as they are: {refusal}")
         else:
             keys |= _keys_of(part, path, images)
     if not args.eval_only:
@@ -107,18 +98,6 @@ def _refuse_folder_of_data(args: argparse.Namespace, folder: Path) -> None:
             f"OUTPUT_DIR {folder} has images of the data; give the run a folder of its own, such "
             f"as --output {folder / 'output'}."
         )
-
-
-def refusal_of(file: str, images: str) -> str:
-    """Why a file in COCO's format is refused with a folder of images; "" if it is not."""
-    try:
-        return file_report(file, images).refusal()
-    except DataError as error:
-        return str(error)
-
-
-def _classes(file: str, images: str) -> list[str]:
-    return list(file_report(file, images).categories.values())
 
 
 def _keys_of(part: str, path: Path, images: str) -> dict[str, str]:
