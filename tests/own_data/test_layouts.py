@@ -283,13 +283,6 @@ REFUSED = {
         {"data.yaml": YAML + "train: lists/a.txt\n", "lists/a.txt": "../a.png\nb.png\n"},
         "a.txt, line 2",
     ),
-    **{
-        f"{key} in the place of {meant}": (
-            {"data.yaml": f"{YAML}train: .\n{key}: other\n", "other/b.png": ""},
-            f"'{key}' names no part; did you mean {meant}?",
-        )
-        for key, meant in (("vla", "val"), ("Training", "train"), ("Validaton", "validation"))
-    },
 }
 
 

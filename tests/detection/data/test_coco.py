@@ -456,7 +456,7 @@ def test_one_box_of_another_form_is_left_out(read):
 
 
 # ----------------------------------------------------------------------------------------- crowds
-def _crowds(share: float, **attributes: bool) -> tuple[dict, list[dict]]:
+def _crowds(share: float, **attributes: bool) -> dict:
     """Objects with attributes; a share has run-length masks and is marked as crowds."""
     content = plain_boxes()
     entries = content["annotations"]
@@ -467,7 +467,7 @@ def _crowds(share: float, **attributes: bool) -> tuple[dict, list[dict]]:
         entry["iscrowd"] = 1
     for entry in entries if attributes else ():
         entry["attributes"] = attributes
-    return content, changed
+    return content
 
 
 @pytest.mark.parametrize(
@@ -480,7 +480,7 @@ def _crowds(share: float, **attributes: bool) -> tuple[dict, list[dict]]:
     ],
 )
 def test_crowds_are_crowds(read, share, attributes, crowds, found):
-    content, _ = _crowds(share, **attributes)
+    content = _crowds(share, **attributes)
     report = read(content).report
     assert (report.crowds, report.usable) == (crowds, 40 - crowds)
     assert findings(report) == found
