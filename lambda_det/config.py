@@ -29,6 +29,7 @@ PYTHON_TAG = "tag:yaml.org,2002:python/"  # of Python objects in YAML
 # Keys of earlier versions, of YAML and of LazyConfigs, each with a sentence on what to do. A file
 # or a command line that sets one is refused with it; what an older run recorded is read without it.
 REMOVED_KEYS: dict[str, str] = {
+    "SOLVER.COSINE_CYCLES": "The schedule has one cosine; a second one is a second training.",
     "SOLVER.CUDA_GRAPHS": "MODEL.COMPILE True compiles the backbone in its place.",
     "train.cuda_graphs": "train.compile=True compiles the backbone in its place.",
     "TEST.SAMPLE": "Evaluations are on all images; a larger TEST.EVAL_PERIOD makes fewer of them.",
@@ -160,9 +161,6 @@ SOLVER_KEYS: dict[str, Key] = {
     "OPTIMIZER": Key("sgd", on_resume=FIXED),
     # Decay of the averages that Adam and AdamW keep of gradients and of their squares
     "BETAS": Key([0.9, 0.999], on_resume=FIXED),
-    # Cosines of the schedule "cosine", one after the other: each begins at the full learning rate
-    # (warm restarts, Loshchilov and Hutter, 2017)
-    "COSINE_CYCLES": Key(1),
     # Exponent of the schedule "poly", as in DeepLab
     "POLY_LR_POWER": Key(0.9),
     # The least learning rate of the schedule "poly", as a multiple of SOLVER.BASE_LR

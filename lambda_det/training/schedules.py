@@ -226,19 +226,13 @@ def _steps(solver: CfgNode, span: Span) -> Callable[[float], float]:
 
 
 def _cosine(solver: CfgNode, span: Span) -> Callable[[float], float]:
-    cycles, last = solver.COSINE_CYCLES, solver.BASE_LR_END / solver.BASE_LR
+    last = solver.BASE_LR_END / solver.BASE_LR
     if not 0 <= last <= 1:
         raise ConfigError(
             f"SOLVER.BASE_LR_END is {solver.BASE_LR_END:g}; it must be from 0 to SOLVER.BASE_LR, "
             f"which is {solver.BASE_LR:g}."
         )
-
-    def rate(share: float) -> float:
-        turns = share * cycles
-        turns -= min(math.floor(turns + 1e-9), cycles - 1)  # a share is rounded
-        return last + 0.5 * (1 - last) * (1 + math.cos(math.pi * turns))
-
-    return rate
+    return lambda share: last + 0.5 * (1 - last) * (1 + math.cos(math.pi * share))
 
 
 def _exponential(solver: CfgNode, span: Span) -> Callable[[float], float]:
@@ -259,9 +253,7 @@ def _poly(solver: CfgNode, span: Span) -> Callable[[float], float]:
 
 SCHEDULES = {
     "steps": Schedule(_steps, {"STEPS": _RISING, "GAMMA": ABOVE_0}, "WarmupMultiStepLR"),
-    "cosine": Schedule(
-        _cosine, {"BASE_LR_END": _NOT_NEGATIVE, "COSINE_CYCLES": POSITIVE}, "WarmupCosineLR"
-    ),
+    "cosine": Schedule(_cosine, {"BASE_LR_END": _NOT_NEGATIVE}, "WarmupCosineLR"),
     "exponential": Schedule(_exponential, {"DECAY": ABOVE_0, "DECAY_EPOCHS": ABOVE_0}),
     "equal_decays": Schedule(
         _equal_decays, {"GAMMA": ABOVE_0, "NUM_DECAYS": POSITIVE}, "WarmupStepWithFixedGammaLR"

@@ -171,8 +171,8 @@ _FILE = "--config-file", str(CONFIGS / "quick" / "shapes_lambdaresnet26.yaml")
 @pytest.mark.parametrize(
     ("opts", "expected"),
     [
-        ("SOLVER.COSINE_CYCLES 3", [("SOLVER.COSINE_CYCLES", "SOLVER.LR_SCHEDULER_NAME")]),
-        ("SOLVER.COSINE_CYCLES 3 SOLVER.LR_SCHEDULER_NAME cosine", []),
+        ("SOLVER.POLY_LR_POWER 3", [("SOLVER.POLY_LR_POWER", "SOLVER.LR_SCHEDULER_NAME")]),
+        ("SOLVER.POLY_LR_POWER 3 SOLVER.LR_SCHEDULER_NAME poly", []),
         ("SOLVER.BETAS [0.8,0.9]", [("SOLVER.BETAS", "SOLVER.OPTIMIZER")]),
         ("SOLVER.GAMMA 0.2 SOLVER.MOMENTUM 0.8", []),
         ("TEST.RAW False", [("TEST.RAW", "SOLVER.EMA_DECAY")]),

@@ -257,7 +257,6 @@ def test_a_rate_for_sgd_is_refused_for_another_optimiser(caplog):
         ("MOMENTUM", 1.0),
         ("BETAS", [0.9]),
         ("BETAS", ["a", 0.9]),
-        ("COSINE_CYCLES", 0),
         ("STEPS", (300, 200)),
         ("NUM_DECAYS", 0),
         ("OPTIMIZER", "lion"),

@@ -28,8 +28,8 @@ TASKS: dict[str, Callable[[], CfgNode]] = {
 EXPECTED: dict[str, tuple[dict, Callable[[int], float]]] = {
     "steps": ({"STEPS": [30, 60], "GAMMA": 0.5}, lambda t: 0.5 ** sum(t >= s for s in (30, 60))),
     "cosine": (
-        {"COSINE_CYCLES": 3, "BASE_LR": 0.5, "BASE_LR_END": 0.1},
-        lambda t: 0.2 + 0.8 * math.cos(math.pi * (t % 30) / 30 / 2) ** 2,
+        {"BASE_LR": 0.5, "BASE_LR_END": 0.1},
+        lambda t: 0.2 + 0.8 * math.cos(math.pi * t / 90 / 2) ** 2,
     ),
     "exponential": ({"DECAY": 0.9, "DECAY_EPOCHS": 4.0}, lambda t: 0.9 ** (t // 4)),
     "equal_decays": ({"GAMMA": 0.5, "NUM_DECAYS": 5}, lambda t: 0.5 ** (t // 15)),
