@@ -61,7 +61,7 @@ def measure(model: nn.Module, image_size: int) -> Complexity:
         if isinstance(module, LambdaLayer):
             module.implementation = "query_first"
         elif isinstance(module, nn.BatchNorm2d):
-            module.forward = lambda x: x  # for shapes alone PyTorch takes half of the time for norms
+            module.forward = lambda x: x  # whose shapes alone would take half of the time
     images = torch.empty(1, 3, image_size, image_size, device="meta")
     saved = []  # operations of each lambda layer that one has less with the query contracted first
 

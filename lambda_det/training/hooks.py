@@ -22,10 +22,8 @@ from detectron2.utils.events import (
     TensorboardXWriter,
     get_event_storage,
 )
-from torch.utils.tensorboard.summary import hparams
 from tqdm.auto import tqdm
 
-from lambda_det.config import leaves, read_plain
 from lambda_det.errors import ConfigError, counted, duration, refused
 from lambda_det.training.log import is_of_machine
 from lambda_det.training.run_folder import RunFolder
@@ -213,7 +211,7 @@ class RunWriter(HookBase):
         folder.cut_metrics(written + 1)
         self._json = JSONWriter(str(folder.metrics_file), window_size=1)
         self._json._last_write = written  # the file has what is older
-        self._files = [self._json, *make_writers(settings, written, trainer.task.dump())]
+        self._files = [self._json, *make_writers(settings, written)]
         self._printer = CommonMetricPrinter(trainer.max_iter, window_size=1)
         self._hook = PeriodicWriter([self._printer], settings.log_period)
         self._hook.trainer = trainer
@@ -307,30 +305,20 @@ def _class_of(name: str, key: str) -> Callable[[str], EventWriter]:
     return writer
 
 
-def make_writers(settings: Settings, last_step: int, config: str = "") -> list[EventWriter]:
+def make_writers(settings: Settings, last_step: int) -> list[EventWriter]:
     """The event writers of a run; see :func:`check_writers`.
 
     Args:
         settings: name them; a class is called with the folder.
         last_step: the last step that was written before a resume; -1 at a start.
-        config: of the run, as YAML.
     """
     folder = settings.output_dir
     writers: list[EventWriter] = []
     for name in settings.event_writers:
         if name == "tensorboard":
             writers.append(TensorboardXWriter(folder, window_size=1, purge_step=last_step + 1))
-            for summary in hparams(_hyperparameters(config), {"total_loss": 0.0}):
-                writers[-1]._writer.file_writer.add_summary(summary)
         else:
             writers.append(_class_of(name, settings.key("event_writers"))(folder))
     for writer in writers:
         writer._last_write = last_step  # what is older has been written
     return writers
-
-
-def _hyperparameters(config: str) -> dict[str, Any]:
-    """The keys of a configuration with their values; lists and the like as text."""
-    loaded = read_plain(config)
-    plain = leaves(loaded) if isinstance(loaded, dict) else ()
-    return {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in plain}

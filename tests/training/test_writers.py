@@ -42,24 +42,10 @@ def test_names_that_are_there(tmp_path):
     assert make_writers(_settings(tmp_path), -1) == []
 
 
-CONFIG = "SOLVER: {BASE_LR: 0.25, STEPS: [3, 4]}\nMODEL: {NAME: r50}"
-
-
-def test_tensorboard_gets_hyperparameters(tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    (writer,) = make_writers(_settings(tmp_path, "tensorboard"), -1, CONFIG)
-    writer.close()
-    found = accumulator.EventAccumulator(str(tmp_path))
-    found.Reload()
-    content = found.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    for text in (b"SOLVER.BASE_LR", b"MODEL.NAME", b"r50", b"[3, 4]"):
-        assert text in content
-
-
 def test_tensorboard_forgets_what_a_killed_run_wrote_after_its_checkpoint(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for last_step in (-1, 3):
-        (writer,) = make_writers(_settings(tmp_path, "tensorboard"), last_step, CONFIG)
+        (writer,) = make_writers(_settings(tmp_path, "tensorboard"), last_step)
         for step in range(last_step + 1, last_step + 7):
             writer._writer.add_scalar("total_loss", last_step, step)
         writer.close()
@@ -72,8 +58,7 @@ def test_tensorboard_forgets_what_a_killed_run_wrote_after_its_checkpoint(tmp_pa
 def test_a_run_writes_to_those_that_are_named(tmp_path):
     hook, images = RunWriter(), []
     named = replace(_settings(tmp_path, RECORDER), log_period=2)
-    task = SimpleNamespace(dump=lambda: "SOLVER: {BASE_LR: 0.25}")
-    trainer = SimpleNamespace(start_iter=0, iter=0, max_iter=4, settings=named, task=task)
+    trainer = SimpleNamespace(start_iter=0, iter=0, max_iter=4, settings=named)
     trainer.evaluation = SimpleNamespace(is_due=lambda: trainer.iter in (2, 3))
     hook.trainer = trainer
     with EventStorage(0) as storage:
