@@ -20,9 +20,8 @@ On ImageNet in folders of classes, with 8 GPUs (the paper's batch of 4096: 4 x 1
 With a smaller batch; the learning rate follows it:
   %(prog)s --config-file FILE SOLVER.IMS_PER_BATCH 256
 
-Without a GPU; without data, to see how fast a machine is:
+Without a GPU:
   %(prog)s --config-file FILE MODEL.DEVICE cpu
-  %(prog)s --config-file FILE --synthetic-data
 """
 _THEN = """
 Then a backbone for detection:
@@ -31,15 +30,9 @@ Then a backbone for detection:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags of a training, and one for noise instead of images."""
-    result = run_parser(
+    """The flags of a training."""
+    return run_parser(
         "lambda_det.classification.task:ClassificationTask",
         "Train and evaluate a classifier, whose backbone detectors start from.",
         _EXAMPLES + YAML_EXAMPLES + _THEN,
     )
-    result.add_argument(
-        "--synthetic-data",
-        action="store_true",
-        help="noise in place of images, to measure all but their loading",
-    )
-    return result

@@ -64,8 +64,7 @@ def get_classification_config() -> CN:
 
     _C.DATA = CN()
     # "folder": DATA.TRAIN and DATA.VAL hold one folder of images for each class. "cifar10":
-    # DATA.TRAIN holds what torchvision's CIFAR10 has downloaded. "synthetic": noise, to measure the
-    # rest (--synthetic-data)
+    # DATA.TRAIN holds what torchvision's CIFAR10 has downloaded
     _C.DATA.FORMAT = "folder"
     # Folder of the images to train on
     _C.DATA.TRAIN = "datasets/imagenet/train"
@@ -220,8 +219,6 @@ def load_recipe(
     if args.config_file and file is None:
         file = ConfigFile(args.config_file)
     read_config(cfg, file, args.opts)
-    if args.synthetic_data:
-        cfg.DATA.FORMAT = "synthetic"
     return cfg
 
 

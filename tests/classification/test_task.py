@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from lambda_det.classification import run
-from lambda_det.classification.data import build
-from lambda_det.classification.data.sources import SyntheticSource
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError
 from tests.classification.tiny import NETWORK, train
 from tests.reliability.ends import Killed, kill_before
@@ -216,15 +214,3 @@ def test_a_compiled_network_trains_as_one_that_is_not(arguments, tmp_path, monke
         run(arguments(*words, "MODEL.COMPILE", compiled, "OUTPUT_DIR", place))
         states.append(content(place / "model_final.pth"))
     assert differences(*states) == []
-
-
-@pytest.mark.slow
-def test_synthetic_data_need_none(arguments, folder, monkeypatch):
-    # As ImageNet has them, they would be evaluated for minutes
-    monkeypatch.setattr(
-        build, "SyntheticSource", lambda size, images=8: SyntheticSource(size, 1000, 8)
-    )
-    words = ("SOLVER.EPOCHS", 1, "SOLVER.WARMUP_EPOCHS", 0, "DATA.TRAIN", "", "DATA.VAL", "")
-    words += ("SOLVER.EMA_DECAY", 0, "MODEL.NAME", "mobilenet_v2", "MODEL.STOCHASTIC_DEPTH", 0)
-    run(arguments("--synthetic-data", *words))
-    assert _load(folder / "model_final.pth")["recipe"]["num_classes"] == 1000

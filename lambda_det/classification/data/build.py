@@ -11,7 +11,6 @@ from lambda_det.classification.data.sources import (
     Cifar10Source,
     FolderSource,
     Source,
-    SyntheticSource,
     check_same_classes,
 )
 from lambda_det.classification.data.subset import Subset, split_held_out, take_fraction
@@ -75,10 +74,6 @@ def _folders(cfg: CfgNode) -> tuple[Source, Source | None]:
 _FORMATS: dict[str, Callable[[CfgNode], tuple[Source, Source | None]]] = {
     "folder": _folders,
     "cifar10": lambda cfg: (Cifar10Source(cfg.DATA.TRAIN, True), Cifar10Source(cfg.DATA.TRAIN)),
-    "synthetic": lambda cfg: (
-        SyntheticSource(cfg.INPUT.SIZE),
-        SyntheticSource(cfg.INPUT.SIZE, images=50000),
-    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Sources of labelled images: their common interface; folders, CIFAR-10 and noise."""
+"""Sources of labelled images: their common interface; folders and CIFAR-10."""
 
 from __future__ import annotations
 
@@ -212,36 +212,6 @@ class Cifar10Source(Source):
     def load(self, index: int) -> np.ndarray:
         """uint8 RGB [32, 32, 3]; not a copy"""
         return self._pixels[index].numpy()
-
-
-_IMAGES_IN_MEMORY = 16
-
-
-class SyntheticSource(Source):
-    """Noise in place of images, to measure everything except reading and decoding.
-
-    It has as many images as ImageNet; a few random images are repeated.
-
-    Args:
-        size: side of the images in pixels.
-        classes: how many classes; the labels repeat in their order.
-        images: how many images; ImageNet has 1,281,167 to train on and 50,000 to validate.
-    """
-
-    def __init__(self, size: int, classes: int = 1000, images: int = 1281167) -> None:
-        names = [f"class {number:04d}" for number in range(classes)]
-        super().__init__(names, np.arange(images) % classes)
-        shape = (_IMAGES_IN_MEMORY, size, size, 3)
-        self._pixels = torch.from_numpy(
-            np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-        )
-
-    def name(self, index: int) -> str:
-        return f"noise {index}"
-
-    def load(self, index: int) -> np.ndarray:
-        """uint8 [size, size, 3]; not a copy"""
-        return self._pixels[index % _IMAGES_IN_MEMORY].numpy()
 
 
 def decode_image(data: bytes, name: str) -> np.ndarray:

@@ -68,7 +68,7 @@ def test_nothing_to_hold_out(ready, make_folder):
     [
         ("FORMAT", "folders", r"DATA\.FORMAT 'folders'.* folder\?"),
         ("FORMAT", "cifar-10", r"cifar10\?"),
-        ("FORMAT", "lmdb", r"folder, cifar10, synthetic"),
+        ("FORMAT", "lmdb", r"folder, cifar10"),
     ],
 )
 def test_values_that_cannot_work(ready, key, value, text):

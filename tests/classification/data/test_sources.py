@@ -13,7 +13,6 @@ from torchvision.datasets import CIFAR10
 from lambda_det.classification.data.sources import (
     Cifar10Source,
     FolderSource,
-    SyntheticSource,
     check_same_classes,
     decode_image,
 )
@@ -143,19 +142,6 @@ def test_files_that_are_missing_or_changed(downloaded, name):
         spoil()
         with pytest.raises(DataError, match=str(downloaded)):
             Cifar10Source(downloaded, train=True)
-
-
-def test_noise_of_as_many_images_as_imagenet_has():
-    source, again = SyntheticSource(32), SyntheticSource(32)
-    assert len(source) == len(source.labels) == 1281167 and len(set(source.classes)) == 1000
-    assert source.classes == sorted(source.classes) and source.name(3) == "noise 3"
-    image = source.load(1281166)
-    assert image.shape == (32, 32, 3) and image.dtype == np.uint8
-    assert 100 < image.mean() < 155 and image.std() > 60
-    assert all((source.load(index) == again.load(index)).all() for index in range(40))
-    assert (source.load(0) != source.load(1)).any()
-    labels = SyntheticSource(8, classes=3, images=7).labels
-    assert labels.dtype == np.int64 and labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
 
 
 def photograph(width: int = 61, height: int = 45) -> Image.Image:
