@@ -11,6 +11,7 @@ from operator import attrgetter
 from detectron2.config import CfgNode
 from detectron2.data.transforms import AugmentationList
 from detectron2.evaluation import DatasetEvaluator, verify_results
+from detectron2.modeling import GeneralizedRCNNWithTTA
 from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 from torch.optim import Optimizer
@@ -20,7 +21,7 @@ from lambda_det.detection import data
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.data.transforming import Outline, draws_by_size
-from lambda_det.detection.evaluation import augmented_test, build_evaluator, check_evaluators
+from lambda_det.detection.evaluation import build_evaluator, check_evaluators
 from lambda_det.detection.model import make_backbone, make_model
 from lambda_det.detection.schedule import (
     DetectionSettings,
@@ -174,7 +175,7 @@ def of_yaml(cfg: CfgNode) -> Components:
         make_loss_loader=(
             partial(data.build_test_loader, cfg, with_truth=True) if cfg.TEST.LOSS else None
         ),
-        make_augmented=partial(augmented_test, cfg) if cfg.TEST.AUG.ENABLED else None,
+        make_augmented=partial(GeneralizedRCNNWithTTA, cfg) if cfg.TEST.AUG.ENABLED else None,
         check_data=check_data,
         verify=partial(verify_results, cfg),
         dump=cache(cfg.dump),  # which every checkpoint holds

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from detectron2.config import CfgNode, get_cfg
+from detectron2.config import CfgNode
 from detectron2.data import MetadataCatalog
 from detectron2.evaluation import (
     COCOEvaluator,
@@ -27,10 +27,8 @@ from detectron2.evaluation import (
     SemSegEvaluator,
     coco_evaluation,
 )
-from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.structures import Instances
 from pycocotools.coco import COCO
-from torch import nn
 from torch.backends import cudnn
 
 from lambda_det.detection.data.coco import coco_api
@@ -48,7 +46,7 @@ from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.tiled import WholeImages
 from lambda_det.detection.tiles import Tiling
 from lambda_det.distributed.signals import StopRequest, interruptible
-from lambda_det.errors import ConfigError, DataError, listed, printable, reason, refused
+from lambda_det.errors import ConfigError, DataError, printable, reason, refused
 
 logger = logging.getLogger(__name__)
 
@@ -277,31 +275,6 @@ def check_augmented_test(cfg: CfgNode) -> None:
             "TEST.AUG.ENABLED True: Detectron2's augmentation in a test is for a GeneralizedRCNN "
             f"without keypoints, and not for {' and '.join(unfit)}; set TEST.AUG.ENABLED False."
         )
-
-
-def augmented_test(cfg: CfgNode, model: nn.Module) -> nn.Module:
-    """A model with Detectron2's augmentation in the test: several sizes of an image, and flips.
-
-    Detectron2's own sizes are for images whose shorter side has 800 pixels. Where no others are
-    set, they change as INPUT.MIN_SIZE_TEST does.
-
-    Args:
-        cfg: of the detector.
-        model: it stays as it is.
-    """
-    given, sizes = get_cfg().TEST.AUG, cfg.TEST.AUG
-    factor = cfg.INPUT.MIN_SIZE_TEST / get_cfg().INPUT.MIN_SIZE_TEST
-    is_given = (*sizes.MIN_SIZES, sizes.MAX_SIZE) == (*given.MIN_SIZES, given.MAX_SIZE)
-    if is_given and factor not in (0, 1):
-        cfg = cfg.clone()
-        cfg.defrost()
-        cfg.TEST.AUG.MIN_SIZES = [max(round(factor * size), 1) for size in given.MIN_SIZES]
-        cfg.TEST.AUG.MAX_SIZE = max(round(factor * given.MAX_SIZE), 1)
-        logger.info(
-            f"TEST.AUG takes shorter sides of {listed(cfg.TEST.AUG.MIN_SIZES, 20)} pixels, by "
-            f"INPUT.MIN_SIZE_TEST {cfg.INPUT.MIN_SIZE_TEST}; TEST.AUG.MIN_SIZES sets others"
-        )
-    return GeneralizedRCNNWithTTA(cfg, model)
 
 
 def build_evaluator(

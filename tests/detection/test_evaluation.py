@@ -319,23 +319,6 @@ def test_an_augmented_test_that_detectron2_cannot_make_is_refused(pair):
         check_evaluators(cfg)
 
 
-@pytest.mark.parametrize(
-    ("size", "keys", "sizes"),
-    [
-        (96, [], (48, 144, 480)),
-        (0, [], (400, 1200, 4000)),  # images are not resized
-        (96, ["TEST.AUG.MIN_SIZES", (90, 100)], (90, 100, 4000)),
-        (96, ["TEST.AUG.MAX_SIZE", 600], (400, 1200, 600)),
-    ],
-)
-def test_the_sizes_of_an_augmented_test_follow_that_of_the_test(monkeypatch, size, keys, sizes):
-    cfg = get_cfg()
-    cfg.merge_from_list(["INPUT.MIN_SIZE_TEST", size, *keys])
-    monkeypatch.setattr(evaluation, "GeneralizedRCNNWithTTA", lambda cfg, model: cfg)
-    aug = evaluation.augmented_test(cfg, nn.Module()).TEST.AUG
-    assert (min(aug.MIN_SIZES), max(aug.MIN_SIZES), aug.MAX_SIZE) == sizes
-
-
 @pytest.mark.parametrize("damage", ["cut", "size"])
 def test_a_broken_semantic_mask_is_named(tmp_path, damage):
     image, mask = tmp_path / "image.png", tmp_path / "mask.png"
