@@ -164,16 +164,16 @@ def extract_backbone(
     content: Mapping[str, Any],
     *,
     raw: bool = False,
-    fold_input: bool = True,
     model: str | None = None,
     source: str = "the checkpoint",
 ) -> dict[str, Any]:
     """Make the content of a backbone file.
 
+    The input normalisation of a classifier is folded into its first convolution, see
+    :func:`lambda_det.weights.backbone_file.fold_normalisation`; detectors are not changed.
+
     Args:
         content, raw, model, source: see :func:`read_network`.
-        fold_input: fold the input normalisation of a classifier into its first convolution, see
-            :func:`lambda_det.weights.backbone_file.fold_normalisation`. Detectors are not changed.
 
     Returns:
         ``model``: float32 tensors under the backbone's own names, with running statistics, without
@@ -183,15 +183,14 @@ def extract_backbone(
 
     Raises:
         WeightsError: the network is unknown, tensors are missing or untrained, or a backbone file
-            was made with other options than those asked for.
+            has the averaged weights and the raw ones are asked for.
     """
     check_provenance(content, source)
     written = content.get("meta", {}) if content.get("__author__") == AUTHOR else {}
-    if (raw and written.get("weights") == "ema") or (written.get("folded") and not fold_input):
-        folded = "folded" if written.get("folded") else "not folded"
+    if raw and written.get("weights") == "ema":
         raise WeightsError(
-            f"{source} is a backbone file of the {written['weights']!r} weights, {folded}; name "
-            "the checkpoint it was made from to get others."
+            f"{source} is a backbone file of the 'ema' weights; name the checkpoint it was made "
+            "from to get others."
         )
     network = read_network(content, raw=raw, model=model, source=source)
     state, pixels, recipe = _tensors_of(network), wanted_pixels(content), content.get("recipe")
@@ -208,8 +207,7 @@ def extract_backbone(
         "lambda_det": __version__,
     }
     if is_classifier:
-        if fold_input:
-            state, pixels = fold_normalisation(network, state, pixels)
+        state, pixels = fold_normalisation(network, state, pixels)
         side, unseen = _trained_at(recipe), []
         if side:
             state, unseen = forget_unseen(state, network, side)
@@ -217,7 +215,7 @@ def extract_backbone(
         meta |= {key: recipe[key] for key in ("source", "license") if key in recipe}
         meta |= {
             "recipe": recipe.get("config", ""),
-            "folded": fold_input,
+            "folded": True,
             "trained_at": side or 0,  # pixels of an image's side; 0 where it is unknown
             "unseen": unseen,  # embeddings whose values for offsets beyond that are 0
             "accuracy": {part: dict(by[kind]) for part, by in results.items() if kind in by},

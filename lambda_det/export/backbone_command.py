@@ -44,8 +44,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add_checkpoint_flags(parser)
     text = "the network, where the file does not name it, as none of timm and torchvision does"
     add("--model", metavar="NAME", help=text)
-    text = "do not fold the input normalisation of a classifier into its first convolution"
-    add("--no-fold", action="store_true", help=text)
     add("--overwrite", action="store_true", help="replace OUTPUT if the new file passes")
     return parser.parse_args(argv)
 
@@ -67,7 +65,6 @@ def export(args: argparse.Namespace) -> int:
     content = extract_backbone(
         checkpoint,
         raw=args.raw,
-        fold_input=not args.no_fold,
         model=args.model,
         source=path,
     )

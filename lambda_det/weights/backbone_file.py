@@ -110,7 +110,7 @@ def fold_normalisation(
     if len(first) != 1 or pixels.format not in ("RGB", "BGR"):
         raise WeightsError(
             f"The input normalisation cannot be folded into a network for {pixels.format} images "
-            f"with {len(first)} convolutions of 3 channels; use --no-fold."
+            f"with {len(first)} convolutions of 3 channels."
         )
     (name, conv), *following = modules[first[0] :]
     # Detectron2's norm is a child of the convolution, torchvision's follows it. In both cases it is

@@ -35,13 +35,13 @@ def test_a_file_that_fits(checkpoint, tmp_path, capsys):
         assert words in out
 
 
-def test_raw_weights_that_are_not_folded(checkpoint, tmp_path, capsys):
+def test_raw_weights_of_a_folder(checkpoint, tmp_path, capsys):
     """A run's folder is enough: its checkpoint says what it is of."""
     path = str(tmp_path / "b.safetensors")
-    assert tool.main([str(Path(checkpoint).parent), path, "--raw", "--no-fold"]) == 0
+    assert tool.main([str(Path(checkpoint).parent), path, "--raw"]) == 0
     out = capsys.readouterr().out
-    assert checkpoint in out and "top1 1.00" in out and "INPUT.FORMAT RGB" in out
-    assert read_backbone(path)["meta"]["folded"] is False
+    assert checkpoint in out and "top1 1.00" in out and "INPUT.FORMAT BGR" in out
+    assert read_backbone(path)["meta"]["weights"] == "model"
 
 
 def test_a_file_that_computes_something_else(checkpoint, tmp_path, capsys, monkeypatch):

@@ -102,11 +102,10 @@ def test_the_tool_exports_a_url_and_a_plain_file(placed, network, tmp_path, caps
         assert part in out
     plain, named = tmp_path / "downloaded.pth", ["--model", "mobilenet_v2"]
     torch.save(network.state_dict(), plain)
-    assert main([str(plain), str(tmp_path / "b.pth"), "--no-fold", *named]) == 0
+    assert main([str(plain), str(tmp_path / "b.pth"), *named]) == 0
     assert "MobileNet-v2 of timm" in capsys.readouterr().out
     one, other = (read_backbone(tmp_path / f"{name}.pth") for name in "ab")
     assert one["meta"]["model"] == other["meta"]["model"] == "mobilenet_v2"
-    assert one["meta"]["folded"] and not other["meta"]["folded"]
     assert main([URL.replace("100", "1000"), str(tmp_path / "c.pth")]) == 2
     assert URL in capsys.readouterr().err and not (tmp_path / "c.pth").exists()
 

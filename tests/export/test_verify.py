@@ -29,11 +29,9 @@ def errors_of(checkpoint, path, **options):
     return errors
 
 
-@pytest.mark.parametrize("fold", [True, False])
-def test_a_file_folded_or_not(checkpoint, tmp_path, fold):
-    errors = errors_of(checkpoint, tmp_path / "b.pth", fold_input=fold)
-    assert list(errors) == ["res2", "res3", "res4", "res5"]
-    assert (max(errors.values()) > 1e-12) == fold
+def test_a_file_of_a_classifier(checkpoint, tmp_path):
+    errors = errors_of(checkpoint, tmp_path / "b.pth")
+    assert list(errors) == ["res2", "res3", "res4", "res5"] and max(errors.values()) > 1e-12
 
 
 def test_embeddings_of_a_whole_map_are_compared_on_one_that_they_know(tmp_path):
