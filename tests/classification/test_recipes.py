@@ -9,12 +9,11 @@ from detectron2.config import CfgNode
 
 from lambda_det.classification import load_recipe, parser
 from lambda_det.classification.config import check_ranges, get_classification_config
-from lambda_det.classification.model import build_classifier, model_options
+from lambda_det.classification.model import build_classifier
 from lambda_det.classification.schedule import EpochSchedule, peak_learning_rate, plan_training
 from lambda_det.classification.task import ClassificationTask
 from lambda_det.config import leaves
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.specs import SPECS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES = sorted(
@@ -61,69 +60,58 @@ def test_every_row_of_table_20_has_a_recipe_and_no_other_has():
     found = {}
     for path in (CONFIGS / "imagenet").glob("lambda_resnet*_*.yaml"):
         cfg = load_recipe_by_name(path)
-        depth = int(cfg.MODEL.NAME.removeprefix("lambda_resnet"))
+        depth, augment = int(cfg.MODEL.NAME.removeprefix("lambda_resnet")), cfg.INPUT.RANDAUGMENT
         found[depth, cfg.INPUT.SIZE] = (
-            cfg.INPUT.RANDAUGMENT.MAGNITUDE,
+            augment.MAGNITUDE,
             cfg.MODEL.DROPOUT,
             cfg.MODEL.STOCHASTIC_DEPTH,
         )
         assert path.stem == f"{cfg.MODEL.NAME}_{cfg.INPUT.SIZE}"
-        assert (cfg.SOLVER.EPOCHS, cfg.SOLVER.WEIGHT_DECAY) == (350, 4e-5)
+        assert (cfg.SOLVER.EPOCHS, cfg.SOLVER.WEIGHT_DECAY, augment.LAYERS) == (350, 4e-5, 2)
         # A run that stops early has images to be stopped by; the others train on all
         assert float(cfg.DATA.HELD_OUT) == (0.02 if cfg.TEST.PATIENCE else 0.0)
-        assert cfg.INPUT.RANDAUGMENT.LAYERS == 2
         # "early stopping ... starting with LambdaResNet-350 at resolution 288x288"
         assert bool(cfg.TEST.PATIENCE) == (depth >= 350 and cfg.INPUT.SIZE >= 288)
     assert found == TABLE_20
 
 
-@pytest.mark.parametrize("name", ["resnet50", "resnet50_lambda_c2345"])
-def test_90_epochs(name):
-    cfg = load_recipe_by_name(f"imagenet/{name}.yaml")
-    solver = cfg.SOLVER
-    assert (solver.EPOCHS, solver.WARMUP_EPOCHS, solver.SCHEDULE) == (90, 5, "cosine")
-    assert (solver.OPTIMIZER, solver.MOMENTUM, solver.NESTEROV) == ("sgd", 0.9, False)
-    assert (solver.WEIGHT_DECAY, solver.LABEL_SMOOTHING, solver.EMA_DECAY) == (1e-4, 0.1, 0.9999)
-    assert (solver.IMS_PER_BATCH, peak_learning_rate(cfg)) == (4096, pytest.approx(1.6))
-    assert (cfg.INPUT.SIZE, cfg.INPUT.CROP, cfg.INPUT.FLIP) == (224, "resized", True)
-    assert (cfg.INPUT.RANDAUGMENT.LAYERS, cfg.MODEL.DROPOUT, cfg.DATA.HELD_OUT) == (0, 0, 0)
-    assert name == cfg.MODEL.NAME
+OF_ALL = {"SOLVER.WARMUP_EPOCHS": 5, "SOLVER.LABEL_SMOOTHING": 0.1, "INPUT.FLIP": True}
+OF_IMAGENET = {
+    **{"INPUT.SIZE": 224, "INPUT.CROP": "resized", "INPUT.RANDAUGMENT.LAYERS": 0},
+    **{"SOLVER.IMS_PER_BATCH": 4096, "SOLVER.MOMENTUM": 0.9, "SOLVER.EMA_DECAY": 0.9999},
+}
+SGD = {"SOLVER.OPTIMIZER": "sgd", "SOLVER.NESTEROV": False, "SOLVER.SCHEDULE": "cosine"}
+SGD |= {"SOLVER.EPOCHS": 90, "SOLVER.WEIGHT_DECAY": 1e-4, "MODEL.DROPOUT": 0}
+RMSPROP = {"SOLVER.OPTIMIZER": "rmsprop", "SOLVER.EPOCHS": 350, "SOLVER.WEIGHT_DECAY": 1e-5}
+RMSPROP |= {"SOLVER.SCHEDULE": "exponential", "SOLVER.DECAY": 0.99, "SOLVER.DECAY_EPOCHS": 3}
+ADAM = {"SOLVER.OPTIMIZER": "adam", "SOLVER.BETAS": [0.9, 0.9999], "SOLVER.WEIGHT_DECAY": 1e-4}
+ADAM |= {"SOLVER.EPOCHS": 90, "SOLVER.IMS_PER_BATCH": 128, "SOLVER.LR_BY_EPOCH": True}
+ADAM |= {"INPUT.SIZE": 32, "INPUT.CROP": "padded", "INPUT.PADDING": 4}
+# The highest learning rate, and keys
+FIGURES = {
+    "imagenet/resnet50": (1.6, OF_IMAGENET | SGD),
+    "imagenet/resnet50_lambda_c2345": (1.6, OF_IMAGENET | SGD),
+    "imagenet/mobilenet_v2": (0.1, OF_IMAGENET | RMSPROP | {"MODEL.DROPOUT": 0.2}),
+    "imagenet/mobilenet_v2_lambda": (0.1, OF_IMAGENET | RMSPROP | {"MODEL.DROPOUT": 0.2}),
+    "cifar10/resnet50": (0.0025, ADAM),
+    "cifar10/resnet50_lambda": (0.0025, ADAM),
+}
 
 
-@pytest.mark.parametrize("name", [name for name in SPECS if name.startswith("resnet50")])
-def test_the_90_epochs_recipe_takes_every_form_of_resnet50(name):
-    model_options(load_recipe_by_name("imagenet/resnet50.yaml", "MODEL.NAME", name))
-
-
-@pytest.mark.parametrize("name", ["mobilenet_v2", "mobilenet_v2_lambda"])
-def test_mobilenet(name):
-    cfg = load_recipe_by_name(f"imagenet/{name}.yaml")
-    solver = cfg.SOLVER
-    assert name == cfg.MODEL.NAME and cfg.MODEL.DROPOUT == 0.2 and cfg.INPUT.SIZE == 224
-    assert (solver.OPTIMIZER, solver.MOMENTUM, solver.EPOCHS) == ("rmsprop", 0.9, 350)
-    assert (solver.IMS_PER_BATCH, peak_learning_rate(cfg)) == (4096, pytest.approx(0.1))
-    assert (solver.SCHEDULE, solver.DECAY, solver.DECAY_EPOCHS) == ("exponential", 0.99, 3)
-    assert solver.WEIGHT_DECAY == 1e-5
+@pytest.mark.parametrize("name", FIGURES)
+def test_other_recipes(name):
+    rate, figures = FIGURES[name]
+    cfg = load_recipe_by_name(f"{name}.yaml")
+    assert peak_learning_rate(cfg) == pytest.approx(rate)
+    figures = OF_ALL | figures
+    keys = dict(leaves(cfg))
+    assert {key: keys[key] for key in figures} == figures
+    assert cfg.MODEL.NAME.startswith(Path(name).name)
 
 
 @pytest.mark.parametrize(("name", "size"), [("resnet50", 23.5), ("resnet50_lambda", 12.8)])
-def test_the_cifar10_reproduction(name, size):
-    cfg = load_recipe_by_name(f"cifar10/{name}.yaml", "MODEL.DEVICE", "cpu")
-    solver = cfg.SOLVER
-    assert (solver.OPTIMIZER, solver.EPOCHS, solver.IMS_PER_BATCH) == ("adam", 90, 128)
-    assert solver.LABEL_SMOOTHING == 0.1
-    assert (solver.BETAS, solver.WEIGHT_DECAY) == ([0.9, 0.9999], 1e-4)
-    steps = 391 * 90
-    rates = [peak_learning_rate(cfg) * EpochSchedule(cfg)(391 * e / steps) for e in range(90)]
-    assert rates[:5] == pytest.approx([0.0005 * (epoch + 1) for epoch in range(5)])
-    assert rates[5:] == sorted(rates[5:], reverse=True)
-    assert (cfg.INPUT.SIZE, cfg.INPUT.CROP, cfg.INPUT.PADDING, cfg.INPUT.FLIP) == (
-        32,
-        "padded",
-        4,
-        True,
-    )
-    model = build_classifier(cfg, 10)
+def test_the_cifar10_reproduction_has_so_many_parameters(name, size):
+    model = build_classifier(load_recipe_by_name(f"cifar10/{name}.yaml", "MODEL.DEVICE", "cpu"), 10)
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == size
 
 
@@ -139,48 +127,47 @@ def test_each_figure_stands_in_one_file():
         assert not repeated, f"{path} repeats {repeated}"
 
 
-NAN, INFINITE = float("nan"), float("inf")
-
-
+# Values of keys, by section
 OUTSIDE = {
-    "DATA.FRACTION": [0.0, 1.5, NAN],
-    "DATA.HELD_OUT": [-0.1, 0.51],
-    "DATA.MAX_UNREADABLE_IMAGES": [-1],
-    "INPUT.MIN_AREA": [0.0, 1.5],
-    "INPUT.PADDING": [-1],
-    "INPUT.SIZE": [0],
-    "INPUT.TEST_CROP": [0.0, 2.0],
-    "INPUT.TEST_SIZE": [-1],
-    "MODEL.PIXEL_MEAN": [["a", "b", "c"], [1.0, 2.0]],
-    "MODEL.PIXEL_STD": [[1.0, 0.0, 1.0], [1.0, NAN, 1.0]],
-    "SEED": [-1],
-    "SOLVER.ACCUMULATE_GRADIENTS": [0],
-    "SOLVER.BASE_LR": [-0.1, NAN, INFINITE],
-    "SOLVER.BETAS": [[0.9], [0.9, 1.0]],
-    "SOLVER.DECAY": [0.0],
-    "SOLVER.DECAY_EPOCHS": [0.0],
-    "SOLVER.EPOCHS": [0.0, INFINITE],
-    "SOLVER.IMS_PER_BATCH": [0],
-    "SOLVER.LABEL_SMOOTHING": [1.0],
-    "SOLVER.LR_BATCH": [0],
-    "SOLVER.MOMENTUM": [NAN],
-    "SOLVER.WARMUP_EPOCHS": [-1.0],
-    "SOLVER.WEIGHT_DECAY": [-1.0],
-    "TEST.EVAL_PERIOD": [0.0],
-    "TEST.IMS_PER_BATCH": [-3],
-    "TEST.PRECISE_BN_BATCHES": [-1],
+    "DATA": {"FRACTION": 0.0, "HELD_OUT": 0.51, "MAX_UNREADABLE_IMAGES": -1},
+    "INPUT": {"MIN_AREA": 1.5, "PADDING": -1, "SIZE": 0, "TEST_CROP": 2.0, "TEST_SIZE": -1},
+    "MODEL": {"PIXEL_MEAN": [1.0, 2.0], "PIXEL_STD": [1.0, 0.0, 1.0]},
+    "SOLVER": {
+        "ACCUMULATE_GRADIENTS": 0,
+        "BASE_LR": -0.1,
+        "BETAS": [0.9, 1.0],
+        "DECAY": 0.0,
+        "DECAY_EPOCHS": 0.0,
+        "EPOCHS": float("inf"),
+        "IMS_PER_BATCH": 0,
+        "LABEL_SMOOTHING": 1.0,
+        "LR_BATCH": 0,
+        "MOMENTUM": float("nan"),
+        "WARMUP_EPOCHS": -1.0,
+        "WEIGHT_DECAY": -1.0,
+    },
+    "TEST": {"EVAL_PERIOD": 0.0, "IMS_PER_BATCH": -3, "PRECISE_BN_BATCHES": -1},
 }
+MORE_OUTSIDE = [
+    ("DATA", "FRACTION", 1.5),
+    ("DATA", "HELD_OUT", -0.1),
+    ("INPUT", "MIN_AREA", 0.0),
+    ("INPUT", "TEST_CROP", 0.0),
+    ("MODEL", "PIXEL_MEAN", ["a", "b", "c"]),
+    ("SOLVER", "BETAS", [0.9]),
+]
 
 
-@pytest.mark.parametrize("key", OUTSIDE)
-def test_numbers_that_no_training_can_have(key):
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [(section, *pair) for section in OUTSIDE for pair in OUTSIDE[section].items()] + MORE_OUTSIDE,
+)
+def test_numbers_that_no_training_can_have(section, name, value):
     cfg = get_classification_config()
     check_ranges(cfg)
-    section, _, name = key.rpartition(".")
-    for value in OUTSIDE[key]:
-        (cfg[section] if section else cfg)[name] = value
-        with pytest.raises(ConfigError, match=f"^{key} is "):
-            check_ranges(cfg)
+    cfg[section][name] = value
+    with pytest.raises(ConfigError, match=rf"^{section}\.{name} is "):
+        check_ranges(cfg)
 
 
 def test_given_keys_that_nothing_reads_are_named_with_what_they_need(caplog):
@@ -191,7 +178,6 @@ def test_given_keys_that_nothing_reads_are_named_with_what_they_need(caplog):
     }
     pairs = [word for key, (value, _) in unread.items() for word in (key, value)]
     ClassificationTask.read(parser().parse_args([*pairs, "SOLVER.MOMENTUM", "0.8"]))
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == len(unread)
-    for words, (key, (_, needed)) in zip(said, unread.items(), strict=True):
-        assert key in words and needed in words
+    assert len(caplog.records) == len(unread)
+    for record, (key, (_, needed)) in zip(caplog.records, unread.items(), strict=True):
+        assert key in record.getMessage() and needed in record.getMessage()

@@ -8,7 +8,7 @@ from lambda_det.classification.data import randaugment
 from lambda_det.classification.data.randaugment import OPERATIONS, Operation, RandAugment
 from lambda_det.errors import ConfigError
 
-SHAPES = [(1, 1), (1, 7), (9, 1), (2, 2), (2, 9), (3, 3), (5, 31), (48, 64), (97, 33)]
+SHAPES = [(1, 1), (1, 7), (9, 1), (2, 9), (3, 3), (48, 64), (97, 33)]
 GREY = (128, 128, 128)
 
 
@@ -59,7 +59,7 @@ def test_operations_on_single_values_are_pillows(name, by_pillow, values):
     assert not apply("Posterize", image, 0).any()
 
 
-@pytest.mark.parametrize("addition", [0, 11, 110, 165, 330])
+@pytest.mark.parametrize("addition", [0, 11, 165, 330])
 def test_solarize_add(addition):
     for image in IMAGES:
         values = image.astype(int)
@@ -67,7 +67,7 @@ def test_solarize_add(addition):
         np.testing.assert_array_equal(apply("SolarizeAdd", image, addition), expected)
 
 
-@pytest.mark.parametrize("magnitude", [0, 1, 4, 5, 7, 10, 15, 22, 30])
+@pytest.mark.parametrize("magnitude", [0, 1, 5, 10, 22, 30])
 @pytest.mark.parametrize("name", ["Color", "Contrast", "Brightness", "Sharpness"])
 def test_blends_are_pillows(name, magnitude):
     """Exact, but within 1 where the true value is whole: float32 may come out just below it."""
@@ -75,10 +75,10 @@ def test_blends_are_pillows(name, magnitude):
     values = off = 0
     for image in IMAGES:
         enhance = getattr(ImageEnhance, name)(Image.fromarray(image))
-        expected = np.asarray(enhance.enhance(magnitude / 10 * 1.8 + 0.1), int)
+        expected = np.asarray(enhance.enhance(percent / 100), int)
         other = np.asarray(enhance.degenerate, int)
         is_whole = (100 * other + percent * (image - other)) % 100 == 0
-        difference = np.abs(apply(name, image, magnitude / 10 * 1.8 + 0.1) - expected)
+        difference = np.abs(apply(name, image, percent / 100) - expected)
         values += image.size
         off += (difference > is_whole).sum()
         np.testing.assert_array_equal(apply(name, image, 1.0), image)
@@ -100,15 +100,10 @@ def sampled(image: np.ndarray, inverse: list[float]) -> tuple[np.ndarray, np.nda
     at_border = (np.abs((source % 1) - 0.5) < 1 / 64).any(0)
     # Pillow counts from pixels' corners, not from their centres.
     corners = (a, b, c + (1 - a - b) / 2, d, e, f + (1 - d - e) / 2)
-    return np.asarray(
-        Image.fromarray(image).transform(
-            (width, height),
-            Image.Transform.AFFINE,
-            corners,
-            Image.Resampling.NEAREST,
-            fillcolor=GREY,
-        )
-    ), at_border
+    moved = Image.fromarray(image).transform(
+        (width, height), Image.Transform.AFFINE, corners, fillcolor=GREY
+    )
+    return np.asarray(moved), at_border
 
 
 def turned(degrees: float, width: int, height: int) -> list[float]:
@@ -146,13 +141,12 @@ def test_moves_are_pillows(name):
 def test_cutout_greys_the_square_as_far_as_it_lies_in_the_image():
     for image in IMAGES:
         height, width = image.shape[:2]
+        rows, columns = np.mgrid[:height, :width]
         for half in (0, 1, 3, 60):
             for y, x in ((0, 0), (height - 1, width - 1), (height // 2, width // 3)):
-                expected = image.copy()
-                for row in range(height):
-                    for column in range(width):
-                        if y - half <= row < y + half and x - half <= column < x + half:
-                            expected[row, column] = GREY
+                is_in = (y - half <= rows) & (rows < y + half)
+                is_in &= (x - half <= columns) & (columns < x + half)
+                expected = np.where(is_in[..., None], GREY, image)
                 np.testing.assert_array_equal(apply("Cutout", image, half, y, x), expected)
 
 
@@ -195,39 +189,36 @@ def test_strengths_are_the_references():
             if strengths is None:
                 assert set(drawn) == {()}
                 continue
-            values = [arguments[0] for arguments in drawn]
+            values, *places = zip(*drawn, strict=True)
             assert set(np.round(np.abs(values), 9)) == {expected}
             assert type(values[0]) is type(expected)
             assert abs(np.signbit(values).mean() - 0.5 * (name in SIGNED)) < 0.1
-            assert {len(arguments) for arguments in drawn} == {3 if name == "Cutout" else 1}
-            if name == "Cutout":
+            assert len(places) == (2 if name == "Cutout" else 0)
+            if places:
                 counts = np.zeros((7, 5))
-                for _, y, x in drawn:
-                    counts[y, x] += 1
+                np.add.at(counts, tuple(map(list, places)), 1)
                 assert _probability(counts) > 0.001
 
 
-@pytest.mark.slow
 def test_operations_are_drawn_evenly_with_replacement_and_always_applied(monkeypatch):
-    """Each stand-in writes the number of its call, and which it is, into a pixel of its own."""
+    """Each stand-in notes its number, and adds 1 to the image."""
+    drawn = []
 
     def stand_in(number: int) -> Operation:
-        def write(image: np.ndarray) -> np.ndarray:
-            image = image.copy()
-            image[0, np.flatnonzero(image[0, :, 0] == 255)[0]] = number
-            return image
+        def note(image: np.ndarray) -> np.ndarray:
+            drawn.append(number)
+            return image + 1
 
-        return Operation(write, lambda strength, size, rng: ())
+        return Operation(note, lambda strength, size, rng: ())
 
     replacements = {name: stand_in(number) for number, name in enumerate(OPERATIONS)}
     monkeypatch.setattr(randaugment, "OPERATIONS", replacements)
     rng = np.random.default_rng(0)
     augment = RandAugment(2, 10)
-    counts = np.zeros((16, 16))
     for _ in range(16 * 16 * 20):
-        first, second, third = augment(np.full((1, 3, 3), 255, np.uint8), rng)[0, :, 0]
-        assert third == 255
-        counts[first, second] += 1
+        assert augment(np.zeros((1, 1, 3), np.uint8), rng).max() == 2
+    counts = np.zeros((16, 16))
+    np.add.at(counts, (drawn[::2], drawn[1::2]), 1)
     assert _probability(counts) > 0.001
 
 

@@ -12,7 +12,7 @@ from lambda_det.classification.data import transforms
 from lambda_det.classification.data.randaugment import RandAugment
 from lambda_det.errors import ConfigError
 
-SHAPES = [(1, 1), (1, 40), (50, 1), (2, 3), (31, 47), (64, 64), (90, 61), (200, 150)]
+SHAPES = [(1, 1), (1, 40), (50, 1), (31, 47), (64, 64), (200, 150)]
 
 
 def noise(*shape: int) -> np.ndarray:
@@ -30,27 +30,19 @@ def torchvision_box(height: int, width: int, min_area: float) -> tuple[int, int,
 def test_boxes_are_distributed_as_torchvisions(height, width, min_area):
     from scipy import stats  # takes most of a second, in each process that collects tests
 
-    rng = np.random.default_rng(0)
-    torch.manual_seed(0)
-    draws = 2000
-    ours = [transforms.random_box(height, width, min_area, rng) for _ in range(draws)]
-    theirs = [torchvision_box(height, width, min_area) for _ in range(draws)]
-
-    def figures(boxes: list[tuple[int, int, int, int]]) -> dict[str, np.ndarray]:
-        top, left, h, w = np.array(boxes).T
-        assert (top >= 0).all() and (left >= 0).all()
+    def figures(draw):
+        """The area, the aspect ratio, and the place from top and left, of many boxes."""
+        top, left, h, w = np.array([draw() for _ in range(2000)]).T
+        assert min(top.min(), left.min()) >= 0
         assert (top + h <= height).all() and (left + w <= width).all()
-        return {
-            "area": h * w / (height * width),
-            "ratio": w / h,
-            "top": (top + 0.5) / (height - h + 1),
-            "left": (left + 0.5) / (width - w + 1),
-        }
+        return h * w, w / h, (top + 0.5) / (height - h + 1), (left + 0.5) / (width - w + 1)
 
-    ours, theirs = figures(ours), figures(theirs)
-    assert ours["area"].min() > 0.9 * min_area
-    for name in ours:
-        assert stats.ks_2samp(ours[name], theirs[name]).pvalue > 0.001, name
+    rng = np.random.default_rng(0)
+    ours = figures(lambda: transforms.random_box(height, width, min_area, rng))
+    theirs = figures(lambda: torchvision_box(height, width, min_area))
+    assert ours[0].min() > 0.9 * min_area * height * width
+    for one, other in zip(ours, theirs, strict=True):
+        assert stats.ks_2samp(one, other).pvalue > 0.001
 
 
 @pytest.mark.parametrize(
@@ -64,7 +56,7 @@ def test_where_no_box_fits_it_is_torchvisions_centre(height, width):
         assert transforms.random_box(height, width, 1.0, rng) == expected
 
 
-@pytest.mark.parametrize("size", [1, 2, 33, 64])
+@pytest.mark.parametrize("size", [1, 33, 64])
 @pytest.mark.parametrize("shape", [*SHAPES, (500, 375)])
 def test_resizing_is_pillows_bicubic(shape, size):
     # Of values whose overshoots stay within 0 to 255: where they are clipped, between the axes, it
@@ -89,47 +81,29 @@ def test_a_padded_crop_is_the_image_moved_over_black():
 
 
 def test_half_of_the_images_are_flipped():
-    image = noise(5, 7)
-    rng = np.random.default_rng(0)
-    flipped = 0
-    for _ in range(1000):
-        result = transforms.random_flip(image, rng)
-        is_flipped = not np.array_equal(result, image)
-        if is_flipped:
-            np.testing.assert_array_equal(result, image[:, ::-1])
-        flipped += is_flipped
+    image, rng = noise(5, 7), np.random.default_rng(0)
+    results = [transforms.random_flip(image, rng) for _ in range(1000)]
+    flipped = sum(np.array_equal(result, image[:, ::-1]) for result in results)
+    assert flipped + sum(np.array_equal(result, image) for result in results) == 1000
     assert abs(flipped - 500) < 4 * np.sqrt(250)
 
 
-@pytest.mark.parametrize(
-    ("size", "resized"), [(1, 1), (28, 32), (33, 33), (33, 40), (64, 73), (17, 64)]
-)
+@pytest.mark.parametrize(("size", "resized"), [(1, 1), (28, 32), (33, 40), (17, 64)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_centre_is_torchvisions_by_pillow(shape, size, resized):
     image = noise(*shape)
     centre = transforms.centre_crop(image, size, resized)
-    expected = tv.Compose(
-        [
-            tv.Resize(resized, interpolation=tv.InterpolationMode.BICUBIC),
-            tv.CenterCrop(size),
-        ]
-    )(Image.fromarray(image))
+    resize = tv.Resize(resized, interpolation=tv.InterpolationMode.BICUBIC)
+    expected = tv.CenterCrop(size)(resize(Image.fromarray(image)))
     assert centre.flags.c_contiguous and centre.flags.writeable
     np.testing.assert_array_equal(centre, np.asarray(expected))
 
 
-@pytest.fixture
-def augmented(cfg):
-    cfg.INPUT.RANDAUGMENT.LAYERS = 2
-    cfg.INPUT.RANDAUGMENT.MAGNITUDE = 15
-    return cfg
-
-
 @pytest.mark.parametrize("crop", ["resized", "padded"])
-def test_training_is_crop_flip_and_randaugment_in_this_order(augmented, crop):
-    augmented.INPUT.CROP = crop
-    augmented.INPUT.MIN_AREA, augmented.INPUT.PADDING = 0.3, 2
-    transform = pickle.loads(pickle.dumps(transforms.TrainTransform(augmented)))
+def test_training_is_crop_flip_and_randaugment_in_this_order(cfg, crop):
+    cfg.INPUT.RANDAUGMENT.LAYERS, cfg.INPUT.RANDAUGMENT.MAGNITUDE = 2, 15
+    cfg.INPUT.CROP, cfg.INPUT.MIN_AREA, cfg.INPUT.PADDING = crop, 0.3, 2
+    transform = pickle.loads(pickle.dumps(transforms.TrainTransform(cfg)))
     image = noise(40, 60)
     samples = set()
     for seed in range(20):
@@ -157,15 +131,7 @@ def test_evaluation_takes_a_share_from_the_centre(cfg, size, test_size, share, e
     np.testing.assert_array_equal(result, transforms.centre_crop(noise(40, 60), *expected))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("INPUT.CROP", "random"),
-        ("INPUT.RANDAUGMENT.LAYERS", -1),
-        ("INPUT.RANDAUGMENT.MAGNITUDE", 31),
-    ],
-)
-def test_training_refuses_by_key(cfg, key, value):
-    cfg.merge_from_list([key, value])
-    with pytest.raises(ConfigError, match=rf"^{key} is .*{value}"):
+def test_another_crop_is_refused_by_its_key(cfg):
+    cfg.INPUT.CROP = "random"
+    with pytest.raises(ConfigError, match=r"^INPUT\.CROP is .*random"):
         transforms.TrainTransform(cfg)
