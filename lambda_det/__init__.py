@@ -8,7 +8,6 @@ layers and the networks also work without Detectron2.
 """
 
 import importlib
-import importlib.util
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -78,24 +77,17 @@ def __getattr__(name: str) -> object:
     The import of this package must not fail: the networks work without Detectron2, and the doctor,
     which must run where nothing else does, is a part of it.
     """
-    if name in __all__:
-        try:
-            if _refusals:
-                raise _refusals[0]
-            return _first_use(name)
-        except Exception as error:  # a broken PyTorch or Detectron2 raises any
-            raise ImportError(
-                f"lambda_det.{name} cannot be imported here: {reason(error).rstrip('.!')}. "
-                f"{_advice(error)}"
-            ) from error
-    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
-        with importing_detectron2():
-            return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    if name not in __all__:
+        return _first_use(name)
+    try:
+        if _refusals:
+            raise _refusals[0]
+        return _first_use(name)
+    except Exception as error:  # a broken PyTorch or Detectron2 raises any
+        raise ImportError(
+            f"lambda_det.{name} cannot be imported here: {reason(error).rstrip('.!')}. "
+            f"{_advice(error)}"
+        ) from error
 
 
 class _WithDetectron2(MetaPathFinder):

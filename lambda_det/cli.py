@@ -27,11 +27,17 @@ COMMANDS = {
         "write labels of one tool in the format of another",
     ),
     "predict": ("detection.prediction.command_line:main", "draw predictions on images and videos"),
-    "evaluate": ("own_data.evaluate:main", "evaluate a trained detector on other data"),
+    "evaluate": (
+        "own_data.command_line:evaluate_main",
+        "evaluate a trained detector on other data",
+    ),
     "report": ("own_data.report.command_line:main", "write one HTML page on a run"),
     "export": ("export.command_line:main", "write a detector or a backbone for other runtimes"),
     "backbone": ("export.backbone_command:main", "write a backbone file for detectors"),
-    "push": ("own_data.hub:main", "send a detector with its model card to the Hugging Face Hub"),
+    "push": (
+        "own_data.command_line:push_main",
+        "send a detector with its model card to the Hugging Face Hub",
+    ),
     "info": ("modeling.command_line:main", "list the networks with their operations"),
     "doctor": ("doctor:main", "look for what is missing or broken here"),
     "run": ("run:main", "run a training script of Detectron2 with our backbones"),
@@ -65,7 +71,8 @@ def _main(argv: list[str]) -> int:
         print(f"error: there is no command {name}{suggest(name, COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        return _named(COMMANDS[name][0])(words) or 0
+        with importing_detectron2():  # which a command does where its work begins
+            return _named(COMMANDS[name][0])(words) or 0
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("detectron2", "fvcore", "iopath"):
             raise
@@ -149,5 +156,4 @@ def detector_parser() -> argparse.ArgumentParser:
 
 def _named(name: str) -> Callable[..., Any]:
     """The function that a row of a table names; its module is imported only where it is needed."""
-    with importing_detectron2():
-        return resolve_name(f"lambda_det.{name}")
+    return resolve_name(f"lambda_det.{name}")

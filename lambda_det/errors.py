@@ -21,7 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command continues the run
 INTERRUPTED_STATUS = 130  # the status of a program that Ctrl-C ended, as in shells
@@ -77,7 +77,10 @@ def importing_detectron2() -> Iterator[None]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Suggests a flag in the place of one that does not exist."""
+    """Suggests a flag in the place of one that does not exist, and says errors in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n{self.prog} --help shows the flags.\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
         return self._known(*self.parse_known_args(args, namespace))

@@ -17,6 +17,7 @@ from lambda_det.errors import (
     disk_fault,
     printable,
     refused,
+    suggest,
 )
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "disk_of",
     "read_text",
     "refuse_existing",
+    "refuse_missing",
     "relative_path",
     "replace_file",
     "replace_text",
@@ -71,6 +73,18 @@ def refuse_existing(path: str | Path, overwrite: bool, *, folder: bool = False) 
         raise ConfigError(f"{path} is a folder; give the name of a file.")
     if os.path.exists(path) and not overwrite:
         raise ConfigError(f"{path} exists already; give another name, or add --overwrite.")
+
+
+def refuse_missing(*paths: str | Path | None) -> None:
+    """Refuse a path where nothing is. Addresses such as ``hf://OWNER/NAME`` pass.
+
+    Raises:
+        DataError: there is no such file or folder; it says which others there are.
+    """
+    for path in filter(None, paths):
+        if "://" not in str(path) and not os.path.exists(path):
+            hint = suggest(str(path), map(str, sorted(Path(path).parent.glob("[!.]*"))))
+            raise DataError(f"There is no file or folder {path}{hint}")
 
 
 def expanded(path: str | os.PathLike) -> str:

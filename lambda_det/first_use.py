@@ -6,6 +6,7 @@ So a command line answers without PyTorch and Detectron2, whose import takes sec
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +17,9 @@ __all__ = ["names_of"]
 
 
 def names_of(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package.
+    """The ``__getattr__`` of a package, whose ``dir()`` and ``import *`` get the names, too.
+
+    It also imports the package's modules, as attributes of a package that was imported itself.
 
     Args:
         package: its ``__name__``.
@@ -24,11 +27,16 @@ def names_of(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     """
 
     def get(name: str) -> Any:
-        if name not in places:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with importing_detectron2():
-            value = getattr(importlib.import_module(f"lambda_det.{places[name]}"), name)
-        setattr(sys.modules[package], name, value)
-        return value
+            if name in places:
+                value = getattr(importlib.import_module(f"lambda_det.{places[name]}"), name)
+                setattr(module, name, value)
+                return value
+            if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):
+                return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
+    module = sys.modules[package]
+    vars(module).setdefault("__all__", [*places])
+    module.__dir__ = lambda: sorted({*vars(module), *places})
     return get

@@ -56,7 +56,7 @@ def test_flags_and_keys_are_those_of_the_command(recipe, flags, keys, opts, star
 def test_a_flag_of_0_and_a_path_count(started, tmp_path):
     """0 is no False: it holds out nothing."""
     place = tmp_path / "my data"
-    lambda_det.train("my", output=tmp_path, val_share=0)
+    lambda_det.train(tmp_path, output=tmp_path, val_share=0)
     lambda_det.train(None, LAZY, output=tmp_path, num_gpus=1, **{KEY: place})
     assert started[0].val_share == 0 and started[1].opts[0] == f"{KEY}='{place}'"
 

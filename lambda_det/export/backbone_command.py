@@ -9,6 +9,7 @@ from typing import Any
 
 from lambda_det.detection.command_line import add_checkpoint_flags
 from lambda_det.errors import ConfigError, command_parser, exit_status
+from lambda_det.files import refuse_missing
 
 EXAMPLES = """examples:
   %(prog)s output/imagenet/model_best.pth output/backbone.pth
@@ -49,6 +50,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def export(args: argparse.Namespace) -> int:
+    refuse_missing(args.source)
     from lambda_det.detection.saved_run import with_network
     from lambda_det.export.backbone import export_backbone, extract_backbone, passes, read_source
     from lambda_det.training.run_folder import find_checkpoint

@@ -6,10 +6,13 @@ import argparse
 import logging
 import sys
 from functools import partial
+from pathlib import Path
 
 from lambda_det.detection.command_line import add_checkpoint_flags
 from lambda_det.errors import command_parser, exit_status, log_to_terminal
 from lambda_det.export import MOST
+from lambda_det.export.output import check_output
+from lambda_det.files import refuse_missing
 
 EXAMPLES = """examples:
 A whole detector, with the best checkpoint of its run. It takes resized images in one tensor:
@@ -42,7 +45,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     text = """folder of a detector's run or one of its checkpoints; or a backbone: a file of
         lambda-det backbone, or published weights such as timm://resnetrs101.tf_in1k"""
     add("source", metavar="RUN", help=text)
-    add("output", metavar="OUTPUT", help="file, ending in .onnx")
+    add("output", type=Path, metavar="OUTPUT", help="file, ending in .onnx")
     add_checkpoint_flags(parser)
     add("--backbone-only", action="store_true", help="of the detector only the backbone (and FPN)")
     text = "photographs to compare a detector's file on, beside validation images"
@@ -75,6 +78,8 @@ def _batch(word: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    refuse_missing(args.source)
+    check_output(args.output, args.overwrite)
     from lambda_det.export.session import export_network
     from lambda_det.export.sources import network_to_export
     from lambda_det.weights.provenance import Origin

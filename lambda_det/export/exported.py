@@ -18,12 +18,7 @@ from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError, WeightsError, refused
 from lambda_det.export import onnx_file
 
-__all__ = ["ExportedDetector", "sidecar"]
-
-
-def sidecar(path: Path) -> Path:
-    """The JSON file beside an exported network."""
-    return path.with_name(f"{path.name}.json")
+__all__ = ["ExportedDetector"]
 
 
 class ResizeInto(ResizeShortestEdgeAtLeastOnePixel):

@@ -25,10 +25,11 @@ from torch.nn import functional as F
 from lambda_det.detection.data.records import read_image
 from lambda_det.errors import ConfigError, stage
 from lambda_det.export import onnx_file
-from lambda_det.export.exported import ExportedDetector, sidecar
+from lambda_det.export.exported import ExportedDetector
 from lambda_det.export.networks import Network
+from lambda_det.export.output import check_output, sidecar
 from lambda_det.export.proof import Proof, prove, prove_on
-from lambda_det.files import refuse_existing, replace_text
+from lambda_det.files import replace_text
 
 __all__ = ["SIZES", "TOLERANCE", "ExportReport", "differences", "export_network"]
 
@@ -123,7 +124,7 @@ def export_network(
         DataError: an image cannot be read.
     """
     output = Path(output)
-    _check_output(output, overwrite)
+    check_output(output, overwrite)
     onnx_file.check_possible()
     _check_comparable(network, images, say)
     temporary = output.with_name(f"{output.stem}.unverified.onnx")
@@ -189,16 +190,6 @@ def _uncompared(why: str) -> ConfigError:
         "photographs of its objects by --images, or validation images by DATASETS.TEST_JSON and "
         "DATASETS.TEST_IMAGES; --proof 0 without --images writes a file that nobody compared."
     )
-
-
-def _check_output(output: Path, overwrite: bool) -> None:
-    """Raise ConfigError where ``output`` or what comes beside it cannot be written."""
-    if output.suffix != ".onnx":
-        raise ConfigError(f"{output} must end in .onnx, the format of what is exported.")
-    if not output.parent.is_dir():
-        raise ConfigError(f"There is no folder {output.parent} for {output.name}; make it first.")
-    for path in (output, sidecar(output)):
-        refuse_existing(path, overwrite)
 
 
 def example(network: Network) -> tuple[Tensor, ...]:

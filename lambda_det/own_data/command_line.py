@@ -1,54 +1,28 @@
-"""``lambda-det check`` and ``lambda-det convert``: data sets before a long run."""
+"""``lambda-det check``, ``convert``, ``evaluate`` and ``push``: their flags.
+
+What does the work is imported where it begins, so a wrong flag is refused without PyTorch.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import tempfile
 import traceback
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
+from lambda_det.detection.command_line import add_checkpoint_flags
+from lambda_det.detection.data.written_formats import WRITTEN
+from lambda_det.errors import ConfigError, command_parser, exit_status, log_to_terminal
+from lambda_det.files import refuse_missing
+from lambda_det.own_data.labels.table import FORMATS
 
-from lambda_det.detection.config_files import get_config
-from lambda_det.detection.data import read_coco
-from lambda_det.detection.data.annotations import check_coco
-from lambda_det.detection.data.checks import unlearnt_classes
-from lambda_det.detection.data.classes import refuse_others
-from lambda_det.detection.data.coco import coco_content
-from lambda_det.detection.data.copies import shared_copies
-from lambda_det.detection.data.ground_truth import ground_truth
-from lambda_det.detection.data.label_files import WRITTEN, write_labels
-from lambda_det.detection.data.outputs import mark_output
-from lambda_det.detection.data.registration import registered_files
-from lambda_det.detection.data.report import (
-    DOUBTFUL,
-    NOTED,
-    REFUSED,
-    REPAIRED,
-    UNUSABLE,
-    Report,
-)
-from lambda_det.errors import (
-    ConfigError,
-    DataError,
-    command_parser,
-    counted,
-    exit_status,
-    listed,
-    log_to_terminal,
-    printable,
-    printable_text,
-)
-from lambda_det.files import refuse_existing
-from lambda_det.own_data.fit_input import Asked, fit_input
-from lambda_det.own_data.held_out import films
-from lambda_det.own_data.labels import FORMATS, as_coco, as_single_class
-from lambda_det.own_data.layouts import find_images, find_parts
-from lambda_det.own_data.start import RECIPES
+__all__ = ["convert_main", "evaluate_main", "main", "parse_arguments", "push_main"]
 
+FAULT_STATUS = 70  # EX_SOFTWARE of sysexits.h: a fault of this program
+_PARTS = ("train", "val", "test")
+
+
+# ---------------------------------------------------------------------------------------- check
 EXAMPLES = """examples:
   %(prog)s my/
   %(prog)s annotations.json images/
@@ -57,7 +31,6 @@ EXAMPLES = """examples:
 The exit status is 0 if nothing is wrong, 1 if problems were found and nothing else, and 2 if the
 data cannot be read at all.
 """
-FAULT_STATUS = 70  # EX_SOFTWARE of sysexits.h: a fault of this program
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -80,161 +53,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-_HEADINGS = {
-    REFUSED: "Problems that training and evaluation refuse",
-    UNUSABLE: "Left out or used in part; more than 1 % of them are refused",
-    REPAIRED: "Repaired: used as described",
-    DOUBTFUL: "To be looked at: used as it is",
-    NOTED: "For information",
-}
-
-
-def print_report(report: Report) -> None:
-    print(f"{printable(report.json_file)}\nimages in {printable(report.image_root)}\n")
-    _print_count(report.images, "image")
-    _print_count(report.annotations, "annotation", f", {report.crowds:,} of them crowds")
-    print(f"{report.usable:9,} can be trained on, at most {report.most:,} in an image")
-    for size, count in report.sizes.items():
-        print(f"{count:9,} {size}")
-    _print_count(len(report.categories), "category", ":")
-    names = Counter(report.categories.values())
-    for number, count in report.counts.items():
-        name = report.categories[number]
-        where = f" (category {number})" if names[name] > 1 else ""
-        print(f"{count:9,} {printable(name)}{where}")
-    for severity, heading in _HEADINGS.items():
-        if findings := report.of(severity):
-            print(f"\n{heading}:")
-        for kind, finding in findings.items():
-            print(f"{finding.count:9,} x {kind.text}")
-            for case in finding.first:
-                print(f"{'':10}- {case}")
-    if report.refusal():
-        print("\nTraining and evaluation refuse these labels as they are.")
-    print()
-
-
-def _print_count(count: int, noun: str, rest: str = "") -> None:
-    number, _, words = counted(count, noun).partition(" ")
-    print(f"{number:>9} {words}{rest}")
-
-
-def print_other_classes(report: Report, train: Report) -> bool:
-    """Print what training says about the classes of another part; whether it refuses them."""
-    here, there = list(report.categories.values()), list(train.categories.values())
-    try:
-        refuse_others("classes", report.json_file, here, train.json_file, there)
-        unlearnt = unlearnt_classes(report, [train], train.json_file)
-    except DataError as error:
-        print(f"{printable_text(str(error))}\n")
-        return True
-    if unlearnt:
-        print(
-            f"{printable(report.json_file)}: {counted(len(unlearnt), 'class')} without an object "
-            f"to train on, so that AP counts 0 for {listed(unlearnt, 5)}\n"
-        )
-    return False
-
-
-def print_small_objects(parts: Sequence[tuple[str, str]], report: Report) -> None:
-    """Print what a training on this machine would say of the sizes of objects, and of tiles.
-
-    Args:
-        parts: files in COCO's format with the folders of their images; the first is trained on.
-        report: of the first.
-    """
-    train, *others = (ground_truth(*part).records for part in parts)
-    name = RECIPES["cuda" if torch.cuda.is_available() else "cpu"][0]
-    found = fit_input(
-        get_config(f"finetune/{name}.yaml"),
-        [one for one in train if not all(a["iscrowd"] for a in one["annotations"])],
-        Asked(is_chosen=True),
-        classes=list(report.categories.values()),
-        others=[record for part in others for record in part],
-    )
-    if tiles := [row for row in found.rows if row[0] == "tiles" and row[1] != "none"]:
-        ((_, size, why),) = tiles
-        print(f"{why}: lambda-det train cuts them into tiles ({size}); --tile N makes others.\n")
-    for warning in found.warnings:
-        print(f"{warning}\n")
-
-
-def print_copies(parts: Mapping[str, list[str]]) -> bool:
-    """Print which images have copies; return whether two parts share an image."""
-    pairs, within = shared_copies(parts)
-    if within:
-        copies = sum(map(len, within))
-        print(f"{copies} images are copies or variants of {len(within)}, such as")
-        print(f"{listed(within[0])};")
-        print("a held-out share keeps copies of one image on one side.\n")
-    if pairs:
-        print(f"{counted(len(pairs), 'image')} in two parts, as the same file or as a copy:")
-        for copy, image in pairs[:3]:
-            print(f"{'':10}- {printable(copy)} and {printable(image)}")
-        print()
-    return bool(pairs)
-
-
-def check(arguments: argparse.Namespace) -> int:
-    """Print what is wrong with a data set, and return the exit status.
-
-    Raises:
-        ConfigError: no data set is named, or two are.
-        DataError: the data cannot be read at all.
-    """
-    if bool(arguments.dataset) == bool(arguments.json):
-        raise ConfigError("Name one data set: LABELS with their IMAGES, or --dataset NAME.")
-    with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
-        return _check(arguments, Path(folder))
-
-
-def _check(arguments: argparse.Namespace, folder: Path) -> int:
-    unread = []
-    if arguments.dataset:
-        parts = [registered_files(arguments.dataset)]
-    elif arguments.images:
-        parts = [(arguments.json, arguments.images)]
-    else:
-        kind, found, unread = find_parts(arguments.json, folder=folder)
-        print(f"{printable(arguments.json)}: labels of {kind}\n")
-        parts = [(str(part.labels), str(part.images)) for part in found]
-    files = "none" if arguments.no_images else "all"
-    converted = as_coco(*parts, folder=folder)
-    if arguments.single_class:
-        converted = [as_single_class(file, folder) for file in converted]
-    reports = [
-        check_coco(json_file, images, files=files, progress=True)
-        for json_file, (_, images) in zip(converted, parts, strict=True)
-    ]
-    status = int(bool(unread))
-    for report in reports:
-        print_report(report)
-        if not report.usable:
-            print("No object can be trained on. Are the labels where their format has them?\n")
-        if report.of(REFUSED, UNUSABLE, DOUBTFUL) or not report.usable:
-            status = 1
-    for report in reports[1:]:
-        if print_other_classes(report, reports[0]):
-            status = 1
-    images = {r.json_file: [file["file_name"] for file in r.files] for r in reports}
-    if not arguments.no_images and print_copies(images):
-        status = 1
-    if not arguments.no_images and len(reports) == 1:
-        files = (Path(file["file_name"]) for file in reports[0].files)
-        if hint := films(files):
-            print(f"{printable(hint)}.\n")
-    if reports[0].usable and not reports[0].refusal():
-        pairs = zip(converted, (images for _, images in parts), strict=True)
-        print_small_objects([*pairs], reports[0])
-    if status:
-        print("Problems were found.")
-    elif any(report.of(REPAIRED) for report in reports):
-        print("Nothing has to be corrected; what is repaired is listed above.")
-    else:
-        print("Nothing is wrong.")
-    return status
-
-
 def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     log_to_terminal(logging.INFO)
@@ -246,8 +64,24 @@ def main(argv: list[str] | None = None) -> int:
         return FAULT_STATUS
 
 
+def check(arguments: argparse.Namespace) -> int:
+    """Print what is wrong with a data set, and return the exit status.
+
+    Raises:
+        ConfigError: no data set is named, or two are.
+        DataError: the data cannot be read at all.
+    """
+    if bool(arguments.dataset) == bool(arguments.json):
+        raise ConfigError("Name one data set: LABELS with their IMAGES, or --dataset NAME.")
+    refuse_missing(arguments.json, arguments.images)
+    from lambda_det.own_data.check import check_data
+
+    return check_data(arguments)
+
+
+# --------------------------------------------------------------------------------------- convert
 _NOTES = "\n".join(
-    f"  {name:9}{'a file for each image' if row.write else 'one file'}, "
+    f"  {name:9}{'a file for each image' if row.ending else 'one file'}, "
     f"{f'masks as {row.masks}' if row.masks else 'boxes alone'}"
     for name, row in WRITTEN.items()
 )
@@ -263,25 +97,6 @@ Crowds are written in COCO's format alone.
 """
 
 
-def convert(arguments: argparse.Namespace) -> None:
-    log_to_terminal(logging.INFO)
-    output, labels = Path(arguments.output), arguments.labels
-    is_folder = WRITTEN[arguments.format].write is not None
-    refuse_existing(output, arguments.overwrite, folder=is_folder)
-    images = arguments.images or find_images(labels)
-    with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
-        (json_file,) = as_coco((labels, str(images)), folder=Path(folder))
-        truth = read_coco(json_file, images)
-        if refusal := truth.report.refusal():
-            raise DataError(refusal)
-        for kind, finding in truth.report.of(UNUSABLE, REPAIRED, DOUBTFUL).items():
-            logging.warning(f"{finding.count} x {kind.text}; the first: {finding.first[0]}")
-        if is_folder:
-            mark_output(output, labels)
-        write_labels(coco_content(truth), arguments.format, output, images)
-    print(printable(output))
-
-
 def convert_main(argv: list[str] | None = None) -> int:
     parser = command_parser(
         "convert",
@@ -289,10 +104,115 @@ def convert_main(argv: list[str] | None = None) -> int:
         f"{' or '.join(row.title for row in WRITTEN.values())}.",
         CONVERT_EXAMPLES,
     )
-    parser.add_argument("labels", metavar="IN", help="folder of labels, or a file of them")
-    parser.add_argument("output", metavar="OUT.json", help="the file to write, or the folder")
-    parser.add_argument("--format", choices=WRITTEN, default="coco", help="default: coco")
-    parser.add_argument("--images", metavar="DIR", help="folder of the images; default: of IN")
-    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+    add = parser.add_argument
+    add("labels", metavar="IN", help="folder of labels, or a file of them")
+    add("output", metavar="OUT.json", help="the file to write, or the folder")
+    add("--format", choices=WRITTEN, default="coco", help="default: coco")
+    add("--images", metavar="DIR", help="folder of the images; default: of IN")
+    add("--overwrite", action="store_true", help="replace what is there")
     arguments = parser.parse_args(argv)
-    return exit_status(lambda: convert(arguments))
+    return exit_status(lambda: _convert(arguments))
+
+
+def _convert(arguments: argparse.Namespace) -> None:
+    log_to_terminal(logging.INFO)
+    refuse_missing(arguments.labels, arguments.images)
+    from lambda_det.own_data.convert import convert
+
+    convert(arguments)
+
+
+# -------------------------------------------------------------------------------------- evaluate
+EVALUATE_EXAMPLES = """
+On the test part of the data that the run was trained on, or of another folder:
+  %(prog)s output/mine --part test
+  %(prog)s output/mine --data other/ --part test
+
+On a file of labels:
+  %(prog)s output/mine --json labels.json --images pictures/
+
+The last checkpoint, with larger images:
+  %(prog)s output/mine --checkpoint last --part val INPUT.MIN_SIZE_TEST 512 INPUT.MAX_SIZE_TEST 800
+"""
+
+
+def evaluate_main(argv: list[str] | None = None) -> int:
+    """Do what the words after ``lambda-det evaluate`` say, and return the exit status."""
+    parser = command_parser(
+        "evaluate",
+        "Evaluate a trained detector on a part of its data or on other data: AP, AP by class, how "
+        "sure they are, and the run's own beside them.",
+        EVALUATE_EXAMPLES,
+    )
+    add = parser.add_argument
+    text = "folder of a run, or one of its checkpoints"
+    add("run", metavar="RUN", help=text)
+    add("--data", metavar="DIR", help="a data set; default: the run's")
+    add("--part", choices=_PARTS, help="default: test, or the one that there is")
+    text = "labels of any format, instead"
+    add("--json", metavar="FILE_OR_DIR", help=text)
+    add("--images", metavar="DIR", help="the folder of their images")
+    text = "of the results, new or of an earlier evaluation; default: below RUN/evaluations"
+    add("--output", metavar="DIR", help=text)
+    add("--device", metavar="D", help="cpu or cuda; default: MODEL.DEVICE")
+    add_checkpoint_flags(parser)
+    add("opts", nargs="*", help="configuration keys and values")
+    args = parser.parse_intermixed_args(argv)
+    return exit_status(lambda: _evaluate(args))
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    refuse_missing(args.run, args.data, args.json, args.images)
+    from lambda_det.own_data.evaluate import evaluate
+
+    opts = [*args.opts, *(["MODEL.DEVICE", args.device] if args.device else [])]
+    evaluated = evaluate(
+        args.run,
+        data=args.data,
+        part=args.part,
+        labels=args.json,
+        images=args.images,
+        output=args.output,
+        checkpoint=args.checkpoint,
+        raw=args.raw,
+        opts=opts,
+    )
+    print(evaluated)
+    print(f"lambda-det report {evaluated.folder} makes a page of them")
+
+
+# ------------------------------------------------------------------------------------------ push
+PUSH_EXAMPLES = """
+Write a model card, weights and configuration to look at; nothing is sent:
+  %(prog)s output/mine owner/name --folder card --license cc-by-4.0
+
+Send them, as the account of `hf auth login` or of the token in HF_TOKEN:
+  %(prog)s output/mine owner/name --license cc-by-4.0 --private
+"""
+
+
+def push_main(argv: list[str] | None = None) -> int:
+    """Do what the words after ``lambda-det push`` say, and return the exit status."""
+    parser = command_parser(
+        "push",
+        "Send a trained detector to the Hugging Face Hub: model card, weights as "
+        "safetensors, configuration.",
+        PUSH_EXAMPLES,
+    )
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a training")
+    add("repository", metavar="OWNER/NAME", help="made if it is not there")
+    add("--folder", type=Path, metavar="DIR", help="write the files there, and send nothing")
+    add("--license", default="other", metavar="ID", help="such as apache-2.0")
+    add("--private", action="store_true", help="make a repository for you alone")
+    add("--checkpoint", default="best", metavar="best|last|STEP", help="of the run")
+    args = parser.parse_args(argv)
+    return exit_status(lambda: _push(args))
+
+
+def _push(args: argparse.Namespace) -> None:
+    log_to_terminal(logging.WARNING)
+    refuse_missing(args.run)
+    from lambda_det.own_data.hub import push
+
+    push(args)

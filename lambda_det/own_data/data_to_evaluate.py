@@ -14,6 +14,7 @@ from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.saved_run import SavedRun
 from lambda_det.errors import ConfigError, DataError, listed
+from lambda_det.files import refuse_missing
 from lambda_det.own_data.coco_files import identifying_stem
 from lambda_det.own_data.labels import (
     COCO,
@@ -105,8 +106,7 @@ def choose_data(
 def _of_labels(
     labels: str, images: str | None, temporary: Path, classes: Sequence[str]
 ) -> DataToEvaluate:
-    if not Path(labels).exists():
-        raise DataError(f"The labels {labels} of --json do not exist.")
+    refuse_missing(labels)
     pictures = images or str(find_images(labels))
     (file,) = as_coco((labels, pictures), folder=temporary, classes=classes)
     return DataToEvaluate(Path(file), Path(pictures), labels)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import io
@@ -19,7 +18,6 @@ from detectron2.evaluation.testing import flatten_results_dict
 from omegaconf import DictConfig
 from tabulate import tabulate
 
-from lambda_det.detection.command_line import add_checkpoint_flags
 from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.outputs import MARK, mark_output
@@ -30,9 +28,7 @@ from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import (
     ConfigError,
     UserError,
-    command_parser,
     counted,
-    exit_status,
     printable,
 )
 from lambda_det.files import disk_of, replace_text
@@ -45,20 +41,7 @@ from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.task import EMA, RAW, Results
 from lambda_det.weights.loading import load
 
-__all__ = ["ResultsOnData", "evaluate", "main"]
-
-_PARTS = ("train", "val", "test")
-EXAMPLES = """
-On the test part of the data that the run was trained on, or of another folder:
-  %(prog)s output/mine --part test
-  %(prog)s output/mine --data other/ --part test
-
-On a file of labels:
-  %(prog)s output/mine --json labels.json --images pictures/
-
-The last checkpoint, with larger images:
-  %(prog)s output/mine --checkpoint last --part val INPUT.MIN_SIZE_TEST 512 INPUT.MAX_SIZE_TEST 800
-"""
+__all__ = ["ResultsOnData", "evaluate"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -285,46 +268,3 @@ def _trained_images(config: CfgNode | DictConfig) -> list[str]:
     with contextlib.suppress(UserError):
         return _images(config.DATASETS.TRAIN_JSON, config.DATASETS.TRAIN_IMAGES)
     return []
-
-
-# ------------------------------------------------------------------------------------- the command
-def main(argv: list[str] | None = None) -> int:
-    """Do what the words after ``lambda-det evaluate`` say, and return the exit status."""
-    parser = command_parser(
-        "evaluate",
-        "Evaluate a trained detector on a part of its data or on other data: AP, AP by class, how "
-        "sure they are, and the run's own beside them.",
-        EXAMPLES,
-    )
-    parser.add_argument("run", metavar="RUN", help="folder of a run, or one of its checkpoints")
-    parser.add_argument("--data", metavar="DIR", help="a data set; default: the run's")
-    parser.add_argument("--part", choices=_PARTS, help="default: test, or the one that there is")
-    parser.add_argument("--json", metavar="FILE_OR_DIR", help="labels of any format, instead")
-    parser.add_argument("--images", metavar="DIR", help="the folder of their images")
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        help="of the results, new or of an earlier evaluation; default: below RUN/evaluations",
-    )
-    parser.add_argument("--device", metavar="D", help="cpu or cuda; default: MODEL.DEVICE")
-    add_checkpoint_flags(parser)
-    parser.add_argument("opts", nargs="*", help="configuration keys and values")
-    args = parser.parse_intermixed_args(argv)
-    return exit_status(lambda: _run(args))
-
-
-def _run(args: argparse.Namespace) -> None:
-    opts = [*args.opts, *(["MODEL.DEVICE", args.device] if args.device else [])]
-    evaluated = evaluate(
-        args.run,
-        data=args.data,
-        part=args.part,
-        labels=args.json,
-        images=args.images,
-        output=args.output,
-        checkpoint=args.checkpoint,
-        raw=args.raw,
-        opts=opts,
-    )
-    print(evaluated)
-    print(f"lambda-det report {evaluated.folder} makes a page of them")

@@ -11,6 +11,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lambda_det.errors import ConfigError
+from lambda_det.files import refuse_missing
+
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
@@ -104,7 +107,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="cut images in memory into overlapping tiles of N pixels, in which objects keep their "
         "pixels; 0: whole images; auto: by a rule, as where most objects would be too small",
     )
-    parser.set_defaults(prepare="lambda_det.own_data.flags:prepared")
+    parser.set_defaults(
+        check="lambda_det.own_data.flags:check", prepare="lambda_det.own_data.flags:prepared"
+    )
 
 
 def _tile(text: str) -> int | str:
@@ -127,6 +132,47 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def check(args: argparse.Namespace) -> None:
+    """Refuse flags that do not go together, before what takes seconds to import.
+
+    Raises:
+        ConfigError: one sentence.
+    """
+    if not args.resume:
+        refuse_missing(args.data)
+        if args.config_file is None:
+            refuse_unnamed(args)
+    others = {"--epochs": args.epochs is not None}
+    others["SOLVER.MAX_ITER"] = "SOLVER.MAX_ITER" in args.opts
+    for name, is_given in others.items():
+        if is_given and args.time is not None:
+            raise ConfigError(f"{name} and --time both say how long a training is; give one.")
+    if args.batch is not None and args.batch < 1:
+        raise ConfigError(f"--batch is {args.batch}; give 1 or more.")
+
+
+def names_data(args: argparse.Namespace) -> bool:
+    """Whether a recipe can be chosen by the data of a command line."""
+    return not args.eval_only and bool(args.data or args.train_json)
+
+
+def refuse_unnamed(args: argparse.Namespace) -> None:
+    """Refuse a command line with neither a configuration nor data.
+
+    Raises:
+        ConfigError: there is nothing by which a recipe could be chosen.
+    """
+    if names_data(args):
+        return
+    if args.opts and Path(args.opts[0]).exists():
+        flag = "--data" if Path(args.opts[0]).is_dir() else "--config"
+        raise ConfigError(f"{args.opts[0]} follows no flag; type {flag} {args.opts[0]}.")
+    raise ConfigError(
+        "--config FILE is missing, which names a file of yours or of configs/; with --data DIR or "
+        "--train FILE --images DIR it follows from the data and the machine."
+    )
+
+
 def prepared(args: argparse.Namespace, config: CfgNode | None) -> Prepared | None:
     """The configuration with own data, or None where there is nothing to prepare.
 
@@ -135,8 +181,9 @@ def prepared(args: argparse.Namespace, config: CfgNode | None) -> Prepared | Non
         config: of the file that they name, with the given keys; None where they name none.
 
     Raises:
-        UserError: as :func:`lambda_det.own_data.prepare.prepare` does.
+        UserError: as :func:`check` and :func:`lambda_det.own_data.prepare.prepare` do.
     """
+    check(args)
     if not _has_work(args, config):
         return None
     from lambda_det.own_data.prepare import prepare

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import os
 import re
 import tempfile
@@ -20,9 +19,6 @@ from lambda_det.detection.saved_run import SavedRun, open_run
 from lambda_det.errors import (
     ConfigError,
     DataError,
-    command_parser,
-    exit_status,
-    log_to_terminal,
     printable,
     reason,
 )
@@ -32,7 +28,7 @@ from lambda_det.weights.formats import WRITERS
 from lambda_det.weights.provenance import RUN, initial_weights
 from lambda_det.weights.public import fetch, is_public
 
-__all__ = ["main", "of_hub", "write_folder"]
+__all__ = ["of_hub", "push", "write_folder"]
 
 _CONFIG, _CARD = "config.yaml", "README.md"
 _OURS = {PUSHED, _CONFIG, _CARD}
@@ -44,13 +40,6 @@ _TEXT = """\
 
 - weights: {average}, step {step}; {results}
 - trained from: {start}
-"""
-_EXAMPLES = """
-Write a model card, weights and configuration to look at; nothing is sent:
-  %(prog)s output/mine owner/name --folder card --license cc-by-4.0
-
-Send them, as the account of `hf auth login` or of the token in HF_TOKEN:
-  %(prog)s output/mine owner/name --license cc-by-4.0 --private
 """
 
 
@@ -181,42 +170,21 @@ def _card(repository: str, run: SavedRun, results: Mapping[str, float], license:
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n{text}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Do what the words after ``lambda-det push`` say, and return the exit status."""
-    parser = command_parser(
-        "push",
-        "Send a trained detector to the Hugging Face Hub: model card, weights as "
-        "safetensors, configuration.",
-        _EXAMPLES,
-    )
-    parser.add_argument("run", metavar="RUN", type=Path, help="folder of a training")
-    parser.add_argument("repository", metavar="OWNER/NAME", help="made if it is not there")
-    parser.add_argument(
-        "--folder", metavar="DIR", type=Path, help="write the files there, and send nothing"
-    )
-    parser.add_argument(
-        "--license",
-        default="other",
-        metavar="ID",
-        help="such as apache-2.0",
-    )
-    parser.add_argument("--private", action="store_true", help="make a repository for you alone")
-    parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="of the run")
-    args = parser.parse_args(argv)
-    log_to_terminal(logging.WARNING)
-    return exit_status(lambda: _push(args))
+def push(args: argparse.Namespace) -> None:
+    """Send a detector, or write the files to look at.
 
-
-def _push(args: argparse.Namespace) -> None:
+    Raises:
+        UserError: one sentence on what cannot work.
+    """
     if not _NAME.fullmatch(args.repository):
         raise ConfigError(f"{args.repository} must have the form OWNER/NAME.")
     options = (args.license, args.checkpoint)
     if args.folder:
-        write_folder(args.run, args.repository, args.folder, *options)
+        write_folder(Path(args.run), args.repository, args.folder, *options)
         print(f"What would be sent is in {args.folder}; look at {args.folder / _CARD} first.")
         return
     with tempfile.TemporaryDirectory() as made:
-        write_folder(args.run, args.repository, Path(made), *options)
+        write_folder(Path(args.run), args.repository, Path(made), *options)
         with _connection(f"{args.repository} was not sent", "write the files with --folder DIR"):
             from huggingface_hub import HfApi
 

@@ -37,7 +37,7 @@ from lambda_det.modeling.specs import STRIDE
 from lambda_det.own_data import fit
 from lambda_det.own_data.data_files import Data, Row, read_data
 from lambda_det.own_data.fit_input import SIZES, TILES, Asked, Choice, fit_input, merge, sizes_for
-from lambda_det.own_data.flags import AUTO
+from lambda_det.own_data.flags import AUTO, names_data, refuse_unnamed
 from lambda_det.own_data.run_data import FILE_KEYS, PreparedRun, keep_file, write_data
 from lambda_det.own_data.start import DEFAULT, Machine, choose_recipe
 from lambda_det.training.log import log_table, show
@@ -106,7 +106,9 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
     folder = Path(given_keys.get("OUTPUT_DIR") or (config or get_config(DEFAULT)).OUTPUT_DIR)
     run = PreparedRun.of(folder) if args.resume else None
     if config is None and run is None:
-        _check_choice(args, folder)
+        if args.resume and not names_data(args):
+            RunFolder(folder).refuse_no_run()
+        refuse_unnamed(args)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as place:
         temporary = Path(place)
@@ -163,25 +165,6 @@ def _start(given: _Given, config: CfgNode | None) -> _Start:
     return _Start(recipe.config, recipe.file, keys, recipe.rows, is_chosen=True)
 
 
-def _check_choice(args: argparse.Namespace, folder: Path) -> None:
-    """Refuse a command line with neither a configuration nor data.
-
-    Raises:
-        ConfigError: there is nothing by which a recipe could be chosen.
-        WeightsError: a run is to go on in a folder that has none.
-    """
-    if args.eval_only or not (args.data or args.train_json):
-        if args.resume:
-            RunFolder(folder).refuse_no_run()
-        if args.opts and Path(args.opts[0]).exists():
-            flag = "--data" if Path(args.opts[0]).is_dir() else "--config"
-            raise ConfigError(f"{args.opts[0]} follows no flag; type {flag} {args.opts[0]}.")
-        raise ConfigError(
-            "--config FILE is missing, which names a file of yours or of configs/; with --data DIR "
-            "or --train FILE --images DIR it follows from the data and the machine."
-        )
-
-
 def _earlier_detector(given_keys: Mapping[str, str]) -> SavedRun | None:
     """The detector whose checkpoint is given as MODEL.WEIGHTS; None for other weights."""
     file = given_keys.get("MODEL.WEIGHTS", "")
@@ -223,7 +206,7 @@ def _with(start: _Start, keys: Mapping[str, Any], args: argparse.Namespace) -> C
 def _keys_of_flags(given: _Given, start: _Start) -> dict[str, Any]:
     """
     Raises:
-        ConfigError: a batch or a size is invalid, or what a flag says is also among the keys.
+        ConfigError: a size is invalid, or what a flag says is also among the keys.
     """
     args, given_keys, run = given.args, given.keys, given.run
     keys: dict[str, Any] = {}
@@ -250,8 +233,6 @@ def _keys_of_flags(given: _Given, start: _Start) -> dict[str, Any]:
         # those of a chosen recipe follow from the shapes of the images as well
         keys |= {} if start.is_chosen else sizes
     if args.batch is not None:
-        if args.batch < 1:
-            raise ConfigError(f"--batch is {args.batch}; give 1 or more.")
         keys["SOLVER.IMS_PER_BATCH"] = args.batch
     if args.epochs is not None:
         # In the place of a time that a stopped run had not come to
@@ -267,17 +248,10 @@ def _time_to_spend(given: _Given, begun: float) -> dict[str, Any]:
     Args:
         given: by the command line.
         begun: when the command was, by ``time.monotonic``.
-
-    Raises:
-        ConfigError: something else says as well how long the training is.
     """
     args, run = given.args, given.run
     if args.time is None:
         return {}
-    if args.epochs is not None:
-        raise ConfigError("--epochs and --time both say how long a training is; give one.")
-    if "SOLVER.MAX_ITER" in given.keys:
-        raise ConfigError("SOLVER.MAX_ITER and --time both say how long a training is; give one.")
     seconds = max(args.time - (time.monotonic() - begun), 1.0)
     keys = {"RECIPE.ENABLED": True, "RECIPE.TIME": seconds}
     if run and not run.config.RECIPE.TIME:

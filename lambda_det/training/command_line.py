@@ -82,6 +82,7 @@ def run_parser(
         epilog=examples + _STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    result.set_defaults(check="")  # a function of the flags, as "module:name", which imports little
     add_first(result)
     run = result.add_argument_group("the run")
     add_config_flag(run, names["config"])
@@ -177,6 +178,8 @@ def run(
     Raises:
         UserError: one sentence to print.
     """
+    if args.check:
+        resolve_name(args.check)(args)
     from lambda_det.distributed.launch import end_in_import_of_main
     from lambda_det.training import start
     from lambda_det.training.log import BufferedLog

@@ -112,7 +112,7 @@ def test_arguments_that_do_not_go_together(arguments, capsys):
 
 
 def test_status_1_says_that_problems_were_found_and_nothing_else(shapes, monkeypatch, capsys):
-    monkeypatch.setattr(command_line, "print_report", lambda report: 1 / 0)
+    monkeypatch.setattr("lambda_det.own_data.check.print_report", lambda report: 1 / 0)
     assert run(*shapes) == 70
     assert "ZeroDivisionError" in capsys.readouterr().err
 

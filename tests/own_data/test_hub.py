@@ -18,6 +18,7 @@ from lambda_det import cli
 from lambda_det.config import read_plain
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data import hub
+from lambda_det.own_data.command_line import push_main
 from lambda_det.weights.public import fetch
 from tests.coco import annotation, coco_content
 from tests.malicious import Program
@@ -87,7 +88,7 @@ def run(tmp_path) -> Path:
 
 
 def push(*words: object) -> int:
-    return hub.main([str(word) for word in words])
+    return push_main([str(word) for word in words])
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from pycocotools.mask import area, decode, encode, frPyObjects, merge, toBbox
 
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import READER, read_json
-from lambda_det.detection.data.label_files import WRITTEN, write_labels
+from lambda_det.detection.data.label_files import write_labels
+from lambda_det.detection.data.written_formats import WRITTEN
 from lambda_det.errors import DataError
 from lambda_det.own_data import command_line
 from lambda_det.own_data.labels import as_coco, read_labels
@@ -39,7 +40,7 @@ from tests.own_data.parts import (
 VOC, LABELME, VIA = voc("a.png", BOX), labelme("a.png"), via(cups("a.png"))
 OF_COCO, OF_LIST = coco(cups("a.png")), "YOLO with a list of names"
 OF_BUS = {"xml": voc("b.png", BOX), "png": ""}.items()
-FOLDERS = [name for name, row in WRITTEN.items() if row.write]  # with a file for each image
+FOLDERS = [name for name, row in WRITTEN.items() if row.ending]  # with a file for each image
 WITH_MASKS = [name for name in FOLDERS if WRITTEN[name].masks]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +15,11 @@ import pycocotools.mask
 import yaml
 
 from lambda_det.detection.data.coco_format import READER
+from lambda_det.detection.data.written_formats import WRITTEN
 from lambda_det.errors import DataError, listed, refused
 from lambda_det.files import relative_path, replace_text
 
-__all__ = ["WRITTEN", "place_labels", "polygons", "write_labels"]
+__all__ = ["place_labels", "polygons", "write_labels"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def write_labels(
         DataError: as :func:`place_labels` does, or a file cannot be written.
     """
     with refused(DataError, f"{target} cannot be written", "", OSError, ValueError):  # bad names
-        if WRITTEN[label_format].write is None:
+        if label_format not in _WRITERS:
             kept = {key: value for key, value in content.items() if key != READER}
             for entry in (*kept["images"], *kept["annotations"]):
                 entry.pop("source", None)
@@ -123,9 +124,9 @@ def _write_folder(
         file = files[name]
         place = relative_path(sources.get(name, images / name), file.parent)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(row.write(image, objects[image["id"]], place), "utf-8")
+        file.write_text(_WRITERS[label_format](image, objects[image["id"]], place), "utf-8")
     if row.classes_file:
-        (target / row.classes_file).write_text(row.write_classes(names.values()), "utf-8")
+        (target / row.classes_file).write_text(_yolo_classes(names.values()), "utf-8")
 
 
 def _yolo(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
@@ -165,42 +166,9 @@ def _labelme(image: Mapping[str, Any], objects: list[_Object], place: str) -> st
     return json.dumps(content, ensure_ascii=False, indent=1)
 
 
-class WrittenFormat(NamedTuple):
-    """A row of the table of formats that are written.
-
-    Attributes:
-        title: its name in sentences, under which ``FORMATS`` of ``own_data/labels/formats.py`` has
-            the reader.
-        masks: how a mask is written: "outlines", one for each of its pieces, or "one outline"; ""
-            for a format of boxes alone.
-        ending: of the file of an image; "" for a format with one file.
-        write: the text of the file of an image, from its entry in COCO's format, its objects, and
-            its path as seen from the file. None for COCO's own format.
-        classes_file: the name of a file with the names of the classes; "" where the files of the
-            images have them.
-        write_classes: the text of that file, from the names in the order of their numbers.
-    """
-
-    title: str
-    masks: str
-    ending: str = ""
-    write: Callable[[Mapping[str, Any], list[_Object], str], str] | None = None
-    classes_file: str = ""
-    write_classes: Callable[[Iterable[str]], str] | None = None
-
-
-WRITTEN = {
-    "coco": WrittenFormat("COCO", "outlines or run lengths"),
-    "yolo": WrittenFormat(
-        "YOLO",
-        "one outline",
-        ".txt",
-        _yolo,
-        "data.yaml",
-        _yolo_classes,
-    ),
-    "labelme": WrittenFormat("LabelMe", "outlines", ".json", _labelme),
-}
+# For each format with a file for each image, the text of that file: from the entry of the image in
+# COCO's format, its objects, and its path as seen from the file
+_WRITERS = {"yolo": _yolo, "labelme": _labelme}
 
 
 def polygons(mask: np.ndarray, *, for_hands: bool = False) -> list[list[float]]:

@@ -2,6 +2,8 @@
 
 from lambda_det.first_use import names_of
 
+DEFAULT_THRESHOLD = 0.5  # of the scores, where an evaluation has recorded none
+
 __getattr__ = names_of(
     __name__,
     {

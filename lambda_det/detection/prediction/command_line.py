@@ -9,20 +9,11 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lambda_det.detection.command_line import add_checkpoint_flags
-from lambda_det.detection.data.label_files import WRITTEN, place_labels
-from lambda_det.detection.data.outputs import mark_output
-from lambda_det.detection.prediction.annotations import Annotations
-from lambda_det.detection.prediction.files import Collector, plan_dataset, plan_files, predict
-from lambda_det.detection.prediction.predictor import (
-    DEFAULT_THRESHOLD,
-    Predictor,
-    is_exported,
-    local_path,
-)
-from lambda_det.detection.prediction.tables import Tables, counts_file
-from lambda_det.detection.saved_run import open_run
+from lambda_det.detection.data.written_formats import WRITTEN
+from lambda_det.detection.prediction import DEFAULT_THRESHOLD
 from lambda_det.errors import (
     ConfigError,
     command_parser,
@@ -31,7 +22,11 @@ from lambda_det.errors import (
     log_to_terminal,
     printable,
 )
-from lambda_det.files import refuse_existing
+from lambda_det.files import refuse_existing, refuse_missing
+
+if TYPE_CHECKING:
+    from lambda_det.detection.prediction import Predictor
+    from lambda_det.detection.prediction.files import Collector
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +128,15 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> None:
+    refuse_missing(args.source)
+    from lambda_det.detection.data.label_files import place_labels
+    from lambda_det.detection.data.outputs import mark_output
+    from lambda_det.detection.prediction.annotations import Annotations
+    from lambda_det.detection.prediction.files import plan_dataset, plan_files, predict
+    from lambda_det.detection.prediction.predictor import Predictor, is_exported, local_path
+    from lambda_det.detection.prediction.tables import Tables, counts_file
+    from lambda_det.detection.saved_run import open_run
+
     source = local_path(args.source)
     if is_exported(source):
         flags = {"--precision": args.precision, "--raw": args.raw, "--dataset": args.dataset}

@@ -27,6 +27,7 @@ from torchvision.ops import nms
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import as_input, read_image
 from lambda_det.detection.merging import SAME
+from lambda_det.detection.prediction import DEFAULT_THRESHOLD
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.saved_run import SavedRun, open_run, usable_score
 from lambda_det.detection.tiled import WholeImage
@@ -39,7 +40,6 @@ from lambda_det.weights.provenance import Origin
 logger = logging.getLogger(__name__)
 
 ImageLike = str | os.PathLike | np.ndarray
-DEFAULT_THRESHOLD = 0.5  # of the scores
 _NOTEBOOK_SIDE = 1000  # the longer side of an image in a notebook, in pixels, at most
 # From images as Detectron2's models take them to their "instances"
 Detect = Callable[[list[dict[str, Any]]], list[dict[str, Instances]]]

@@ -1,35 +1,25 @@
 """Read the labels of annotation tools into COCO's format.
 
-The table of the formats is in ``formats.py``; each has a module with a function that reads it. The
+The table of the formats is in ``table.py``; each has a module with a function that reads it. The
 readers are ours: labelformat 0.1.17 has none for LabelMe and VIA, needs the class names of Pascal
 VOC beforehand, and reads only the boxes of CVAT. Each object keeps its file and line, which
 messages then name.
 """
 
-from lambda_det.own_data.labels.conversion import (
-    as_coco,
-    as_single_class,
-    give_all_classes,
-    only,
-    read_labels,
-)
-from lambda_det.own_data.labels.formats import (
-    COCO,
-    FORMATS,
-    other_labels,
-    recognise,
-    refuse_address,
-)
+from lambda_det.first_use import names_of
 
-__all__ = [
-    "COCO",
-    "FORMATS",
-    "as_coco",
-    "as_single_class",
-    "give_all_classes",
-    "only",
-    "other_labels",
-    "read_labels",
-    "recognise",
-    "refuse_address",
-]
+__getattr__ = names_of(
+    __name__,
+    {
+        "as_coco": "own_data.labels.conversion",
+        "as_single_class": "own_data.labels.conversion",
+        "give_all_classes": "own_data.labels.conversion",
+        "only": "own_data.labels.conversion",
+        "read_labels": "own_data.labels.conversion",
+        "other_labels": "own_data.labels.formats",
+        "recognise": "own_data.labels.formats",
+        "refuse_address": "own_data.labels.formats",
+        "COCO": "own_data.labels.table",
+        "FORMATS": "own_data.labels.table",
+    },
+)

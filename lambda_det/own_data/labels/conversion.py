@@ -25,10 +25,11 @@ from lambda_det.own_data.labels.findings import (
     SIZE,
     Findings,
 )
-from lambda_det.own_data.labels.formats import COCO, FORMATS, format_of, recognise
+from lambda_det.own_data.labels.formats import format_of, recognise
 from lambda_det.own_data.labels.images import MissingImage, NamedImages
 from lambda_det.own_data.labels.labelme import read_labelme, shows_another
 from lambda_det.own_data.labels.objects import LabelledImage, area, size_of
+from lambda_det.own_data.labels.table import COCO, FORMATS
 from lambda_det.own_data.labels.yolo import read_yolo, yolo_names
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The table of label formats, and how the format of files is recognised."""
+"""How the format of files of labels is recognised."""
 
 from __future__ import annotations
 
@@ -8,81 +8,19 @@ import json
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from lambda_det.detection.data.image_folder import outputs_below, walk
 from lambda_det.errors import DataError, listed
-from lambda_det.files import decoded
-from lambda_det.own_data.labels.cvat import read_cvat
-from lambda_det.own_data.labels.findings import Findings
-from lambda_det.own_data.labels.images import NamedImages
-from lambda_det.own_data.labels.labelme import read_labelme
-from lambda_det.own_data.labels.objects import LabelledImage, reading
-from lambda_det.own_data.labels.via import read_via
-from lambda_det.own_data.labels.voc import read_voc
+from lambda_det.files import decoded, refuse_missing
+from lambda_det.own_data.labels.objects import reading
+from lambda_det.own_data.labels.table import COCO, FORMATS
 from lambda_det.own_data.labels.xml import root_name
 from lambda_det.own_data.labels.yolo import is_list_of_names, looks_like_labels, read_yolo
 
-__all__ = [
-    "COCO",
-    "FORMATS",
-    "LabelFormat",
-    "format_of",
-    "other_labels",
-    "recognise",
-    "refuse_address",
-]
+__all__ = ["format_of", "other_labels", "recognise", "refuse_address"]
 
-COCO = "COCO"
-Reader = Callable[[Path, NamedImages, Findings], Iterator[LabelledImage]]
-
-
-class LabelFormat(NamedTuple):
-    """A row of the table of formats.
-
-    Attributes:
-        endings: of the names of its files, or whole names.
-        signs: words at the top of the file: ``<root>`` of XML, ``"key"`` of JSON, ``key:`` of YAML.
-            One of them is enough. ``"*.key"`` is a key of an entry. Where a row has no signs, the
-            name of the file is enough.
-        read: reads the images with their objects; None for COCO's own.
-        images: how many images a file describes: "all" of a data set, "some" or "one". A file
-            of "one" has the name of its image with another ending, as ``a.json`` or ``a.jpg.json``
-            has of ``a.jpg``, so its name does not tell a part of the data, as train.json does.
-        boxes: how labels write boxes, of ``BOX_FORMS`` of ``detection/data/box_form.py``. Readers
-            give corners in pixels whatever it is; this decides what wrong labels look like.
-    """
-
-    endings: tuple[str, ...]
-    signs: tuple[str, ...]
-    read: Reader | None
-    images: Literal["all", "some", "one"]
-    boxes: str
-
-
-_CORNERS, _SIDES = "corners in pixels", "sides in pixels"
-_SHARES = "centre and size in shares of 1"
-
-# the first format that has files counts
-FORMATS = {
-    "YOLO": LabelFormat((".yaml", ".yml"), ("names:",), read_yolo, "all", _SHARES),
-    COCO: LabelFormat((".json",), ('"images"', '"annotations"'), None, "all", _SIDES),
-    "CVAT": LabelFormat((".xml",), ("<annotations>",), read_cvat, "some", _CORNERS),
-    "Pascal VOC": LabelFormat((".xml",), ("<annotation>",), read_voc, "one", _CORNERS),
-    "LabelMe": LabelFormat((".json",), ('"shapes"',), read_labelme, "one", _CORNERS),
-    "YOLO with a list of names": LabelFormat(
-        ("classes.txt", ".names"), (), read_yolo, "all", _SHARES
-    ),
-    "VIA": LabelFormat(
-        (".json",),
-        ('"_via_settings"', '"_via_img_metadata"', '"*.regions"'),
-        read_via,
-        "some",
-        _SIDES,
-    ),
-}
 _OF_SIGN = {sign: name for name, row in FORMATS.items() for sign in row.signs}
 # The endings of the formats that are recognised by a sign, in the order of the table
 _ENDINGS = tuple(
@@ -97,8 +35,7 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
         DataError: nothing there is of a known format.
     """
     refuse_address(place)
-    if not place.exists():
-        raise DataError(f"There is no file or folder of labels {place}.")
+    refuse_missing(place)
     if place.is_file() and (place.suffix.lower() in _ARCHIVES or zipfile.is_zipfile(place)):
         raise DataError(f"{place} is an archive; unpack it, and name the folder that comes out.")
     there = list(walk(place)) if place.is_dir() else [place]

@@ -20,7 +20,7 @@ from lambda_det.detection.matches import (
     matches_of,
     objects_found,
 )
-from lambda_det.detection.prediction.predictor import DEFAULT_THRESHOLD
+from lambda_det.detection.prediction import DEFAULT_THRESHOLD
 from lambda_det.detection.results import ClassScores, columns
 
 

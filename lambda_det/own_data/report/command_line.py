@@ -6,6 +6,7 @@ import argparse
 import logging
 
 from lambda_det.errors import command_parser, exit_status, log_to_terminal
+from lambda_det.files import refuse_missing
 
 __all__ = ["main"]
 
@@ -49,7 +50,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> None:
-    # Matplotlib takes a second
+    refuse_missing(args.run)
     from lambda_det.own_data.report.run_page import write_report
 
     path = write_report(

@@ -60,7 +60,8 @@ def test_keys_at_the_end_change_the_model_which_computes_in_bfloat16(run, image,
 def test_mistakes_end_in_one_sentence(run, image, tmp_path, capsys, more, words):
     given = arguments(run, image, tmp_path)
     if more[0] == "detector.onnx":
-        given, more = [more[0], *given[1:]], more[1:]
+        (tmp_path / more[0]).touch()
+        given, more = [str(tmp_path / more[0]), *given[1:]], more[1:]
     assert tool.main([*given, *more]) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ") and message.count("\n") == 1 and words in message

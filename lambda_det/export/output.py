@@ -1,0 +1,33 @@
+"""The files that an export writes: the ONNX file, and what comes beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lambda_det.errors import ConfigError
+from lambda_det.files import refuse_existing
+
+__all__ = ["check_output", "sidecar"]
+
+
+def sidecar(path: Path) -> Path:
+    """The JSON file beside an exported network."""
+    return path.with_name(f"{path.name}.json")
+
+
+def check_output(output: Path, overwrite: bool) -> None:
+    """Refuse a name under which an exported file cannot be written.
+
+    Args:
+        output: the file.
+        overwrite: it and what comes beside it may be replaced.
+
+    Raises:
+        ConfigError: the name has another ending, is in no folder, or is there already.
+    """
+    if output.suffix != ".onnx":
+        raise ConfigError(f"{output} must end in .onnx, the format of what is exported.")
+    if not output.parent.is_dir():
+        raise ConfigError(f"There is no folder {output.parent} for {output.name}; make it first.")
+    for path in (output, sidecar(output)):
+        refuse_existing(path, overwrite)

@@ -1,0 +1,190 @@
+"""``lambda-det check``: a data set before a long run."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from lambda_det.detection.config_files import get_config
+from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.checks import unlearnt_classes
+from lambda_det.detection.data.classes import refuse_others
+from lambda_det.detection.data.copies import shared_copies
+from lambda_det.detection.data.ground_truth import ground_truth
+from lambda_det.detection.data.registration import registered_files
+from lambda_det.detection.data.report import (
+    DOUBTFUL,
+    NOTED,
+    REFUSED,
+    REPAIRED,
+    UNUSABLE,
+    Report,
+)
+from lambda_det.errors import (
+    DataError,
+    counted,
+    listed,
+    printable,
+    printable_text,
+)
+from lambda_det.own_data.fit_input import Asked, fit_input
+from lambda_det.own_data.held_out import films
+from lambda_det.own_data.labels import as_coco, as_single_class
+from lambda_det.own_data.layouts import find_parts
+from lambda_det.own_data.start import RECIPES
+
+_HEADINGS = {
+    REFUSED: "Problems that training and evaluation refuse",
+    UNUSABLE: "Left out or used in part; more than 1 % of them are refused",
+    REPAIRED: "Repaired: used as described",
+    DOUBTFUL: "To be looked at: used as it is",
+    NOTED: "For information",
+}
+
+
+def print_report(report: Report) -> None:
+    print(f"{printable(report.json_file)}\nimages in {printable(report.image_root)}\n")
+    _print_count(report.images, "image")
+    _print_count(report.annotations, "annotation", f", {report.crowds:,} of them crowds")
+    print(f"{report.usable:9,} can be trained on, at most {report.most:,} in an image")
+    for size, count in report.sizes.items():
+        print(f"{count:9,} {size}")
+    _print_count(len(report.categories), "category", ":")
+    names = Counter(report.categories.values())
+    for number, count in report.counts.items():
+        name = report.categories[number]
+        where = f" (category {number})" if names[name] > 1 else ""
+        print(f"{count:9,} {printable(name)}{where}")
+    for severity, heading in _HEADINGS.items():
+        if findings := report.of(severity):
+            print(f"\n{heading}:")
+        for kind, finding in findings.items():
+            print(f"{finding.count:9,} x {kind.text}")
+            for case in finding.first:
+                print(f"{'':10}- {case}")
+    if report.refusal():
+        print("\nTraining and evaluation refuse these labels as they are.")
+    print()
+
+
+def _print_count(count: int, noun: str, rest: str = "") -> None:
+    number, _, words = counted(count, noun).partition(" ")
+    print(f"{number:>9} {words}{rest}")
+
+
+def print_other_classes(report: Report, train: Report) -> bool:
+    """Print what training says about the classes of another part; whether it refuses them."""
+    here, there = list(report.categories.values()), list(train.categories.values())
+    try:
+        refuse_others("classes", report.json_file, here, train.json_file, there)
+        unlearnt = unlearnt_classes(report, [train], train.json_file)
+    except DataError as error:
+        print(f"{printable_text(str(error))}\n")
+        return True
+    if unlearnt:
+        print(
+            f"{printable(report.json_file)}: {counted(len(unlearnt), 'class')} without an object "
+            f"to train on, so that AP counts 0 for {listed(unlearnt, 5)}\n"
+        )
+    return False
+
+
+def print_small_objects(parts: Sequence[tuple[str, str]], report: Report) -> None:
+    """Print what a training on this machine would say of the sizes of objects, and of tiles.
+
+    Args:
+        parts: files in COCO's format with the folders of their images; the first is trained on.
+        report: of the first.
+    """
+    train, *others = (ground_truth(*part).records for part in parts)
+    name = RECIPES["cuda" if torch.cuda.is_available() else "cpu"][0]
+    found = fit_input(
+        get_config(f"finetune/{name}.yaml"),
+        [one for one in train if not all(a["iscrowd"] for a in one["annotations"])],
+        Asked(is_chosen=True),
+        classes=list(report.categories.values()),
+        others=[record for part in others for record in part],
+    )
+    if tiles := [row for row in found.rows if row[0] == "tiles" and row[1] != "none"]:
+        ((_, size, why),) = tiles
+        print(f"{why}: lambda-det train cuts them into tiles ({size}); --tile N makes others.\n")
+    for warning in found.warnings:
+        print(f"{warning}\n")
+
+
+def print_copies(parts: Mapping[str, list[str]]) -> bool:
+    """Print which images have copies; return whether two parts share an image."""
+    pairs, within = shared_copies(parts)
+    if within:
+        copies = sum(map(len, within))
+        print(f"{copies} images are copies or variants of {len(within)}, such as")
+        print(f"{listed(within[0])};")
+        print("a held-out share keeps copies of one image on one side.\n")
+    if pairs:
+        print(f"{counted(len(pairs), 'image')} in two parts, as the same file or as a copy:")
+        for copy, image in pairs[:3]:
+            print(f"{'':10}- {printable(copy)} and {printable(image)}")
+        print()
+    return bool(pairs)
+
+
+def check_data(arguments: argparse.Namespace) -> int:
+    """Print what is wrong with a data set, and return the exit status.
+
+    Raises:
+        DataError: the data cannot be read at all.
+    """
+    with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
+        return _check(arguments, Path(folder))
+
+
+def _check(arguments: argparse.Namespace, folder: Path) -> int:
+    unread = []
+    if arguments.dataset:
+        parts = [registered_files(arguments.dataset)]
+    elif arguments.images:
+        parts = [(arguments.json, arguments.images)]
+    else:
+        kind, found, unread = find_parts(arguments.json, folder=folder)
+        print(f"{printable(arguments.json)}: labels of {kind}\n")
+        parts = [(str(part.labels), str(part.images)) for part in found]
+    files = "none" if arguments.no_images else "all"
+    converted = as_coco(*parts, folder=folder)
+    if arguments.single_class:
+        converted = [as_single_class(file, folder) for file in converted]
+    reports = [
+        check_coco(json_file, images, files=files, progress=True)
+        for json_file, (_, images) in zip(converted, parts, strict=True)
+    ]
+    status = int(bool(unread))
+    for report in reports:
+        print_report(report)
+        if not report.usable:
+            print("No object can be trained on. Are the labels where their format has them?\n")
+        if report.of(REFUSED, UNUSABLE, DOUBTFUL) or not report.usable:
+            status = 1
+    for report in reports[1:]:
+        if print_other_classes(report, reports[0]):
+            status = 1
+    images = {r.json_file: [file["file_name"] for file in r.files] for r in reports}
+    if not arguments.no_images and print_copies(images):
+        status = 1
+    if not arguments.no_images and len(reports) == 1:
+        files = (Path(file["file_name"]) for file in reports[0].files)
+        if hint := films(files):
+            print(f"{printable(hint)}.\n")
+    if reports[0].usable and not reports[0].refusal():
+        pairs = zip(converted, (images for _, images in parts), strict=True)
+        print_small_objects([*pairs], reports[0])
+    if status:
+        print("Problems were found.")
+    elif any(report.of(REPAIRED) for report in reports):
+        print("Nothing has to be corrected; what is repaired is listed above.")
+    else:
+        print("Nothing is wrong.")
+    return status
