@@ -44,6 +44,15 @@ def coco_content(
     }
 
 
+def indexed(content: dict[str, list]) -> COCO:
+    """Ground truth of the content of a file."""
+    ground_truth = COCO()
+    ground_truth.dataset = content
+    with contextlib.redirect_stdout(io.StringIO()):
+        ground_truth.createIndex()
+    return ground_truth
+
+
 def found(
     size: tuple[int, int],
     boxes: Sequence[Sequence[float]],
@@ -78,11 +87,7 @@ def make_ground_truth(images: int = 6, seed: int = 0) -> COCO:
             annotations.append(annotation(number, image, box, category_id=category))
     names = {i: f"{i}.png" for i in range(images)}
     classes = {10 * number: name for number, name in enumerate(CLASSES, 1)}
-    ground_truth = COCO()
-    ground_truth.dataset = coco_content(names, annotations, classes, size=(220, 220))
-    with contextlib.redirect_stdout(io.StringIO()):
-        ground_truth.createIndex()
-    return ground_truth
+    return indexed(coco_content(names, annotations, classes, size=(220, 220)))
 
 
 def noisy_results(ground_truth: COCO, seed: int = 1) -> list[dict]:

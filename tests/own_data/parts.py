@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from detectron2.structures import BoxMode
 from PIL import Image
 
 from lambda_det.own_data import layouts
@@ -142,3 +143,14 @@ def boxes(content):
     """The class and the box of each object."""
     names = {entry["id"]: entry["name"] for entry in content["categories"]}
     return [(names[a["category_id"]], a["bbox"]) for a in content["annotations"]]
+
+
+def record(sizes, size=(200, 200), classes=(0,), name="a.png"):
+    """The dataset dict of an image with boxes of these widths and heights, and classes in turn."""
+    of_each = {"bbox_mode": BoxMode.XYWH_ABS, "iscrowd": 0}
+    annotations = [
+        {**of_each, "bbox": [1, 1, *sides], "category_id": classes[n % len(classes)]}
+        for n, sides in enumerate(sizes)
+    ]
+    width, height = size
+    return {"file_name": name, "width": width, "height": height, "annotations": annotations}

@@ -37,6 +37,8 @@ def test_objects_of_one_class(shapes, capsys):
     assert run("--data", shapes[1].parent, "--single-class") == 0
     printed = capsys.readouterr().out
     assert printed.count("1 category:") == 2 and "circle" not in printed
+    assert run(*shapes, "--single-class") == 0
+    assert capsys.readouterr().out.startswith(f"{shapes[0]}\n")
 
 
 def test_names_do_not_command_the_terminal(shapes, tmp_path, capsys, monkeypatch):
@@ -78,11 +80,6 @@ def test_problems_are_listed(shapes, capsys):
     assert "000001.png" not in capsys.readouterr().out
     json_file.write_text(json.dumps({**content, "annotations": []}))
     assert run(json_file, images, "--no-images") == 1 and "No obj" in capsys.readouterr().out
-
-
-def test_a_report_of_one_class_heads_with_the_users_file(shapes, capsys):
-    assert run(*shapes, "--single-class") == 0
-    assert capsys.readouterr().out.startswith(f"{shapes[0]}\n")
 
 
 def test_unusable_input(shapes, capsys):

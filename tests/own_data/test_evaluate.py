@@ -15,11 +15,13 @@ from lambda_det.detection.data.outputs import mark_output
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, DiskError
 from lambda_det.own_data.evaluate import evaluate
+from lambda_det.own_data.held_out import part_of
 from lambda_det.own_data.report.evaluated import RESULTS
 from lambda_det.own_data.report.reading import EVALUATION
 from lambda_det.training.run_folder import RunFolder
 from tests.detection.tiny import NARROW, TINY, write_lazy_config
 from tests.export.tiny import lambda_detector_config, scramble
+from tests.own_data.parts import labelme, make, shape
 from tests.shapes import make_shapes, shapes_by_flag
 
 STEPS = 40
@@ -28,6 +30,13 @@ STEPS = 40
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> dict[str, str]:
     return shapes_by_flag(tmp_path_factory.mktemp("shapes"), num_train=3, num_val=3, size=64)
+
+
+def some_of(file, places):
+    """The content of a file in COCO's format with the images at some places."""
+    content = json.loads(Path(file).read_text())
+    images = [content["images"][place] for place in places]
+    return part_of(content, {image["id"] for image in images})
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +62,7 @@ def whole(shapes, tmp_path_factory) -> Path:
     line = {"iteration": STEPS - 1, "bbox_EMA/AP": 12.5, "bbox/AP": 77.0}
     (folder / "metrics.json").write_text(json.dumps(line) + "\n")
     (folder / "data").mkdir()
-    rest = json.loads(Path(shapes["test_json"]).read_text())
-    rest["images"] = rest["images"][:2]
-    kept = {image["id"] for image in rest["images"]}
-    rest["annotations"] = [a for a in rest["annotations"] if a["image_id"] in kept]
-    (folder / "data" / "rest.json").write_text(json.dumps(rest))
+    (folder / "data" / "rest.json").write_text(json.dumps(some_of(shapes["test_json"], [0, 1])))
     sources = {"rest": ["rest.json", shapes["test_images"]]}
     (folder / "data" / "sources.json").write_text(json.dumps(sources))
     return folder
@@ -93,32 +98,31 @@ def test_parts_of_the_run_s_data(run, part, images, trained_on):
     assert ("trained on" in str(evaluated)) == bool(trained_on)
 
 
-@pytest.mark.parametrize("fault", ["a long box", "no annotations", "no objects", "a crowd"])
-@pytest.mark.parametrize("flags", [{}, {"data": "other"}, {"labels": "other/test.json"}])
-def test_labels_that_are_refused_are_named_and_not_their_copy(run, shapes, flags, fault):
+@pytest.mark.parametrize(
+    ("change", "flags"),
+    [
+        (lambda content: content["annotations"][0]["bbox"].__setitem__(2, 1000.0), {}),
+        (lambda content: content.pop("annotations"), {}),
+        (lambda content: content["annotations"].clear(), {"data": "other"}),
+        (lambda content: content["annotations"][0].update(iscrowd=1), {"labels": "other/a.json"}),
+    ],
+    ids=["a long box", "no annotations", "no objects", "a crowd"],
+)
+def test_labels_that_are_refused_are_named_and_not_their_copy(run, shapes, change, flags):
     """A test part is evaluated on for the first time when the training is over."""
-    kept = run / "data" / "rest.json"
+    kept, other = run / "data" / "rest.json", run.parent / "other" / "a.json"
     content = json.loads(kept.read_text())
-    if fault == "a long box":
-        content["annotations"][0]["bbox"][2] = 1000.0
-    elif fault == "no annotations":
-        del content["annotations"]
-    else:
-        content["annotations"] = content["annotations"][:1] if fault == "a crowd" else []
-        for annotation in content["annotations"]:
-            annotation["iscrowd"] = 1
-    other = run.parent / "other" / "test.json"
+    del content["annotations"][1:]
+    change(content)
     shutil.copytree(shapes["test_images"], other.parent)
     for file in (kept, other):
         file.write_text(json.dumps(content))
-    given = {flag: str(run.parent / value) for flag, value in flags.items()}
     with pytest.raises(DataError) as caught:
-        evaluate(run, **given)
+        evaluate(run, **{flag: str(run.parent / value) for flag, value in flags.items()})
     words = [str(other)] if flags else [str(kept), "--data"]
     assert all(word in str(caught.value) for word in words)
-    assert not any(
-        word in str(caught.value) for word in ("DATASETS", "/evaluations/", "/tmp/lambda")
-    )
+    copies = ("DATASETS", "/evaluations/", "/tmp/lambda")
+    assert not any(word in str(caught.value) for word in copies)
     assert not (run / "evaluations").exists()
 
 
@@ -140,10 +144,7 @@ def test_parts_of_other_data(run, shapes, tmp_path, part, parts, images, trained
     sources = {"train": ("train", [0, 1, 2]), "valid": ("test", [0, 1]), "test": ("test", [2])}
     for name in parts:
         source, kept = sources[name]
-        content = json.loads(Path(shapes[f"{source}_json"]).read_text())
-        content["images"] = [content["images"][index] for index in kept]
-        ids = [image["id"] for image in content["images"]]
-        content["annotations"] = [a for a in content["annotations"] if a["image_id"] in ids]
+        content = some_of(shapes[f"{source}_json"], kept)
         folder = tmp_path / "other" / name
         folder.mkdir(parents=True)
         (folder / "_annotations.coco.json").write_text(json.dumps(content))
@@ -154,18 +155,19 @@ def test_parts_of_other_data(run, shapes, tmp_path, part, parts, images, trained
 
 
 @pytest.mark.slow
-def test_a_class_that_the_run_lacks_refuses_only_its_part(run, shapes, tmp_path):
-    shape = {"points": [[4, 4], [40, 4], [20, 40]], "shape_type": "polygon"}
+def test_labels_without_a_list_of_classes_have_those_of_the_run(run, shapes, tmp_path):
+    """They cannot show a class without an object; one that the run lacks refuses only its part."""
+    other = tmp_path / "other"
     images = sorted(Path(shapes["test_images"]).iterdir())
-    for image, part, name in zip(images, ("train", "val"), ("star", "circle"), strict=False):
-        (tmp_path / "other" / part).mkdir(parents=True)
-        shutil.copy(image, tmp_path / "other" / part)
-        content = {"imagePath": image.name, "shapes": [{"label": name, **shape}]}
-        (tmp_path / "other" / part / "a.json").write_text(json.dumps(content))
-    evaluated = evaluate(run, data=str(tmp_path / "other"), part="val")
-    assert [part.objects for part in evaluated.classes[0].classes] == [1, 0, 0]
+    for image, part, name in zip(images, ("train", "val"), ("star", "triangle"), strict=False):
+        outline = shape("polygon", [[4, 4], [40, 4], [20, 40]], name)
+        labels = labelme(image.name, outline, imageWidth=64, imageHeight=64)
+        make(other / part, {"a.json": labels, image.name: image.read_bytes()})
+    for given in ({"data": str(other), "part": "val"}, {"labels": str(other / "val")}):
+        evaluated = evaluate(run, **given)
+        assert [part.objects for part in evaluated.classes[0].classes] == [0, 0, 1]
     with pytest.raises(DataError, match=r"train\S* has objects of star.*circle"):
-        evaluate(run, data=str(tmp_path / "other"), part="train")
+        evaluate(run, data=str(other), part="train")
 
 
 @pytest.mark.slow
@@ -193,30 +195,6 @@ def test_command_with_labels_of_another_format_and_page(run, shapes, tmp_path, c
     assert "12.5" in text and "circle" in text
     page = (tmp_path / "other" / "report.html").read_text("utf-8")
     assert "Evaluation other" in page and "12.5" in page and "circle" in page
-
-
-@pytest.mark.slow
-def test_labels_that_lack_a_class_or_have_another_order_are_those_of_the_run(run, shapes, tmp_path):
-    """By the names of the classes; labels without a list of them cannot show those without an
-    object."""
-    words = ["--images", shapes["test_images"], "--format", "yolo"]
-    tables = []
-    for names in (["circle", "rectangle", "triangle"], ["triangle", "circle", "star"]):
-        place = tmp_path / names[0]
-        assert cli.main(["convert", shapes["test_json"], str(place), *words]) == 0
-        (place / "data.yaml").write_text(json.dumps({"names": names}))
-        for file in place.glob("*.txt"):
-            lines = [line.split(" ", 1) for line in file.read_text().splitlines()]
-            numbers = {"0": names.index("circle"), "2": names.index("triangle")}
-            kept = [f"{numbers[name]} {rest}\n" for name, rest in lines if name in numbers]
-            file.write_text("".join(kept))
-        evaluated = evaluate(
-            run, labels=str(place), images=shapes["test_images"], output=place / "results"
-        )
-        objects = {part.name: part.objects for part in evaluated.classes[0].classes}
-        tables.append((evaluated.results, objects))
-    assert tables[0] == tables[1]
-    assert objects["rectangle"] == 0 and objects["circle"] != objects["triangle"]
 
 
 @pytest.mark.slow
@@ -288,8 +266,10 @@ def test_data_without_masks_have_box_ap_alone(run, shapes, tmp_path):
     for annotation in content["annotations"]:
         del annotation["segmentation"]
     (tmp_path / "boxes.json").write_text(json.dumps(content))
-    boxes = evaluate(run, labels=str(tmp_path / "boxes.json"), images=shapes["test_images"])
-    masks = evaluate(run, labels=shapes["test_json"], images=shapes["test_images"])
+    boxes, masks = (
+        evaluate(run, labels=str(labels), images=shapes["test_images"])
+        for labels in (tmp_path / "boxes.json", shapes["test_json"])
+    )
     assert boxes.results == {k: v for k, v in masks.results.items() if k.startswith("bbox")}
     assert [part.iou_type for part in boxes.classes] == ["bbox"] and len(masks.classes) == 2
 
@@ -305,21 +285,15 @@ def test_other_classes_are_refused(run, shapes, tmp_path):
     (old / "inference_EMA" / RESULTS).write_text("[]")
     (old / EVALUATION).write_text('{"sentences": [], "results": {}, "own": {}}')
     before = files(old)
+    given = {"labels": str(tmp_path / "other.json"), "images": shapes["test_images"]}
     for output in (old, tmp_path / "new", tmp_path / "new"):
         with pytest.raises(DataError, match=r"plum.*model_final\.pth.*circle"):
-            evaluate(
-                run,
-                labels=str(tmp_path / "other.json"),
-                images=shapes["test_images"],
-                output=output,
-            )
+            evaluate(run, **given, output=output)
     assert files(old).items() >= before.items()
 
 
 @pytest.mark.slow
-def test_training_data_that_are_gone(run, shapes):
-    for name in ("config.yaml", "model_final.pth"):
-        assert (run / name).exists()
+def test_training_data_that_are_gone(run):
     opts = ["DATASETS.TRAIN_JSON", "gone.json", "DATASETS.TRAIN_IMAGES", "gone"]
     evaluated = evaluate(run, part="val", opts=opts)
     assert evaluated.trained_on is None and "cannot be seen" in str(evaluated)

@@ -13,7 +13,6 @@ from PIL import Image
 
 from lambda_det.detection.data.box_form import numbers_of
 from lambda_det.errors import DataError
-from lambda_det.own_data.command_line import main as check
 from lambda_det.own_data.labels import FORMATS, as_coco, read_labels, recognise
 from tests.own_data.parts import (
     SIZE,
@@ -22,7 +21,6 @@ from tests.own_data.parts import (
     coco,
     cvat,
     encoded,
-    find_parts,
     labelme,
     make,
     shape,
@@ -111,22 +109,6 @@ def test_classes_of_a_run_stand_in_place_of_those_of_labels(name, tmp_path):
         as_coco((str(folder), str(folder)), folder=tmp_path, classes=["pen"])
 
 
-# a file of YOLO's names the folders of its parts, see test_layouts.py
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "YOLO"])
-def test_folders_of_parts_are_parts_and_their_labels_sound(name, tmp_path, capsys):
-    names = ("train", "valid", "test")
-    for part in names:
-        objects = {f"{part} {image}": things for image, things in OBJECTS.items()}
-        write_sample(name, tmp_path / "set" / part, objects)
-    label_format, parts = find_parts(tmp_path / "set")
-    assert label_format == name
-    for part, found in zip(names, parts, strict=True):
-        images = json.loads(found.labels.read_text("utf-8"))["images"]
-        assert {part} == {Path(image["file_name"]).name.split()[0] for image in images}
-        assert len(images) == len(OBJECTS)
-    assert check([str(tmp_path / "set")]) == 0, capsys.readouterr()
-
-
 # ------------------------------------------------------------------------ shapes that are not boxes
 def read(folder, files):
     """The content, the boxes and the masks that are made of files of labels."""
@@ -202,9 +184,8 @@ def test_labelme_masks(tmp_path):
     assert content["annotations"][0]["area"] == 3 and found == [[3, 2, 2, 2]]
 
 
-@pytest.mark.parametrize("is_project", [True, False])
-def test_via(is_project, tmp_path):
-    """Of a folder, and of a project; a class is the first attribute that has a value."""
+def test_via(tmp_path):
+    """Of its first version; a class is the first attribute that has a value."""
     corners = {"all_points_x": [0, 4, 4], "all_points_y": [0, 0, 4]}
     ticked, turned = {"type": {"b": False, "c": True}}, {"rx": 8, "ry": 2, "theta": np.pi / 6}
     shapes = [
@@ -214,12 +195,12 @@ def test_via(is_project, tmp_path):
         ({"name": "ellipse", "cx": 20, "cy": 10, **turned}, {"a": " ", "name": "d", "type": "e"}),
         ({"name": "polyline", **corners}, ticked),
     ]
-    regions = [{"shape_attributes": s, "region_attributes": a} for s, a in shapes]
-    if not is_project:  # as the first version has them
-        regions = {str(number): region for number, region in enumerate(regions)}
-    labels = {"a.png9": {"filename": "a.png", "regions": regions, "file_attributes": {}}}
-    labels = {"_via_settings": {}, "_via_img_metadata": labels} if is_project else labels
-    content, found, masks = read(tmp_path, {"a.json": json.dumps(labels)})
+    regions = {
+        str(number): {"shape_attributes": one, "region_attributes": attributes}
+        for number, (one, attributes) in enumerate(shapes)
+    }
+    labels = json.dumps({"a.png9": {"filename": "a.png", "regions": regions}})
+    content, found, masks = read(tmp_path, {"a.json": labels})
     assert [name for name, _ in boxes(content)] == ["a", "c", "object", "d"]
     assert found[:3] == [[1, 2, 10, 5], [0, 0, 4, 4], [5, 5, 10, 10]]
     assert masks[3][0][:2] == pytest.approx([20 + 48**0.5, 14])

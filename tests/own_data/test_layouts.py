@@ -253,6 +253,7 @@ def test_the_folders_of_usual_tools(case, tmp_path):
         ("instances_ValImages2017", True, "val"),
         ("cells_of_the_test", True, "test"),
         # a class, a thing, a place
+        ("TestTube", True, ""),
         *((name, False, "") for name in ("TestTube", "DevBoard", "VOCDevKit", "test_flight_2")),
         # of both, which is trained on
         *((f"{name}Images", False, "") for name in ("train_val", "Train Val", "TRAINVAL")),
@@ -423,30 +424,23 @@ def test_yolo_images_of_several_folders_and_of_lists_elsewhere(value, tmp_path):
     assert content["categories"] == read_json(str(val.labels))["categories"]
 
 
-@pytest.mark.parametrize("parts", [True, False])
-@pytest.mark.parametrize("kind", ["COCO", "Pascal VOC", "YOLO"])
-def test_images_that_are_elsewhere_are_named_for_all_parts(kind, parts, tmp_path):
-    folders = ("train/", "val/") if parts else ("",)
-    labels = {
-        "COCO": {f"{folder or 'all'}a.json": OF_COCO for folder in folders},
-        "Pascal VOC": {f"{folder}a.xml": VOC for folder in folders},
-        "YOLO": {"data.yaml": YAML, **{f"{folder}a.txt": LINE for folder in folders}},
-    }
-    make(tmp_path / "labels", labels[kind])
-    make(tmp_path / "pictures", {f"{folder}a.png": "" for folder in folders})
-    found, places = find_parts(tmp_path / "labels", tmp_path / "pictures")
-    images = [[f"{folder}a.png"] for folder in folders]
-    assert found == kind and images_of(places, tmp_path / "pictures") == images
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [
+        ("COCO", {"all.json": OF_COCO}),
+        ("Pascal VOC", {"train/a.xml": VOC, "val/a.xml": VOC}),
+        ("YOLO", {"data.yaml": YAML, "train/a.txt": LINE, "val/a.txt": LINE}),
+    ],
+)
+def test_images_that_are_elsewhere_are_named_for_all_parts(kind, labels, tmp_path):
+    images = ["a.png"] if kind == "COCO" else ["train/a.png", "val/a.png"]
+    make(tmp_path / "labels", labels)
+    pictures = make(tmp_path / "pictures", dict.fromkeys(images, ""))
+    found, places = find_parts(tmp_path / "labels", pictures)
+    assert found == kind and images_of(places, pictures) == [[image] for image in images]
     for place in places:
         report = check_coco(place.labels, str(place.images))
         assert not report.refusal() and report.annotations == 1
-
-
-def test_converted_labels_are_called_by_the_folder_that_dots_mean(tmp_path, monkeypatch):
-    make(tmp_path / "mine", {"a.xml": VOC, "a.png": "", "below/note.txt": ""})
-    monkeypatch.chdir(tmp_path / "mine" / "below")
-    _, (part,) = find_parts("..")
-    assert part.labels.name == "mine_train.json"
 
 
 def test_labels_that_were_converted_are_not_read_beside_the_old_ones(tmp_path, caplog):
@@ -496,11 +490,10 @@ def shapes(tmp_path):
 @pytest.mark.parametrize("kind", WITH_MASKS)
 def test_the_command_writes_other_formats_and_reads_them_back(kind, shapes, tmp_path, capsys):
     (tmp_path / "a.json").write_text(json.dumps(shapes))
-    images = ["--images", str(tmp_path / "pictures")]
-    words = [str(tmp_path / "a.json"), str(tmp_path / "labels"), *images, "--format", kind]
-    assert command_line.convert_main(words) == 0
-    back = [str(tmp_path / "labels"), str(tmp_path / "b.json"), *images]
-    assert command_line.convert_main(back) == 0, capsys.readouterr().err
+    first, labels, back = (str(tmp_path / name) for name in ("a.json", "labels", "b.json"))
+    for words in ([first, labels, "--format", kind], [labels, back]):
+        words += ["--images", str(tmp_path / "pictures")]
+        assert command_line.convert_main(words) == 0, capsys.readouterr().err
     content = json.loads((tmp_path / "b.json").read_text())
     assert [image["file_name"] for image in content["images"]] == ["größe 1.png", "sub/empty.png"]
     assert content["categories"] == [{"id": 1, "name": "красная клетка"}]

@@ -12,7 +12,7 @@ from lambda_det.errors import ConfigError
 from lambda_det.own_data import time_budget
 from lambda_det.own_data.time_budget import TimeBudget
 from tests.detection.tiny import NARROW
-from tests.own_data.test_prepare import begun, data, keys, prepared  # noqa: F401
+from tests.own_data.test_prepare import begun, data, prepared  # noqa: F401
 
 
 @pytest.mark.parametrize(
@@ -38,26 +38,20 @@ def test_what_is_no_time_is_refused_before_anything_is_read(text, capsys):
     assert "1h30m" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--epochs", "3"], ["SOLVER.MAX_ITER", "9"]])
-def test_two_lengths_are_refused(data, words):  # noqa: F811
-    with pytest.raises(ConfigError, match=words[0]):
-        prepared("--data", data, "--time", "1h", *words, "--output", data.parent / "run")
-
-
 # ------------------------------------------------------------------------------------- a run, faked
 class _Trainer:
     """Takes steps of one length, and evaluations of another, by a clock of its own."""
 
-    def __init__(self, seconds, allowed, monkeypatch, images=100, tested=10):
-        self.now, self.each, self.of_evaluation = 0.0, seconds, 12.0
+    def __init__(self, monkeypatch, allowed, seconds=2.0, of_evaluation=12.0, images=100):
+        self.now, self.each, self.of_evaluation = 0.0, seconds, of_evaluation
         monkeypatch.setattr(time_budget.time, "monotonic", lambda: self.now)
         folder = SimpleNamespace(save_config=lambda *_: None, config_origin=str)
         monkeypatch.setattr(time_budget, "RunFolder", lambda _: folder)
-        monkeypatch.setattr("lambda_det.own_data.fit._test_images", lambda *_: tested)
+        monkeypatch.setattr("lambda_det.own_data.fit._test_images", lambda *_: 10)
         cfg = get_config("finetune/light_lambdaresnet26.yaml")
         cfg.RECIPE.TIME, cfg.SOLVER.MAX_ITER = allowed, 10_000
         self.task = SimpleNamespace(
-            config=cfg, cost_of_evaluation=lambda: 0.7 * tested, change=self._change, dump=str
+            config=cfg, cost_of_evaluation=lambda: 7.0, change=self._change, dump=str
         )
         self.loader = SimpleNamespace(state_dict=lambda: {"records": images})
         self.storage = SimpleNamespace(
@@ -97,18 +91,10 @@ class _Trainer:
 @pytest.mark.parametrize("allowed", [200.0, 900.0, 3600.0])
 def test_a_run_ends_in_time_and_uses_it(allowed, of_evaluation, monkeypatch):
     """Whatever an evaluation takes: at first it is guessed by its number of images."""
-    trainer = _Trainer(2.0, allowed, monkeypatch)
-    trainer.of_evaluation = of_evaluation
-    trainer.run()
+    trainer = _Trainer(monkeypatch, allowed, of_evaluation=of_evaluation).run()
     assert 0.75 * allowed <= trainer.now <= allowed
     assert trainer.lengths[0][0] == (5 if allowed == 200 else 9)  # a twentieth of the time at most
     assert trainer.task.config.RECIPE.TIME == 0
-
-
-def test_twice_the_time_is_twice_the_steps(monkeypatch):
-    counts = [_Trainer(2.0, time, monkeypatch).run().max_iter for time in (600, 1200, 2400)]
-    assert counts[1] == pytest.approx(2 * counts[0], rel=0.1)
-    assert counts[2] == pytest.approx(2 * counts[1], rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +104,13 @@ def test_a_time_in_which_no_epoch_fits_ends_the_run_after_a_few_steps(
     seconds, allowed, images, steps, monkeypatch
 ):
     """With one that is enough. Slow steps are not all waited for."""
-    trainer = _Trainer(seconds, allowed, monkeypatch, images)
+    trainer = _Trainer(monkeypatch, allowed, seconds, images=images)
     with pytest.raises(ConfigError, match=r"--time is too short.*--resume and --time \d+m") as said:
         trainer.run()
     assert trainer.iter + 1 == steps
     enough = float(str(said.value).split("--time ")[2].split("m")[0])
-    assert _Trainer(seconds, 60 * enough, monkeypatch, images).run().max_iter >= images / 4
+    longer = _Trainer(monkeypatch, 60 * enough, seconds, images=images).run()
+    assert longer.max_iter >= images / 4
 
 
 # ------------------------------------------------------------------------------------ with --resume
@@ -131,15 +118,15 @@ def test_a_time_in_which_no_epoch_fits_ends_the_run_after_a_few_steps(
 def test_a_run_that_goes_on_keeps_its_schedule(data, config):  # noqa: F811
     words = ["--data", data, *config, "--time", "10m", "--output", data.parent / "run"]
     args = prepared(*words)
-    cfg = keys(args)
+    cfg = args.config
     assert 590 < cfg.RECIPE.TIME <= 600 and cfg.SOLVER.MAX_ITER == 300
     begun(args)
-    assert 590 < keys(prepared(*words, "--resume")).RECIPE.TIME <= 600  # nothing was timed yet
+    assert 590 < prepared(*words, "--resume").config.RECIPE.TIME <= 600  # nothing was timed yet
     cfg.merge_from_other_cfg(time_budget._with_steps(cfg, 123, 17))
     cfg.RECIPE.TIME = 0.0
     begun(args)
     for again in (words, ["--output", data.parent / "run"]):
-        now = keys(prepared(*again, "--resume"))
+        now = prepared(*again, "--resume").config
         assert (now.SOLVER.MAX_ITER, now.RECIPE.TIME) == (123, 0)
         assert now.SOLVER == cfg.SOLVER and now.TEST == cfg.TEST
 

@@ -1,12 +1,9 @@
 """What is wrong with predictions, and what AP50 would be without it."""
 
-import contextlib
-import io
 from collections import Counter
 
 import numpy as np
 import pytest
-from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from lambda_det.own_data.report.advice import (
@@ -17,36 +14,33 @@ from lambda_det.own_data.report.advice import (
     differs,
 )
 from lambda_det.own_data.report.error_types import ap50, repaired, sort_errors
-from tests.coco import annotation, make_ground_truth, noisy_results
+from tests.coco import annotation, coco_content, indexed, make_ground_truth, noisy_results
 
 
-def made_of(boxes, sizes=((200, 200),)) -> COCO:
-    """Ground truth of (image, category, x, y, width, height)."""
-    truth = COCO()
-    truth.dataset = {
-        "images": [
-            {"id": i, "width": w, "height": h, "file_name": f"{i}.jpg"}
-            for i, (w, h) in enumerate(sizes)
-        ],
-        "categories": [{"id": 1, "name": "bolt"}, {"id": 2, "name": "nut"}],
-        "annotations": [
-            annotation(number, image, box, category_id=category)
-            for number, (image, category, *box) in enumerate(boxes, start=1)
-        ],
-    }
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth.createIndex()
-    return truth
+def made_of(objects, classes=("bolt", "nut"), size=(200, 200)):
+    """Ground truth of one image with (category, x, y, width, height)."""
+    annotations = [
+        annotation(number, 0, box, category_id=category)
+        for number, (category, *box) in enumerate(objects, start=1)
+    ]
+    return indexed(coco_content({0: "0.jpg"}, annotations, dict(enumerate(classes, 1)), size))
 
 
 def predicted(category, box, score=0.9, image=0):
     return {"image_id": image, "category_id": category, "bbox": list(box), "score": score}
 
 
-OBJECTS = [(0, 1, 10, 10, 40, 40), (0, 2, 100, 10, 40, 40), (0, 2, 100, 100, 40, 40)]
+def all_of(objects):
+    return [predicted(category, box) for category, *box in objects]
 
 
-def by_category(truth: COCO) -> Counter:
+OBJECTS = [(1, 10, 10, 40, 40), (2, 100, 10, 40, 40), (2, 100, 100, 40, 40)]
+PERFECT = all_of(OBJECTS)
+LACKING = predicted(1, (10, 150, 30, 30), 0.95)  # surer than all that is annotated
+NOISE = [predicted(1, (5 * i, 160, 4, 4), 0.95) for i in range(30)]
+
+
+def by_category(truth):
     return Counter(a["category_id"] for a in truth.anns.values() if not a["iscrowd"])
 
 
@@ -93,7 +87,7 @@ def test_the_second_prediction_of_an_object_is_one_too_many():
 def test_masks_are_compared_as_masks():
     truth = make_ground_truth(2)
     polygons = [
-        {**predicted(a["category_id"], a["bbox"], image=a["image_id"])}
+        predicted(a["category_id"], (0, 0, 1, 1), image=a["image_id"])
         | {"segmentation": truth.annToRLE(a)}
         for a in truth.anns.values()
     ]
@@ -117,26 +111,22 @@ def test_a_repair_finds_an_object_once():
     assert ap50(after, {2: 2}) == 100
 
 
-def changes(boxes, entries, metrics=(), trained=None, **options):
-    trained = trained or {"bolt": 100, "nut": 100}
-    found = advise(Evidence(made_of(boxes), entries, "bbox", list(metrics), trained, **options))
-    return found
+def changes(objects, entries, metrics=(), counts=(100, 100), **options):
+    trained = dict(zip(("bolt", "nut"), counts, strict=True))
+    return advise(Evidence(made_of(objects), entries, "bbox", list(metrics), trained, **options))
 
 
-PERFECT = [predicted(category, box) for _, category, *box in OBJECTS]
-
-
-def test_nothing_is_advised_where_all_is_right():
-    assert changes(OBJECTS, PERFECT) == []
+def of_error(error, found):
+    return [change for change in found if change.error == error]
 
 
 def test_the_largest_loss_is_named_first_with_what_shows_it():
-    lacking = [predicted(1, (10, 150, 30, 30), 0.95)]  # surer than all that is annotated
-    first, *others = changes(OBJECTS, PERFECT + lacking)
+    assert changes(OBJECTS, PERFECT) == []
+    first, *others = changes(OBJECTS, [*PERFECT, LACKING])
     assert "0.jpg" in first.change and first.gain == pytest.approx(25)
     assert [c.gain for c in others] == sorted((c.gain for c in others), reverse=True)
-    unsure = [predicted(1, (10, 150, 30, 30), 0.3)]
-    assert all("0.jpg" not in change.change for change in changes(OBJECTS, PERFECT + unsure))
+    unsure = changes(OBJECTS, [*PERFECT, LACKING | {"score": 0.3}])
+    assert all("0.jpg" not in change.change for change in unsure)
 
 
 @pytest.mark.parametrize(
@@ -168,12 +158,7 @@ def test_shares_of_many_objects_are_told_apart():
 
 def in_rows(number, side, category=1, top=0):
     """Objects of a side in pixels."""
-    return [(0, category, 50 * i, top, side, side) for i in range(number)]
-
-
-def of_them(objects, number):
-    """Predictions of the first objects of some."""
-    return [predicted(category, box) for _, category, *box in objects[:number]]
+    return [(category, 50 * i, top, side, side) for i in range(number)]
 
 
 TINY_INPUT = 0.3  # objects of 40 pixels have a side of 12 in the input
@@ -184,37 +169,33 @@ TINY_INPUT = 0.3  # objects of 40 pixels have a side of 12 in the input
 )
 def test_objects_that_are_all_tiny_want_tiles_though_none_is_larger(seen, scale, advised):
     objects = in_rows(10, 40)
-    found = changes(objects, of_them(objects, seen), scale=scale)
+    found = changes(objects, all_of(objects[:seen]), scale=scale)
     found = [change for change in found if "--tile" in change.change and change.gain > 0]
     assert len(found) == advised
-    for change in found:
-        assert "12 pixels" in change.evidence and "50%" in change.evidence
-    of_tiles = changes(objects, of_them(objects, 5), scale=TINY_INPUT, is_tiled=True)
-    assert any("smaller tiles" in change.change for change in of_tiles)
-    tiny = in_rows(10, 12)  # in tiles that keep their pixels smaller ones show nothing new
-    of_tiles = changes(tiny, of_them(tiny, 5), scale=1.0, is_tiled=True)
-    assert any("--size" in change.change for change in of_tiles)
+    assert all("12 pixels" in c.evidence and "50%" in c.evidence for c in found)
+
+
+def test_tiny_objects_in_tiles_want_smaller_tiles_or_enlarged_ones():
+    """In tiles that keep their pixels smaller ones show nothing new."""
+    for side, scale, words in ((40, TINY_INPUT, "smaller tiles"), (12, 1.0, "--size")):
+        objects = in_rows(10, side)
+        found = changes(objects, all_of(objects[:5]), scale=scale, is_tiled=True)
+        assert any(words in change.change for change in found)
 
 
 def test_a_detector_that_is_not_usable_tells_nothing_about_annotations():
     """Its sure predictions of nothing, loose boxes and wrong classes are noise."""
-    noise = [predicted(1, (5 * i, 160, 4, 4), 0.95) for i in range(30)]
-    noise += [predicted(1, (100, 12, 40, 40), 0.9), predicted(2, (20, 10, 40, 40), 0.9)]
-    objects = in_rows(10, 40)
+    noise = [*NOISE, predicted(1, (100, 12, 40, 40)), predicted(2, (20, 10, 40, 40))]
     logged = [{"iteration": 19, "total_loss": 3.0}]
-    found = changes(OBJECTS, noise, logged)
+    (found,) = changes(OBJECTS, noise, logged)
     assert ap50(sort_errors(made_of(OBJECTS), noise, "bbox")[0], {1: 1, 2: 2}) < USABLE_AP50
-    assert [change.error for change in found] == ["training"]
-    assert "first_batch.jpg" in found[0].change
+    assert found.error == "training" and "first_batch.jpg" in found.change
     # of tiny objects that is said before
-    first, second = changes(objects, noise, logged, scale=TINY_INPUT)
+    first, second = changes(in_rows(10, 40), noise, logged, scale=TINY_INPUT)
     assert "--tile" in first.change and second.error == "training"
-
-
-def test_an_evaluation_alone_is_no_training_to_be_changed():
-    noise = [predicted(1, (5 * i, 160, 4, 4), 0.95) for i in range(30)]
-    assert not [change for change in changes(OBJECTS, noise) if change.error == "training"]
-    assert changes([], noise) == []  # a test set without objects
+    # an evaluation alone is no training to be changed
+    assert not of_error("training", changes(OBJECTS, noise))
+    assert changes([], NOISE) == []  # a test set without objects
 
 
 def test_errors_have_the_words_of_the_field():
@@ -223,10 +204,9 @@ def test_errors_have_the_words_of_the_field():
         predicted(1, (11, 10, 40, 40), 0.98),  # a duplicate
         predicted(1, (100, 10, 40, 40), 0.97),  # a nut
         predicted(2, (120, 100, 40, 40), 0.96),  # lies badly
-        predicted(1, (10, 150, 30, 30), 0.95),  # nothing is there
+        LACKING,  # nothing is there
     ]
-    missed = (0, 1, 150, 150, 40, 40)
-    found = changes([*OBJECTS, missed], entries, trained={"bolt": 3, "nut": 100})
+    found = changes([*OBJECTS, (1, 150, 150, 40, 40)], entries, counts=(3, 100))
     words = {"duplicate", "class", "localisation", "background", "missed"}
     assert {change.error for change in found} == words
 
@@ -241,10 +221,9 @@ def test_a_short_run_whose_ap50_rises_is_to_go_on_first(epochs, is_first):
         {"iteration": step, "bbox/AP50": ap, "validation/total_loss": loss}
         for step, ap, loss in values
     ]
-    lacking = [predicted(1, (10, 150, 30, 30), 0.95)]
-    found = changes(OBJECTS, PERFECT + lacking, metrics, epochs=epochs)
+    found = changes(OBJECTS, [*PERFECT, LACKING], metrics, epochs=epochs)
     assert [change.error for change in found].index("training") == (0 if is_first else 1)
-    (longer,) = [change for change in found if change.error == "training"]
+    (longer,) = of_error("training", found)
     assert longer.gain == pytest.approx(7.5)
     if epochs is not None:
         assert str(epochs) in longer.evidence and "--epochs 30" in longer.change
@@ -272,7 +251,7 @@ def test_objects_that_are_missed_more_often_because_they_are_small_want_a_larger
     seen, scale, advised
 ):
     small, large = in_rows(10, 16), in_rows(10, 40, top=100)
-    entries = of_them(small, seen[0]) + of_them(large, seen[1])
+    entries = all_of(small[: seen[0]] + large[: seen[1]])
     found = [c for c in changes(small + large, entries, scale=scale) if "larger size" in c.change]
     assert len(found) == advised
     if advised:
@@ -284,7 +263,7 @@ def test_a_crowd_is_no_object_that_might_be_missed():
     truth = made_of(small + large)
     for entry in list(truth.anns.values())[20:]:
         entry["iscrowd"] = 1
-    (change,) = advise(Evidence(truth, of_them(large, 10), "bbox", [], {}))
+    (change,) = advise(Evidence(truth, all_of(large[:10]), "bbox", [], {}))
     assert "of 10 larger" in change.evidence
 
 
@@ -292,29 +271,25 @@ def test_a_crowd_is_no_object_that_might_be_missed():
 def test_images_that_are_enlarged_already_want_no_larger_input(scale, advised):
     """A recipe gives images of 200 pixels an input of 384, and says that more show nothing new."""
     large = in_rows(9, 40, top=100)
-    found = changes([*in_rows(9, 10), *large], of_them(large, 9), scale=scale)
+    found = changes([*in_rows(9, 10), *large], all_of(large), scale=scale)
     assert any("larger size" in change.change for change in found) is advised
 
 
-def test_the_class_with_few_examples_is_named():
-    found = changes(OBJECTS, PERFECT[1:], trained={"bolt": 3, "nut": 100})
-    assert [c.change for c in found] == ["Add examples of bolt."]
-    assert "(3 objects in training)" in found[0].evidence
-    assert changes(OBJECTS, PERFECT[1:], trained={"bolt": 300, "nut": 100}) == []
-
-
-@pytest.mark.parametrize(("trained", "advised"), [(1, False), (9, False), (10, True), (30, True)])
-def test_a_run_that_has_hardly_begun_wants_no_examples_of_a_class(trained, advised):
-    few = {"bolt": 3, "nut": 100}
-    found = changes(OBJECTS, PERFECT[1:], trained=few, epochs=Epochs(trained, 30))
-    assert any("examples of bolt" in change.change for change in found) is advised
-
-
-def test_an_only_class_with_many_examples_needs_no_more():
-    objects = [(0, 1, 10, 10, 40, 40), (0, 1, 100, 10, 40, 40)]
-    entries = [predicted(1, (10, 10, 40, 40))]
-    found = {count: changes(objects, entries, trained={"bolt": count}) for count in (99, 100)}
-    assert [c.change for c in found[99]] == ["Add examples of bolt."] and found[100] == []
+@pytest.mark.parametrize(
+    ("bolts", "epochs", "advised"),
+    [
+        (3, None, True),
+        (99, None, True),
+        (100, None, False),
+        (3, Epochs(9, 30), False),  # it has hardly begun
+        (3, Epochs(10, 30), True),
+    ],
+)
+def test_the_class_with_few_examples_is_named(bolts, epochs, advised):
+    found = changes(OBJECTS, PERFECT[1:], counts=(bolts, 100), epochs=epochs)
+    found = of_error("missed", found)
+    assert [c.change for c in found] == ["Add examples of bolt."] * advised
+    assert all(f"({bolts} objects in training)" in c.evidence for c in found)
 
 
 NAN = float("nan")
@@ -353,17 +328,14 @@ def rising(*values):
     ("values", "is_first"), [((1, 5, 7, 8, 9, 10), True), ((90, 91, 92), False)]
 )
 def test_a_young_run_is_to_go_on_before_its_annotations_are_looked_at(values, is_first):
-    lacking = [predicted(1, (10, 150, 30, 30), 0.95)]
-    found = changes(OBJECTS, PERFECT + lacking, rising(*values))
+    found = changes(OBJECTS, [*PERFECT, LACKING], rising(*values))
     assert [("longer" in change.change) for change in found] == [is_first, not is_first]
 
 
-def test_no_training_raises_an_ap50_beyond_100():
-    metrics = rising(90, 97.6, 99.9)
-    (longer,) = [c for c in changes(OBJECTS, PERFECT, metrics) if "longer" in c.change]
-    assert longer.gain == pytest.approx(0.1)
-    (none,) = changes(OBJECTS, PERFECT, rising(90, 97.6, 100))
-    assert none.gain == 0
+@pytest.mark.parametrize(("last", "gain"), [(99.9, 0.1), (100, 0)])
+def test_no_training_raises_an_ap50_beyond_100(last, gain):
+    (longer,) = changes(OBJECTS, PERFECT, rising(90, 97.6, last))
+    assert "longer" in longer.change and longer.gain == pytest.approx(gain)
 
 
 def test_a_run_that_was_evaluated_only_late_tells_nothing():
@@ -374,38 +346,31 @@ def test_a_run_that_was_evaluated_only_late_tells_nothing():
 TWENTY = [f"part {i}" for i in range(20)]
 
 
-def of_twenty(confused=0, missed=()):
-    """Ground truth of 20 classes with 5 objects each, and predictions: of each of the first
-    ``confused`` classes one has the name of the next class, and of ``missed`` ones none is found.
-    """
-    objects = [(0, 1 + c, 50 * n, 50 * c, 40, 40) for c in range(20) for n in range(5)]
-    truth = made_of(objects, sizes=((300, 1100),))
-    truth.dataset["categories"] = [{"id": 1 + c, "name": name} for c, name in enumerate(TWENTY)]
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth.createIndex()
-    entries = []
-    for place, (_, category, *box) in enumerate(objects):
-        is_wrong = category <= confused and place % 5 == 0
-        if category not in missed:
-            entries.append(predicted(category + 1 if is_wrong else category, box))
-    return truth, entries
+def of_twenty(confused=0, missed=(), counts=()):
+    """Of 20 classes with 5 objects each, of which each of the first ``confused`` classes has one
+    with the name of the next class, and of ``missed`` ones none is found."""
+    objects = [(1 + c, 50 * n, 50 * c, 40, 40) for c in range(20) for n in range(5)]
+    entries = [
+        predicted(category + (category <= confused and place % 5 == 0), box)
+        for place, (category, *box) in enumerate(objects)
+        if category not in missed
+    ]
+    trained = dict(zip(TWENTY, counts or [400] * 20, strict=True))
+    return Evidence(made_of(objects, TWENTY, (300, 1100)), entries, "bbox", [], trained)
 
 
 def test_of_twenty_classes_those_that_are_missed_are_named_together():
     """Each counts a twentieth of AP, so alone none would stand out."""
-    truth, entries = of_twenty(missed=range(1, 9))
-    trained = {name: 20 if i < 8 else 400 for i, name in enumerate(TWENTY)}
-    (change,) = advise(Evidence(truth, entries, "bbox", [], trained))
+    (change,) = advise(of_twenty(missed=range(1, 9), counts=[20] * 8 + [400] * 12))
     assert change.error == "missed" and change.gain == pytest.approx(40)
     assert "part 4 and 3 more" in change.change and "(20 objects in training)" in change.evidence
 
 
 def test_of_twenty_classes_that_are_confused_all_count():
-    truth, entries = of_twenty(confused=12)
-    first, *_ = advise(Evidence(truth, entries, "bbox", [], dict.fromkeys(TWENTY, 400)))
+    evidence = of_twenty(confused=12)
+    first, *_ = advise(evidence)
     assert first.error == "class" and "12, in 12 pairs" in first.evidence
-    whole = 100 - ap50(sort_errors(truth, entries, "bbox")[0], by_category(truth))
-    assert first.gain == pytest.approx(whole)
+    assert first.gain == pytest.approx(100 - evidence.ap50)
 
 
 def trained_to(trained, tested, values):
@@ -427,18 +392,16 @@ def trained_to(trained, tested, values):
 def test_a_detector_that_knows_only_its_own_images_wants_others(losses, seen, first):
     """As where the two parts were taken in other light."""
     bolts, nuts = in_rows(10, 40), in_rows(10, 40, category=2, top=100)
-    entries = of_them(bolts, seen) + of_them(nuts, seen)
-    values = (seen * 10 - 1, seen * 10, seen * 10)
-    counts = {"bolt": 400, "nut": 400}
-    found = changes(bolts + nuts, entries, trained_to(*losses, values), counts)
+    entries = all_of(bolts[:seen] + nuts[:seen])
+    metrics = trained_to(*losses, (seen * 10 - 1, seen * 10, seen * 10))
+    found = changes(bolts + nuts, entries, metrics, (400, 400))
     texts = [change.change for change in found]
     if first is None:
-        assert not any("test set" in text for text in texts)
+        assert not any("held-out" in text for text in texts)
     else:
         assert first in texts[0] and "0.4" in found[0].evidence and "1.6" in found[0].evidence
     if seen == 1:  # it has hardly begun
-        metrics = trained_to(*losses, values)
-        found = changes(bolts + nuts, entries, metrics, counts, epochs=Epochs(3, 30))
+        found = changes(bolts + nuts, entries, metrics, (400, 400), epochs=Epochs(3, 30))
         assert [change.change for change in found] == ["Train longer, with --epochs 30."]
 
 
@@ -446,8 +409,7 @@ def test_a_run_that_forgets_is_not_to_go_on_before_all_else():
     metrics = trained_to(0.4, 1.0, (60, 70, 72, 68, 66, 65))
     for line, loss in zip(metrics, (1.0, 0.8, 0.7, 0.8, 0.9, 1.0), strict=True):
         line["validation/total_loss"] = loss
-    lacking = [predicted(1, (10, 150, 30, 30), 0.95)]
-    first, *others = changes(OBJECTS, PERFECT + lacking, metrics)
+    first, *others = changes(OBJECTS, [*PERFECT, LACKING], metrics)
     assert "not train longer" in first.change and first.gain == pytest.approx(7)
     assert "72.0 before" in first.evidence and others
     assert not any("Train longer" in change.change for change in others)
