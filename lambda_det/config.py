@@ -29,7 +29,6 @@ PYTHON_TAG = "tag:yaml.org,2002:python/"  # of Python objects in YAML
 # Keys of earlier versions, of YAML and of LazyConfigs, each with a sentence on what to do. A file
 # or a command line that sets one is refused with it; what an older run recorded is read without it.
 REMOVED_KEYS: dict[str, str] = {
-    "MODEL.LAMBDA_RESNET.STAGE_SCOPES": "All stages have MODEL.LAMBDA_RESNET.SCOPE.",
     "SOLVER.COSINE_CYCLES": "The schedule has one cosine; a second one is a second training.",
     "SOLVER.CUDA_GRAPHS": "MODEL.COMPILE True compiles the backbone in its place.",
     "train.cuda_graphs": "train.compile=True compiles the backbone in its place.",
@@ -130,6 +129,8 @@ LAMBDA_LAYER_KEYS: dict[str, Key] = {
     "INTRA_DEPTH": Key(0),
     # Odd side of the local scope, |m|; 0 as in the named network, 23 in the paper's networks
     "SCOPE": Key(0),
+    # The scopes of res2, res3, res4 and res5, where they differ (Appendix B)
+    "STAGE_SCOPES": Key([]),
     # Side in pixels of the largest image: position lambdas then span its whole map (Table 10). 0
     # for local scopes
     "GLOBAL_CONTEXT": Key(0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from torch import nn
 from lambda_det.errors import ConfigError
 from lambda_det.foundation import get_norm
 from lambda_det.layers import LambdaLayer, RelativePosition
-from lambda_det.modeling.specs import ResNetSpec
+from lambda_det.modeling.specs import STAGES, ResNetSpec
 
 SHARING = ("", "stage", "size")
 MakeNorm = Callable[[int], nn.Module]  # of a number of channels
@@ -65,6 +65,7 @@ class Replacements:
     Args:
         spec: the architecture.
         norm: a name that Detectron2's ``get_norm`` knows, or a function from channels to a module.
+        stage_scopes: scopes of res2 to res5, where they differ (Appendix B).
         global_context: side of the largest image in pixels; the position lambdas then span the
             whole map of such an image instead of a local scope (Table 10).
         share_positions: "stage" lets the lambda layers of a stage share their position embeddings,
@@ -80,12 +81,14 @@ class Replacements:
         spec: ResNetSpec,
         norm: str | Callable[[int], nn.Module] = "BN",
         *,
+        stage_scopes: Sequence[int] = (),
         global_context: int | None = None,
         share_positions: Literal["", "stage", "size"] = "",
         **options: Any,
     ) -> None:
         reaches = {
             "scope": options.get("scope") is not None,
+            "stage_scopes": bool(stage_scopes),
             "global_context": bool(global_context),
             "position": not options.get("position", True),
         }
@@ -94,6 +97,11 @@ class Replacements:
             raise ConfigError(
                 f"{' and '.join(reaches)} of the lambda layers contradict each other; give one."
             )
+        if stage_scopes and len(stage_scopes) != len(STAGES):
+            raise ConfigError(
+                f"stage_scopes is {list(stage_scopes)}, but must hold {len(STAGES)} numbers, for "
+                f"{', '.join(STAGES)}."
+            )
         if share_positions not in SHARING:
             raise ConfigError(
                 f"share_positions is {share_positions!r}, but must be one of {list(SHARING)}."
@@ -101,6 +109,7 @@ class Replacements:
         if not reaches and "scope" not in options:
             global_context = spec.global_context
         self.global_context, self.share_positions = global_context, share_positions
+        self.scopes = dict(zip(STAGES, stage_scopes, strict=False))
         self.kind, self.norm = KINDS[spec.kind] if spec.kind else None, norm
         self.options = layer_arguments(norm, **{**spec.layer, **options})
         self._shared: dict[Any, RelativePosition | None] = {}
@@ -127,9 +136,13 @@ class Replacements:
                 lambda channels: get_norm(self.norm, channels) or nn.Identity(),
             )
         options = dict(self.options)
+        if stage in self.scopes:
+            options["scope"] = self.scopes[stage]
         if side:
             options |= {"scope": None, "map_size": (side, side)}
-        place = stage if self.share_positions == "stage" else (stride, dilation)
+        place = (
+            stage if self.share_positions == "stage" else (stride, dilation, options.get("scope"))
+        )
         position = self._shared.get(place) if self.share_positions else None
         layer = LambdaLayer(channels, dilation=dilation, position=position, **options)
         self._shared[place] = layer.position

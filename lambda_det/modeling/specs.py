@@ -40,7 +40,7 @@ class PaperFigures:
 
 
 # The options of lambda layers: of the layers of a network together, and of each layer
-STAGE_OPTIONS = frozenset(["global_context", "share_positions"])
+STAGE_OPTIONS = frozenset(["stage_scopes", "global_context", "share_positions"])
 LAYER_OPTIONS = frozenset(
     name
     for name, parameter in inspect.signature(LambdaLayer).parameters.items()

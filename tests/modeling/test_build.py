@@ -111,7 +111,7 @@ def test_keys_of_deeplab_do_nothing_where_its_builder_is_not_named():
     [
         (PLAIN, {**MOBILENET, "MASK_PADDING": True}, {}, "MASK_PADDING"),
         (PLAIN, MOBILENET, {"RES5_DILATION": 2}, r"mobilenet_v2_lambda.*RES5_DILATION"),
-        (FPN, {**MOBILENET, "SCOPE": 7, "SHARE_POSITIONS": "size"}, {}, "share_positions"),
+        (FPN, {**MOBILENET, "SCOPE": 7, "STAGE_SCOPES": [3, 3, 3, 3]}, {}, "stage_scopes"),
         (PLAIN, {}, {"RES5_DILATION": 3}, "RES5_DILATION is 3"),
         (PLAIN, {}, {"RES5_DILATION": 4}, "RES5_DILATION is 4"),
         (PLAIN, {}, {"RES4_DILATION": 2}, DEEPLAB),

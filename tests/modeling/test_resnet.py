@@ -199,6 +199,13 @@ def test_positions_are_shared_by_layers_of_equal_input_size():
     assert len({id(position) for stage in positions for position in stage}) == 4
 
 
+def test_stages_have_scopes_of_their_own():
+    options = {"stage_scopes": [3, 7, 15, 23], "share_positions": "size"}
+    model = lambda_det.create_backbone("resnet50_lambda_c2345", **options)
+    scopes = [{b.conv2.position.embedding.shape[-1] for b in stage} for stage in model.stages]
+    assert scopes == [{3}, {7}, {15}, {23}]
+
+
 def test_global_context_spans_the_map_of_each_stage_and_is_shared_where_asked():
     """At 32x32 the stages have 8x8 to 1x1 positions; a stage's first block sees the larger map."""
     options = {"global_context": 32, "out_features": STAGES}
