@@ -87,7 +87,7 @@ def fixed_seeds():
 
 @pytest.fixture(scope="session", autouse=True)
 def environment_collected_once():
-    """What a run writes to environment.txt takes a quarter of a second."""
+    """What a run writes of its environment takes a quarter of a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(start, "collect_env_info", functools.cache(start.collect_env_info))
         yield

@@ -6,7 +6,7 @@ import gc
 from lambda_det.detection import first_batch, matches
 from lambda_det.training import start
 
-# What a run writes to environment.txt takes a quarter of a second
+# What a run writes of its environment takes a quarter of a second
 start.collect_env_info = functools.cache(start.collect_env_info)
 start.collect_env_info()
 # To draw what it writes to first_batch.jpg takes as long as its steps

@@ -21,7 +21,6 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from lambda_det.errors import escape_record
-from lambda_det.files import replace_text
 from lambda_det.training.run_folder import LOG
 
 logger = logging.getLogger(__name__)
@@ -59,7 +58,6 @@ class BufferedLog(logging.handlers.MemoryHandler):
     def __init__(self, *, quiet: bool = False, earlier: Iterable[logging.LogRecord] = ()) -> None:
         super().__init__(10_000, logging.CRITICAL + 1, flushOnClose=False)
         self._quiet, self._opened = quiet, []
-        self._files: dict[str, str] = {}
         self.buffer += earlier
 
     def take(self) -> list[logging.LogRecord]:
@@ -68,10 +66,6 @@ class BufferedLog(logging.handlers.MemoryHandler):
         taken = [prepare(record) for record in self.buffer]
         self.buffer.clear()
         return taken
-
-    def add_file(self, name: str, text: str) -> None:
-        """Have the first process add a text to a file beside log.txt, once the folder is there."""
-        self._files[name] = text
 
     def __enter__(self) -> BufferedLog:
         for name in _LOGGERS:
@@ -82,10 +76,6 @@ class BufferedLog(logging.handlers.MemoryHandler):
     def open(self, folder: str) -> None:
         """Write what was logged so far, and from now on everything, to the screen and log.txt."""
         rank = comm.get_rank()
-        for name, text in self._files.items() if rank == 0 else ():
-            path = Path(folder, name)
-            before = path.read_text("utf-8") if path.is_file() else ""
-            replace_text(path, before + text)
         path = Path(folder, f"{LOG}.rank{rank}" if rank else LOG)
         file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
         file.setFormatter(logging.Formatter(_LINE, "%m/%d %H:%M:%S"))
@@ -112,10 +102,10 @@ class BufferedLog(logging.handlers.MemoryHandler):
     def _is_shown(self, record: logging.LogRecord) -> bool:
         if record.levelno >= logging.WARNING:
             return True
-        if self._quiet:
-            return record.name in _SHOWN
         if getattr(record, "only_in_file", False):
             return False
+        if self._quiet:
+            return record.name in _SHOWN
         return record.name.startswith(_PACKAGE) or record.name == _NUMBERS
 
     def __exit__(self, *_: object) -> None:

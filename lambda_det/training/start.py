@@ -15,7 +15,6 @@ import io
 import logging
 import os
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
 import torch
@@ -32,7 +31,7 @@ from lambda_det.native.calls import copied
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.hooks import Progress, check_writers
 from lambda_det.training.library_errors import explained
-from lambda_det.training.log import BufferedLog
+from lambda_det.training.log import ONLY_IN_FILE, BufferedLog
 from lambda_det.training.precision import AUTO, Precision
 from lambda_det.training.run_folder import Change, Checkpoint, RunFolder, RunLock
 from lambda_det.training.settings import Settings
@@ -43,8 +42,6 @@ from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.loading import read_weights
 
 logger = logging.getLogger(__name__)
-
-ENVIRONMENT = "environment.txt"
 
 
 def run(
@@ -91,13 +88,9 @@ def _work(
             keep_memory()
         logger.info(f"Process {comm.get_rank()} of {comm.get_world_size()}")
         if comm.is_main_process():
-            now = datetime.now().isoformat(" ", "seconds")
-            words = f"{now}\nCommand line: {vars(args)}"
-            log.add_file(ENVIRONMENT, f"{words}\n\n{_environment()}\n\n")
-        logger.info(
-            f"lambda_det {__version__}, PyTorch {torch.__version__}, {settings.device}; "
-            f"{ENVIRONMENT} has all of the environment"
-        )
+            about = f"Command line: {vars(args)}\n{_environment()}"
+            logger.info(about, extra=ONLY_IN_FILE)
+        logger.info(f"lambda_det {__version__}, PyTorch {torch.__version__}, {settings.device}")
         # a different seed on each process; the batches of a step have their own seeds
         seed_all_rng(None if settings.seed < 0 else settings.seed + comm.get_rank())
         torch.backends.cudnn.benchmark = settings.cudnn_benchmark and not args.eval_only
