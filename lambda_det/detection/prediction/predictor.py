@@ -9,7 +9,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from numbers import Integral, Real
 from pathlib import Path
@@ -229,8 +228,7 @@ class Predictor:
         found.boxes, found.scores, found.names, found.masks
 
     Images may have any size. They are resized as in the detector's evaluation. Those of a detector
-    of tiles (INPUT.TILE) are cut before, and what is found in the tiles is joined. A copy, also in
-    another process, opens the same source again.
+    of tiles (INPUT.TILE) are cut before, and what is found in the tiles is joined.
 
     Attributes:
         origin: the file of the weights, which of the file's weights, and the number of steps.
@@ -287,18 +285,6 @@ class Predictor:
             WeightsError: there are no weights, they do not fit the model, or nothing says to which
                 detector they belong.
         """
-        self._made_of = (
-            source,
-            {
-                "checkpoint": checkpoint,
-                "raw": raw,
-                "score_threshold": score_threshold,
-                "device": device,
-                "precision": precision,
-                "batch_size": batch_size,
-                "agnostic_nms": agnostic_nms,
-            },
-        )
         if score_threshold is not None and not (
             isinstance(score_threshold, Real) and 0 <= score_threshold <= 1
         ):
@@ -379,11 +365,6 @@ class Predictor:
     def score_threshold(self) -> float:
         known = (self._given_threshold, self.best_score, DEFAULT_THRESHOLD)
         return next(score for score in known if score is not None)
-
-    def __reduce__(self) -> tuple[Callable[..., Predictor], tuple[Any, ...]]:
-        """Source and options, for ``pickle`` and ``copy``, without weights and compiled parts."""
-        source, options = self._made_of
-        return partial(Predictor, **options), (source,)
 
     def __call__(
         self, images: ImageLike | Iterable[ImageLike], channels: str = "BGR"

@@ -2,7 +2,6 @@ import argparse
 import copy
 import io
 import json
-import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -238,16 +237,6 @@ def test_several_images_and_batches(run, predictor, image):
     assert len(several) == 3
     for found in several:
         np.testing.assert_allclose(found.boxes, expected[0].boxes, rtol=1e-4, atol=1e-3)
-
-
-def test_a_copy_opens_the_same_again(run, predictor, image):
-    scores = predictor(image).scores
-    threshold = float(np.median(scores))
-    made = Predictor(run[1], score_threshold=threshold, batch_size=2)
-    assert len(pickle.dumps(made)) < 1000
-    for other in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
-        assert same(other(image), made(image)) and 0 < len(other(image)) < len(scores)
-        assert (other(image).scores >= threshold).all()
 
 
 @pytest.mark.parametrize(
