@@ -23,7 +23,6 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from lambda_det.distributed.connection import AT_LENGTH, run_connected
 from lambda_det.distributed.devices import check_device
@@ -324,8 +323,6 @@ def _join_torchrun(main: Main, args: argparse.Namespace, device: str, key: str) 
             sys.exit(PREEMPTED_STATUS if isinstance(stop, Preempted) else INTERRUPTED_STATUS)
         raise
     except UserError as error:
-        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # for the causes that torchrun prints
-            get_error_handler().record_exception(error)
         if rank > 0 and not isinstance(error, LostProcessError):
             # In most cases all processes raise the same error. torchrun ends the others soon after
             # rank 0 has printed it, so only an error of a single process gets past this line.
