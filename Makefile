@@ -28,8 +28,8 @@ demo: setup
 	$(BIN)/python datasets/make_shapes.py
 	$(BIN)/lambda-det train --config configs/quick/shapes_lambdaresnet26_slim.yaml --resume \
 		--output $(DEMO)
-	$(BIN)/lambda-det predict $(DEMO) --dataset test --limit 12 --overwrite \
-		--output $(DEMO)/pictures
+	$(BIN)/lambda-det predict $(DEMO) --overwrite --output $(DEMO)/pictures \
+		--input "$${DETECTRON2_DATASETS:-datasets}/shapes/val/00000?.png"
 	$(BIN)/lambda-det report $(DEMO)
 
 # Two processes of one thread each take half the time of one process of two; a file stays in one.

@@ -47,11 +47,6 @@ With tables, found.csv of all instances and found_counts.csv of each image:
 Another checkpoint, and configuration keys at the end:
   %(prog)s output/run/model_final.pth --input photo.jpg --output pictures \\
       MODEL.DEVICE cpu INPUT.MIN_SIZE_TEST 800
-
-Predictions beside the ground truth, for the first images of a registered data set, or of the
-configuration's train or test set:
-  %(prog)s output/run --dataset coco_2017_val --limit 20 --output pictures
-  %(prog)s output/run --dataset test --limit 20 --output pictures
 """
 
 
@@ -65,20 +60,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="folder of a run, one of its checkpoints, an exported detector, or hf://OWNER/NAME",
     )
     add_checkpoint_flags(parser)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
+    parser.add_argument(
         "--input",
+        required=True,
         nargs="+",
         metavar="PATH",
         help="images, videos, folders, which are searched recursively for images, or patterns",
-    )
-    source.add_argument(
-        "--dataset",
-        metavar="NAME",
-        help="a data set, drawn with its ground truth",
-    )
-    parser.add_argument(
-        "--limit", type=int, metavar="N", help="only the first N images of --dataset"
     )
     parser.add_argument("--output", metavar="DIR", required=True, help="folder of the drawings")
     parser.add_argument(
@@ -121,10 +108,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "opts", nargs="*", help="configuration keys and values; of a LazyConfig key=value"
     )
-    args = parser.parse_intermixed_args(argv)
-    if args.limit is not None and (args.limit < 1 or not args.dataset):
-        parser.error("--limit needs --dataset and must be at least 1")
-    return args
+    return parser.parse_intermixed_args(argv)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -132,23 +116,20 @@ def run(args: argparse.Namespace) -> None:
     from lambda_det.detection.data.label_files import place_labels
     from lambda_det.detection.data.outputs import mark_output
     from lambda_det.detection.prediction.annotations import Annotations
-    from lambda_det.detection.prediction.files import plan_dataset, plan_files, predict
+    from lambda_det.detection.prediction.files import plan_files, predict
     from lambda_det.detection.prediction.predictor import Predictor, is_exported, local_path
     from lambda_det.detection.prediction.tables import Tables, counts_file
     from lambda_det.detection.saved_run import open_run
 
     source = local_path(args.source)
     if is_exported(source):
-        flags = {"--precision": args.precision, "--raw": args.raw, "--dataset": args.dataset}
+        flags = {"--precision": args.precision, "--raw": args.raw}
         given = [*args.opts, *(flag for flag, value in flags.items() if value)]
         if given:
             raise ConfigError(f"{source} is exported; leave {given[0]} out.")
     else:
         source = open_run(source, args.checkpoint, raw=args.raw, opts=args.opts)
-    if args.dataset:
-        images = plan_dataset(args.dataset, source.config, args.output, args.overwrite, args.limit)
-    else:
-        images = plan_files(args.input, args.output, args.overwrite)
+    images = plan_files(args.input, args.output, args.overwrite)
     labels = Path(args.output, "labels.json" if args.format == "coco" else "labels")
     made = [args.csv, counts_file(args.csv)] if args.csv else []
     files = [os.path.abspath(file) for file in (args.json, *made) if file]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import glob
 import logging
 import os
@@ -16,24 +15,19 @@ from typing import Protocol
 
 import cv2
 import numpy as np
-from detectron2.config import CfgNode
-from detectron2.data import DatasetCatalog, MetadataCatalog
-from omegaconf import DictConfig
 from PIL import Image
 from tqdm import tqdm
 
 from lambda_det.detection.data.image_folder import walk
-from lambda_det.detection.data.registration import check_files, registered_files
-from lambda_det.detection.drawing import draw_predictions, side_by_side
+from lambda_det.detection.drawing import draw_predictions
 from lambda_det.detection.prediction.predictor import (
     Prediction,
     Predictor,
     counts_in_words,
     read_bgr,
 )
-from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, counted, listed, printable
-from lambda_det.files import SUFFIXES, UNREAD_SUFFIXES, relative_path, writing_to
+from lambda_det.files import SUFFIXES, UNREAD_SUFFIXES, writing_to
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +43,12 @@ class Input:
     Attributes:
         source: the image or video.
         target: the file to write.
-        name: of the source, relative to the given folder, or to the folder of the data set.
-        annotations: the ground truth, to draw beside the predictions; None without.
-        true_class_names: names of the classes of ``annotations``.
+        name: of the source, relative to the given folder.
     """
 
     source: Path
     target: Path
     name: str
-    annotations: list[dict] | None = None
-    true_class_names: list[str] | None = None
 
     @property
     def is_video(self) -> bool:
@@ -96,53 +86,6 @@ def plan_files(inputs: Iterable[str | Path], output: str | Path, overwrite: bool
         logger.warning(f"{counted(again, 'file')} named more than once: each is taken once")
     _check_targets([*images.values()], overwrite)
     return [*images.values()]
-
-
-def plan_dataset(
-    name: str,
-    cfg: CfgNode | DictConfig,
-    output: str | Path,
-    overwrite: bool,
-    limit: int | None = None,
-) -> list[Input]:
-    """List the images of a registered data set, their ground truth and their targets.
-
-    Args:
-        name: of the data set; "train" and "test" mean the first one of ``cfg`` for that use.
-        cfg: may name files in COCO's format, such as ``DATASETS.TEST_JSON``.
-        output: folder of the targets.
-        overwrite: replace existing targets.
-        limit: number of images to use, from the start; None for all.
-
-    Raises:
-        DataError: the data set is missing or not in COCO's format.
-        ConfigError: there is no such data set, or a file would be overwritten.
-    """
-    if name in ("train", "test"):
-        cfg = copy.deepcopy(cfg)
-        if isinstance(cfg, CfgNode):
-            cfg.defrost()
-        task = DetectionTask(cfg)
-        task.register_data()
-        names = task.components.train_names if name == "train" else task.components.test_names
-        if not names:
-            key = task.components.detector.keys[name]
-            raise ConfigError(f"{key} is empty; give the name of a data set.")
-        name = names[0]
-    _, images = check_files(name) or registered_files(name)
-    records = DatasetCatalog.get(name)
-    if not records:
-        raise DataError(f"The data set {name} holds no image.")
-    true_names = MetadataCatalog.get(name).get("thing_classes")
-    pictures = []
-    for record in records[:limit]:
-        file = Path(record["file_name"])
-        relative = Path(relative_path(file, images))
-        truth = record.get("annotations", [])
-        target = _target(Path(output), relative)
-        pictures.append(Input(file, target, relative.as_posix(), truth, true_names))
-    _check_targets(pictures, overwrite, (Path(record["file_name"]) for record in records))
-    return pictures
 
 
 def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
@@ -193,8 +136,6 @@ def _is_image(path: Path) -> bool:
 
 
 def _target(output: Path, relative: Path) -> Path:
-    # a data set may have images outside its folder; their drawings stay inside the output folder
-    relative = Path(*(folder for folder in relative.parts if folder not in ("..", relative.anchor)))
     suffix = relative.suffix.lower()
     if suffix in VIDEO_SUFFIXES:
         return output / relative.with_suffix(".mp4")
@@ -203,10 +144,10 @@ def _target(output: Path, relative: Path) -> Path:
     return output / relative.with_name(relative.name + ".png")
 
 
-def _check_targets(images: Sequence[Input], overwrite: bool, others: Iterable[Path] = ()) -> None:
-    """Refuse targets that coincide, exist, or are an input or one of the ``others``."""
+def _check_targets(images: Sequence[Input], overwrite: bool) -> None:
+    """Refuse targets that coincide, exist, or are an input."""
     sources: dict[Path, Path] = {}
-    inputs = {path.resolve() for path in (*(image.source for image in images), *others)}
+    inputs = {image.source.resolve() for image in images}
     for image in images:
         other = sources.setdefault(image.target, image.source)
         if other != image.source:
@@ -254,7 +195,7 @@ def predict(
 
     Args:
         predictor: the detector.
-        images: of :func:`plan_files` or :func:`plan_dataset`.
+        images: of :func:`plan_files`.
         collectors: get the predictions on images, and on the frames of videos, which are named as
             ``film.mp4/000001.png`` and so on.
         with_labels: write classes and scores into the images.
@@ -299,17 +240,7 @@ def _draw_image(predictor: Predictor, picture: Input, with_labels: bool) -> Pred
     image = read_bgr(picture.source)
     prediction = predictor(image)
     names, instances = predictor.class_names, prediction.instances
-    if picture.annotations is None:
-        drawn = draw_predictions(image, instances, names, with_labels=with_labels)
-    else:
-        drawn = side_by_side(
-            image,
-            instances,
-            picture.annotations,
-            names,
-            picture.true_class_names,
-            with_labels=with_labels,
-        )
+    drawn = draw_predictions(image, instances, names, with_labels=with_labels)
     # Not cv2.imwrite, which does not say why a file cannot be written
     is_encoded, content = cv2.imencode(picture.target.suffix, drawn)
     with _written(picture.target) as temporary:

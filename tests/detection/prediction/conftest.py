@@ -1,11 +1,7 @@
-import json
-
 import cv2
 import numpy as np
 import pytest
-from detectron2.data.datasets import register_coco_instances
 
-from tests.coco import annotation, coco_content
 from tests.training.tiny_detector import save_run
 
 
@@ -32,15 +28,3 @@ def images(tmp_path, image):
         cv2.imwrite(str(folder / name), image)
     (folder / "notes.txt").write_text("no image")
     return folder
-
-
-@pytest.fixture
-def annotated(images):
-    """The files of a small COCO-format data set of two images, registered as "tiny_annotated"."""
-    names = {2: "class2", 7: "class7", 9: "class9"}
-    box = annotation(1, 1, [10, 10, 30, 20], category_id=7)
-    content = coco_content({1: "a.png", 2: "b.jpg"}, [box], names)
-    json_file = images.parent / "annotations.json"
-    json_file.write_text(json.dumps(content))
-    register_coco_instances("tiny_annotated", {}, str(json_file), str(images))
-    return json_file, images

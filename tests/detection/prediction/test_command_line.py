@@ -68,12 +68,6 @@ def test_mistakes_end_in_one_sentence(run, image, tmp_path, capsys, more, words)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("words", ["--input a --limit 3", "--dataset a --limit 0"])
-def test_a_limit_is_of_a_data_set_and_at_least_1(words):
-    with pytest.raises(SystemExit):
-        tool.parse_arguments(["run", "--output", "out", *words.split()])
-
-
 @pytest.mark.slow
 def test_annotations_exact_and_to_correct_beside_the_images(run, image, tmp_path, capsys):
     """The masks of a detector with random weights are noise, of which labels have few points."""

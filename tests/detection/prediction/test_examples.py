@@ -15,7 +15,6 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from detectron2.data import MetadataCatalog
 
 from lambda_det import cli
 from lambda_det.detection.prediction import Prediction, Predictor
@@ -73,15 +72,6 @@ def folder(tmp_path_factory):
     (run / "metrics.json").write_text("".join(json.dumps(record) + "\n" for record in records))
     for name in ("mine", "other", "twenty", "fold1", "fold2", "fold3"):
         shutil.copytree(run, folder / "output" / name)
-    # Detectron2 has registered these places below the working directory
-    (folder / "datasets/coco/annotations").mkdir(parents=True)
-    shutil.copytree(data["val"], folder / "datasets/coco/val2017")
-    coco = MetadataCatalog.get("coco_2017_val")
-    ids = coco.thing_dataset_id_to_contiguous_id.items()
-    content = json.loads(notes["val"].read_text())
-    content["categories"] = [{"id": id, "name": coco.thing_classes[index]} for id, index in ids]
-    place = folder / "datasets/coco/annotations/instances_val2017.json"
-    place.write_text(json.dumps(content))
     (folder / "configs").mkdir()
     shutil.copy(run / "config.yaml", folder / "configs/mask_rcnn_lambdaresnet50.yaml")
     for name in ("model.pth", "model_final.pth"):

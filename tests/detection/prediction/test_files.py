@@ -19,12 +19,11 @@ from lambda_det.detection.data.label_files import polygons
 from lambda_det.detection.drawing import draw_ground_truth, draw_predictions, side_by_side
 from lambda_det.detection.prediction import Prediction, Predictor
 from lambda_det.detection.prediction.annotations import Annotations
-from lambda_det.detection.prediction.files import plan_dataset, plan_files, predict
+from lambda_det.detection.prediction.files import plan_files, predict
 from lambda_det.detection.prediction.tables import Tables
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.files import SUFFIXES
 from tests.coco import found
-from tests.training.tiny_detector import tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -227,51 +226,6 @@ def test_inputs_that_cannot_be_are_refused(images, tmp_path, monkeypatch, inputs
         with pytest.raises((ConfigError, DataError), match=words):
             plan_files(inputs, output, overwrite)
     assert not (tmp_path / "out").exists()
-
-
-def with_data(json_file, images, *names):
-    """A configuration of a test set whose images have other names."""
-    content = json.loads(json_file.read_text())
-    for image, name in zip(content["images"], names, strict=True):
-        image["file_name"] = name
-    json_file.write_text(json.dumps(content))
-    cfg = tiny_config()
-    cfg.DATASETS.TEST_JSON, cfg.DATASETS.TEST_IMAGES = str(json_file), str(images)
-    return cfg
-
-
-def test_a_dataset_brings_its_ground_truth(predictor, annotated, tmp_path):
-    planned = plan_dataset("tiny_annotated", tiny_config(), tmp_path / "out", False)
-    assert [p.target.name for p in planned] == ["a.png", "b.jpg"]
-    assert [len(p.annotations) for p in planned] == [1, 0]
-    first = planned[0]
-    assert first.true_class_names[first.annotations[0]["category_id"]] == "class7"
-    assert len(plan_dataset("tiny_annotated", tiny_config(), tmp_path / "out", False, 1)) == 1
-    predict(predictor, planned)
-    assert cv2.imread(str(first.target)).shape == (384 + 26, 2 * 512 + 4, 3)
-
-
-def test_images_of_a_dataset_stay_inside_the_output_folder(annotated, tmp_path):
-    json_file, images = annotated
-    cfg = with_data(json_file, images / "below", "../a.png", str(images / "b.jpg"))
-    pictures = plan_dataset("test", cfg, tmp_path / "out", False)
-    assert [p.target for p in pictures] == [tmp_path / "out/a.png", tmp_path / "out/b.jpg"]
-
-
-@pytest.mark.parametrize(
-    ("name", "output", "words"),
-    [
-        ("tiny_anotated", "out", "tiny_anotated"),
-        ("train", "out", r"DATASETS\.TRAIN"),
-        ("tiny_annotated", "images/below", r"b\.jpg.*input"),  # an image beyond the limit
-    ],
-)
-def test_datasets_that_cannot_be_drawn(annotated, tmp_path, name, output, words):
-    json_file, images = annotated
-    shutil.copy(images / "b.jpg", images / "below")
-    cfg = with_data(json_file, images, "b.jpg", "below/b.jpg")
-    with pytest.raises(ConfigError, match=words):
-        plan_dataset(name, cfg, tmp_path / output, True, 1)
 
 
 # ---- drawing files
