@@ -62,11 +62,6 @@ def test_the_backbone_of_a_run_at_the_default_sizes(run, tmp_path, capsys, monke
     assert " p6 " in capsys.readouterr().out
 
 
-def test_a_file_that_nobody_compared_says_so():
-    said = str(ExportReport(Path("d.onnx"), 1.0, 9, proof=Proof()))
-    assert "NOT COMPARED" in said and "written: d.onnx" in said and "verified" not in said
-
-
 @pytest.mark.parametrize("of_file", [60.0, 60.2, 61.0])
 def test_an_ap_that_differs_says_what_would_take_it(of_file):
     """On few images one box may make it, and the graph is not said to be wrong."""

@@ -34,7 +34,6 @@ ON_GPU = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
 ]
-DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
 
 
 class Case(NamedTuple):
@@ -52,13 +51,10 @@ class Case(NamedTuple):
         """Queries, values and embedding as the layer lays them out, with gradients."""
         options = {"device": device, "dtype": dtype}
         parts = []
-        for groups, depth in ((self.heads, self.k), (self.v, 1)):
-            if layout == "channels last":
-                shape = (self.images, self.height, self.width, groups, depth)
-                parts.append(torch.randn(shape, **options))
-            else:
-                shape = (self.images, groups, depth, self.height, self.width)
-                parts.append(torch.randn(shape, **options).permute(0, 3, 4, 1, 2))
+        for channels in ((self.heads, self.k), (self.v, 1)):
+            maps = torch.randn(self.images, *channels, self.height, self.width, **options)
+            part = maps.permute(0, 3, 4, 1, 2)
+            parts.append(part.contiguous() if layout == "channels last" else part)
         scope = [min(self.scope, 2 * side - 1) for side in (self.height, self.width)]
         parts.append(torch.randn(self.k, 1, *scope, **options))
         return [x.requires_grad_() for x in parts]
@@ -73,14 +69,11 @@ CASES = {
     # Layers of detectors at 1024 pixels, and of classifiers
     "c4 at 1024": Case(2, 64, 64),
     "c5 at 1024": Case(4, 32, 32, v=128),
-    "c4 at 320": Case(64, 20, 20),
     "c4 at 224": Case(128, 14, 14),
-    "c5 at 320": Case(128, 10, 10, v=128),
     "c5 at 224": Case(64, 7, 7, v=128),
     # Odd sides, other depths, heads and scopes. On a tiny map there are many images, so that no
     # norm is small by chance.
     "odd sides": Case(1, 33, 61),
-    "eight heads": Case(3, 34, 35, heads=8, v=32, scope=15),
     "one head, deep queries": Case(2, 17, 40, heads=1, k=32, v=256, scope=7),
     "a scope beyond the map": Case(2, 13, 21, heads=2, k=8, v=24, scope=41),
     "one row": Case(32, 1, 3),
@@ -155,16 +148,6 @@ def wrong_gradient(queries, values, embedding):
     return IMPLEMENTATIONS[PLAIN](queries, values, embedding)
 
 
-def in_short(*inputs):
-    """With products in 16 bits, which float32 does not allow."""
-    return IMPLEMENTATIONS[PLAIN](*(x.bfloat16() for x in inputs)).to(inputs[0].dtype)
-
-
-def not_written(*inputs):
-    y = IMPLEMENTATIONS[PLAIN](*inputs)
-    return torch.where(torch.arange(y.shape[-1]) == 0, torch.nan, y)
-
-
 _calls = itertools.count()
 
 
@@ -174,7 +157,7 @@ def never_the_same(*inputs):
 
 @pytest.mark.parametrize(
     "fault",
-    [one_offset_left_out, wrong_gradient, in_short, not_written, never_the_same],
+    [one_offset_left_out, wrong_gradient, never_the_same],
     ids=lambda fault: fault.__name__,
 )
 def test_the_checks_see_a_fault(fault, monkeypatch):
@@ -206,14 +189,3 @@ def test_more_numbers_than_32_bits_count(name, dtype):
     exact = with_gradients(IMPLEMENTATIONS[PLAIN], exactly(last), grad[-1:].double())
     found = errors([output[-1:], of_queries[-1:], of_values[-1:], of_embedding], exact)
     assert max(found.values()) <= 4 * torch.finfo(dtype).eps, found
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("device", DEVICES)
-def test_an_empty_batch(name, device):
-    case = SMALL._replace(images=0)
-    inputs = case.inputs(torch.float32, LAYOUTS[0], device)
-    skip_unless_taken(name, inputs)
-    output, *_, of_embedding = with_gradients(IMPLEMENTATIONS[name], inputs, case.grad(inputs[0]))
-    assert output.shape == (0, case.height, case.width, case.heads, case.v)
-    assert not of_embedding.any()

@@ -38,16 +38,6 @@ NAMES = [
     name for name in IMPLEMENTATIONS if name != "fused" and not (name == "compiled" and NO_KERNEL)
 ]
 OWN_BACKWARD = [name for name in NAMES if name in ("query_first", "compiled")]
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-        ],
-    ),
-]
 
 
 def _inputs(size, dtype=torch.float64):
@@ -106,22 +96,6 @@ def test_query_first_adds_no_overlapping_windows_at_once(scope, monkeypatch):
         inputs = _inputs((2, (14, 15), 1, 2, 2, 1, scope))
         gradients, of_output = map(torch.zeros_like, inputs), torch.ones_like(inputs[0])
         module.fill_gradients(*gradients, of_output, *inputs)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("device", DEVICES)
-def test_lower_precision_stays_close(name, dtype, tolerance, device, monkeypatch):
-    if name == "compiled" and device == "cuda":
-        pytest.skip("a kernel of the CPU")
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    inputs = _inputs((2, (9, 10), 2, 4, 8, 1, (7, 7)))
-    inputs = [x.detach().to(device, dtype).requires_grad_() for x in inputs]
-    grad = torch.randn(2, 9, 10, 2, 8, dtype=torch.float64, device=device)
-    got = results(inputs, name, grad)
-    assert got[0].dtype == dtype
-    want = results(exactly(inputs), "dense", grad)
-    assert max(errors(got, want).values()) <= tolerance
 
 
 @pytest.mark.parametrize("name", OWN_BACKWARD)
@@ -186,36 +160,27 @@ def test_compiles_without_graph_break(name):
     assert_close(with_gradients(whole, inputs), plain, rtol=1e-4, atol=1e-4)
 
 
-def _choice(height, width, scope_y, scope_x=None):
-    inputs = (torch.zeros(1, height, width, 1, 2), torch.zeros(1, height, width, 2, 1))
-    return choose(*inputs, torch.zeros(2, 1, scope_y, scope_x or scope_y))
+# Height and width of a map and of the scope, and what is chosen without a kernel: the dense form up
+# to 200 positions, and only if the scope reaches across both ways
+CHOICES = {
+    **{(side, side, 2 * side - 1, 2 * side - 1): "dense" for side in (4, 8, 14)},
+    (10, 20, 10, 20): "dense",
+    **{(14, 14, 5, 5): "query_first", (64, 64, 23, 23): "query_first"},
+    **{(15, 14, 23, 23): "query_first", (3, 67, 5, 133): "query_first"},
+    **{(10, 20, 9, 39): "query_first", (10, 20, 19, 19): "query_first"},
+}
 
 
-def test_auto_takes_the_kernel_where_there_is_one(monkeypatch):
+@pytest.mark.parametrize("sizes", CHOICES, ids=str)
+def test_auto_follows_from_sizes_and_takes_the_kernel_where_there_is_one(sizes, monkeypatch):
+    inputs = _inputs((1, sizes[:2], 1, 2, 2, 1, sizes[2:]))
     monkeypatch.setattr(compiled, "missing", lambda: None)
-    assert {_choice(4, 4, 7), _choice(64, 64, 23), _choice(14, 14, 27)} == {"compiled"}
-    meta = [x.to("meta") for x in _inputs((1, (64, 64), 1, 2, 2, 1, (3, 3)))]
-    assert choose(*meta) == "query_first"
-
-
-def test_auto_without_the_kernel(monkeypatch):
-    """The choice follows from sizes alone, and every implementation but one is left alone."""
+    assert choose(*inputs) == "compiled"
     monkeypatch.setattr(compiled, "missing", lambda: "there is none")
-    assert {_choice(s, s, 2 * s - 1) for s in (4, 8, 14)} == {"dense"}
-    assert _choice(14, 14, 5) == _choice(64, 64, 23) == _choice(15, 14, 23) == "query_first"
-    inputs = _inputs((1, (15, 14), 1, 2, 2, 1, (3, 3)))
-    for name in IMPLEMENTATIONS:
-        if name != "query_first":
-            monkeypatch.setitem(IMPLEMENTATIONS, name, None)
-    local_position_output(*inputs)
-
-
-def test_the_bounds_of_the_dense_form(monkeypatch):
-    """Up to 200 positions, and only if the scope reaches across both ways."""
-    monkeypatch.setattr(compiled, "missing", lambda: "there is none")
-    assert _choice(10, 20, 10, 20) == "dense"
-    for sizes in ((3, 67, 5, 133), (10, 20, 9, 39), (10, 20, 19, 19)):
-        assert _choice(*sizes) == "query_first", sizes
+    assert choose(*inputs) == CHOICES[sizes]
+    # which is what computes it
+    monkeypatch.setitem(IMPLEMENTATIONS, CHOICES[sizes], lambda *inputs: "chosen")
+    assert local_position_output(*inputs) == "chosen"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -243,38 +208,6 @@ def test_an_empty_batch(name):
     output = local_position_output(*inputs, name)
     assert output.shape == (0, 4, 5, 2, 3)
     assert all((g == 0).all() for g in torch.autograd.grad(output.sum(), inputs))
-
-
-def _on_gpu():
-    inputs = _inputs((2, (20, 21), 4, 16, 32, 1, (23, 23)))
-    return [x.detach().to("cuda", torch.bfloat16).requires_grad_() for x in inputs]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("name", ["query_first", "fused"])
-def test_nothing_is_waited_for_on_a_gpu(name):
-    """So that a CUDA graph can hold it, which gives the same bits for other numbers, too."""
-    inputs, others = _on_gpu(), _on_gpu()
-    grad = torch.ones(2, 20, 21, 4, 32, device="cuda", dtype=torch.bfloat16)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        results(inputs, name, grad)
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        results(inputs, name, grad)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = results(inputs, name, grad)
-    with torch.no_grad():
-        for x, other in zip(inputs, others, strict=True):
-            x.copy_(other)
-    graph.replay()
-    for a, b in zip(captured, results(others, name, grad), strict=True):
-        assert torch.equal(a, b)
 
 
 def test_a_chunk_is_a_share_of_the_free_memory(monkeypatch):

@@ -25,11 +25,6 @@ from torch.utils._pytree import tree_leaves
 
 from lambda_det.layers.local import OPERATORS
 
-# Operators that neither compute nor copy, beside views
-_FREE = frozenset(
-    ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view")
-)
-
 
 @functools.cache
 def is_available() -> bool:
@@ -63,7 +58,7 @@ class Trace:
     """Notes what is called while it is entered.
 
     Attributes:
-        operators: calls by operator, without views. Each is at least one kernel on a GPU.
+        operators: calls by operator.
         waits: of them, those that copy between the host and the device.
     """
 
@@ -71,11 +66,6 @@ class Trace:
         self.operators: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
         self._mode = _Mode(self)
-
-    @property
-    def launches(self) -> int:
-        """The least number of kernels that a GPU runs."""
-        return self.operators.total()
 
     def __enter__(self) -> Trace:
         self._mode.__enter__()
@@ -86,8 +76,6 @@ class Trace:
 
     def called(self, func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         """Note an operator."""
-        if func.namespace == "prim" or func._opname in _FREE or _is_view(func):
-            return
         name = f"{func.namespace}::{func._opname}"
         self.operators[name] += 1
         tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)]
@@ -121,9 +109,3 @@ class _Mode(TorchDispatchMode):
 _TAKEN_APART: dict[Any, Callable] = {
     operator._opoverload: operator._init_fn for operator in OPERATORS["query_first"]
 }
-
-
-def _is_view(func: Any) -> bool:
-    """Whether an operator's results are, by its schema, views of its arguments."""
-    aliases = [result.alias_info for result in func._schema.returns]
-    return any(alias is not None and not alias.is_write for alias in aliases)

@@ -36,12 +36,6 @@ def test_all_networks(capsys, monkeypatch):
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(lambda_det.list_models())
 
 
-def test_columns_are_below_their_heads(capsys):
-    assert main(["lambda_resnet50", "--image-size", "64"]) == 0
-    head, row = capsys.readouterr().out.splitlines()
-    assert head.index("size") + len("size") == row.index(" 64") + len(" 64")
-
-
 def test_unknown_name(capsys):
     assert main(["lambda_resnet51"]) == 2
     captured = capsys.readouterr()

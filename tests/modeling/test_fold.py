@@ -56,10 +56,6 @@ OPTIONS = (
     {"kernel_size": 1},
     {"kernel_size": 1, "bias": False},
     {"kernel_size": 3, "padding": 1},
-    {"kernel_size": 3, "padding": "same", "bias": False},
-    {"kernel_size": 3, "padding": 2, "dilation": 2},
-    {"kernel_size": 3, "padding": 1, "groups": 4},
-    {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
 )
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from detectron2.layers import FrozenBatchNorm2d, NaiveSyncBatchNorm, get_norm
-from fvcore.nn.precise_bn import get_bn_modules
+from detectron2.layers import NaiveSyncBatchNorm, get_norm
 from torch import nn
 
 from lambda_det.modeling.norm import SyncBatchNorm2d, convert_sync_norms
@@ -81,12 +80,3 @@ def test_convert_sync_norms():
     convert_sync_norms(net, torch.device("cpu"))
     assert type(net.native) is SyncBatchNorm2d and net.native.training
     assert type(convert_sync_norms(NaiveSyncBatchNorm(CHANNELS), "cpu")) is SyncBatchNorm2d
-
-
-def test_freezing_and_precise_batch_norm_reach_it():
-    norm = _with_parameters(SyncBatchNorm2d(CHANNELS))
-    assert get_bn_modules(nn.Sequential(norm)) == [norm]
-    frozen = FrozenBatchNorm2d.convert_frozen_batchnorm(nn.Sequential(norm))
-    assert isinstance(frozen[0], FrozenBatchNorm2d)
-    x = _images(0, 2)
-    torch.testing.assert_close(frozen(x), norm.eval()(x))

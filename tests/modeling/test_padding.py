@@ -4,8 +4,6 @@ import copy
 
 import pytest
 import torch
-from detectron2.modeling import FPN
-from torch import nn
 
 from lambda_det.modeling.padding import image_area
 from tests.export.tiny import scramble
@@ -45,9 +43,7 @@ def _alone_and_in_a_batch(model, height=97, width=75):
     batch = torch.zeros(2, 3, 160, 192, dtype=torch.float64)
     batch[0, :, :height, :width] = image
     batch[1] = torch.randn(3, 160, 192)
-    divisor = max(model.size_divisibility, 1)  # FPN wants its image padded, too
-    pad = (0, -width % divisor, 0, -height % divisor)
-    return model(nn.functional.pad(image, pad)[None]), model(batch)
+    return model(image[None]), model(batch)
 
 
 def _reach(alone, inside, stride, height=97, width=75):
@@ -70,15 +66,6 @@ def test_features_are_those_of_the_image_alone(design, options):
     alone, inside = _alone_and_in_a_batch(_network(design, mask_padding=False, **options))
     stride = model.output_shape()["res5"].stride
     assert _reach(alone["res5"], inside["res5"], stride) >= 3  # to the first row and column
-
-
-def test_padding_is_felt_one_position_into_the_maps_of_the_fpn():
-    """FPN's own 3x3 convolutions don't know the mask; their effect reaches one position."""
-    stages = ["res2", "res3", "res4", "res5"]
-    model = FPN(_network(), in_features=stages, out_channels=8, norm="BN").double().eval()
-    alone, inside = _alone_and_in_a_batch(scramble(model))
-    reach = [_reach(alone[f"p{n}"], inside[f"p{n}"], 2**n) for n in (2, 3, 4, 5)]
-    assert max(reach) <= 1, reach
 
 
 def test_blocks_that_are_computed_again_see_the_padding_of_their_own_batch():

@@ -4,9 +4,7 @@ import copy
 import hashlib
 import json
 import os
-from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from detectron2.checkpoint import DetectionCheckpointer
@@ -23,7 +21,7 @@ from lambda_det.weights.backbone_file import (
     save_backbone,
 )
 from lambda_det.weights.loading import load
-from lambda_det.weights.provenance import PixelSettings, checksum
+from lambda_det.weights.provenance import PixelSettings
 from tests.export.toy import Detector, classifier_checkpoint, scramble
 
 OPTIONS = {"scope": 3}
@@ -48,12 +46,6 @@ def written(checkpoint, form, tmp_path_factory):
     return path, content
 
 
-@pytest.fixture(scope="module")
-def backbone():
-    """A network to load files into, made once."""
-    return lambda_det.create_backbone("lambda_resnet26_slim", **OPTIONS)
-
-
 def test_what_is_written_is_read_and_the_same(checkpoint, tmp_path, form):
     content = extract_backbone(checkpoint)
     path = tmp_path / "new" / f"b{form}"
@@ -74,29 +66,28 @@ def test_what_is_written_is_read_and_the_same(checkpoint, tmp_path, form):
     assert set(map(type, content["meta"].values())) <= {str, int, float, bool, list, dict}
 
 
-def test_nothing_is_overwritten_unasked(checkpoint, tmp_path):
-    content = extract_backbone(checkpoint)
+def test_nothing_is_overwritten_unasked(written, tmp_path):
+    _, content = written
     path = tmp_path / "b.pth"
     path.write_text("old")
-    with pytest.raises(ConfigError, match=r"b\.pth.*--overwrite"):
-        save_backbone(content, path)
+    for target, words in (
+        (path, r"b\.pth.*--overwrite"),
+        (tmp_path / "b.onnx", r"b\.onnx.*\.pth, \.safetensors"),
+        (path / "b.pth", r"b\.pth/b\.pth"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            save_backbone(content, target)
     assert path.read_text() == "old"
     save_backbone(content, path, overwrite=True)
     read_backbone(path)
-    with pytest.raises(ConfigError, match=r"b\.onnx.*\.pth, \.safetensors"):
-        save_backbone(content, tmp_path / "b.onnx")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"file/b\.pth"):
-        save_backbone(content, tmp_path / "file" / "b.pth")
 
 
-@pytest.mark.parametrize("norm", ["BN", "FrozenBN"])
-def test_detectron2_s_own_checkpointer_loads_all_of_it(checkpoint, tmp_path, norm):
+def test_detectron2_s_own_checkpointer_loads_all_of_it(checkpoint, tmp_path):
     path = tmp_path / "b.pth"
     content = extract_backbone(checkpoint)
     save_backbone(content, path)
     for wrap in (lambda network: FPN(network, ["res4", "res5"], 8), lambda network: network):
-        network = lambda_det.create_backbone("lambda_resnet26_slim", norm=norm, **OPTIONS)
+        network = lambda_det.create_backbone("lambda_resnet26_slim", norm="FrozenBN", **OPTIONS)
         DetectionCheckpointer(nn.ModuleDict({"backbone": wrap(network)})).load(str(path))
         _assert_whole(network, content)
 
@@ -108,34 +99,12 @@ def _assert_whole(network, content):
     assert all(name.endswith("num_batches_tracked") for name in loaded)
 
 
-def test_our_checkpointer_loads_all_of_it(written, form):
+def test_it_is_loaded_without_a_configuration(written):
     path, content = written
-    pixels = PixelSettings("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
-    for wrap in (lambda network: FPN(network, ["res4", "res5"], 8), lambda network: network):
-        network = lambda_det.create_backbone("lambda_resnet26_slim", **OPTIONS)
-        model = nn.ModuleDict({"backbone": wrap(network)})
-        load(model, path, pixels=pixels)
-        _assert_whole(network, content)
-    with pytest.raises(ConfigError, match=rf"b\{form}.*INPUT.FORMAT BGR"):
-        load(model, path, pixels=replace(pixels, format="RGB"))
-
-
-def test_it_is_loaded_without_a_configuration(written, form, caplog):
-    path, content = written
-    with caplog.at_level("INFO"):
-        backbone = lambda_det.create_backbone("lambda_resnet26_slim", weights=path, **OPTIONS)
+    backbone = lambda_det.create_backbone("lambda_resnet26_slim", weights=path, **OPTIONS)
     _assert_whole(backbone, content)
-    assert backbone.pixel_settings.by_key() == {
-        "INPUT.FORMAT": "BGR",
-        "MODEL.PIXEL_MEAN": [103.53, 116.28, 123.675],
-        "MODEL.PIXEL_STD": [1.0, 1.0, 1.0],
-    }
-    assert str(path) in caplog.text and "INPUT.FORMAT BGR" in caplog.text
-    reference = lambda_det.create_backbone("lambda_resnet26_slim", **OPTIONS)
-    reference.load_state_dict(content["model"], strict=False)
-    images = torch.randn(2, 3, 33, 47)
-    expected, found = reference.eval()(images), backbone.eval()(images)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    pixels = PixelSettings("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
+    assert backbone.pixel_settings.by_key() == pixels.by_key()
 
 
 def test_a_file_of_another_model_or_options(written, form):
@@ -150,9 +119,9 @@ def test_a_file_of_another_model_or_options(written, form):
 def test_tensors_of_another_author_in_safetensors(tmp_path):
     """As timm and others write them: no metadata, or some of their own."""
     source = scramble(lambda_det.create_backbone("lambda_resnet26_slim", **OPTIONS)).state_dict()
+    path = str(tmp_path / "b.safetensors")
     for metadata in (None, {"format": "pt", "model": "resnet50"}):
-        save_file(source, tmp_path / "b.safetensors", metadata=metadata)
-        path = str(tmp_path / "b.safetensors")
+        save_file(source, path, metadata=metadata)
         backbone = lambda_det.create_backbone("lambda_resnet26_slim", weights=path, **OPTIONS)
         assert backbone.pixel_settings is None
         assert all(torch.equal(t, source[name]) for name, t in backbone.state_dict().items())
@@ -163,10 +132,10 @@ def test_tensors_of_another_author_in_safetensors(tmp_path):
         read_backbone(path)
 
 
-@pytest.mark.parametrize("change", ["value", "name", "shape", "mean", "format", "author"])
-def test_a_file_that_is_not_what_was_written(written, backbone, tmp_path, change, form):
-    content = copy.deepcopy(written[1])
-    state, words = content["model"], "checksum"
+def _changed(content, change):
+    """The content with something that its checksum does not know."""
+    content = copy.deepcopy(content)
+    state, meta = content["model"], content["meta"]
     if change == "value":
         state["res5.1.conv3.norm.running_var"][3] += 1e-6
     elif change == "name":
@@ -174,71 +143,32 @@ def test_a_file_that_is_not_what_was_written(written, backbone, tmp_path, change
     elif change == "shape":
         state["stem.conv1.weight"] = state["stem.conv1.weight"].flatten()
     elif change == "mean":
-        content["meta"]["pixel_mean"] = [103.53, 116.28, 123.67]
-    elif change == "format":
-        content["meta"]["format"], words = 3, "format 3"
+        meta["pixel_mean"] = [103.53, 116.28, 123.67]
     else:
-        content["__author__"], words = "x", "export_backbone"
-    path = str(tmp_path / f"b{form}")
-    save_backbone(content, path)
-    with pytest.raises(WeightsError, match=words) as caught:
-        read_backbone(path)
-    assert path in str(caught.value) and "export" in str(caught.value)
-    if change == "author":
-        return
-    with pytest.raises(WeightsError, match=words):
-        load(backbone, path)
-    with pytest.raises(WeightsError, match=words):
-        load(Detector(), path)
+        meta["format"] = 3
+    return content
 
 
-@pytest.mark.parametrize("kept", [0, 5, 1000, 0.5, -1])
-def test_a_file_that_was_not_written_to_the_end(written, backbone, tmp_path, form, kept):
+@pytest.mark.parametrize("change", ["value", "name", "shape", "mean", "format"])
+def test_a_file_that_is_not_what_was_written(written, tmp_path, change, form):
     path = tmp_path / f"b{form}"
-    data = written[0].read_bytes()
-    path.write_bytes(data[: int(len(data) * kept) if isinstance(kept, float) else kept])
-    for read in (read_backbone, lambda p: load(backbone, p), lambda p: load(Detector(), p)):
-        with pytest.raises(WeightsError) as caught:
+    save_backbone(_changed(written[1], change), path)
+    words = rf"b\{form}.*{'format 3' if change == 'format' else 'checksum'}"
+    for read in (read_backbone, lambda path: load(Detector(), path)):
+        with pytest.raises(WeightsError, match=words):
             read(path)
-        assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_files_that_cannot_be_opened(tmp_path, form):
-    with pytest.raises(WeightsError, match=rf"b\{form}"):
-        read_backbone(tmp_path / f"b{form}")
-    (tmp_path / f"b{form}").mkdir()
-    with pytest.raises(WeightsError, match=rf"b\{form}"):
-        read_backbone(tmp_path / f"b{form}")
-
-
-@pytest.mark.fuzz
-def test_a_byte_that_was_altered_anywhere_is_noticed_or_does_nothing(tmp_path, form):
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    meta = {"format": 2, "model": "toy", "options": {"scope": 3}, "pixel_mean": [1.5, 2.5, 3.5]}
-    content = {"model": state, "__author__": "lambda_det", "matching_heuristics": True}
-    content["meta"] = {**meta, "sha256": checksum(state, meta)}
-    path = tmp_path / f"b{form}"
-    save_backbone(content, path)
-    data, rng = path.read_bytes(), np.random.default_rng(0)
-    assert read_backbone(path)["meta"] == content["meta"]
-    noticed = 0
-    for _ in range(200):
-        altered = bytearray(data)
-        place = rng.integers(len(data))
-        altered[place] ^= rng.integers(1, 256)
-        path.write_bytes(altered)
-        try:
-            read = read_backbone(path)
-            load(network, path)
-        except WeightsError:
-            noticed += 1
-            continue
-        assert read["meta"] == content["meta"] and read["model"].keys() == state.keys(), place
-        for name, tensor in network.state_dict().items():
-            assert torch.equal(read["model"][name], state[name]), place
-            assert torch.equal(tensor, state[name]), place
-    assert noticed > 50
+@pytest.mark.parametrize("kept", [0, 5, 1000, 0.5, -1, "missing", "a folder"])
+def test_a_file_that_cannot_be_read(written, tmp_path, form, kept):
+    path, data = tmp_path / f"b{form}", written[0].read_bytes()
+    if kept == "a folder":
+        path.mkdir()
+    elif kept != "missing":
+        path.write_bytes(data[: int(len(data) * kept) if isinstance(kept, float) else kept])
+    with pytest.raises(WeightsError) as caught:
+        read_backbone(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 # ---- folding: the folded network on BGR pixels against the original on normalised RGB pixels
@@ -255,26 +185,10 @@ def test_one_convolution_and_its_norm_are_changed_and_nothing_else():
     changed = {name for name in state if not torch.equal(state[name], before[name])}
     statistics = {f"stem.conv1.norm.running_{kind}" for kind in ("mean", "var")}
     assert changed == {"stem.conv1.weight"} | statistics
+    # Weights learn as fast as before if they are as large, see fold_normalisation
+    sizes = [tensors["stem.conv1.weight"].norm() for tensors in (state, before)]
+    assert 0.5 < sizes[0] / sizes[1] < 2
     assert all(torch.equal(t, before[name]) for name, t in given.items())
-
-
-def test_the_first_weights_learn_as_fast_as_before():
-    """A step of SGD on the folded network is one on the original network, at the same rate."""
-    name, options, std = "lambda_resnet26_slim", {"scope": 3, "norm": "BN"}, [57.0, 57.0, 57.0]
-    original = scramble(lambda_det.create_backbone(name, ("stem",), **options)).train()
-    state, _ = fold_normalisation(
-        original, original.state_dict(), PixelSettings("RGB", [0.0] * 3, std)
-    )
-    folded = lambda_det.create_backbone(name, ("stem",), **options)
-    folded.load_state_dict(state)
-    image = torch.randint(0, 256, (2, 3, 32, 32)).float()
-    gradients = []
-    for network, pixels in ((original, image / 57), (folded.train(), image.flip(1))):
-        network(pixels)["stem"].square().mean().backward()
-        conv = next(m for m in network.modules() if isinstance(m, nn.Conv2d))
-        gradients.append(conv.weight.grad)
-    error = (gradients[0] - gradients[1].flip(1)).abs().max() / gradients[0].abs().max()
-    assert error < 0.05  # eps counts less beside larger variances
 
 
 def test_what_cannot_be_folded():

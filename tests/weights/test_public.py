@@ -104,11 +104,6 @@ def test_without_a_connection_the_file_and_its_place_are_named(url, origin, plac
     assert "\n" not in message
 
 
-def test_the_figures_of_torchvision_are_said():
-    public = fetch(f"{RETINANET}V2_Weights.COCO_V1")
-    assert public.model == "resnet50" and "box_map 41.5 on COCO" in public.describe()
-
-
 def test_a_file_of_something_else_in_its_place():
     public = fetch(TIMM)
     public.place.parent.mkdir(parents=True)
