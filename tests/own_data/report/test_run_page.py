@@ -85,8 +85,8 @@ def test_best_threshold_has_the_highest_f1(ground_truth):
 
 @pytest.mark.parametrize(("right", "score"), [(True, 0.057), (False, 0.5)])
 def test_the_confusion_of_a_young_run_is_at_its_best_score(ground_truth, right, score):
-    entries = found_all(ground_truth, 0.01, bbox=[900, 900, 9, 9])
-    entries += found_all(ground_truth, 0.057) if right else []
+    entries = found_all(ground_truth.dataset, 0.01, bbox=[900, 900, 9, 9])
+    entries += found_all(ground_truth.dataset, 0.057) if right else []
     detections = evaluate_detections(ground_truth, entries, "bbox")
     assert detections.score == score
     confusion = detections.confusion
@@ -107,11 +107,11 @@ def _entry(category, box, score):
     return {"image_id": 0, "category_id": category, "bbox": box, "score": score}
 
 
-def found_all(ground_truth, score, **more):
-    """A prediction of each object."""
+def found_all(content, score, **more):
+    """A prediction of each object of a file."""
     return [
         {key: a[key] for key in ("image_id", "category_id", "bbox")} | {"score": score, **more}
-        for a in ground_truth.dataset["annotations"]
+        for a in content["annotations"]
     ]
 
 
@@ -144,7 +144,7 @@ def test_sizes_of_masks_are_those_of_the_masks(ground_truth):
         x, y, side, _ = annotation["bbox"]
         annotation["segmentation"] = [[x, y, x + side, y, x + side, y + 2, x + 2, y + side]]
         annotation["area"] = 100
-    results = found_all(ground_truth, 0.9)
+    results = found_all(ground_truth.dataset, 0.9)
     for entry, annotation in zip(results, ground_truth.dataset["annotations"], strict=True):
         entry["segmentation"] = ground_truth.annToRLE(annotation)
     # Of the wrong image: false where the sizes of masks count, and ignored where those of boxes do
@@ -264,10 +264,8 @@ def run(shapes, tmp_path):
     RunFolder(cfg.OUTPUT_DIR).save_config(cfg.dump(), str(base))
     log(folder, *({"iteration": i, "total_loss": 1.0, "time": 0.4} for i in (19, 39)))
     (folder / "last_checkpoint").write_text("model_0000039.pth")
-    truth = json.loads(shapes[0].read_text())["annotations"]
-    keys = ("image_id", "category_id", "bbox")
-    results = [{key: a[key] for key in keys} | {"score": 0.9} for a in truth]
     (folder / "inference").mkdir()
+    results = found_all(json.loads(shapes[0].read_text()), 0.9)
     (folder / "inference" / RESULTS).write_text(json.dumps(results))
     return folder
 
