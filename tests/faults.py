@@ -276,17 +276,17 @@ FAULTS = [
     ),
     _fault(
         "SIGTERM, SIGUSR1 and Ctrl-C finish the step",
-        "lambda_det/distributed/leaving.py",
+        "lambda_det/distributed/signals.py",
         "            if received_signal():\n                break\n",
         "",
-        "distributed/test_leaving.py::test_batches_end_early_where_a_signal_asks_for_it",
+        "distributed/test_signals.py::test_batches_end_early_where_a_signal_asks_for_it",
     ),
     _fault(
         "SIGTERM, SIGUSR1 and Ctrl-C finish the step",
-        "lambda_det/distributed/leaving.py",
+        "lambda_det/distributed/signals.py",
         "if number := max(comm.all_gather(received_signal())):",
         "if number := received_signal():",
-        "distributed/test_leaving.py::test_a_process_that_waits_for_another_leaves_with_it",
+        "distributed/test_signals.py::test_a_process_that_waits_for_another_leaves_with_it",
     ),
     _fault(
         "A GPU's memory that is too small",

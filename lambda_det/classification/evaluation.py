@@ -10,7 +10,7 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lambda_det.distributed.leaving import UntilAsked
+from lambda_det.distributed.signals import UntilAsked
 from lambda_det.errors import DataError
 from lambda_det.training.precision import Precision
 from lambda_det.training.task import EMA, RAW

@@ -33,7 +33,7 @@ from lambda_det.detection.task import (
     test_size,
 )
 from lambda_det.detection.tiles import Tiling
-from lambda_det.distributed.devices import check_device
+from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.run_folder import find_checkpoint
 from lambda_det.training.task import EMA, RAW

@@ -49,7 +49,7 @@ from lambda_det.detection.results import METRICS, endings
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
-from lambda_det.distributed.leaving import UntilAsked
+from lambda_det.distributed.signals import UntilAsked
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.compilation import why_not
 from lambda_det.training.config_file import LAZY, ConfigFile, kind_of

@@ -10,7 +10,7 @@ from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 from torch import nn
 
-from lambda_det.distributed.leaving import UntilAsked
+from lambda_det.distributed.signals import UntilAsked
 from lambda_det.native.calls import copied
 from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all, seeded

@@ -5,19 +5,25 @@ A scheduler sends SIGTERM or SIGUSR1, and Ctrl-C is SIGINT.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import resource_tracker
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch.multiprocessing as mp
+from detectron2.utils import comm
+
+from lambda_det.errors import duration
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -135,7 +141,7 @@ def interruptible(work: Callable[[], T]) -> T:
 
     Where Python cannot raise an exception, as in ``__del__`` or while a process is forked, it
     drops what a handler raises. So this is for computations of seconds or minutes, and between
-    batches the signal is looked for (:mod:`lambda_det.distributed.leaving`).
+    batches the signal is looked for (:class:`UntilAsked`).
 
     Args:
         work: can be repeated from its beginning, after all before it was saved. It makes no
@@ -199,6 +205,58 @@ def die_of(number: int) -> None:
     """End this process by a signal, as if no handler had been set."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+# ---------------------------------------------------------------------------- with other processes
+# They leave their work together, so that none waits for one that has left. A process that
+# ``--num-gpus`` has started keeps its connections until all have ended, and one that waited for it
+# would wait for half an hour (``connection.AT_LENGTH``).
+Batch = TypeVar("Batch")
+# between two lines about the time that is left
+_SECONDS_BETWEEN_LINES = 30
+
+
+def leave_if_asked() -> None:
+    """Leave the work if a signal has asked any process to stop; called in all of them alike.
+
+    Raises:
+        StopRequest: one was asked; it is raised on all.
+    """
+    if number := max(comm.all_gather(received_signal())):
+        raise StopRequest(number)
+
+
+class UntilAsked(Generic[Batch]):
+    """Batches for work without collective calls, such as an evaluation's.
+
+    Each process may have another number of them. A process that was asked to stop takes no more.
+    Before the first and after the last batch all processes meet, and leave if one was asked.
+    Where the work takes long, the log says how much of these batches is left.
+    """
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """
+        Raises:
+            StopRequest: on all processes, if one was asked to stop.
+        """
+        leave_if_asked()
+        begin = logged = time.monotonic()
+        for done, batch in enumerate(self._batches):
+            if received_signal():
+                break
+            now = time.monotonic()
+            if done and now - logged >= _SECONDS_BETWEEN_LINES:
+                left = (now - begin) / done * (len(self) - done)
+                logger.info(f"Evaluated {done} of {len(self)} batches; {duration(left)} left")
+                logged = now
+            yield batch
+        leave_if_asked()
 
 
 # ---------------------------------------------------------------------------------- with the parent

@@ -20,8 +20,7 @@ from iopath.common.file_io import get_cache_dir
 from lambda_det.config import CONFIGS
 from lambda_det.detection.config import changed_config
 from lambda_det.detection.config_files import get_config
-from lambda_det.distributed.devices import check_device
-from lambda_det.distributed.launch import under_torchrun
+from lambda_det.distributed.launch import check_device, under_torchrun
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.threads import usable_cores
 from lambda_det.weights.backbone_file import read_backbone

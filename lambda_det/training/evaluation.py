@@ -13,7 +13,7 @@ from detectron2.engine import HookBase
 from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.utils import comm
 
-from lambda_det.distributed.leaving import leave_if_asked
+from lambda_det.distributed.signals import leave_if_asked
 from lambda_det.errors import listed
 from lambda_det.training.log import is_of_averaged_weights, plain_name
 from lambda_det.training.task import Results

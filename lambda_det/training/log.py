@@ -29,7 +29,7 @@ _LOGGERS = ("fvcore", "detectron2", "lambda_det")
 # What these loggers say, a bar of the progress leaves visible: the time that is left, evaluations,
 # and by this file tables and what other rooms show.
 _SHOWN = (
-    "lambda_det.distributed.leaving",
+    "lambda_det.distributed.signals",
     "lambda_det.training.evaluation",
     "lambda_det.training.hooks",
     "lambda_det.training.start",

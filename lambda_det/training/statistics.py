@@ -16,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torchvision.ops import StochasticDepth
 
 from lambda_det.distributed.connection import join, join_processes
-from lambda_det.distributed.leaving import leave_if_asked
+from lambda_det.distributed.signals import leave_if_asked
 from lambda_det.training.precision import Precision
 
 

@@ -23,7 +23,7 @@ from tabulate import tabulate
 
 from lambda_benchmarks.measure import Group, Seconds, Setting, measure_group
 from lambda_benchmarks.presets import PEERS, PRESETS
-from lambda_det.distributed.devices import check_device
+from lambda_det.distributed.launch import check_device
 from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import exit_status
 

@@ -79,7 +79,7 @@ def label(args: argparse.Namespace) -> None:
     import torch
     from detectron2.utils.logger import setup_logger
 
-    from lambda_det.distributed.devices import check_device
+    from lambda_det.distributed.launch import check_device
     from lambda_det.distributed.memory import keep_memory
     from lambda_det.errors import ConfigError
     from noisy_student.labelling import Choice, list_images, predict, select

@@ -28,8 +28,7 @@ from lambda_det.detection.evaluation import (
     check_evaluators,
 )
 from lambda_det.detection.task import DetectionTask
-from lambda_det.distributed.leaving import leave_if_asked
-from lambda_det.distributed.signals import StopRequest, catch_signals
+from lambda_det.distributed.signals import StopRequest, catch_signals, leave_if_asked
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.report.class_results import evaluate_detections
 from tests.coco import annotation, coco_content, found

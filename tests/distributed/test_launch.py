@@ -18,8 +18,7 @@ from detectron2.utils import comm
 from lambda_det.detection import parser
 from lambda_det.distributed import launch as launch_module
 from lambda_det.distributed.connection import on_main_process
-from lambda_det.distributed.devices import check_device
-from lambda_det.distributed.launch import launch
+from lambda_det.distributed.launch import check_device, launch
 from lambda_det.distributed.signals import SIGNALS, start_tracker
 from lambda_det.errors import ConfigError, DataError, UserError
 
