@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from lambda_det.errors import importing_detectron2, reason
 from lambda_det.first_use import names_of
-from lambda_det.threads import settle_threads
+from lambda_det.process import settle_threads
 from lambda_det.version import __version__
 
 if TYPE_CHECKING:

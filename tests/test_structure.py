@@ -18,7 +18,7 @@ WINGS = ("own_data", "export", "classification")
 FLOORS = (
     ("errors",),
     ("first_use", "install_detectron2"),
-    ("files", "config", "foundation", "native", "threads", "version"),
+    ("files", "config", "foundation", "native", "process", "version"),
     ("distributed", "weights"),
     ("cpu", "layers", "training"),
     ("modeling",),

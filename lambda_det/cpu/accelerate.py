@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
 from lambda_det.cpu.winograd import use_winograd
-from lambda_det.distributed.memory import keep_memory
 from lambda_det.native.calls import is_hooked
+from lambda_det.process import keep_memory
 
 
 def accelerate(
@@ -29,7 +29,7 @@ def accelerate(
 
     3x3 convolutions and ROIAlign take the kernels of this package, norms with fixed statistics are
     folded into the convolutions before them, all maps are channels last, and the process keeps the
-    memory that it frees (:func:`lambda_det.distributed.memory.keep_memory`). Results differ by
+    memory that it frees (:func:`lambda_det.process.keep_memory`). Results differ by
     rounding. Weights keep their names, shapes and values. On another device, and in traced and
     compiled graphs, PyTorch's operators are used; torch.jit.script needs the model taken back.
 

@@ -22,7 +22,7 @@ from lambda_det.detection.config import changed_config
 from lambda_det.detection.config_files import get_config
 from lambda_det.distributed.launch import check_device, under_torchrun
 from lambda_det.errors import ConfigError, WeightsError
-from lambda_det.threads import usable_cores
+from lambda_det.process import usable_cores
 from lambda_det.weights.backbone_file import read_backbone
 from lambda_det.weights.public import fetch, is_public
 

@@ -25,9 +25,9 @@ from detectron2.utils.env import seed_all_rng
 from lambda_det.config import FIXED, SAMPLES, on_resume
 from lambda_det.distributed.connection import on_all, on_main_process
 from lambda_det.distributed.launch import launch
-from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, WeightsError, listed
 from lambda_det.native.calls import copied
+from lambda_det.process import keep_memory
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.hooks import Progress, check_writers
 from lambda_det.training.library_errors import explained

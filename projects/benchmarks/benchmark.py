@@ -24,8 +24,8 @@ from tabulate import tabulate
 from lambda_benchmarks.measure import Group, Seconds, Setting, measure_group
 from lambda_benchmarks.presets import PEERS, PRESETS
 from lambda_det.distributed.launch import check_device
-from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import exit_status
+from lambda_det.process import keep_memory
 
 HOW_TO_READ = (
     "Medians of {rounds} rounds, in brackets the quartiles. A ratio is that of the times in one "

@@ -80,8 +80,8 @@ def label(args: argparse.Namespace) -> None:
     from detectron2.utils.logger import setup_logger
 
     from lambda_det.distributed.launch import check_device
-    from lambda_det.distributed.memory import keep_memory
     from lambda_det.errors import ConfigError
+    from lambda_det.process import keep_memory
     from noisy_student.labelling import Choice, list_images, predict, select
     from noisy_student.teacher import load_teacher
 

@@ -31,9 +31,9 @@ from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.saved_run import SavedRun, open_run, usable_score
 from lambda_det.detection.tiled import WholeImage
 from lambda_det.detection.tiles import Tiling
-from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, UserError, naming_arguments, printable
 from lambda_det.files import expanded, refuse_existing, writing_to
+from lambda_det.process import keep_memory
 from lambda_det.weights.provenance import Origin
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from lambda_det.detection.components import read_settings
 from lambda_det.detection.config_files import detectron2_config, get_config
 from lambda_det.detection.model import build_model, for_inference
 from lambda_det.detection.task import DetectionTask
-from lambda_det.distributed.memory import keep_memory
+from lambda_det.process import keep_memory
 from lambda_det.training.precision import Precision
 
 SHAPES = runpy.run_path(str(Path(__file__).parents[3] / "datasets" / "make_shapes.py"))
