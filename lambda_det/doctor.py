@@ -239,6 +239,13 @@ def _shared_memory() -> str:
     return f"{_gib(size.free)} free"
 
 
+def _processor() -> str:
+    """Whether the processor computes in bfloat16, and what that means for a training on it."""
+    if importlib.import_module("lambda_det.training.precision").has_bfloat16("cpu"):
+        return "bfloat16: a small detector of 200 photographs takes some 4 minutes on two cores"
+    return "no bfloat16: a training takes some four times as long as where the processor has it"
+
+
 CHECKS = (
     Check(
         "torch",
@@ -335,6 +342,7 @@ CHECKS = (
         "there.",
         breaks=False,
     ),
+    Check("processor", _processor, needs=("torch",)),
 )
 
 

@@ -122,6 +122,12 @@ def test_gpus(monkeypatch):
     assert look("GPUs")[0].startswith("none")
 
 
+@pytest.mark.parametrize(("has", "said"), [(True, "bfloat16: "), (False, "no bfloat16: ")])
+def test_the_processor(monkeypatch, has, said):
+    monkeypatch.setattr("lambda_det.training.precision.has_bfloat16", lambda device: has)
+    assert look("processor")[0].startswith(said)
+
+
 def test_shared_memory(monkeypatch, tmp_path):
     usage = namedtuple("usage", "total used free")
     for folder, size, said in (
