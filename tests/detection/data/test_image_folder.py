@@ -40,6 +40,7 @@ NAMES = [
     (["A.png", "a.png"], "a.png", "a.png"),  # capital letters tell these apart
     # A folder in a name counts where it has images
     (["cam1/0.png", "cam2/1.png"], "cam2/0.png", None),
+    (["cam1/0.png", "cam2/1.png"], "/home/me/cam2/0.png", None),
     (["cam1/0.png", "cam2/1.png"], "cam3/0.png", None),
     (["cam1/0.png", "cam2/1.png"], "/home/me/cam3/0.png", "cam1/0.png"),
     # The number of a project of Label Studio is no folder

@@ -151,7 +151,7 @@ def test_images_without_annotations_are_left_out_as_the_config_says(
 
 
 @pytest.mark.parametrize(("workers", "jitter"), [(0, True), (0, False), (2, False)])
-def test_unreadable_images_are_named_and_replaced(four, caplog, workers, jitter):
+def test_unreadable_images_are_named_and_replaced_up_to_a_limit(four, caplog, workers, jitter):
     cfg, images = four
     cfg.DATALOADER.NUM_WORKERS = workers
     cfg.DATALOADER.MAX_UNREADABLE_IMAGES = 2
@@ -164,17 +164,8 @@ def test_unreadable_images_are_named_and_replaced(four, caplog, workers, jitter)
     for name in ("20.png", "30.png") if workers == 0 else ():  # others log in their own process
         # once, however often it is drawn
         assert sum(name in record.getMessage() for record in caplog.records) == 1
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_training_stops_past_the_limit_with_one_sentence(four, workers):
-    cfg, images = four
-    cfg.DATALOADER.NUM_WORKERS = workers
     cfg.DATALOADER.MAX_UNREADABLE_IMAGES = 1
-    for name in ("10.png", "20.png", "40.png"):
-        (images / name).write_bytes(b"broken")
-    # Two workers may each meet one at the same time.
-    with pytest.raises(DataError, match=r"[23] unreadable .*MAX_UNREADABLE_IMAGES is 1") as raised:
+    with pytest.raises(DataError, match=r"2 unreadable .*MAX_UNREADABLE_IMAGES is 1") as raised:
         ids(build_train_loader(cfg, 2), 12)
     assert ".png" in str(raised.value) and "\n" not in str(raised.value)
 

@@ -94,8 +94,7 @@ def test_a_look_sees_the_damage_that_a_reading_sees(tmp_path, ending):
     for share in (0, 0.01, 0.5, 0.98):
         path.write_bytes(whole[: int(len(whole) * share)])
         assert decoding_fault(record) == image_fault(record) is not None
-    if ending == "png":
-        Image.fromarray(noise[..., 0].astype(np.uint16)).save(path)
-        assert "more than 8 bits" in decoding_fault(record)
+    Image.fromarray(noise[..., 0].astype(np.uint16)).save(path, "PNG")
+    assert "more than 8 bits" in decoding_fault(record)
     path.unlink()
     assert decoding_fault(record) == image_fault(record) is not None
