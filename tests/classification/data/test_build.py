@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from lambda_det.classification.data import build_sources
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.errors import UserError
 
 
 @pytest.fixture
@@ -20,58 +20,35 @@ def per_class(source):
     return torch.bincount(torch.from_numpy(source.labels)).tolist()
 
 
-def test_folders(ready):
+def test_held_out_images_are_of_the_fraction_that_is_used(ready):
     sources = build_sources(ready)
     assert per_class(sources.train) == [10, 30] and sources.held_out is None
     assert per_class(sources.val) == [2, 3]
     assert sources.train.classes == sources.val.classes == ["ant", "bee"]
-
-
-def test_held_out_images_are_of_the_fraction_that_is_used(ready):
-    whole = names(build_sources(ready).train)
     ready.DATA.FRACTION = 0.5
     half = names(build_sources(ready).train)
-    ready.DATA.HELD_OUT = 0.2
-    sources = build_sources(ready)
-    assert per_class(sources.train) == [4, 12] and per_class(sources.held_out) == [1, 3]
-    assert sorted(names(sources.train) + names(sources.held_out)) == half
-    assert set(half) < set(whole) and len(half) == 20
-    assert per_class(sources.val) == [2, 3]
-
-
-def test_the_split_is_that_of_the_seed(ready):
-    ready.DATA.HELD_OUT = 0.2
-    held_out = {}
-    for ready.SEED in (-1, 0, 1):
-        held_out[ready.SEED] = names(build_sources(ready).held_out)
+    ready.DATA.HELD_OUT, held_out = 0.2, {}
+    for ready.SEED in (1, -1, 0):
+        sources = build_sources(ready)
+        held_out[ready.SEED] = names(sources.held_out)
     assert held_out[-1] == held_out[0] != held_out[1]
-
-
-def test_without_validation_images_the_held_out_ones_serve(ready):
-    ready.DATA.VAL = ""
-    with pytest.raises(ConfigError, match=r"DATA\.VAL .*DATA\.HELD_OUT"):
-        build_sources(ready)
-    ready.DATA.HELD_OUT = 0.1
-    sources = build_sources(ready)
-    assert sources.val is None and per_class(sources.held_out) == [1, 3]
-
-
-def test_nothing_to_hold_out(ready, make_folder):
-    ready.DATA.TRAIN = str(make_folder({"ant": 1, "bee": 1}, "few"))
-    ready.DATA.HELD_OUT = 0.5
-    with pytest.raises(DataError, match=r"DATA\.HELD_OUT"):
-        build_sources(ready)
+    assert per_class(sources.train) == [4, 12] and per_class(sources.held_out) == [1, 3]
+    assert sorted(names(sources.train) + held_out[0]) == half
+    ready.DATA.VAL = ""  # then the held-out images serve
+    assert build_sources(ready).val is None
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "text"),
+    ("pairs", "text"),
     [
-        ("FORMAT", "folders", r"DATA\.FORMAT 'folders'.* folder\?"),
-        ("FORMAT", "cifar-10", r"cifar10\?"),
-        ("FORMAT", "lmdb", r"folder, cifar10"),
+        (("DATA.FORMAT", "folders"), r"DATA\.FORMAT 'folders'.* folder\?"),
+        (("DATA.FORMAT", "cifar-10"), r"cifar10\?"),
+        (("DATA.VAL", ""), r"DATA\.VAL .*DATA\.HELD_OUT"),
+        (("DATA.TRAIN", "few", "DATA.HELD_OUT", 0.5), r"DATA\.HELD_OUT"),  # nothing to hold out
     ],
 )
-def test_values_that_cannot_work(ready, key, value, text):
-    ready.DATA[key] = value
-    with pytest.raises(ConfigError, match=text):
+def test_values_that_cannot_work(ready, make_folder, monkeypatch, pairs, text):
+    monkeypatch.chdir(make_folder({"ant": 1, "bee": 1}, "few").parent)
+    ready.merge_from_list(list(pairs))
+    with pytest.raises(UserError, match=text):
         build_sources(ready)

@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pycocotools.mask as mask_util
 import pytest
 import torch
@@ -59,20 +58,14 @@ class GroundTruth:
 
     @classmethod
     def made(cls, root: Path) -> GroundTruth:
-        """Six images of 64x64 with boxes, polygons, run lengths of both forms, and keypoints."""
+        """Six images of 64x64 with boxes, polygons, a mask in run lengths, and keypoints."""
         make_panoptic_shapes(root, num_train=6, num_val=1, size=64)
         folder = root / "shapes_panoptic"
         content = json.loads((folder / "annotations" / "keypoints_train.json").read_text())
         content["categories"] = [c for c in content["categories"] if "keypoints" in c]
-        for entry, compressed in zip(content["annotations"], (True, False), strict=False):
-            (runs,) = mask_util.frPyObjects(entry["segmentation"], 64, 64)
-            flat = mask_util.decode(runs).reshape(-1, order="F")
-            edges = (np.flatnonzero(np.diff(flat)) + 1).tolist()
-            counts = np.diff([0, *edges, flat.size]).tolist()
-            entry["segmentation"] = {
-                "size": [64, 64],
-                "counts": runs["counts"].decode() if compressed else counts,
-            }
+        mask = content["annotations"][0]
+        (runs,) = mask_util.frPyObjects(mask["segmentation"], 64, 64)
+        mask["segmentation"] = {**runs, "counts": runs["counts"].decode()}
         content["annotations"][2]["iscrowd"] = 1
         return cls(content, folder / "train")
 
