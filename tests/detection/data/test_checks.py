@@ -350,6 +350,7 @@ def test_data_that_cannot_be_read_are_named(cfg, tmp_path):
     cfg.DATASETS.TRAIN = ("own",)
     with pytest.raises(DataError, match=r"own .*nowhere\.json"):
         _check_split(cfg, "TRAIN")
+    check_datasets(cfg, train=False, test=False)  # which reads none
 
 
 @pytest.mark.parametrize("split", ["TEST", "TRAIN"])

@@ -17,6 +17,7 @@ from lambda_det.detection.data import (
     build_test_loader,
     build_train_loader,
     tile_pixels,
+    tolerant_test_loader,
     tolerant_train_loader,
 )
 from lambda_det.detection.data.loader import training_records
@@ -308,6 +309,27 @@ def test_a_data_set_of_the_user(sizes):
     assert sorted(itertools.chain(*found)) == list(range(32))
     assert all(a % 2 == b % 2 for a, b in found) == bool(sizes)
     assert len(data.asked) <= 64  # once for its size, once for itself
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([{}])
+
+
+@pytest.mark.parametrize(
+    ("build", "data", "options", "named"),
+    [
+        (tolerant_test_loader, Stream(), {}, "Stream can only be iterated"),
+        (tolerant_train_loader, Stream(), {"total_batch_size": 2}, "Stream can only be iterated"),
+        (tolerant_train_loader, [{}], {"total_batch_size": 0}, r"SOLVER\.IMS_PER_BATCH"),
+        (tolerant_train_loader, [{}], {"total_batch_size": 3}, r"SOLVER\.IMS_PER_BATCH"),
+    ],
+)
+def test_data_and_batches_that_are_refused(monkeypatch, build, data, options, named):
+    """In each of two processes."""
+    monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: 2)
+    with pytest.raises(ConfigError, match=named):
+        build(data, mapper=dict, **options)
 
 
 class Stream(IterableDataset):
