@@ -21,8 +21,6 @@ from lambda_det.errors import ConfigError
 from lambda_det.layers import masked, options
 from lambda_det.layers.local import (
     check_implementation,
-    crop_offsets,
-    grid_size,
     local_position_output,
     without_autocast,
 )
@@ -428,11 +426,6 @@ class RelativePosition(nn.Module):
         A subclass may compute them, and then has no parameter ``embedding``.
         """
         return self.embedding if self.heads is None else self.embedding[head]
-
-    def count_offsets(self, height: int, width: int, dilation: int = 1) -> int:
-        """How many offsets of the scope occur on a map."""
-        size = grid_size((height, width), dilation)
-        return crop_offsets(self.table(), *size).shape[-2:].numel()
 
     def add_bias(self, y: Tensor, queries: Tensor, head: int) -> Tensor:
         """Add q . b, the same number in every value channel, to [b, H, W, h, v]."""

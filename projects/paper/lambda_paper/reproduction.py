@@ -41,10 +41,6 @@ class Pairs(nn.Module):
         output = torch.einsum("bnhm,bmv->bnhv", weights, values.flatten(1, 2)[..., 0])
         return output.unflatten(1, queries.shape[1:3])
 
-    def count_offsets(self, *_: int) -> int:
-        """Embeddings of one query, which ``lambda-det info`` counts."""
-        return self.embedding.shape[-1]
-
 
 class Pooled(nn.Module):
     """A norm of [B, (groups, c), H, W] also over groups: for queries with groups of heads.
