@@ -31,7 +31,7 @@ _LEAST_OF_NAME = 12  # letters of a name that are kept, however narrow its pictu
 _CUT = "..."  # OpenCV has no letters beyond ASCII
 # The legend, in pixels: height of a row, width of a usual letter, and width beside a name
 _LEGEND_ROW, _LETTER_WIDTH, _PATCH_WIDTH = 26, 10, 40
-# Halves of pairs are enlarged until their longer side has this many pixels, to make labels legible
+# The longer side of each half of a pair, in pixels, so that labels are legible
 _PAIR_SIDE = 512
 
 
@@ -97,8 +97,6 @@ def draw_ground_truth(
     class_names: Sequence[str] | None = None,
     scale: float = 1.0,
     metadata: Metadata | None = None,
-    *,
-    with_labels: bool = True,
 ) -> np.ndarray:
     """Draw the annotations of a Detectron2 dataset dict. Crowds are labelled as such.
 
@@ -122,7 +120,6 @@ def draw_ground_truth(
     points = None if points is None else np.stack(points)
     if not any(annotation.get("segmentation") for annotation in annotations):
         masks = None
-    labels = labels if with_labels else None
     return _draw(image, boxes, classes, labels, masks, points, scale, metadata)
 
 
@@ -207,30 +204,23 @@ def side_by_side(
     instances: Instances,
     annotations: Sequence[dict[str, Any]],
     class_names: Sequence[str] | None,
-    true_class_names: Sequence[str] | None,
     *,
-    captions: tuple[str, str] = ("predicted", "true"),
-    name: str = "",
-    metadata: Metadata | None = None,
-    with_labels: bool = True,
-    is_reduced: bool = False,
+    captions: tuple[str, str],
+    name: str,
+    metadata: Metadata,
 ) -> np.ndarray:
     """Draw the predictions at the left and the ground truth at the right, with captions.
 
-    Small images are enlarged until the longer side of each half has 512 pixels, and with
-    ``is_reduced`` large ones become as small. A ``name`` in the captions is cut as
-    :func:`captioned` cuts it. The other arguments are those of
-    :func:`draw_predictions` and :func:`draw_ground_truth`.
+    The longer side of each half has 512 pixels. The ``name`` in the captions is cut as
+    :func:`captioned` cuts it. The other arguments are those of :func:`draw_predictions` and
+    :func:`draw_ground_truth`.
 
     Returns:
         [height, width, 3] uint8, BGR.
     """
     scale = _PAIR_SIDE / max(image.shape[:2])
-    if not is_reduced:
-        scale = max(1.0, scale)
-    options = {"scale": scale, "metadata": metadata, "with_labels": with_labels}
-    left = draw_predictions(image, instances, class_names, **options)
-    right = draw_ground_truth(image, annotations, true_class_names, **options)
+    left = draw_predictions(image, instances, class_names, scale, metadata)
+    right = draw_ground_truth(image, annotations, class_names, scale, metadata)
     gap = np.full((left.shape[0] + _CAPTION_HEIGHT, 4, 3), 255, np.uint8)
     left, right = captioned(left, captions[0], name), captioned(right, captions[1], name)
     return np.hstack([left, gap, right])

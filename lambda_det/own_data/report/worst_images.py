@@ -152,11 +152,10 @@ def _pair(judged: _Judged, metadata: Metadata) -> tuple[str, np.ndarray]:
         image,
         _instances(entries, record),
         record.get("annotations", []),
-        *(names, names),
+        names,
         captions=captions,
         name=name,
         metadata=metadata,
-        is_reduced=True,
     )
     return title, drawn[:, :, ::-1]
 

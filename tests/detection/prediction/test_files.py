@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from detectron2.data.catalog import Metadata
 from detectron2.structures import BoxMode
 from pycocotools import mask as mask_util
 from pycocotools.coco import COCO
@@ -138,6 +139,9 @@ def test_the_truth_is_drawn_in_all_forms_of_segmentation(segmentation):
     assert alone[80:112, 90:150].any() == bool(segmentation)
 
 
+ABOUT = {"captions": ("predicted", "true"), "name": "", "metadata": Metadata()}
+
+
 def test_prediction_stands_left_of_the_truth_in_the_colour_of_its_class():
     # The other way round in the truth: the colour does not follow the order
     objects = instances([[100, 100, 200, 200], [300, 300, 400, 400]], height=512, width=512)
@@ -145,7 +149,7 @@ def test_prediction_stands_left_of_the_truth_in_the_colour_of_its_class():
     mask = [[400, 400, 500, 400, 500, 500, 400, 500]]  # then all of the truth is filled
     truth = [true_box(400, 400, 100, 100, 3, segmentation=mask)]
     truth += [true_box(x, x, 100, 100, category) for x, category in ((300, 1), (100, 2))]
-    pair = side_by_side(plain(512, 512), objects, truth, None, None)
+    pair = side_by_side(plain(512, 512), objects, truth, None, **ABOUT)
     assert pair.shape == (512 + 26, 2 * 512 + 4, 3)
     left, right = pair[26:, :512], pair[26:, 516:]
     for x in (150, 350):
@@ -159,9 +163,7 @@ def test_prediction_stands_left_of_the_truth_in_the_colour_of_its_class():
 def test_both_halves_of_a_reduced_pair_have_one_size(size):
     """Detectron2 rounds the sides of its drawing down."""
     objects = instances([[10, 10, 90, 90]], True, *size)
-    pair = side_by_side(
-        plain(*size), objects, [true_box(10, 10, 80, 80)], None, None, is_reduced=True
-    )
+    pair = side_by_side(plain(*size), objects, [true_box(10, 10, 80, 80)], None, **ABOUT)
     assert pair.shape[1] == 2 * int(512 / 640 * size[1] + 1e-2) + 4
 
 
