@@ -99,11 +99,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="also write the predictions as labels of this format to correct, to labels/ in the "
         "--output (coco: labels.json); outlines have few points and no specks",
     )
-    parser.add_argument(
-        "--precision",
-        choices=["float32", "bfloat16"],
-        help="in which the model computes; default: as in the configuration",
-    )
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument(
         "opts", nargs="*", help="configuration keys and values; of a LazyConfig key=value"
@@ -123,8 +118,7 @@ def run(args: argparse.Namespace) -> None:
 
     source = local_path(args.source)
     if is_exported(source):
-        flags = {"--precision": args.precision, "--raw": args.raw}
-        given = [*args.opts, *(flag for flag, value in flags.items() if value)]
+        given = [*args.opts, *(["--raw"] if args.raw else [])]
         if given:
             raise ConfigError(f"{source} is exported; leave {given[0]} out.")
     else:
@@ -146,7 +140,6 @@ def run(args: argparse.Namespace) -> None:
         source,
         score_threshold=args.score_threshold,
         device=args.device,
-        precision=args.precision,
         agnostic_nms=args.agnostic_nms,
     )
     print(f"Weights: {printable(str(predictor.origin))}")

@@ -41,7 +41,8 @@ def test_works_as_a_command_from_another_folder(run, image, tmp_path):
 
 @pytest.mark.slow
 def test_keys_at_the_end_change_the_model_which_computes_in_bfloat16(run, image, tmp_path, capsys):
-    more = ("--score-threshold", "0", "--precision", "bfloat16", "TEST.DETECTIONS_PER_IMAGE", "2")
+    more = ("--score-threshold", "0", "TEST.PRECISION", "bfloat16")
+    more += ("TEST.DETECTIONS_PER_IMAGE", "2")
     assert tool.main(arguments(run, image, tmp_path, *more)) == 0
     assert "2 instances" in capsys.readouterr().out
 
