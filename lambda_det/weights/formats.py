@@ -211,16 +211,8 @@ _ABOUT = "lambda_det"  # key of the metadata that holds all entries but "model",
 
 
 def write_torch(content: Mapping[str, Any], file: IO[bytes]) -> None:
-    """``torch.save`` with checksums, even if the process has disabled them."""
-    if not hasattr(torch.serialization, "set_crc32_options"):  # before PyTorch 2.6: always
-        torch.save(dict(content), file)
-        return
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(True)
-    try:
-        torch.save(dict(content), file)
-    finally:
-        torch.serialization.set_crc32_options(before)
+    """``torch.save`` of a plain dict."""
+    torch.save(dict(content), file)
 
 
 def _write_safetensors(content: Mapping[str, Any], file: IO[bytes]) -> None:

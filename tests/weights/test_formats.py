@@ -88,26 +88,6 @@ def test_a_byte_that_was_altered_anywhere_is_noticed_or_does_nothing(state, data
     assert noticed > 50  # the rest are names and dates of the archive, and the padding of members
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.serialization, "set_crc32_options"), reason="checksums are always there"
-)
-def test_checksums_are_written_whatever_is_set(state, tmp_path):
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(state, tmp_path / "others.pth")
-        with open(tmp_path / "ours.pth", "wb") as file:
-            write_torch(state, file)
-        assert torch.serialization.get_crc32_options() is False
-    finally:
-        torch.serialization.set_crc32_options(True)
-    assert _same(read_torch(tmp_path / "others.pth"), state)  # which has no checksums
-    data = bytearray((tmp_path / "ours.pth").read_bytes())
-    data[data.index(state["views"][0].numpy().tobytes()) + 1] ^= 1
-    (tmp_path / "ours.pth").write_bytes(data)
-    with pytest.raises(WeightsError, match=r"\.pth"):
-        read_torch(tmp_path / "ours.pth")
-
-
 @READERS
 def test_the_form_of_before_pytorch_1_6_is_read(state, tmp_path, read):
     torch.save(state, tmp_path / "a.pth", _use_new_zipfile_serialization=False)
