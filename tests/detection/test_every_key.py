@@ -176,9 +176,7 @@ def test_results_are_held_against_what_is_expected(groups):
         task.finish({"bbox": {"AP": 38.0}})
 
 
-@pytest.mark.parametrize(
-    "name", ["NoSuchSampler", "RandomSubsetTrainingSampler", "WeightedTrainingSampler"]
-)
+@pytest.mark.parametrize("name", ["NoSuchSampler", "WeightedTrainingSampler"])
 def test_samplers_that_cannot_be_made_are_refused(name, groups):
     task = DetectionTask(groups("mask", "DATALOADER.SAMPLER_TRAIN", name)).prepare(train=True)
     with pytest.raises(ConfigError, match=f"DATALOADER.SAMPLER_TRAIN.*{name}"):

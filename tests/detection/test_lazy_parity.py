@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from detectron2.solver import LRMultiplier
+from omegaconf import ListConfig
 from torch import nn
 
 from lambda_det.detection import (
@@ -31,46 +32,31 @@ PAIRS = sorted(path.stem for path in CONFIGS.glob("*.py"))
 PAPER = [f"mask_rcnn_lambdaresnet{depth}" for depth in (50, 101, 152)]
 
 
-def yaml_task(name: str, options: str = "", **flags: str) -> DetectionTask:
-    return DetectionTask(load_config(_arguments(f"{name}.yaml", options, flags)))
-
-
-def lazy_task(name: str, options: str = "", **flags: str) -> DetectionTask:
-    return DetectionTask(load_lazy_config(_arguments(f"{name}.py", options, flags)))
-
-
-def _arguments(file: str, options: str, flags: dict[str, str]) -> argparse.Namespace:
-    return argparse.Namespace(config_file=str(CONFIGS / file), opts=options.split(), **flags)
+def tasks(name: str) -> list[DetectionTask]:
+    """Of the YAML file and of the LazyConfig of a name."""
+    return [
+        DetectionTask(load(argparse.Namespace(config_file=str(CONFIGS / file), opts=[])))
+        for load, file in ((load_config, f"{name}.yaml"), (load_lazy_config, f"{name}.py"))
+    ]
 
 
 def _settings(value: Any, seen: set[int]) -> Any:
     """What an object is, down to its numbers and strings, for a comparison of two."""
-    if isinstance(value, (bool, int, float, str, type(None), torch.dtype)):
-        return value
     if isinstance(value, torch.Tensor):
         return tuple(value.shape) if value.is_meta else value.tolist()
-    if isinstance(value, (list, tuple)) or type(value).__name__ == "ListConfig":
+    if isinstance(value, list | tuple | ListConfig | np.ndarray):
         return [_settings(item, seen) for item in value]
-    if isinstance(value, np.ndarray):
-        return value.tolist()
     if isinstance(value, dict):
         return {str(key): _settings(item, seen) for key, item in value.items()}
+    if not hasattr(value, "__dict__") or isinstance(value, type):
+        return value
     if id(value) in seen:
         return type(value)
     seen.add(id(value))
-    if callable(value) and hasattr(value, "__qualname__"):
-        return value.__qualname__
-    if dataclasses.is_dataclass(value):
-        return _settings(dataclasses.asdict(value), seen)
-    own = getattr(value, "__dict__", {})
-    return type(value).__qualname__, {
-        # A weight for each loss, or one for all
-        name: set(item.values() if isinstance(item, dict) else [item])
-        if name == "loss_weight"
-        else _settings(item, seen)
-        for name, item in own.items()
-        if "hook" not in name
-    }
+    own = {name: item for name, item in vars(value).items() if "hook" not in name}
+    if isinstance(own.get("loss_weight"), dict):  # a weight for each loss, or one for all
+        [own["loss_weight"]] = set(own["loss_weight"].values())
+    return getattr(value, "__qualname__", type(value)), _settings(own, seen)
 
 
 def _network(model: nn.Module) -> dict[str, Any]:
@@ -81,7 +67,7 @@ def _network(model: nn.Module) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_network_is_the_same(name):
-    models = [on_meta(yaml_task(name).config), on_meta(lazy_task(name).config)]
+    models = [on_meta(task.config) for task in tasks(name)]
     one, other = ([(k, v.shape, v.requires_grad) for k, v in m.named_parameters()] for m in models)
     assert one == other
     if name != PAPER[0]:
@@ -96,7 +82,7 @@ def test_the_network_is_the_same(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAPER)
 def test_the_run_is_the_same(name):
-    yaml, lazy = yaml_task(name), lazy_task(name)
+    yaml, lazy = tasks(name)
     # A schedule of a LazyConfig is a node, compared below
     without = {"lr_steps": (), "warmup_iters": 0}
     assert dataclasses.replace(yaml.settings, **without) == lazy.settings
@@ -110,9 +96,9 @@ def test_the_run_is_the_same(name):
     assert one == other and {g["weight_decay"] for g in one} == {0.0, 4e-5}
 
 
-def _schedules(world_size: int, accumulate: int = 1):
+def _schedules(world_size: int, accumulate: int):
     result = []
-    for task in (yaml_task(PAPER[0]), lazy_task(PAPER[0])):
+    for task in tasks(PAPER[0]):
         written = dataclasses.replace(task.settings, accumulate=accumulate)
         task.settings = scale_settings(written, world_size)
         weight = torch.zeros(1, requires_grad=True)
@@ -127,9 +113,7 @@ def _rate(scheduler, step: int) -> float:
     return scheduler.get_lr()[0]
 
 
-@pytest.mark.parametrize(
-    ("world_size", "accumulate"), [(128, 1), (1, 1), (3, 1), (8, 1), (9, 7), (131, 1), (256, 1)]
-)
+@pytest.mark.parametrize(("world_size", "accumulate"), [(128, 1), (3, 1), (9, 7), (256, 1)])
 def test_the_learning_rate_is_the_same_on_any_number_of_workers(world_size, accumulate):
     """YAML rounds the steps of warm-up and decay, a node has them as shares of the training."""
     (yaml, settings), (lazy, other) = _schedules(world_size, accumulate)
@@ -143,14 +127,6 @@ def test_the_learning_rate_is_the_same_on_any_number_of_workers(world_size, accu
         at_a_change = any(abs(step - change) <= 1 + 1e-6 * last for change in changes)
         if not at_a_change:
             assert _rate(lazy, step) == pytest.approx(_rate(yaml, step), rel=1e-3), step
-
-
-def test_another_length_stretches_the_schedule(tmp_path):
-    task = lazy_task(PAPER[0], "train.max_iter=1300 train.reference_world_size=0")
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=task.settings.base_lr)
-    scheduler = LRMultiplier(optimizer, task.build_schedule(), 1300)
-    rates = [_rate(scheduler, step) for step in (0, 5, 10, 1169, 1171, 1299)]
-    assert rates == pytest.approx([0, 0.16, 0.32, 0.32, 0.032, 0.00032])
 
 
 # (YAML's keys, LazyConfig's) of a training of four steps with averaged weights

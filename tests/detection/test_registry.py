@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,21 +53,17 @@ def counting(monkeypatch, tmp_path):
     """A configuration with that head, which the module ``counting`` brings."""
     if "CountingROIHeads" not in ROI_HEADS_REGISTRY:
         ROI_HEADS_REGISTRY.register(CountingROIHeads)
-    module = ModuleType("counting")
-    module.add_keys = _add_keys
-    monkeypatch.setitem(sys.modules, "counting", module)
-    register(
-        "counting",
-        Head(
-            names=("Counting",),
-            module="counting",
-            add_config="add_keys",
-            sections=("MODEL.COUNTER",),
-            num_classes=("MODEL.COUNTER.NUM_CLASSES",),
-            class_layers=r"roi_heads\.count",
-            not_exported=(("CountingROIHeads",), "CountingROIHeads counts"),
-        ),
+    monkeypatch.setitem(sys.modules, "counting", SimpleNamespace(add_keys=_add_keys))
+    head = Head(
+        names=("Counting",),
+        module="counting",
+        add_config="add_keys",
+        sections=("MODEL.COUNTER",),
+        num_classes=("MODEL.COUNTER.NUM_CLASSES",),
+        class_layers=r"roi_heads\.count",
+        not_exported=(("CountingROIHeads",), "CountingROIHeads counts"),
     )
+    register("counting", head)
     shapes = shapes_by_flag(tmp_path, num_train=1, num_val=1, size=64)
     data = {name: shapes[name] for name in ("train_json", "train_images")}
     file = tmp_path / "counting.yaml"
@@ -90,8 +86,6 @@ def test_a_head_of_another_project(counting):
 @pytest.mark.slow
 @pytest.mark.parametrize("is_registered", [True, False])
 def test_its_layers_start_afresh_with_other_classes(counting, tmp_path, is_registered):
-    if not is_registered:
-        CLASS_LAYERS.pop()
     cfg = load_config(counting)
     torch.save({"model": DetectionTask(cfg).build_model().state_dict()}, tmp_path / "w.pth")
     cfg.MODEL.COUNTER.NUM_CLASSES = 5
@@ -99,6 +93,7 @@ def test_its_layers_start_afresh_with_other_classes(counting, tmp_path, is_regis
     if is_registered:
         load(model, tmp_path / "w.pth")
         return
+    CLASS_LAYERS.pop()
     with pytest.raises(WeightsError, match=r"roi_heads\.count"):
         load(model, tmp_path / "w.pth")
 
