@@ -11,7 +11,6 @@ import torch
 from detectron2.config import CfgNode
 from torch import nn
 
-from lambda_det.detection import saved_run
 from lambda_det.detection.lazy import load_lazy_config
 from lambda_det.detection.prediction import Predictor
 from lambda_det.detection.saved_run import open_run, with_network
@@ -78,14 +77,6 @@ def test_a_checkpoint_alone_is_enough(content, file):
     predictor = Predictor(file, score_threshold=0.0)
     assert len(predictor(np.zeros((48, 64, 3), np.uint8))) > 0
     assert predictor.origin == run.origin
-
-
-def test_a_predictor_interprets_the_configuration_once(file, monkeypatch):
-    read, calls = saved_run.read_components, []
-    monkeypatch.setattr(saved_run, "read_components", lambda cfg: calls.append(cfg) or read(cfg))
-    monkeypatch.setattr(DetectionTask, "__init__", None)
-    Predictor(file)
-    assert len(calls) == 1
 
 
 def test_given_keys_count(file):
