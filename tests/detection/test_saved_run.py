@@ -109,7 +109,7 @@ MODEL:
     [
         ("build_lambda_resnet_fpn_backbone", "{DEPTH: 50}", {}),
         ("build_lambda_resnet_backbone", "{RES5_DILATION: 2}", {"dilation": {"res5": 2}}),
-        ("build_resnet_backbone", "{}", None),
+        ("build_resnet_backbone", "{DEPTH: 50}", None),
     ],
 )
 def test_the_backbone_of_detectron2_s_checkpoint(name, resnets, options, tmp_path):

@@ -51,20 +51,17 @@ def test_it_trains_and_is_evaluated(shapes, tmp_path, name):
 
 
 def test_predictions_of_a_panoptic_model_are_drawn_and_semantic_ones_refused(shapes, tmp_path):
-    for name, expected in (("panoptic_fpn", None), ("deeplab", "finds no instances")):
+    def predictor(name: str) -> Predictor:
         cfg = _cfg(name)
-        model = build_model(cfg)
-        weights = tmp_path / f"{name}.pth"
-        torch.save({"model": model.state_dict()}, weights)
-        cfg.MODEL.WEIGHTS = str(weights)
-        if expected:
-            with pytest.raises(ConfigError, match=expected):
-                Predictor(cfg)
-        else:
-            image = cv2.imread(str(shapes / "shapes_panoptic/val/000000.png"))
-            instances = Predictor(cfg, score_threshold=0.0)(image).instances
-            drawn = draw_predictions(image, instances)
-            assert drawn.shape == image.shape and instances.has("pred_masks")
+        cfg.MODEL.WEIGHTS = str(tmp_path / "model.pth")
+        torch.save({"model": build_model(cfg).state_dict()}, cfg.MODEL.WEIGHTS)
+        return Predictor(cfg, score_threshold=0.0)
+
+    image = cv2.imread(str(shapes / "shapes_panoptic/val/000000.png"))
+    instances = predictor("panoptic_fpn")(image).instances
+    assert draw_predictions(image, instances).shape == image.shape and instances.has("pred_masks")
+    with pytest.raises(ConfigError, match="finds no instances"):
+        predictor("deeplab")
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -73,17 +70,16 @@ def test_its_norms_take_bfloat16_and_images_without_objects(shapes, name):
     cfg = _cfg(name, "NORM", "AMP.ENABLED")
     assert cfg.SOLVER.AMP.ENABLED and cfg.MODEL.LAMBDA_RESNET.NORM == "SyncBN"
     cfg.SOLVER.AMP.DTYPE = "bfloat16"  # whatever this processor has
-    model = build_model(cfg).train()
+    model, task = build_model(cfg).train(), DetectionTask(cfg)
     norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
     assert {type(norm) for norm in norms} <= {SyncBatchNorm2d}
-    batch = next(iter(DetectionTask(cfg).build_train_loader()))
+    batch = next(iter(task.build_train_loader()))
     empty = [{**image, "instances": image["instances"][:0]} for image in batch]
     with EventStorage(0):
         for images in (empty[:1] + batch[1:], empty):
-            with Precision.of(DetectionTask(cfg).settings).autocast():
+            with Precision.of(task.settings).autocast():
                 losses = model(images)
             assert all(loss.isfinite() for loss in losses.values())
             sum(losses.values()).backward()
-    gradients = {n: p.grad for n, p in model.named_parameters()}
-    assert [n for n, g in gradients.items() if g is None] == []
-    assert all(g.isfinite().all() for g in gradients.values())
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), parameter_name

@@ -118,62 +118,40 @@ def test_the_example_works(command, folder, monkeypatch, capsys):
 
 @needs_any_size
 def test_an_exported_file_finds_the_same(folder, monkeypatch):
-    """One whose graph is recorded: in the program of the page, and by Predictor."""
+    """One whose graph is recorded: in Predictor, and in the program of the page; also in tiles."""
     few_rounds(monkeypatch)
     _export(folder)
     path = folder / "detector.onnx"
+    files = sorted((folder / "datasets/shapes/val").iterdir())
     images, _ = onnxruntime.InferenceSession(path).get_inputs()
     assert images.shape == [1, "32*height", "32*width", 3]
-    the_program_of_the_page_finds_the_same(path, folder)
-    finds_the_same(path, folder)
-    finds_the_same_in_tiles(path, folder)
-
-
-def finds_the_same(path: Path, folder: Path):
-    """A file without its .json finds what its run does on every image."""
-    path = Path(shutil.copy(path, folder / "moved.onnx"))
-    images = [cv2.imread(str(file)) for file in (folder / "datasets/shapes/val").iterdir()]
-    original = Predictor(folder / "output/run", score_threshold=0.3)
-    exported = Predictor(path, score_threshold=0.3, batch_size=3)
-    for image, found in zip(images, exported(images), strict=True):
-        expected = original(image)
-        np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
-        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-3, atol=1e-3)
-        assert found.names == expected.names
-        assert not found.masks.size or (found.masks == expected.masks).mean() > 0.99
-    assert max(map(len, exported(images))) > 1
-
-
-def finds_the_same_in_tiles(path: Path, folder: Path):
-    """The file of a run that cuts images differs in its metadata: Predictor and the program."""
-    run = open_run(
-        folder / "output/run", opts=["INPUT.TILE.SIZE", "40", "INPUT.TILE.OVERLAP", "12"]
-    )
+    # A file without its .json, and one that differs from it in its metadata
+    alone, tiled = Path(shutil.copy(path, folder / "moved.onnx")), folder / "tiled.onnx"
+    tiles = ["INPUT.TILE.SIZE", "40", "INPUT.TILE.OVERLAP", "12"]
+    whole, cut = (open_run(folder / "output/run", opts=opts) for opts in ([], tiles))
     model = onnx.load(path)
     about = {entry.key: entry.value for entry in model.metadata_props}
-    onnx.helper.set_model_props(model, about | {"tile": json.dumps(run.about()["tile"])})
-    tiled = folder / "tiled.onnx"
+    onnx.helper.set_model_props(model, about | {"tile": json.dumps(cut.about()["tile"])})
     onnx.save(model, tiled)
-    image = sorted((folder / "datasets/shapes/val").iterdir())[-2]
-    expected = Predictor(run, score_threshold=0.3)(image)
-    found = Predictor(tiled, score_threshold=0.3)(image)
-    assert len(expected) > 1 and found.names == expected.names
-    np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
-    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-3, atol=1e-3)
-    the_program_of_the_page_finds_the_same(tiled, folder, expected)
+    for run, exported, images in ((whole, alone, files), (cut, tiled, files[-2:-1])):
+        original = Predictor(run, score_threshold=0.3)
+        predictor = Predictor(exported, score_threshold=0.3, batch_size=3)
+        for image, found in zip(images, predictor(images), strict=True):
+            expected = original(image)
+            np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
+            np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-3, atol=1e-3)
+            assert found.names == expected.names
+            assert not found.masks.size or (found.masks == expected.masks).mean() > 0.99
+        the_program_of_the_page_finds_the_same(exported, files[-2], original(files[-2]))
 
 
-def the_program_of_the_page_finds_the_same(
-    path: Path, folder: Path, expected: Prediction | None = None
-):
+def the_program_of_the_page_finds_the_same(path: Path, image: Path, expected: Prediction):
     """Without lambda_det, on an image of the run, whose scores are low."""
-    image = sorted((folder / "datasets/shapes/val").iterdir())[-2]
     lean = "import sys; sys.modules.update(dict.fromkeys(('torch', 'detectron2', 'lambda_det')))\n"
     program = (ROOT / "docs/detect.py").read_text("utf-8")
     words = [sys.executable, "-c", lean + program, path, image, "--score-threshold", "0.3"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    expected = expected or Predictor(folder / "output/run", score_threshold=0.3)(image)
     assert len(expected) > 1
     assert re.findall(r"^(\w+) 0", done.stdout, re.M) == expected.names
     areas = [int(area) for area in re.findall(r"mask of (\d+)", done.stdout)]
