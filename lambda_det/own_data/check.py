@@ -52,8 +52,6 @@ def print_report(report: Report) -> None:
     _print_count(report.images, "image")
     _print_count(report.annotations, "annotation", f", {report.crowds:,} of them crowds")
     print(f"{report.usable:9,} can be trained on, at most {report.most:,} in an image")
-    for size, count in report.sizes.items():
-        print(f"{count:9,} {size}")
     _print_count(len(report.categories), "category", ":")
     names = Counter(report.categories.values())
     for number, count in report.counts.items():

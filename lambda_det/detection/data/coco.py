@@ -37,7 +37,7 @@ from lambda_det.detection.data.coco_format import (
 )
 from lambda_det.detection.data.image_folder import ImageFolder, normal
 from lambda_det.detection.data.records import upright_size
-from lambda_det.detection.data.report import SIZES, Finding, Kind, Report
+from lambda_det.detection.data.report import Finding, Kind, Report
 from lambda_det.detection.data.truth import (
     FAR,
     MAX_PIXELS,
@@ -419,8 +419,6 @@ def _count(file: _File, records: Sequence[Mapping[str, Any]]) -> None:
         report.masks += len(record["annotations"]) - lacking
         unmasked += [(f"{_named(image)}: {lacking}", lacking)] if lacking else []
         seen.update(a["category_id"] for a in objects)
-        for one in record["annotations"]:
-            report.sizes[next(n for n, limit in SIZES.items() if one["area"] < limit)] += 1
         if len(objects) > COCO_DETECTIONS:
             report.add(kinds.DENSE, f"{_named(image)}: {len(objects)}")
         if not objects:

@@ -24,9 +24,6 @@ REFUSED, UNUSABLE, REPAIRED, DOUBTFUL, NOTED = (
 # COCO train2017 itself has one box of zero height among its 860 001.
 MAX_UNUSABLE_SHARE = 0.01
 
-# COCO's limits of area, in pixels
-SIZES = {"small": 32**2, "medium": 96**2, "large": float("inf")}
-
 _FIRST_CASES = 3
 _LONGEST = 600  # the longest text of one case in a report
 
@@ -88,7 +85,6 @@ class Report:
         categories: names by id, in the order of the ids.
         keypoints: names of an object's keypoints, of the first category that has any.
         counts: annotations by category id, crowds included.
-        sizes: annotations by COCO's sizes: small, medium, large.
         findings: that occur, by kind.
         files: for each image "file_name" (the whole path), "name" (in the labels), "width",
             "height", and "own_size": whether these are the image's, because the labels have none.
@@ -106,7 +102,6 @@ class Report:
     categories: dict[int, str] = field(default_factory=dict)
     keypoints: list[str] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIZES, 0))
     findings: dict[Kind, Finding] = field(default_factory=dict)
     files: list[dict[str, Any]] = field(default_factory=list, repr=False)
 

@@ -36,7 +36,6 @@ def test_a_sound_data_set(content, write):
     assert (report.masks, report.most, report.empty) == (8, 2, 0)
     assert report.categories == {1: "apple", 5: "pear"}
     assert report.counts == {1: 4, 5: 4}
-    assert report.sizes == {"small": 8, "medium": 0, "large": 0}
     assert report.findings == {} and report.refusal() is None
 
 
@@ -67,14 +66,6 @@ def test_records_are_detectron2s(content, write):
     assert first["annotations"][0]["bbox"] == [4, 6, 20, 16]
     assert first["annotations"][0]["segmentation"] == content["annotations"][0]["segmentation"]
     assert [file["file_name"] for file in report.files] == [r["file_name"] for r in records]
-
-
-def test_sizes_are_told_by_area(content, read):
-    for entry in content["images"]:
-        entry.update(width=100, height=100)
-    for entry, area in zip(content["annotations"], (1023, 1024, 9215, 9216), strict=False):
-        entry.update(bbox=[1, 1, 98, 98], area=area, segmentation=[])
-    assert read(content).report.sizes == {"small": 5, "medium": 2, "large": 1}
 
 
 def _fifth(**values):
