@@ -13,6 +13,7 @@ import numpy as np
 
 from lambda_det.detection.data.coco_format import READER, read_json, read_lists
 from lambda_det.detection.data.image_folder import SUFFIXES, normal, walk
+from lambda_det.detection.data.report import NOTED
 from lambda_det.errors import DataError, counted, listed, printable
 from lambda_det.files import read_text
 from lambda_det.own_data.coco_files import name_labels, stem_with_part, write_coco
@@ -301,8 +302,10 @@ def _log(
     objects = ", ".join(f"{count} {label}" for label, count in counts.most_common())
     count = counted(len(placed), "image")
     logger.info(f"{place}: {name}, {count} with {objects or 'no object'}")
+    # the check of the data says the others
     for kind, cases in findings.items():
-        logger.warning(f"{len(cases)} x {kind.text}; first: {printable(cases[0])}")
+        if kind.severity == NOTED:
+            logger.warning(f"{len(cases)} x {kind.text}; first: {printable(cases[0])}")
 
 
 _LISTS = FORMATS["YOLO with a list of names"].endings
