@@ -21,7 +21,6 @@ from lambda_det.own_data.labels import (
     as_coco,
     as_single_class,
     give_all_classes,
-    refuse_address,
 )
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.run_data import FOLDER, read_sources
@@ -85,8 +84,6 @@ def choose_data(
                 "dataloader.test, and evaluate with --eval-only and train.init_checkpoint."
             )
         return None
-    for place in (data, labels, images):
-        refuse_address(place or "")
     if not (data or labels):
         return _of_run(saved.config, home, part)
     has_single_class = read_sources(home).get("single_class", False)

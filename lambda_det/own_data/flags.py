@@ -199,10 +199,9 @@ def _has_work(args: argparse.Namespace, config: CfgNode | None) -> bool:
     named = [(getattr(args, f"{p}_json"), getattr(args, f"{p}_images")) for p in PARTS]
     if not any(labels for labels, _ in named):
         return False
-    from lambda_det.own_data.labels import COCO, recognise, refuse_address
+    from lambda_det.own_data.labels import COCO, recognise
 
     for labels, images in named:
-        refuse_address(labels or "")
         if labels and Path(labels).exists() and (not images or recognise(Path(labels))[0] != COCO):
             return True
     return False

@@ -515,8 +515,8 @@ OWN, BASE = ["--data", "DATA"], ["--config", "finetune/base.yaml"]
 # What is named, and the words
 REFUSED = [
     ("--train-json", *OWN, "--train-json", "a.json"),
-    ("s3:.*is an address", "--data", "s3://bucket/my"),
-    ("is an address", "--train", "DATA", "--images", "gs://bucket/my"),
+    ("s3:.*bucket", "--data", "s3://bucket/my"),
+    ("gs:.*bucket", "--train", "DATA", "--images", "gs://bucket/my"),
     ("no training was started", "--resume"),
     ("--config FILE", *OWN, "--eval-only"),
     ("type --data .*data", "DATA"),

@@ -18,7 +18,6 @@ __getattr__ = names_of(
         "read_labels": "own_data.labels.conversion",
         "other_labels": "own_data.labels.formats",
         "recognise": "own_data.labels.formats",
-        "refuse_address": "own_data.labels.formats",
         "COCO": "own_data.labels.table",
         "FORMATS": "own_data.labels.table",
     },

@@ -19,7 +19,7 @@ from lambda_det.own_data.labels.table import COCO, FORMATS
 from lambda_det.own_data.labels.xml import root_name
 from lambda_det.own_data.labels.yolo import is_list_of_names, looks_like_labels, read_yolo
 
-__all__ = ["format_of", "other_labels", "recognise", "refuse_address"]
+__all__ = ["format_of", "other_labels", "recognise"]
 
 _OF_SIGN = {sign: name for name, row in FORMATS.items() for sign in row.signs}
 # The endings of the formats that are recognised by a sign, in the order of the table
@@ -34,7 +34,6 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
     Raises:
         DataError: nothing there is of a known format.
     """
-    refuse_address(place)
     refuse_missing(place)
     if place.is_file() and (place.suffix.lower() in _ARCHIVES or zipfile.is_zipfile(place)):
         raise DataError(f"{place} is an archive; unpack it, and name the folder that comes out.")
@@ -68,19 +67,6 @@ def _is_broken_coco(file: Path) -> bool:
 
 
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
-
-
-def refuse_address(place: str | Path) -> None:
-    """Refuse an address such as ``s3://bucket/labels`` in the place of a file or folder.
-
-    Raises:
-        DataError: it is an address, and no file or folder.
-    """
-    if re.match(r"\w{2,}:/", str(place)):
-        raise DataError(
-            f"{place} is an address, and data to train or evaluate on have to be files here: copy "
-            "them, as aws s3 sync and gcloud storage rsync do, or mount them."
-        )
 
 
 def other_labels(place: Path, name: str) -> dict[str, Path]:
