@@ -34,12 +34,8 @@ _ADVICE = {
         f"{_HERE}"
     ),
     ("coco_", "keypoints_coco_"): (
-        "for COCO 2017 unpack zips/train2017.zip, zips/val2017.zip, "
-        "annotations/annotations_trainval2017.zip and, for panoptic segments, "
-        "annotations/panoptic_annotations_trainval2017.zip of http://images.cocodataset.org into "
-        f"coco/ under {_HERE}; datasets/prepare_panoptic_fpn.py of Detectron2 then makes the stuff "
-        "masks; to try without any download, run `python datasets/make_shapes.py` and train on "
-        "shapes_train"
+        f"unpack COCO 2017 (datasets/README.md) into coco/ under {_HERE}, or try without any "
+        "download: run `python datasets/make_shapes.py` and train on shapes_train"
     ),
     ("",): "put the data there or correct the path",
 }

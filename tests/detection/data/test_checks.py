@@ -67,7 +67,7 @@ def test_classes_to_evaluate_on_that_are_not_trained_on_are_named(registered, co
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("coco_2017_val", ["annotations_trainval2017.zip", "DETECTRON2_DATASETS", "make_shapes"]),
+        ("coco_2017_val", ["datasets/README.md", "DETECTRON2_DATASETS", "make_shapes"]),
         ("shapes_train", ["make_shapes.py", "DETECTRON2_DATASETS"]),
         ("mine", ["mine.json"]),
     ],
