@@ -40,16 +40,9 @@ def run(monkeypatch, *words, about=()):
     return runpy.run_path(str(PROGRAM))
 
 
-def test_it_has_a_help(capsys, monkeypatch):
-    with pytest.raises(SystemExit, match="0"):
-        run(monkeypatch, "--help")
-    assert "detector photo" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("best", "flags", "names"),
     [
-        (None, [], ["ring"]),
         ("null", [], ["ring"]),
         ("0.125", [], ["ring", "disc"]),
         ("0.125", ["--score-threshold", "0.7"], []),
@@ -60,8 +53,7 @@ def test_the_best_score_of_the_file_is_the_threshold(
     capsys, monkeypatch, tmp_path, best, flags, names
 ):
     Image.new("RGB", (64, 64)).save(tmp_path / "photo.png")
-    about = {"best_score": best} if best else {}
-    run(monkeypatch, "d.onnx", str(tmp_path / "photo.png"), *flags, about=about)
+    run(monkeypatch, "d.onnx", str(tmp_path / "photo.png"), *flags, about={"best_score": best})
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == names
 
 

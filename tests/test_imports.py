@@ -152,8 +152,8 @@ def test_what_needs_no_network_is_answered_without_pytorch():
     [
         ("engine", True),
         ("modeling.backbone", False),
-        ("config, torch", False),
-        ("config; __import__('importlib.util').util.find_spec('detectron2.modeling')", True),
+        ("config, torch", True),
+        ("config; __import__('importlib.util').util.find_spec('detectron2.modeling')", False),
     ],
 )
 def test_backbones_are_registered_by_an_import_before_or_after_detectron2(module, before):

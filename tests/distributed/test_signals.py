@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -179,28 +178,27 @@ def test_other_threads_change_nothing():
     assert seen == [previous]
 
 
-_SCRIPT = """
-import importlib.util, os, signal, sys
-spec = importlib.util.spec_from_file_location("signals", sys.argv[1])
-sys.modules["signals"] = signals = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(signals)
-signals._SECONDS_OF_ONE_REQUEST = -1
-with signals.catch_signals():
-    if sys.argv[2] == "worker":
-        worker = os.fork()
-        if not worker:
-            os.kill(os.getpid(), signal.SIGTERM)
-            os._exit(0)
-        sys.exit(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) + 100)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    os.kill(os.getpid(), signal.SIGTERM)
-"""
+def _second_signal(of_worker: bool) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a process that is not forked
+    signals._SECONDS_OF_ONE_REQUEST = -1
+    with catch_signals():
+        if of_worker:
+            worker = os.fork()
+            if not worker:
+                _send()
+                os._exit(0)
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) + 100)
+        _send(signal.SIGUSR1)
+        _send()
+    os._exit(1)
 
 
-@pytest.mark.parametrize(("process", "status"), [("itself", -signal.SIGTERM), ("worker", 100)])
-def test_a_second_signal_is_deadly_and_forked_workers_ignore_all(process, status):
-    command = [sys.executable, "-c", _SCRIPT, signals.__file__, process]
-    assert subprocess.run(command).returncode == status
+@pytest.mark.parametrize(("of_worker", "status"), [(False, -signal.SIGTERM), (True, 100)])
+def test_a_second_signal_is_deadly_and_forked_workers_ignore_all(of_worker, status):
+    process = get_context("fork").Process(target=_second_signal, args=(of_worker,))
+    process.start()
+    process.join()
+    assert process.exitcode == status
 
 
 # ---- all processes leave the work together, wherever each of them is when one is asked to stop

@@ -22,7 +22,7 @@ from tests.reliability.runs import (
 
 pytestmark = pytest.mark.slow  # trains
 
-ALL = int(os.environ.get("LAMBDA_DET_KILLS", 4))
+ALL = int(os.environ.get("LAMBDA_DET_KILLS", 3))
 KILLS = min(ALL, 20)  # of one run
 WORDS = {
     "detection": detection_words,
@@ -36,7 +36,7 @@ SHORTER = {
     "lazy": "train.checkpointer.period=1",
     "classification": "SOLVER.EPOCHS 4 TEST.EVAL_PERIOD 2 SOLVER.CHECKPOINT_PERIOD 1",
 }
-if KILLS <= 4:  # else the run of a small network would have ended before the last of them
+if KILLS <= 3:  # else the run of a small network would have ended before the last of them
     SHORTER["lazy"] += f" model.backbone.bottom_up.name=resnet14_slim_lambda_c5 {NARROW[1]}"
     SHORTER["classification"] += f" {' '.join(NETWORK)}"
 
