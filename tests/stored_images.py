@@ -30,7 +30,6 @@ TURNED = {
     "AVIF": ("avif", {"quality": 100}, ()),
 }
 UPRIGHT = {"BMP": "bmp", "GIF": "gif", "PPM": "ppm", "JPEG2000": "jp2", "TGA": "tga"}
-LOSSLESS = ("PNG", "WEBP", "TIFF", "TIFF, packed", "BMP", "PPM", "TGA")
 
 
 def made_image() -> np.ndarray:

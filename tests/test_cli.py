@@ -163,8 +163,7 @@ def started_with(expression: str, **environment: str) -> subprocess.Popen:
 
 
 @pytest.mark.posix
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("end", ["0", "1"])
+@pytest.mark.parametrize(("unbuffered", "end"), [("", "0"), ("1", "1")])
 def test_a_pipe_that_is_closed_ends_a_command_without_a_stack_trace(unbuffered, end):
     work = started_with(f"[print(n) for n in range(10**5)] and {end}", PYTHONUNBUFFERED=unbuffered)
     assert work.stdout.readline() == b"0\n"

@@ -110,17 +110,13 @@ def _kill_before_operation(number: int) -> None:
 
     def count(event: str, args: tuple) -> None:
         nonlocal seen
-        if event not in _FILE_EVENTS:
+        if event not in _FILE_EVENTS or not isinstance(args[0], (str, os.PathLike)):
             return
-        name = (
-            os.path.basename(os.fspath(args[0])) if isinstance(args[0], (str, os.PathLike)) else ""
-        )
-        if not (name.startswith("last_checkpoint") or ".pth" in name):
-            return
-        if event == "open" and not (args[1] and set(args[1]) & set("wax+")):
-            return
-        seen += 1
-        if seen == number:
-            os.kill(os.getpid(), signal.SIGKILL)
+        name = os.path.basename(os.fspath(args[0]))
+        is_written = event != "open" or bool(set(args[1] or "") & set("wax+"))
+        if is_written and (name.startswith("last_checkpoint") or ".pth" in name):
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count)

@@ -18,15 +18,9 @@ def _save(folder, *steps):
         torch.save({"model": {"w": torch.ones(99)}, "iteration": step}, folder / name)
 
 
-def _damage(path, how):
-    data = bytearray(path.read_bytes())
-    if how == "cut":
-        del data[len(data) // 2 :]
-    elif how == "empty":
-        data.clear()
-    else:
-        data[data.index(torch.ones(9).numpy().tobytes()) + 5] ^= 4
-    path.write_bytes(data)
+def _damage(path):
+    """weights/test_formats.py has the other ways."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 @pytest.fixture
@@ -45,7 +39,7 @@ def test_that_which_the_pointer_names(folder, caplog):
     RunFolder(folder).point_to("model_0000003.pth")  # somebody went back
     assert _taken(folder) == "model_0000003.pth"
     assert not caplog.records
-    _damage(folder / "model_0000003.pth", "cut")
+    _damage(folder / "model_0000003.pth")
     assert _taken(folder) == "model_0000001.pth"  # and not one after it
 
 
@@ -62,21 +56,16 @@ def test_an_empty_folder_and_none(tmp_path):
     assert RunFolder(tmp_path).read_newest() is RunFolder(tmp_path / "none").read_newest() is None
 
 
-@pytest.mark.parametrize("how", ["cut", "empty", "altered"])
-def test_the_one_before_a_damaged_one(folder, caplog, how):
-    _damage(folder / "model_0000005.pth", how)
-    assert _taken(folder) == "model_0000003.pth"
-    assert len(caplog.records) == 1
-    words = caplog.text
-    assert "model_0000005.pth cannot be read" in words and "model_0000003.pth is taken" in words
-    caplog.clear()
-    _damage(folder / "model_0000003.pth", how)
-    assert _taken(folder) == "model_0000001.pth"
-    assert len(caplog.records) == 2
-    _damage(folder / "model_0000001.pth", how)
-    with pytest.raises(WeightsError, match=r"No checkpoint.*whole.*model_0000003\.pth") as caught:
+def test_the_one_before_a_damaged_one(folder, caplog):
+    for damaged, taken in ((5, 3), (3, 1)):
+        _damage(folder / f"model_000000{damaged}.pth")
+        assert _taken(folder) == f"model_000000{taken}.pth"
+        said = caplog.messages[-1]
+        assert f"_000000{damaged}.pth cannot be read" in said and f"_000000{taken}.pth is" in said
+    assert len(caplog.records) == 3  # two the second time
+    _damage(folder / "model_0000001.pth")
+    with pytest.raises(WeightsError, match=r"No checkpoint.*whole.*model_0000003\.pth"):
         RunFolder(folder).read_newest()
-    assert "\n" not in str(caught.value)
 
 
 def test_a_file_without_a_model_is_none_of_ours(folder, caplog):
