@@ -80,7 +80,7 @@ def test_yaml_script_trains_and_evaluates(start, config, tmp_path):
 @pytest.mark.slow
 def test_lazyconfig_script_trains(start, tmp_path):
     start(
-        *(SCRIPTS / "lazyconfig_train_net.py", "--config-file", SCRIPTS / "lazy_rpn.py"),
+        *(SCRIPTS / "lazyconfig_train_net.py", "--config-file", SCRIPTS / "lazy_retinanet.py"),
         "train.output_dir=out",
     )
     rows = [json.loads(row) for row in (tmp_path / "out" / "metrics.json").open()]

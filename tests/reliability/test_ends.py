@@ -299,14 +299,15 @@ def test_any_process_may_be_killed(how, words, whole, tmp_path):
     assert ["SIGKILL" in line or "DataLoader worker" in line for line in said] == [True] * 3
 
 
-@pytest.mark.parametrize("processes", ["one", "two"])
-def test_a_signal_during_the_start_ends_it(processes, words, tmp_path):
+@pytest.mark.parametrize(("processes", "name"), [("one", "SIGTERM"), ("two", "SIGUSR1")])
+def test_a_signal_during_the_start_ends_it(processes, name, words, tmp_path):
+    number = getattr(signal, name)
     command = Command(processes, words, tmp_path / "run")
     command.start("waiting")
     wait_until((tmp_path / "run.starts").exists)
     command.note_what_is_there()
-    command.send(signal.SIGTERM)
-    assert command.end() == -signal.SIGTERM
+    command.send(number)
+    assert command.end() == -number
     assert not (tmp_path / "run").exists()
 
 
