@@ -7,13 +7,11 @@ from detectron2.config import get_cfg
 from detectron2.modeling import build_model
 from detectron2.structures import BitMasks, Boxes, Instances
 from detectron2.utils import comm
-from detectron2.utils.events import EventStorage
 from torch import Tensor, nn
 
-from lambda_det import create_backbone
 from lambda_det.config import add_lambda_config
 from lambda_det.distributed.connection import distribute
-from lambda_det.modeling.norm import SyncBatchNorm2d, convert_sync_norms
+from lambda_det.modeling.norm import SyncBatchNorm2d
 from lambda_det.training.precision import Precision
 from lambda_det.training.statistics import estimate_statistics
 from tests.reliability.runs import DETECTOR
@@ -42,12 +40,6 @@ def _image(index: int) -> dict:
     return {"image": image.to(torch.uint8), "instances": instances}
 
 
-def _share(stream: list, per_batch: int) -> list[list]:
-    """The batches of this process: its i-th of a step is number i * processes + rank."""
-    batches = [stream[at : at + per_batch] for at in range(0, len(stream), per_batch)]
-    return batches[comm.get_rank() :: comm.get_world_size()]
-
-
 def _mask_rcnn() -> nn.Module:
     cfg = get_cfg()
     add_lambda_config(cfg)
@@ -59,57 +51,23 @@ def _mask_rcnn() -> nn.Module:
     return build_model(cfg)
 
 
-def _train(model: nn.Module, batches: list, accumulate: int, lr: float) -> list[dict[str, float]]:
-    """The losses of each step, as means over all processes."""
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    trainer = Steps(
-        model, batches, optimizer, precision=Precision("cpu", None), accumulate=accumulate, seed=7
+def detection() -> dict:
+    """A whole Mask R-CNN: mean losses of some steps, and the weights after them."""
+    model, world_size = _mask_rcnn(), comm.get_world_size()
+    steps = Steps(
+        distribute(model, "cpu"),
+        # Batch i of a step is number i * processes + rank
+        [[_image(index)] for index in range(comm.get_rank(), STEPS * IMAGES, world_size)],
+        torch.optim.SGD(model.parameters(), 0.005, momentum=0.9),
+        accumulate=IMAGES // world_size,
+        seed=7,
     )
     losses = []
-    with EventStorage() as storage:
-        for trainer.iter in range(STEPS):
-            storage.iter = trainer.iter
-            trainer.run_step()
-            everywhere = comm.all_gather({k: v.item() for k, v in trainer._losses_before.items()})
-            names = everywhere[0]
-            losses.append({k: sum(e[k] for e in everywhere) / len(everywhere) for k in names})
-    return losses
-
-
-def detection() -> dict:
-    """A whole Mask R-CNN: losses of some steps, and the weights after them."""
-    model = _mask_rcnn()
-    stream = [_image(index) for index in range(STEPS * IMAGES)]
-    accumulate = IMAGES // comm.get_world_size()
-    losses = _train(distribute(model, "cpu"), _share(stream, 1), accumulate, lr=0.005)
+    for step in range(STEPS):
+        steps.take(range(step, step + 1))
+        everywhere = comm.all_gather({k: v.item() for k, v in steps._losses_before.items()})
+        losses.append({k: sum(e[k] for e in everywhere) / world_size for k in everywhere[0]})
     return {"losses": losses, "weights": dict(model.named_parameters())}
-
-
-class _Mean(nn.Module):
-    """A backbone whose loss is a mean over its outputs, in float64."""
-
-    def __init__(self, norm: str) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.backbone = create_backbone(
-            "lambda_resnet26_slim", ("res4",), norm=norm, scope=7
-        ).double()
-
-    def forward(self, batch: list[dict]) -> dict[str, Tensor]:
-        features = self.backbone(torch.stack([item["pixels"] for item in batch]))["res4"]
-        return {"loss": (features - 1).square().mean()}
-
-
-def synchronised() -> dict:
-    """A backbone with synchronised norms, whose batch is shared out; one process takes all."""
-    world_size = comm.get_world_size()
-    model = convert_sync_norms(_Mean("BN" if world_size == 1 else "SyncBN"), "cpu")
-    generator = torch.Generator().manual_seed(3)
-    images = torch.randn(STEPS * IMAGES, 3, 32, 48, generator=generator, dtype=torch.float64)
-    batches = _share([{"pixels": image} for image in images], IMAGES // world_size)
-    losses = _train(distribute(model, "cpu"), batches, 1, lr=0.1)
-    kinds = sorted({type(m).__name__ for m in model.modules() if "BatchNorm" in type(m).__name__})
-    return {"losses": losses, "weights": dict(model.state_dict()), "kinds": kinds}
 
 
 # Images of each of four processes; two processes take two shares each
@@ -188,7 +146,6 @@ def everything() -> dict:
     alone = comm.get_world_size() == 1
     return {
         "detection": detection(),
-        "synchronised": synchronised(),
         "norms": {} if alone else {kind: norms(kind) for kind in NORMS},
         "statistics": {} if alone else statistics(),
     }
