@@ -46,7 +46,7 @@ DENSE = ["p5", "p6"]  # of RetinaNet and FCOS: few levels, each of which finds s
 def head(name: str):
     """The detector of a shipped configuration, made small, that finds something everywhere."""
     if name == "fcos":
-        return fcos()
+        return scramble(fcos(head("retinanet").backbone))
     if name == "mask_rcnn":
         torch.manual_seed(0)
         return scramble(build_model(lambda_detector_config()))
@@ -74,21 +74,22 @@ def head(name: str):
     return scramble(build_model(cfg))
 
 
-def fcos() -> FCOS:
-    """On the features of the RetinaNet; Detectron2 has it as a LazyConfig alone."""
-    backbone = head("retinanet").backbone
-    shapes = {name: backbone.output_shape()[name] for name in DENSE}
-    made = FCOS(
+def fcos(backbone) -> FCOS:
+    """Detectron2 has it as a LazyConfig alone."""
+    return FCOS(
         backbone=backbone,
-        head=FCOSHead(input_shape=list(shapes.values()), num_classes=3, conv_dims=[16]),
-        head_in_features=list(shapes),
+        head=FCOSHead(
+            input_shape=[backbone.output_shape()[name] for name in DENSE],
+            num_classes=3,
+            conv_dims=[16],
+        ),
+        head_in_features=DENSE,
         num_classes=3,
         test_score_thresh=0.05,
         max_detections_per_image=10,
         pixel_mean=[103.53, 116.28, 123.675],
         pixel_std=[57.0] * 3,
     )
-    return scramble(made)
 
 
 @proposals_in_order()

@@ -1,5 +1,7 @@
 """LambdaResNet as a Detectron2 backbone: shapes, freezing, initialisation, options."""
 
+import itertools
+
 import pytest
 import torch
 from detectron2.layers import FrozenBatchNorm2d
@@ -13,6 +15,7 @@ from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.resnet import Bottleneck, LambdaResNet, SqueezeExcitation
 from lambda_det.modeling.specs import ResNetSpec, get_spec
 from tests.export.toy import scramble
+from tests.layers.reference import with_gradients
 
 STAGES = ("res2", "res3", "res4", "res5")
 
@@ -204,38 +207,30 @@ def test_a_strided_lambda_block_compiles_without_graph_break():
     block = Bottleneck(16, 32, bottleneck_channels=8, stride=2, layer=LambdaLayer(8, scope=3))
     x = torch.randn(2, 16, 7, 6).requires_grad_()
     whole = torch.compile(block, backend="aot_eager", fullgraph=True)
-    got, want = whole(x), block(x)
-    torch.testing.assert_close(got, want)
-    grad = torch.randn_like(want)
-    torch.testing.assert_close(*(torch.autograd.grad(y, x, grad)[0] for y in (got, want)))
+    torch.testing.assert_close(with_gradients(whole, [x]), with_gradients(block, [x]))
 
 
 @pytest.mark.parametrize("dilation", [2, 3])
 @pytest.mark.parametrize("options", [None, {"scope": 5, "content": False, "heads": 2}])
 def test_a_dilated_block_is_the_plain_block_on_every_subgrid(dilation, options):
     """Positions of one remainder see each other alone, as on a map of their own."""
-    blocks = [
-        Bottleneck(
-            16,
-            16,
-            bottleneck_channels=8,
-            dilation=d,
-            layer=options and LambdaLayer(8, dilation=d, **options),
-        )
-        for d in (1, dilation)
-    ]
-    plain, dilated = (scramble(block).double().eval() for block in blocks)
+
+    def block(d):
+        layer = options and LambdaLayer(8, dilation=d, **options)
+        made = Bottleneck(16, 16, bottleneck_channels=8, dilation=d, layer=layer)
+        return scramble(made).double().eval()
+
+    def on_subgrids(x):
+        y = torch.empty_like(x)
+        for i, j in itertools.product(range(dilation), repeat=2):
+            y[:, :, i::dilation, j::dilation] = plain(x[:, :, i::dilation, j::dilation])
+        return y
+
+    plain, dilated = block(1), block(dilation)
     dilated.load_state_dict(plain.state_dict())
     x = torch.randn(2, 16, 11, 13, dtype=torch.float64, requires_grad=True)
-    expected = torch.empty_like(x)
-    for i in range(dilation):
-        for j in range(dilation):
-            expected[:, :, i::dilation, j::dilation] = plain(x[:, :, i::dilation, j::dilation])
-    found = dilated(x)
-    assert torch.allclose(found, expected, atol=1e-11)
-    weight = torch.randn_like(x)
-    gradients = [torch.autograd.grad((y * weight).sum(), x)[0] for y in (found, expected)]
-    assert torch.allclose(*gradients, atol=1e-11)
+    found, expected = (with_gradients(f, [x]) for f in (dilated, on_subgrids))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
