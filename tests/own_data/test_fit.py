@@ -244,6 +244,8 @@ def test_the_batch_follows_the_memory(cfg, total, workers, accumulate, batch):
     assert found["SOLVER.IMS_PER_BATCH"] == batch
     assert found["SOLVER.MAX_ITER"] == -(-2400 // batch)
     assert found["SOLVER.BASE_LR"] == pytest.approx(_rate(0.02, batch))
+    few = derived(cfg, make_records(7), Machine("cuda", 3, 80.0))
+    assert few["SOLVER.IMS_PER_BATCH"] == 6  # as many on each
     cfg.RECIPE.KEEP = ["SOLVER.IMS_PER_BATCH"]
     assert derived(cfg, records, machine)["SOLVER.MAX_ITER"] == 600
     cfg.RECIPE.MEMORY = []

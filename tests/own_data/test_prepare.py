@@ -287,14 +287,12 @@ SOUND = [40, 30, 8, 8]  # pixels of an image of 64x48, which has twice as many i
 BROKEN = [[1, 2, 3], "text", None, [1, 1, 0, 5]]
 
 
-def write_coco(folder, boxes, name="labels.json", classes=("cell",)):
+def write_coco(folder, boxes, name="labels.json"):
     """Labels of the 20 images in COCO's format, with these boxes in turn."""
     objects = [
-        annotation(n + 1, n % 20, SOUND, bbox=box, segmentation=None, category_id=1)
-        for n, box in enumerate(boxes)
+        annotation(n + 1, n % 20, SOUND, bbox=box, segmentation=None) for n, box in enumerate(boxes)
     ]
-    names = {n: f"{n}.png" for n in range(20)}
-    content = coco_content(names, objects, dict(enumerate(classes, 1)))
+    content = coco_content({n: f"{n}.png" for n in range(20)}, objects, {1: "cell"})
     (folder / name).write_text(json.dumps(content))
     return content
 
