@@ -122,14 +122,14 @@ def test_a_process_that_dies_while_it_hands_over_a_batch_is_named():
 
 
 @pytest.mark.slow
-def test_a_script_without_a_main_guard_is_told_so(monkeypatch, capsys):
+def test_a_script_without_a_main_guard_is_told_so(monkeypatch, capsys, tmp_path):
     """A spawned process imports the script, and would start a training of its own."""
     monkeypatch.setattr(library_errors, "LOADERS_START_BY", None)
     with pytest.raises(DataError, match="__main__"), explained(settings(keys=KEYS)):
         raise RuntimeError("DataLoader worker (pid(s) 1) exited unexpectedly")
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(SystemExit):
-        lambda_det.train("data", output="output")
+        lambda_det.train(tmp_path, output="output")
     assert 'if __name__ == "__main__":' in capsys.readouterr().err
 
 
