@@ -11,7 +11,7 @@ import torch
 
 from lambda_det import cli
 from lambda_det.detection import lazy_parser, load_lazy_config
-from lambda_det.detection.data.outputs import mark_output
+from lambda_det.detection.data.outputs import MARK, mark_output
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, DiskError
 from lambda_det.own_data.evaluate import evaluate
@@ -295,5 +295,7 @@ def test_other_classes_are_refused(run, shapes, tmp_path):
 @pytest.mark.slow
 def test_training_data_that_are_gone(run):
     opts = ["DATASETS.TRAIN_JSON", "gone.json", "DATASETS.TRAIN_IMAGES", "gone"]
+    (run / "data" / "sources.json").unlink()  # of a run without a test part
     evaluated = evaluate(run, part="val", opts=opts)
+    assert (evaluated.folder / MARK).is_file()  # so no later reading takes it for data
     assert evaluated.trained_on is None and "cannot be seen" in str(evaluated)
