@@ -74,7 +74,7 @@ def test_the_learning_rate_and_the_steps_follow_the_batch():
         assert plan.epochs(plan.steps) == pytest.approx(350, abs=0.01)
 
 
-@pytest.mark.parametrize(("images", "expected"), [(10_000, (625, 156.25)), (10, (1, 1))])
+@pytest.mark.parametrize(("images", "expected"), [(10_000, (625, 156.25)), (5, (1, 1))])
 def test_evaluations_keep_to_the_epochs(images, expected):
     """A data set smaller than a batch still has a step."""
     cfg = _cfg("SOLVER.IMS_PER_BATCH", 128, "SOLVER.EPOCHS", 8.0, "TEST.EVAL_PERIOD", 2.0)
