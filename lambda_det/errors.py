@@ -21,7 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command continues the run
 INTERRUPTED_STATUS = 130  # the status of a program that Ctrl-C ended, as in shells
@@ -267,9 +267,14 @@ def escape_record(record: logging.LogRecord) -> bool:
     return True
 
 
-def log_to_terminal(level: int) -> None:
-    """Let a command print what is logged from ``level`` on, each message on its own."""
-    handler = logging.StreamHandler()
+def log_to_terminal(level: int, stream: TextIO | None = None) -> None:
+    """Let a command print what is logged from ``level`` on, each message on its own.
+
+    Args:
+        level: of the logging module.
+        stream: None for stderr.
+    """
+    handler = logging.StreamHandler(stream)
     handler.addFilter(escape_record)
     logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
 

@@ -42,7 +42,7 @@ _HEADINGS = {
     REFUSED: "Problems that training and evaluation refuse",
     UNUSABLE: "Left out or used in part; more than 1 % of them are refused",
     REPAIRED: "Repaired: used as described",
-    DOUBTFUL: "To be looked at: used as it is",
+    DOUBTFUL: "To be looked at: used as it is, unless it says otherwise",
     NOTED: "For information",
 }
 

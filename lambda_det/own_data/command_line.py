@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 import traceback
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    log_to_terminal(logging.INFO)
+    log_to_terminal(logging.WARNING, sys.stdout)  # all of the report is there
     try:
         return exit_status(lambda: check(arguments))
     except Exception:

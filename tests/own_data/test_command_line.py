@@ -74,7 +74,7 @@ def test_problems_are_listed(shapes, capsys):
     assert run(json_file, images) == 1
     output = capsys.readouterr().out
     assert "1 x object without a usable box" in output and "annotation 1 of image 1" in output
-    assert "1 x image that is missing" in output and "000001.png cannot be read" in output
+    assert "1 x image that cannot be read" in output and "000001.png cannot be read" in output
     assert "Problems were found" in output and "refuse these labels" in output
     assert run(json_file, images, "--no-images") == 1
     assert "000001.png" not in capsys.readouterr().out

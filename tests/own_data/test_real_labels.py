@@ -134,6 +134,13 @@ CASES = {
     # --------------------------------------------------------- forms of boxes
     "YOLO with corners": (of_yolo("0 .1 .1 .9 .9"), 1, "1 x box in another form", "corners"),
     "YOLO in pixels": (of_yolo("0 20 15 16 18"), 1, "like [x, y, width, height] or centre and"),
+    "YOLO with some wrong lines": (
+        of_yolo("7 .5 .5 1 1\n0 0,5 .5 1 1\n0 .5 .5 1\n0 20 15 9 9\n" + LINE * 40),
+        1,
+        "3 x labels that cannot be read",
+        "line 2 cannot be read",
+        "line 4 (its numbers look like pixels",
+    ),
     "YOLO in hundredths": (of_yolo("0 50 50 40 60"), 1, "hundredths", "! over the border"),
     "VOC with shares of 1": (of_voc((0.1, 0.2, 0.5, 0.7)), 1, "shares of 1", "corners in pixels"),
     "VOC with width and height in the place of corners": (
@@ -423,7 +430,7 @@ CASES = {
         "1 cup",
         "1 key",
     ),
-    "half a class of YOLO": (of_yolo("0.5 .5 .5 .5 .5\n"), 2, "a.txt, line 1"),
+    "half a class of YOLO": (of_yolo("0.5 .5 .5 .5 .5\n"), 1, "a.txt, line 1"),
     # --------------------------------------------------------- texts
     "GBK names": (
         {"classes.txt": "杯\n钥匙\n".encode("gbk"), "a.png": "", "a.txt": LINE},

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.records import decoding_fault, orientation, size_fault, upright_size
-from lambda_det.detection.data.report import IMAGE, TURNED, Report
+from lambda_det.detection.data.report import BROKEN, IMAGE, TURNED, Kind, Report
 from lambda_det.errors import DataError, printable
 
 _SAMPLED_FILES = 32
@@ -59,7 +59,7 @@ def check_coco(
 def _look_at(
     report: Report,
     files: Sequence[dict[str, Any]],
-    look: Callable[[dict[str, Any]], str | None],
+    look: Callable[[dict[str, Any]], tuple[Kind, str] | None],
     progress: bool,
 ) -> None:
     """Add the faults of images; Pillow decodes without Python's lock, so threads help."""
@@ -70,18 +70,18 @@ def _look_at(
         faults = tqdm(faults, "images opened", len(files), **shown)
         for file, fault in zip(files, faults, strict=True):
             if fault:
-                report.add(IMAGE, fault)
+                report.add(*fault)
             elif file.pop("turned", False):
                 report.add(TURNED, file["name"])
 
 
-def _whole_fault(file: dict[str, Any]) -> str | None:
+def _whole_fault(file: dict[str, Any]) -> tuple[Kind, str] | None:
     """The fault of an image, which is read as a whole; a turn is noted in the report."""
-    path = file["file_name"]
-    if not _is_file(path):
-        return f"{printable(path)} does not exist"
-    if fault := decoding_fault(file):
+    if fault := _head_fault(file):
         return fault
+    if fault := decoding_fault(file):
+        return BROKEN, fault
+    path = file["file_name"]
     with PathManager.open(path, "rb") as opened, Image.open(opened) as image:
         # a size in the labels shows a turn by 90 degrees, unless the image is a square
         file["turned"] = orientation(image) != 1 and (
@@ -90,12 +90,13 @@ def _whole_fault(file: dict[str, Any]) -> str | None:
     return None
 
 
-def _head_fault(file: dict[str, Any]) -> str | None:
+def _head_fault(file: dict[str, Any]) -> tuple[Kind, str] | None:
     """The fault that the head of an image's file shows."""
     path = file["file_name"]
     if not _is_file(path):
-        return f"{printable(path)} does not exist"
-    return size_fault(file)
+        return IMAGE, f"{printable(path)} does not exist"
+    fault = size_fault(file)
+    return fault and (IMAGE, fault)
 
 
 def _is_file(path: str) -> bool:

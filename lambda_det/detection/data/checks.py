@@ -26,7 +26,7 @@ from lambda_det.detection.data.coco_format import check_segments_mode, read_pano
 from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.predictions import Detector, evaluated, is_known, predictions
 from lambda_det.detection.data.registration import check_files
-from lambda_det.detection.data.report import DOUBTFUL, MASK, REPAIRED, UNUSABLE, Report
+from lambda_det.detection.data.report import BROKEN, DOUBTFUL, MASK, REPAIRED, UNUSABLE, Report
 from lambda_det.detection.data.rules import Instances, UsedData, faults, no_truth
 from lambda_det.errors import ConfigError, DataError, counted, listed
 from lambda_det.weights.provenance import IMAGENET_PIXELS, PixelSettings
@@ -188,6 +188,8 @@ def _check_registered(name: str, detector: Detector, images: str) -> Report | No
     )
     if refusal := report.refusal():
         raise DataError(refusal)
+    if broken := report.findings.get(BROKEN):  # images are read as a whole to evaluate on them
+        raise DataError(f"{report.json_file}: {broken.first[0]}")
     for kind, finding in report.of(UNUSABLE, REPAIRED, DOUBTFUL).items():
         if kind == MASK and not detector.masks:
             continue

@@ -36,7 +36,12 @@ class Kind(NamedTuple):
 
 
 ID = Kind(REFUSED, "id that is not listed, or is used twice")
-IMAGE = Kind(REFUSED, "image that is missing, cannot be read or has another size")
+IMAGE = Kind(REFUSED, "image that is missing or has another size")
+BROKEN = Kind(
+    DOUBTFUL,
+    "image that cannot be read: a training takes the next one in its place, and is refused before "
+    "it begins where the image is one to evaluate on",
+)
 FORM = Kind(REFUSED, "box in another form than its format has")
 BOX = Kind(UNUSABLE, "object without a usable box, which is left out")
 OUTSIDE = Kind(UNUSABLE, "box far over the border of its image, where it is cut")

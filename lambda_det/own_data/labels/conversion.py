@@ -24,6 +24,7 @@ from lambda_det.own_data.labels.findings import (
     OTHER_NAME,
     RENAMED,
     SIZE,
+    UNREAD,
     Findings,
 )
 from lambda_det.own_data.labels.formats import format_of, recognise
@@ -32,6 +33,7 @@ from lambda_det.own_data.labels.labelme import read_labelme, shows_another
 from lambda_det.own_data.labels.objects import LabelledImage, area, size_of
 from lambda_det.own_data.labels.table import COCO, FORMATS
 from lambda_det.own_data.labels.yolo import read_yolo, yolo_names
+from lambda_det.training.log import show
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +80,16 @@ def read_labels(
             names = {name for path in pictures.paths for name in _names_of_labels(path.name)}
             files = [file for file in files if normal(file.stem) in names]
     findings = Findings()
-    rows = [image for file in files for image in row.read(file, pictures, findings)]
+    rows: list[LabelledImage] = []
+    for file in files:
+        try:
+            rows += row.read(file, pictures, findings)
+        except DataError as error:
+            if len(files) == 1:
+                raise
+            findings.add(UNREAD, str(error))
+    if not rows and UNREAD in findings:
+        raise DataError(findings[UNREAD][0])
     if not rows:
         if pictures.paths or home != place:
             count = len(pictures.paths)
@@ -305,7 +316,7 @@ def _log(
     # the check of the data says the others
     for kind, cases in findings.items():
         if kind.severity == NOTED:
-            logger.warning(f"{len(cases)} x {kind.text}; first: {printable(cases[0])}")
+            show(f"{len(cases)} x {kind.text}; first: {printable(cases[0])}")
 
 
 _LISTS = FORMATS["YOLO with a list of names"].endings

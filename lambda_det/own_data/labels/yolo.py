@@ -24,6 +24,7 @@ from lambda_det.own_data.labels.findings import (
     OTHER_LIST,
     POSES,
     SHARED,
+    UNREAD,
     Findings,
 )
 from lambda_det.own_data.labels.images import NamedImages
@@ -48,6 +49,7 @@ Listing = Callable[[Path], dict[str, Path]]  # see _text_files
 _LISTS = ("classes.txt", ".names")  # ends of the names of lists of classes
 _SLACK = 0.01  # of an image, by which points may lie outside of their box
 _OF_POSES = 0.9  # least share of the lines whose points are in their box
+_LARGEST_SHARE = 2  # of the image, as a slip outside of it
 _HEAD = 1000  # bytes of a file that show its kind
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
@@ -78,7 +80,10 @@ def read_yolo(file: Path, images: NamedImages, findings: Findings) -> Iterator[L
             size = np.array(size_of(image))
             for where, words in lines[labels]:
                 words = words[:5] if has_points else words  # a box, before points of a pose
-                objects.append(_object(words, size, names, where))
+                try:
+                    objects.append(_object(words, size, names, where))
+                except DataError as error:
+                    findings.add(UNREAD, str(error))
         yield LabelledImage(labels or image, str(image.absolute()), objects)
     _compare_names(file, names, {labels.parent for labels in first}, findings)
     for labels in _unused(images.folder, home, {*label_files.values()}, listing):
@@ -297,6 +302,8 @@ def _object(
         number, numbers = float(words[0]), np.array(words[1:], float)
         if not np.isfinite(numbers).all():
             raise ValueError("its numbers are not finite")
+    if numbers.max(initial=0) > _LARGEST_SHARE:
+        where = f"{where} (its numbers look like pixels instead of shares of the image)"
     if number not in names:
         raise DataError(f"{where}: class {words[0]} is not among the {len(names)} names.")
     name = names[int(number)]

@@ -527,14 +527,15 @@ def test_images_are_opened(content, write, monkeypatch):
     Path(images, "20.png").write_bytes(data[:-3000])
     Image.new("RGB", (48, 64)).save(Path(images, "30.png"))
     report = check_coco(json_file, images)
-    words = ("10.png does not exist", "20.png cannot be read", "30.png is 48x64")
-    cases = report.findings[kinds.IMAGE].first
+    words = ("10.png does not exist", "30.png is 48x64", "20.png cannot be read")
+    cases = [*report.findings[kinds.IMAGE].first, *report.findings[kinds.BROKEN].first]
     assert all(word in case for word, case in zip(words, cases, strict=True))
     # The head of a broken file may be sound; what is found in images is not kept with the report
-    for few_files, files, count in ((4, "few", 3), (3, "few", 2), (4, "sample", 2), (4, "none", 0)):
+    missing, broken = {kinds.IMAGE: 2}, {kinds.BROKEN: 1}
+    samples = ((4, "few", missing | broken), (3, "few", missing), (4, "sample", missing))
+    for few_files, files, expected in (*samples, (4, "none", {})):
         monkeypatch.setattr(annotations, "_FEW_FILES", few_files)
-        found = findings(check_coco(json_file, images, files=files))
-        assert found == ({kinds.IMAGE: count} if count else {})
+        assert findings(check_coco(json_file, images, files=files)) == expected
 
 
 def _save_turned(path: Path, number: int, size: tuple[int, int]) -> None:
