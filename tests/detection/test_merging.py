@@ -233,3 +233,15 @@ def test_classes_are_not_joined():
         [(LEFT, detections(boxes, [0.9], [0])), (RIGHT, detections(boxes, [0.8], [1]))], 80, 130
     )
     assert len(merged.scores) == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_runs_within_a_rectangle(seed):
+    rng = np.random.default_rng(seed)
+    mask = rng.random((HEIGHT, WIDTH)) < 0.5
+    (x0, x1), (y0, y1) = (np.sort(rng.choice(side, 2, False)) for side in (WIDTH, HEIGHT))
+    inside = np.zeros_like(mask)
+    inside[y0:y1, x0:x1] = mask[y0:y1, x0:x1]
+    clipped = merging.clipped(merging.runs(mask, 0, 0), (x0, y0, x1, y1))
+    assert np.array_equal(full(clipped), inside)
+    assert merging.area(clipped) == inside.sum()
