@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from multiprocessing.reduction import ForkingPickler
+from types import TracebackType
 from typing import Any, TypeVar
 
 import cv2
@@ -202,12 +203,25 @@ class _ProcessStart:
 
     def __call__(self, number: int) -> None:
         _leave_signals_to(self._parent)  # first: threads that start later block them as well
+        sys.excepthook = _report_unless_disconnected
         # By a thread, because the kernel would take the end of the iterating thread for the
         # parent's
         end_with_parent(self._parent, by_main_thread=False)
         # One thread for each process: there are as many as cores to use.
         cv2.setNumThreads(0)
         torch.set_num_threads(1)
+
+
+def _report_unless_disconnected(
+    error_type: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Leave out that the process that takes the batches has been killed while it took one.
+
+    Python's thread that hands shared memory over prints it with a stack trace. The process that has
+    started the killed one says what happened, and this one ends with its parent.
+    """
+    if not issubclass(error_type, (ConnectionError, EOFError)):
+        sys.__excepthook__(error_type, error, trace)
 
 
 @contextmanager
