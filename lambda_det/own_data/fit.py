@@ -281,7 +281,7 @@ def _of_gpu(cfg: CfgNode, facts: Facts, machine: Machine) -> list[Choice]:
     if cfg.RECIPE.MEMORY:  # by which the batch follows
         return choices
     fills = _FILLS_GPU if machine.memory >= _FILLED_GPU else LEAST_IMAGES
-    epochs = epochs_for(facts.images, facts.whole_images)
+    epochs = cfg.RECIPE.EPOCHS or epochs_for(facts.images, facts.whole_images)
     in_steps = int(epochs * facts.images / cfg.RECIPE.MIN_STEPS) // machine.processes
     share = max(min(fills, _LOADED * loaders, in_steps), LEAST_IMAGES)
     why = (

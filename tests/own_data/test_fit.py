@@ -258,9 +258,10 @@ H200 = Machine("cuda", memory=139.8, cores=16)
 LIGHT = "light_mobilenet_v2"
 
 
-def of_gpu(file, records, machine, tile=None):
+def of_gpu(file, records, machine, tile=None, epochs=0.0):
     """What follows for the input and the machine from a recipe that was chosen."""
     cfg, asked = get_config(f"finetune/{file}.yaml"), Asked(tile=tile, is_chosen=True)
+    cfg.RECIPE.EPOCHS = epochs
     return {key: value for key, value, _ in fitting.fit(cfg, records, machine, asked).input.choices}
 
 
@@ -294,6 +295,8 @@ def test_a_step_counts_tiles_as_an_epoch_does():
     records = [one | {"file_name": f"{number}.png"} for number in range(100)]
     whole, cut = (of_gpu(LIGHT, records, H200, tile)["SOLVER.IMS_PER_BATCH"] for tile in (0, 320))
     tiles = 100 * 9 * 7
+    asked = of_gpu(LIGHT, records, H200, 0, epochs=60.0)["SOLVER.IMS_PER_BATCH"]
+    assert asked == 60 * 100 // 300
     assert whole == 10 < cut == int(epochs_for(tiles, 100) * tiles / 300)
 
 
