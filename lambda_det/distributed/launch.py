@@ -210,13 +210,19 @@ def _start_processes(main: Main, args: argparse.Namespace, device_type: str) -> 
     start_tracker()
     context = multiprocessing.get_context(_START_METHOD)
     processes: dict[BaseProcess, connection.Connection] = {}
-    for local_rank in range(args.num_gpus):
-        rank = args.machine_rank * args.num_gpus + local_rank
-        variables = {**shared, "RANK": rank, "LOCAL_RANK": local_rank}
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_member, args=(variables, sender, *about), name=str(rank))
-        process.start()
-        processes[process] = receiver
+    try:
+        for local_rank in range(args.num_gpus):
+            rank = args.machine_rank * args.num_gpus + local_rank
+            variables = {**shared, "RANK": rank, "LOCAL_RANK": local_rank}
+            receiver, sender = context.Pipe(duplex=False)
+            member = (variables, sender, *about)
+            process = context.Process(target=_member, args=member, name=str(rank))
+            process.start()
+            processes[process] = receiver
+    except BaseException:  # such as of too little memory: Python would wait for those at its end
+        for process in processes:
+            process.kill()
+        raise
     running = _Processes([*processes])
     handlers = {number: signal.signal(number, running.pass_on) for number in heeded_signals()}
     try:

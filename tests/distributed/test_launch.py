@@ -117,6 +117,24 @@ def test_two_machines_meet_and_have_the_same_number_of_processes(tmp_path, of_se
 
 
 @pytest.mark.posix
+@pytest.mark.usefixtures("forked")
+def test_those_that_started_end_where_another_cannot(monkeypatch):
+    started, start = [], multiprocessing.process.BaseProcess.start
+
+    def second_fails(process):
+        if started:
+            raise OSError(12, "Cannot allocate memory")
+        start(process)
+        started.append(process)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", second_fails)
+    with pytest.raises(OSError, match="allocate"):
+        launch(_note, _args("--num-gpus", "2"), device="cpu")
+    started[0].join(30)
+    assert started[0].exitcode == -signal.SIGKILL
+
+
+@pytest.mark.posix
 def test_python_s_tracker_of_shared_memory_outlives_a_scheduler_s_signals(monkeypatch):
     """It would print a stack trace for each semaphore when it dies."""
     tracker = resource_tracker.ResourceTracker()
