@@ -58,7 +58,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="S",
         help="share of the training images to evaluate on, by their names, without a --test-json; "
-        "0.1 with --data or without --config",
+        "0.1 with --data or without --config, or more of few images",
     )
     data.add_argument(
         "--stratify", action="store_const", const=True, help="each class has its share as well"
