@@ -219,7 +219,7 @@ def test_a_rate_for_sgd_is_refused_for_another_optimiser(caplog):
     cfg = _config("SOLVER.OPTIMIZER", "adamw", "SOLVER.BASE_LR", 0.02)
     components = of_yaml(cfg)
     with pytest.raises(
-        ConfigError, match=r"SOLVER\.BASE_LR is 0\.02.*adamw.*SOLVER\.BASE_LR 0\.0001"
+        ConfigError, match=r"SOLVER\.BASE_LR is 0\.02.*adamw.*SOLVER\.BASE_LR 0\.0005"
     ):
         components.make_schedule(components.settings)
     cfg.SOLVER.UNSCALED = ["SOLVER.BASE_LR"]

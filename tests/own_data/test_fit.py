@@ -103,7 +103,7 @@ def test_schedule_follows_the_epochs(cfg):
 
 def test_each_optimiser_has_a_learning_rate_of_its_own(cfg):
     cfg.SOLVER.OPTIMIZER = "AdamW"
-    assert derived(cfg, make_records(60))["SOLVER.BASE_LR"] == 1e-4
+    assert derived(cfg, make_records(60))["SOLVER.BASE_LR"] == 5e-4
     cfg.SOLVER.OPTIMIZER, cfg.RECIPE.KEEP = "rmsprop", ["SOLVER.BASE_LR"]
     cfg.RECIPE.MEMORY = [1.0]  # which counts on a GPU alone
     assert "SOLVER.BASE_LR" not in derived(cfg, make_records(60))
