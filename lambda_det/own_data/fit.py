@@ -366,16 +366,17 @@ def fit_schedule(cfg: CfgNode, images: int, whole_images: int | None = None) -> 
     wanted = math.ceil(epochs * images / batch)
     # given epochs are used literally
     steps = max(wanted, 1 if recipe.EPOCHS else recipe.MIN_STEPS)
-    which = "asked for" if recipe.EPOCHS else "by the rule for this number of images"
-    if recipe.TIME:
-        which = "until the time of a step is known"
     passes = counted(float(f"{epochs:.3g}"), "epoch")
     what = counted(images, "image")
     if whole_images is not None and whole_images < images:
         what = f"{counted(images, 'tile')} of {counted(whole_images, 'image')}"
-    reason = f"{passes}, {which}, of {what} in batches of {batch}"
-    if steps > wanted:
-        reason = f"RECIPE.MIN_STEPS, since {reason} are only {wanted} steps"
+    reason = f"{passes} of {what} in batches of {batch}"
+    if recipe.TIME:
+        reason = "--time sets it after the first steps"
+    elif steps > wanted:
+        reason = f"RECIPE.MIN_STEPS; {reason} are only {counted(wanted, 'step')}"
+    else:
+        reason += ", as asked for" if recipe.EPOCHS else ", by the rule for this number of images"
     if "SOLVER.MAX_ITER" in recipe.KEEP:
         steps = cfg.SOLVER.MAX_ITER  # the rest of the schedule follows it
     choices = [Choice("SOLVER.MAX_ITER", steps, reason)]

@@ -100,21 +100,27 @@ class TimeBudget(HookBase):
         )
 
     def _set_length(self) -> None:
-        """Make the run longer or shorter by what its steps and evaluations took, but not by less
-        than half of the steps between two evaluations, at whose end one would be wasted.
+        """Make the run longer or shorter by what its steps and evaluations took.
+
+        After whole periods between evaluations fewer steps than half a period are left out, because
+        the evaluation at their end would be wasted. Where nothing fits any more, the run is over.
         """
         cfg, done = self._task.config, self.trainer.iter + 1
         left, step, evaluation = self._measured()
         period = cfg.TEST.EVAL_PERIOD
         periods, rest = divmod(max(left, 0.0), period * step + evaluation)
         steps = int(max(rest - evaluation, 0.0) / step)
-        steps = int(periods) * period + (steps if steps >= period / 2 else 0)
-        steps = max(steps, 1)
+        if not periods or steps >= period / 2:
+            steps += int(periods) * period
+        else:
+            steps = int(periods) * period
         logger.info(f"--time: {counted(steps, 'more step')} fit into what is left")
         changed = _with_steps(cfg, done + steps, self._images())
         changed.TEST.EVAL_PERIOD = period
         changed.SOLVER.CHECKPOINT_PERIOD = cfg.SOLVER.CHECKPOINT_PERIOD
         self._go_on_with(changed)
+        if not steps:
+            self.trainer.save_checkpoint()  # as that of the end
 
     def _images(self) -> int:
         """To train on, or tiles of them."""

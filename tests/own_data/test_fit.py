@@ -321,6 +321,21 @@ def test_few_images_follow_the_same_rules(cfg):
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("EPOCHS", 2.0, "2 epochs of 2 images in batches of 4, as asked for"),
+        ("MIN_STEPS", 1, "epochs of 2 images in batches of 4, by the rule"),
+        ("MIN_STEPS", 10_000, "RECIPE.MIN_STEPS; "),
+        ("TIME", 60.0, "--time sets it after the first steps"),
+    ],
+)
+def test_the_number_of_steps_has_one_reason(key, value, reason, cfg):
+    cfg.RECIPE[key] = value
+    first = fitting.fit_schedule(cfg, 2)[0]
+    assert first.key == "SOLVER.MAX_ITER" and reason in first.reason
+
+
+@pytest.mark.parametrize(
     ("file", "words", "batch", "lr", "strides", "count"),
     [
         ("mask_rcnn_lambdaresnet50", "", 2, 0.02, [4, 8, 16, 32, 64], 1),

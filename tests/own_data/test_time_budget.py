@@ -62,6 +62,8 @@ class _Trainer:
         self.hook = TimeBudget(self.task)
         self.hook.trainer = self
         self.lengths = []  # that were set, with the number of steps before
+        self.saved = []
+        self.save_checkpoint = lambda: self.saved.append((self.iter + 1, self.max_iter))
 
     def _change(self, config):
         self.task.config = config
@@ -95,6 +97,13 @@ def test_a_run_ends_in_time_and_uses_it(allowed, of_evaluation, monkeypatch):
     assert 0.75 * allowed <= trainer.now <= allowed
     assert trainer.lengths[0][0] == (5 if allowed == 200 else 9)  # a twentieth of the time at most
     assert trainer.task.config.RECIPE.TIME == 0
+
+
+def test_a_time_that_is_over_at_an_evaluation_ends_the_run_there(monkeypatch):
+    """Whose checkpoint becomes that of the end."""
+    trainer = _Trainer(monkeypatch, 900.0, of_evaluation=900.0).run()
+    assert trainer.lengths[-1][0] == trainer.evaluation.last_step == trainer.iter
+    assert trainer.saved == [(trainer.iter, trainer.iter)]
 
 
 @pytest.mark.parametrize(
