@@ -83,3 +83,6 @@ def test_its_training_is_continued_or_refused_in_one_sentence(root, tmp_path, ca
     assert status == 0 or (
         status == 2 and error.startswith("error: ") and "\n" not in error.strip()
     )
+    lines = map(json.loads, (run / "metrics.json").read_text().splitlines())
+    of_then = [line["segm_EMA/AP"] for line in lines if line["iteration"] == 199]
+    assert of_then == [recorded(root)["segm_EMA/AP"]]
