@@ -68,6 +68,7 @@ def test_the_checkpoint_is_that_of_create_classifier():
         (("MODEL.NAME", "resnet50", f"{LAYER}.GLOBAL_CONTEXT", 32), "GLOBAL_CONTEXT"),
         (("MODEL.NAME", "resnet50", f"{LAYER}.SHARE_POSITIONS", "size"), "SHARE_POSITIONS"),
         ((f"{LAYER}.GLOBAL_CONTEXT", 256, f"{LAYER}.SCOPE", 7), "scope and global_context"),
+        ((f"{LAYER}.SHARE_POSITIONS", "all"), "share_positions is 'all'"),
         ((f"{LAYER}.STAGE_SCOPES", [3, 5]), r"stage_scopes is \[3, 5\]"),
         (("MODEL.NAME", "mobilenet_v2_lambda", f"{LAYER}.GLOBAL_CONTEXT", 32), "global_context"),
         (("MODEL.NORM", "LN"), r"MODEL\.NORM"),

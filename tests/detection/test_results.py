@@ -45,7 +45,7 @@ def test_a_result_is_where_its_row_says(task, metric, tmp_path):
     expected = [{"step": 10, label: 42.0}] if metric.is_drawn else []
     assert evaluations_of(lines) == expected
     axes = plt.figure().subplots()
-    draw_panel(axes, "AP or accuracy, percent", {"": lines})
+    draw_panel(axes, "AP or accuracy, percent", lines)
     assert [line.get_label() for line in axes.lines] == [label] * metric.is_drawn
     plt.close(axes.figure)
     found = results_of(lines, False, is_wanted=DRAWN)

@@ -135,9 +135,9 @@ CASES = {
     "YOLO with corners": (of_yolo("0 .1 .1 .9 .9"), 1, "1 x box in another form", "corners"),
     "YOLO in pixels": (of_yolo("0 20 15 16 18"), 1, "like [x, y, width, height] or centre and"),
     "YOLO with some wrong lines": (
-        of_yolo("7 .5 .5 1 1\n0 0,5 .5 1 1\n0 .5 .5 1\n0 20 15 9 9\n" + LINE * 40),
+        of_yolo("7 .5 .5 1 1\n0 0,5 .5 1 1\n0 .5 .5 1\n0 20 15 9 9\n0 nan .5 1 1\n" + LINE * 40),
         1,
-        "3 x labels that cannot be read",
+        "4 x labels that cannot be read",
         "line 2 cannot be read",
         "line 4 (its numbers look like pixels",
     ),
@@ -432,6 +432,8 @@ CASES = {
     ),
     "half a class of YOLO": (of_yolo("0.5 .5 .5 .5 .5\n"), 1, "a.txt, line 1"),
     # --------------------------------------------------------- texts
+    "UTF-16 labels": (of_yolo(LINE.encode("utf-16")), 2, "a.txt is text in UTF-16"),
+    "UTF-16 without a mark": (of_yolo(LINE.encode("utf-16-le")), 2, "a.txt is text in UTF-16"),
     "GBK names": (
         {"classes.txt": "杯\n钥匙\n".encode("gbk"), "a.png": "", "a.txt": LINE},
         2,
