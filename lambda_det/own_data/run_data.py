@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "data"  # the folder of the files in COCO's format, within the run's
 SOURCES = "sources.json"  # a file in it: the labels from which the files were made
+_OF_THE_BEGINNING = ("val_share", "stratify", "group_by", "single_class")  # flags of the labels
 FILE_KEYS = [f"DATASETS.{part.upper()}_{what}" for part in PARTS for what in ("JSON", "IMAGES")]
 
 
@@ -207,7 +208,12 @@ class PreparedRun:
         keys |= {key: given[key] for key in keys.keys() & given.keys()}
         folder = self.file.parent
         images = listed(sorted({str(keys[key]) for key in keys if key.endswith("IMAGES")}))
-        show(f"--resume goes on with the labels in {folder / FOLDER}, and the images in {images}")
+        flags = [name for name in _OF_THE_BEGINNING if getattr(args, name) is not None]
+        given_again = listed((f"--{name.replace('_', '-')}" for name in flags), len(flags))
+        show(
+            f"--resume goes on with the labels in {folder / FOLDER}, and the images in {images}"
+            + (f"; {given_again} changes nothing in them" if flags else "")
+        )
         if not (args.data or args.train_json or args.test_json):
             return keys
         is_single = self.sources.get("single_class", False)
