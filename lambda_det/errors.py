@@ -121,8 +121,9 @@ def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") ->
         interrupted: the text to print after a Ctrl-C that stopped everything at once.
 
     Returns:
-        The status of ``work``; 2 after a UserError or where the disk is full; ``PREEMPTED_STATUS``
-        after a ``Preempted``; 130 after Ctrl-C; ``CLOSED_STATUS`` as :func:`printing` says.
+        The status of ``work``; 2 after a UserError, or where the disk is full or too many files are
+        open; ``PREEMPTED_STATUS`` after a ``Preempted``; 130 after Ctrl-C; ``CLOSED_STATUS`` as
+        :func:`printing` says.
     """
     return printing(lambda: _status(work, interrupted))
 
@@ -194,6 +195,9 @@ def _status(work: Callable[[], int | None], interrupted: str) -> int:
         print(str(stop) or interrupted, file=sys.stderr)
         return INTERRUPTED_STATUS
     except Exception as error:
+        if is_out_of_files(error):
+            print(f"error: {OUT_OF_FILES} DATALOADER.NUM_WORKERS.", file=sys.stderr)
+            return 2
         if (cause := disk_fault(error)) is None:
             raise
         file = printable(cause.filename or "A file")
@@ -213,6 +217,18 @@ def disk_fault(error: BaseException) -> OSError | None:
     while cause is not None and getattr(cause, "errno", None) not in _OF_WRITING:
         cause = cause.__cause__ or cause.__context__
     return cause if isinstance(cause, OSError) else None
+
+
+OUT_OF_FILES = "Too many files are open; allow more of them by `ulimit -n 4096`, or lower"
+# The second is what Python says where one process hands a file to another
+_OUT_OF_FILES = re.compile(f"{os.strerror(errno.EMFILE)}|items of ancdata")
+
+
+def is_out_of_files(error: BaseException) -> bool:
+    """Whether the process may open no more files, also where a library, or a loader process, says
+    so in another error.
+    """
+    return bool(_OUT_OF_FILES.search(f"{error!r} {error.__cause__!r} {error.__context__!r}"))
 
 
 @contextlib.contextmanager

@@ -177,6 +177,7 @@ def test_a_pipe_that_is_closed_ends_a_command_without_a_stack_trace(unbuffered, 
         ("fail(BrokenPipeError())", 1, "BrokenPipeError"),  # of a pipe between processes
         ("fail(OSError(errno.ENOSPC, 'full', 'a.pth'))", 2, "error: a.pth: full; look"),
         ("fail(RuntimeError(), OSError(errno.EROFS, 'read only'))", 2, "error: A file: read only"),
+        ("fail(OSError(errno.EMFILE, 'Too many open files'))", 2, "ulimit -n"),
         ("fail(OSError(errno.ENOENT, 'missing', 'a.pth'))", 1, "FileNotFoundError"),
     ],
 )

@@ -20,12 +20,14 @@ from typing import Any, NamedTuple
 
 from lambda_det.distributed.launch import MAIN_GUARD
 from lambda_det.errors import (
+    OUT_OF_FILES,
     ConfigError,
     DataError,
     DiskError,
     UserError,
     WeightsError,
     disk_fault,
+    is_out_of_files,
     reason,
     suggest,
 )
@@ -73,7 +75,7 @@ def explained(settings: Settings, values: Values = tuple) -> Iterator[None]:
     Raises:
         ConfigError: a library refused the value of a key.
         DataError: a process that loads images has ended or does not answer.
-        DiskError: a file cannot be read or written.
+        DiskError: a file cannot be read or written, or no more files can be opened.
     """
     try:
         with naming_keys(values):
@@ -81,13 +83,16 @@ def explained(settings: Settings, values: Values = tuple) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        folder = settings.output_dir
+        folder, workers = settings.output_dir, settings.key("num_workers")
+        if is_out_of_files(error):
+            raise DiskError(f"{OUT_OF_FILES} {workers}. {_continuation(folder)}") from error
         if _OF_A_LOADER.match(str(error)):
-            workers, timeout = settings.key("num_workers"), settings.key("timeout")
+            timeout = settings.key("timeout")
             guard = "" if LOADERS_START_BY == "fork" else f" Or {MAIN_GUARD}."
             raise DataError(
-                f"{_texts(error)} Lower {workers} where memory is short, set it to 0 to see the "
-                f"image, or raise {timeout} where the disk is slow.{guard} {_continuation(folder)}"
+                f"{_texts(error)} Lower {workers} where memory is short or too many files are "
+                f"open, set it to 0 to see the image, or raise {timeout} where the disk is slow."
+                f"{guard} {_continuation(folder)}"
             ) from error
         of_system = _os_error(error)
         if of_system is None:

@@ -41,6 +41,20 @@ def test_an_error_of_the_system_names_the_file_and_the_last_checkpoint(tmp_path,
         do(errno.ENOSPC, None)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+        RuntimeError("received 0 items of ancdata"),  # by Python's socket, of a loader process
+        OSError("Caught OSError in DataLoader worker process 0.\n ... Too many open files: 'a'"),
+    ],
+)
+def test_too_many_open_files_are_one_sentence(tmp_path, error):
+    words = r"ulimit -n .* num_workers\. There is no checkpoint yet.*--resume"
+    with pytest.raises(DiskError, match=words), _explained(tmp_path):
+        raise error
+
+
 def test_a_mistake_after_an_error_that_was_dealt_with_keeps_its_stack(tmp_path):
     error = ValueError("a mistake")
     with pytest.raises(ValueError, match="a mistake") as caught, _explained(tmp_path):
