@@ -162,9 +162,9 @@ def test_no_evaluation_begins_where_another_process_was_asked_to_stop(tmp_path, 
     assert caught.value.signal == signal.SIGTERM
 
 
-def test_the_lowest_loss_is_the_best_and_said_at_the_end(tmp_path, caplog):
+def test_the_first_lowest_loss_is_the_best_and_said_at_the_end(tmp_path, caplog):
     caplog.set_level("INFO")
-    results = [{"validation": {"total_loss": value}} for value in (NAN, 3.0, 2.0, 2.5, 2.4)]
+    results = [{"validation": {"total_loss": value}} for value in (NAN, 3.0, 2.0, 2.5, 2.0)]
     trainer = _Trainer(tmp_path, results, steps=9, metric="validation/total_loss", patience=2).run()
     evaluation = trainer.evaluation
     assert (evaluation.best, evaluation.best_step, trainer.max_iter) == (2.0, 3, 5)
