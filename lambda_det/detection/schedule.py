@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambda_det.config import KEYS
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, counted
 from lambda_det.training import schedules
 from lambda_det.training.log import log_table, show
 from lambda_det.training.settings import Settings, check_division, read_yaml
@@ -122,7 +122,7 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
         check_division(images, world_size, settings.accumulate, keys)
     show(
         f"Schedule for {world_size} process(es) x {settings.accumulate} batch(es) a step: {images} "
-        f"images a step, lr {scaled.base_lr}, {scaled.max_iter} steps"
+        f"images a step, lr {scaled.base_lr:g}, {counted(scaled.max_iter, 'step')}"
     )
     return scaled
 

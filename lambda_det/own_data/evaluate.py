@@ -175,7 +175,7 @@ def _take_folder(folder: Path, *, is_named: bool) -> None:
     Raises:
         ConfigError: it holds a run, or it was named and this program did not write it.
     """
-    RunFolder(folder).refuse_other_run("--output", resumes=False)
+    RunFolder(folder).refuse_other_run(resumes=False)
     is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if is_named and not is_new and not (folder / MARK).is_file():
         raise ConfigError(

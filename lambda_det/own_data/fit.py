@@ -445,7 +445,8 @@ def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float)
     room = _SHARE / (1 - _SHARE) * steps * batch / max(cost, 1e-9) - images
     before = min(most - 1, int(room // images))
     if before < 1:
-        return 0, f"one at the end: {images} images take long beside {steps} steps"
+        what = f"{counted(images, 'image')} take long beside {counted(steps, 'step')}"
+        return 0, f"one at the end: {what}"
     period = math.ceil(steps / (before + 1))
     count = math.ceil(steps / period)
     words = f"{counted(count, 'evaluation')} of {counted(images, 'image')}"

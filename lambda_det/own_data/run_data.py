@@ -96,8 +96,8 @@ def _refuse_folder_of_data(args: argparse.Namespace, folder: Path) -> None:
         path.suffix.lower() in SUFFIXES for path in walk(folder)
     ):
         raise ConfigError(
-            f"OUTPUT_DIR {folder} has images of the data; give the run a folder of its own, such "
-            f"as --output {folder / 'output'}."
+            f"{folder} has images of the data; give the run a folder of its own, such as --output "
+            f"{folder / 'output'}."
         )
 
 

@@ -14,7 +14,7 @@ from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.utils import comm
 
 from lambda_det.distributed.signals import leave_if_asked
-from lambda_det.errors import listed
+from lambda_det.errors import counted, listed
 from lambda_det.training.log import is_of_averaged_weights, plain_name
 from lambda_det.training.task import Results
 
@@ -106,7 +106,8 @@ class Evaluation(HookBase):
         if self._is_out_of_patience() and step < trainer.max_iter:
             than = f" than {self.best:.4g} of step {self.best_step}" if self.best_step >= 0 else ""
             logger.info(
-                f"Stopping early: {self.without_progress} evaluations brought nothing better{than}"
+                f"Stopping early: {counted(self.without_progress, 'evaluation')} brought nothing "
+                f"better{than}"
             )
             trainer.max_iter = step
         trainer.storage.put_scalars(**values, smoothing_hint=False)

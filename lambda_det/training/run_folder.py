@@ -76,21 +76,20 @@ class RunFolder:
         written = self.holds_run or any((self.path / name).is_file() for name in (LOG, PUSHED))
         return written and self.config_file.is_file()
 
-    def refuse_other_run(self, key: str = "OUTPUT_DIR", *, resumes: bool = True) -> None:
+    def refuse_other_run(self, *, resumes: bool = True) -> None:
         """Refuse to begin a run in a folder that holds one.
 
         Args:
-            key: that names it.
             resumes: whether the command has --resume.
 
         Raises:
             ConfigError: it holds a run.
         """
         if self.holds_run:
-            advice = f"add --resume to continue it, or give another {key}"
+            advice = "add --resume to continue it, or give another --output"
             if not resumes:
-                advice = f"give another {key}"
-            raise ConfigError(f"{key} {self.path} already holds a run: {advice}.")
+                advice = "give another --output"
+            raise ConfigError(f"{self.path} already holds a run: {advice}.")
 
     def describe(self) -> str:
         """One line on where the results are, and how to look at them."""

@@ -220,9 +220,9 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
         ConfigError: the folder cannot be written to, holds a run and ``resume`` is not set, or
             holds a run of another configuration.
     """
-    key, run = task.settings.key("output_dir"), _writable_folder(task.settings)
+    run = _writable_folder(task.settings)
     if not resume:
-        run.refuse_other_run(key)
+        run.refuse_other_run()
     if not run.holds_run:
         return []
     folder = run.path
@@ -232,14 +232,14 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
         raise ConfigError(
             f"{folder} holds {listed(path.name for path in weights)}, but no last_checkpoint that "
             "names one to continue, and --resume would start over their run: write a name into "
-            f"{folder / 'last_checkpoint'}, or give another {key}."
+            f"{folder / 'last_checkpoint'}, or give another --output."
         )
     changes = list(run.changed_keys(task.dump()))
     for changed, before, now in changes:
         if on_resume(task.on_resume, changed) == FIXED:
             raise ConfigError(
                 f"--resume continues the run in {folder}, which has {changed} {before!r}; now it "
-                f"is {now!r}. Set it back, or give another {key}."
+                f"is {now!r}. Set it back, or give another --output."
             )
     return changes
 
@@ -261,14 +261,14 @@ def check_evaluation_folder(task: Task, weights: str) -> None:
     if run.holds_run and not own:
         raise ConfigError(
             f"{key} {folder} holds another run, whose results would be overwritten: {weights} is "
-            f"not of it; give another {key}."
+            "not of it; give another --output."
         )
     for changed, before, now in run.changed_keys(task.dump()):
         if f"{changed}.".startswith(task.test_keys) and not _are_one_file(before, now, folder):
             raise ConfigError(
                 f"The results in {key} {folder} belong to {changed} {before!r}, and would be mixed "
                 f"with results of {now!r}: lambda-det evaluate {folder} evaluates on other "
-                f"data in a folder of their own; or give another {key}, with "
+                f"data in a folder of their own; or give another --output, with "
                 f"{task.settings.option('weights', weights)}."
             )
 

@@ -23,7 +23,7 @@ from lambda_det.distributed.connection import (
     on_main_process,
 )
 from lambda_det.distributed.signals import StopRequest, catch_signals
-from lambda_det.errors import ConfigError, Interrupted, Preempted, UserError
+from lambda_det.errors import ConfigError, Interrupted, Preempted, UserError, counted
 from lambda_det.native.calls import copied
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.evaluation import Evaluation
@@ -279,7 +279,7 @@ class Trainer(TrainerBase):
         """
         if self.start_iter >= self.max_iter:
             logger.info(
-                f"The run has all of its {self.max_iter} steps already; a higher "
+                f"The run has had {counted(self.max_iter, 'step')}, which are all; a higher "
                 f"{self.settings.key('max_iter')} sets more"
             )
         logger.info(self.task.describe_schedule(self.start_iter))

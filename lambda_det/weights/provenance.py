@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lambda_det.config import IMAGENET_MEAN, IMAGENET_STD, LAMBDA_LAYER_KEYS
-from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.errors import ConfigError, WeightsError, counted
 from lambda_det.weights.names import tensors_only
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Origin(NamedTuple):
     averaged: bool
 
     def __str__(self) -> str:
-        step = "" if self.step is None else f"after {self.step:,} steps, "
+        step = "" if self.step is None else f"after {counted(self.step, 'step')}, "
         return f"{self.file} ({step}{'averaged' if self.averaged else 'raw'} weights)"
 
     @classmethod

@@ -60,7 +60,7 @@ def test_a_folder_with_a_run(cfg, name):
     open(os.path.join(cfg.OUTPUT_DIR, name), "w").close()
     with pytest.raises(ConfigError) as caught:
         _check(cfg, resume=False)
-    for words in (cfg.OUTPUT_DIR, "--resume", "another OUTPUT_DIR"):
+    for words in (cfg.OUTPUT_DIR, "--resume", "another --output"):
         assert words in str(caught.value)
     _check(cfg, resume=True)  # checkpoints are found by their names, too
 
@@ -116,7 +116,7 @@ def test_weights_are_evaluated_in_the_folder_of_their_own_run(started, tmp_path,
     monkeypatch.chdir(started.OUTPUT_DIR)
     _check_evaluation(started, "model_0000004.pth")
     for other in (tmp_path / "other.pth", tmp_path / "run2" / "a.pth", "https://host/a.pth"):
-        with pytest.raises(ConfigError, match="give another OUTPUT_DIR"):
+        with pytest.raises(ConfigError, match="give another --output"):
             _check_evaluation(started, str(other))
     (Path(started.OUTPUT_DIR) / "last_checkpoint").unlink()  # an earlier evaluation, and no run
     _check_evaluation(started, str(tmp_path / "other.pth"))
