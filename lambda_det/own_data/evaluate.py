@@ -159,6 +159,7 @@ def evaluate(
             values = _evaluated(task, saved)
     results = _results(saved, folder, task, values, chosen.source if chosen else "")
     about = {
+        "run": str(home.absolute()),
         "sentences": results.sentences(),
         "results": {name: result._asdict() for name, result in results.results.items()},
         "own": {name: result._asdict() for name, result in results.own.items()},

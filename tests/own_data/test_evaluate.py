@@ -189,12 +189,15 @@ def test_command_with_labels_of_another_format_and_page(run, shapes, tmp_path, c
     words = [shapes["test_json"], str(tmp_path / "yolo"), "--images", shapes["test_images"]]
     assert cli.main(["convert", *words, "--format", "yolo"]) == 0
     words = ["--json", str(tmp_path / "yolo"), "--images", shapes["test_images"]]
-    assert cli.main(["evaluate", str(run), *words, "--output", str(tmp_path / "other")]) == 0
+    words += ["--output", str(tmp_path / "other"), "SOLVER.IMS_PER_BATCH", "1"]
+    assert cli.main(["evaluate", str(run), *words]) == 0
     assert cli.main(["report", str(tmp_path / "other")]) == 0
     text = capsys.readouterr().out
     assert "12.5" in text and "circle" in text
     page = (tmp_path / "other" / "report.html").read_text("utf-8")
     assert "Evaluation other" in page and "12.5" in page and "circle" in page
+    assert "had 13 of 30 epochs" in page  # of the run's training: 40 steps on three images
+    assert "Results of the averaged weights." in page  # on the labels that the head names
 
 
 @pytest.mark.slow

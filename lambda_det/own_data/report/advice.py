@@ -112,7 +112,7 @@ class Evidence:
 
     Attributes:
         truth, entries, iou_type: as for :func:`sort_errors`.
-        metrics: of the run's metrics.json, for its curves.
+        metrics: of the run's metrics.json, for its curves, also on the page of an evaluation.
         trained: number of objects of each class in training, by its name; empty if unknown.
         scale: sides of the network's input as a share of the sides of the images or tiles.
         is_tiled: whether images are cut into tiles already.
@@ -263,8 +263,8 @@ def _too_small(run: Evidence) -> Iterator[Change]:
     if run.scale >= _ENLARGED or not small:
         return
     bad = run.missed | {run.predictions[i].matched for i in badly}
-    share = f"Missed or boxed badly of {len(small)} objects smaller than {SMALL} pixels in the "
-    share += f"network's input: {len(bad & small) / len(small):.0%}"
+    share = f"Missed at any score or boxed badly of {len(small)} objects smaller than {SMALL} "
+    share += f"pixels in the network's input: {len(bad & small) / len(small):.0%}"
     half = statistics.median(run.sides.values())
     is_blamed = differs(len(bad & small), len(small), len(bad & large), len(large))
     if is_blamed:
@@ -304,7 +304,7 @@ def _rare_classes(run: Evidence) -> Iterator[Change]:
             "missed",
             f"Add examples of {listed([run.names[c] for c in rare], _NAMED)}.",
             run.gain(set(), {i for i in run.missed if run.classes[i] in rare}),
-            f"Missed: {listed(words, _NAMED)}.",
+            f"Missed at any score: {listed(words, _NAMED)}.",
         )
 
 
@@ -341,8 +341,8 @@ def _training(run: Evidence) -> Iterator[Change]:
         yield Change(
             "training",
             "Add images to the training, and do not train longer. The best checkpoint is the one "
-            "that is used; this page shows the last evaluation.",
-            best - value,
+            "that is used; the run's page shows the last evaluation.",
+            math.nan,
             f"AP50 was {best:.1f} before, and is {value:.1f} at the end.",
             comes_first=True,
         )
@@ -354,11 +354,11 @@ def _training(run: Evidence) -> Iterator[Change]:
             "Add images to the training that are like the held-out ones: of the same places, "
             "light and camera. Longer training teaches the detector more of its own images only.",
             run.gain(set(), run.missed),
-            f"{losses} Of {len(run.counted)} objects {len(run.missed)} are missed.",
+            f"{losses} Of {len(run.counted)} objects {len(run.missed)} are missed at any score.",
             comes_first=not run.is_usable,
         )
-    # without metrics it is the page of an evaluation
-    elif run.metrics and not run.is_usable:
+    # on other data a detector may find little though it has learned its own
+    elif run.metrics and not run.is_usable and value < USABLE_AP50:
         yield Change(
             "training",
             f"Look at {FIRST_BATCH}, whether each object has its box and its class, and at the "

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from lambda_det.detection.results import endings
 from lambda_det.own_data.report.class_results import Detections
-from lambda_det.own_data.report.page import ACCENT, INK, ON_ACCENT, PAPER, new_axes, to_svg
+from lambda_det.own_data.report.page import ACCENT, INK, ON_ACCENT, new_axes, to_svg
 from lambda_det.own_data.report.reading import DRAWN, label_of
 from lambda_det.training.log import is_loss
 
@@ -67,8 +67,8 @@ def draw_panel(axes: Axes, title: str, metrics: Sequence[Mapping[str, float]]) -
     if any(line.get_linestyle() == "--" for line in axes.lines):
         title = f"{title} (dashed: held out)"
     if is_drawn:
-        # curves lie below it
-        axes.legend(fontsize=8, framealpha=0.8, facecolor=PAPER, edgecolor="none")
+        # below the axes, where it covers no curve
+        axes.legend(fontsize=8, ncols=3, loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)
     axes.set(title=title, xlabel="step", xlim=(0, None), ylim=(0, 100 if percent else None))
     return is_drawn
 
@@ -77,7 +77,7 @@ def draw_curves(metrics: Sequence[Mapping[str, float]]) -> list[str]:
     """The panels for which a run has logged something, as SVG."""
     figures = []
     for title in PANELS:
-        figure, axes = new_axes(5.2, 3.4)
+        figure, axes = new_axes(5.2, 3.9)
         if draw_panel(axes, title, metrics):
             figures.append(to_svg(figure, f"{title} over the steps"))
     return figures

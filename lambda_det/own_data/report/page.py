@@ -17,12 +17,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-__all__ = ["ACCENT", "INK", "ON_ACCENT", "PAPER", "Page", "new_axes", "to_svg"]
+__all__ = ["ACCENT", "INK", "ON_ACCENT", "Page", "new_axes", "to_svg"]
 
-# Colours of figures. Matplotlib draws in black and white, which a page replaces by the colours of a
-# light or dark screen; ON_ACCENT stays.
-INK, PAPER, ON_ACCENT, ACCENT = "#000000", "#ffffff", "#fefefe", "#1f5fae"
-_OF_PAGE = {INK: "var(--ink)", PAPER: "var(--paper)"}
+# Colours of figures. Matplotlib draws in black, which a page replaces by the ink of a light or dark
+# screen.
+INK, ON_ACCENT, ACCENT = "#000000", "#fefefe", "#1f5fae"
 
 
 def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
@@ -43,8 +42,7 @@ def to_svg(figure: Figure, label: str) -> str:
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     picture = written.getvalue()
     picture = picture[picture.index("<svg") :]
-    for color, variable in _OF_PAGE.items():
-        picture = picture.replace(color, variable)
+    picture = picture.replace(INK, "var(--ink)")
     return f'<div class="figure" role="img" aria-label="{html.escape(label)}">{picture}</div>'
 
 
@@ -76,7 +74,7 @@ p { margin: 4px 0 12px; color: var(--soft); max-width: 75ch; overflow-wrap: anyw
 .figure svg { width: 100%; height: auto; display: block; }
 .figure text { fill: var(--ink); }
 .single svg { width: auto; height: auto; }
-.scroll, .single, figure { overflow-x: auto; }
+.scroll, .single { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line);
          white-space: nowrap; }
@@ -85,15 +83,14 @@ th:first-child, td:first-child, .text th { text-align: left; }
 .text td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 .text td:first-child { white-space: nowrap; }
 figure { margin: 12px 0; }
-figure img { width: 100%; min-width: 720px; height: auto;
-             border: 1px solid var(--line); border-radius: 6px; }
+figure img { width: 100%; height: auto; border: 1px solid var(--line); border-radius: 6px; }
 figcaption { color: var(--soft); font-size: 13px; overflow-wrap: anywhere; }
-@media (max-width: 600px) {  /* a row of words becomes a paragraph */
-  .text, .text tbody, .text tr, .text td { display: block; }
-  .text tr { padding: 8px 0; border-bottom: 1px solid var(--line); }
-  .text tr:first-child { display: none; }
-  .text td { padding: 2px 0; border: 0; }
-  .text td::before { content: attr(data-name) ": "; color: var(--soft); }
+@media (max-width: 600px) {  /* a row becomes a paragraph, in which each cell has its name */
+  table, tbody, tr, .text td { display: block; }
+  tr { padding: 8px 0; border-bottom: 1px solid var(--line); }
+  tr:first-child { display: none; }
+  td { display: inline-block; padding: 2px 12px 2px 0; border: 0; }
+  td::before { content: attr(data-name) ": "; color: var(--soft); }
 }
 </style>
 </head>
@@ -137,7 +134,7 @@ class Page:
     def table(self, head: Sequence[str], rows: Iterable[Sequence[Any]], text: bool = False) -> None:
         """Numbers, or with ``text`` words, that wrap."""
         kind = ' class="text"' if text else ""
-        names = [f' data-name="{html.escape(name)}"' if text else "" for name in head]
+        names = [f' data-name="{html.escape(name)}"' for name in head]
         lines = ["<tr>" + "".join(f"<th>{html.escape(name)}</th>" for name in head) + "</tr>"]
         for row in rows:
             cells = zip(names, map(_cell, row), strict=True)

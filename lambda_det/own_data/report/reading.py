@@ -30,7 +30,7 @@ def read_evaluation(folder: Path) -> dict[str, Any] | None:
     """The facts that ``lambda-det evaluate`` wrote about the results in a folder; None for a run.
 
     Returns:
-        "sentences", and by their names "results" and "own", the run's, as
+        "run", its folder; "sentences"; and by their names "results" and "own", the run's, as
         :class:`Result` has them.
     """
     path = folder / EVALUATION

@@ -92,8 +92,10 @@ def build_report(
         raise ConfigError(f"The number of pictures is {pictures}; give at least 1.")
     run = Path(run)
     config = RunFolder(run).config()
-    state = read_state(run, config)
-    page = _evaluation_head(run) or _run_head(run, state, config)
+    about = read_evaluation(run)
+    # what a longer training would bring is the same on other data
+    state = read_state(Path(about.get("run", run)) if about else run, config)
+    page = _evaluation_head(run, about) if about else _run_head(run, state, config)
     if "DATA" in config:  # it is of a classifier
         return page
     try:
@@ -105,7 +107,7 @@ def build_report(
         page.section("What is missing", str(error))
         return page
     _add_advice(page, evaluated, state)
-    _add_classes(page, evaluated)
+    _add_classes(page, evaluated, is_run=about is None)
     _add_confusion(page, evaluated.results[0], _whose(score))
     page.section(
         "The worst images",
@@ -134,15 +136,16 @@ def _run_head(run: Path, state: RunState, config: Mapping[str, Any]) -> Page:
         page.figures(*draw_curves(state.metrics))
     else:
         _add_warnings(page, run)
-        page.section("Curves", "The run has logged no step yet.")
+        page.section(
+            "Curves",
+            "The run has logged no step yet: its numbers come once in a period of the log, which "
+            "is usually 20 steps, and at the end.",
+        )
     return page
 
 
-def _evaluation_head(folder: Path) -> Page | None:
-    """The page of results of ``lambda-det evaluate``; None in the folder of a run."""
-    about = read_evaluation(folder)
-    if about is None:
-        return None
+def _evaluation_head(folder: Path, about: Mapping[str, Any]) -> Page:
+    """The page of results of ``lambda-det evaluate``, of which :func:`read_evaluation` tells."""
     page = Page(f"Evaluation {folder.resolve().name}", " ".join(about["sentences"]))
     numbers = {}
     for name, result in about["results"].items():
@@ -239,9 +242,12 @@ def _epochs(task: DetectionTask, steps: int) -> Epochs | None:
     return Epochs(epochs, epochs_for(images, number_of_whole_images(records)))
 
 
-def _add_classes(page: Page, evaluated: Evaluated) -> None:
+def _add_classes(page: Page, evaluated: Evaluated, *, is_run: bool) -> None:
     """Add AP and the best score of each class."""
-    note = f"The {evaluated.weights} on {evaluated.dataset}, at the last evaluation."
+    note = f"Results of the {evaluated.weights}"
+    if is_run or len(evaluated.task.components.test_names) > 1:  # else the head names the data
+        note += f" on {evaluated.dataset}"
+    note += ", at the last evaluation." if is_run else "."
     for detections in evaluated.results:
         title = {"bbox": "Boxes", "segm": "Masks"}[detections.iou_type]
         page.section(
@@ -266,7 +272,7 @@ def _add_confusion(page: Page, detections: Detections, whose: str) -> None:
     page.section(
         "Confusion of classes",
         f"Boxes of a score of {detections.score:.3g} or more{whose}, at an IoU of 0.5. "
-        "Rows are the true classes; the last column counts missed objects, the last row false "
-        f"predictions. The colour is the share of the whole row.{shown}",
+        "Rows are the true classes; the last column counts the objects that are missed at this "
+        f"score, the last row false predictions. The colour is the share of the whole row.{shown}",
     )
     page.single_figure(draw_confusion(detections))

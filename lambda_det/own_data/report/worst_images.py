@@ -80,7 +80,7 @@ def draw_worst(
         limit: largest number of images.
 
     Yields:
-        The name of an image, with the place of its crop, and a picture [H, W, 3] of uint8, RGB.
+        The name of an image, and that it is cropped, and a picture [H, W, 3] of uint8, RGB.
 
     Raises:
         DataError: an image cannot be read.
@@ -142,10 +142,7 @@ def _pair(judged: _Judged, metadata: Metadata) -> tuple[str, np.ndarray]:
     image = read_image(record)
     crop = _worst_crop(judged)
     if crop is not None:
-        title += (
-            f": {crop.x1 - crop.x0} x {crop.y1 - crop.y0} of {record['width']} x "
-            f"{record['height']} pixels, from {crop.x0}, {crop.y0} on"
-        )
+        title += ", the part with most errors"
         image = np.ascontiguousarray(image[crop.y0 : crop.y1, crop.x0 : crop.x1])
         record, entries = _cut(record, entries, crop)
     drawn = side_by_side(
