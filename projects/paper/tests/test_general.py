@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,6 @@ from torch import nn
 from lambda_det.errors import ConfigError
 from lambda_paper.general import GeneralLambdaLayer
 from tests.layers import reference
-from tests.pairs import pairs
 
 
 def make(dim=8, **options):
@@ -110,7 +111,9 @@ def test_implementations_compute_other_grids(name, implementation):
 
 @pytest.mark.parametrize(
     ("mask", "per_example", "options"),
-    pairs(MASKS, [False, True], [{}, {"intra_depth": 2, "multi_head": True}, {"stride": 2}]),
+    itertools.product(
+        MASKS, [False, True], [{}, {"intra_depth": 2, "multi_head": True}, {"stride": 2}]
+    ),
 )
 def test_relations_given_with_a_call(options, per_example, mask):
     layer = make(scope=None, **options).eval()
