@@ -111,8 +111,10 @@ def test_implementations_compute_other_grids(name, implementation):
 
 @pytest.mark.parametrize(
     ("mask", "per_example", "options"),
-    itertools.product(
-        MASKS, [False, True], [{}, {"intra_depth": 2, "multi_head": True}, {"stride": 2}]
+    list(
+        itertools.product(
+            MASKS, [False, True], [{}, {"intra_depth": 2, "multi_head": True}, {"stride": 2}]
+        )
     ),
 )
 def test_relations_given_with_a_call(options, per_example, mask):
