@@ -52,12 +52,13 @@ class _SyncBatchNorm(torch.autograd.Function):
     """Normalise with statistics over all processes; both passes hold one collective call."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, eps: float):
+    def forward(ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean, var, count = join_processes(*_statistics(wide))
         inv_std = torch.rsqrt(var + eps)
         y = (wide - _over_channels(mean)) * _over_channels(inv_std)
-        y = y * _over_channels(weight) + _over_channels(bias)
+        if weight is not None:
+            y = y * _over_channels(weight) + _over_channels(bias)
         ctx.save_for_backward(x, weight, mean, inv_std, count)
         ctx.mark_non_differentiable(mean, var, count)
         return y.to(x.dtype), mean, var, count
@@ -73,7 +74,10 @@ class _SyncBatchNorm(torch.autograd.Function):
         dist.all_reduce(total)
         grad_mean, projection = (total / count.clamp(min=1)).unbind()
         grad_x = grad - _over_channels(grad_mean) - normalised * _over_channels(projection)
-        grad_x = (grad_x * _over_channels(inv_std * weight)).to(x.dtype)
+        scale = inv_std if weight is None else inv_std * weight
+        grad_x = (grad_x * _over_channels(scale)).to(x.dtype)
+        if weight is None:
+            return grad_x, None, None, None
         # The parameters' gradients stay local: DistributedDataParallel takes their mean, as it does
         # for every other layer
         grad_bias, grad_weight = local.to(weight.dtype).unbind()
@@ -92,8 +96,8 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
     processes: the output is empty and part of the graph, and where no process has a value, the
     running statistics stay as they are. All processes must run forward and backward together.
 
-    It has a weight and a bias. With one process it computes as ``nn.BatchNorm2d``. It is always an
-    instance of that class, so freezing and precise batch norm find it. The state dict is the same.
+    With one process it computes as ``nn.BatchNorm2d``. It is always an instance of that class, so
+    freezing and precise batch norm find it. The state dict is the same.
     """
 
     is_synchronised = True
@@ -107,6 +111,8 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
                 move_running_statistics(self, mean, var, count)
             return y
         if input.numel() == 0:
+            if self.weight is None:
+                return input.clone()
             # Keeps the parameters in the graph: DistributedDataParallel waits for each of them
             y = input * _over_channels(self.weight) + _over_channels(self.bias)
             return y.to(input.dtype)
@@ -145,7 +151,8 @@ def _convert(module: nn.Module, replaced: tuple[type, ...], done: dict) -> nn.Mo
             module.num_features,
             module.eps,
             module.momentum,
-            track_running_stats=module.track_running_stats,
+            module.affine,
+            module.track_running_stats,
         )
         norm._parameters = module._parameters
         norm._buffers = module._buffers
