@@ -72,6 +72,8 @@ def test_a_flag_that_is_none_is_refused(keys, started, tmp_path):
 def test_a_tilde_is_the_home_folder(started, monkeypatch, tmp_path):
     """In every path, where a shell would have put it in."""
     monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("data", "images"):
+        (tmp_path / name).mkdir()
     run = lambda_det.train("~/data", images="~/images", output="~", **{"MODEL.WEIGHTS": "~/w.pth"})
     (args,) = started
     assert run.folder == tmp_path == lambda_det.Run("~").folder

@@ -139,8 +139,7 @@ def test_the_same_folder_again_is_refused_and_untouched(kind, trained, last_erro
     before = _snapshot(trained)
     assert kind.train(output=trained) == 2
     last = last_error()
-    assert kind.key("output") in last and "--resume" in last
-    assert KEYS["output"][not kind.index] not in last
+    assert "--output" in last and "--resume" in last
     assert kind.train("--resume", output=trained, norm="BN") == 2
     assert kind.key("norm") in last_error()
     assert _snapshot(trained) == before
@@ -167,7 +166,7 @@ def test_evaluation_alone(kind, trained, tmp_path, last_error):
     before = _snapshot(trained)
     (tmp_path / "b.pth").write_bytes(weights.read_bytes())
     assert kind.train("--eval-only", output=trained, weights=tmp_path / "b.pth") == 2
-    assert f"another {kind.key('output')}" in last_error()
+    assert "another --output" in last_error()
     assert _snapshot(trained) == before
 
 
