@@ -110,10 +110,9 @@ class TimeBudget(HookBase):
         period = cfg.TEST.EVAL_PERIOD
         periods, rest = divmod(max(left, 0.0), period * step + evaluation)
         steps = int(max(rest - evaluation, 0.0) / step)
-        if not periods or steps >= period / 2:
-            steps += int(periods) * period
-        else:
-            steps = int(periods) * period
+        if periods and steps < period / 2:
+            steps = 0
+        steps += int(periods) * period
         logger.info(f"--time: {counted(steps, 'more step')} fit into what is left")
         changed = _with_steps(cfg, done + steps, self._images())
         changed.TEST.EVAL_PERIOD = period

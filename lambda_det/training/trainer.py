@@ -279,7 +279,7 @@ class Trainer(TrainerBase):
         """
         if self.start_iter >= self.max_iter:
             logger.info(
-                f"The run has had {counted(self.max_iter, 'step')}, which are all; a higher "
+                f"The run has all of its {counted(self.max_iter, 'step')} already; a higher "
                 f"{self.settings.key('max_iter')} sets more"
             )
         logger.info(self.task.describe_schedule(self.start_iter))

@@ -136,6 +136,10 @@ REFUSED = {
         {"a.xml": EMPTY.replace("</annotation>", "<object><name>x</name></object></annotation>")},
         "a.xml, line 2",
     ),
+    "a name that is empty": (
+        {"a.xml": voc("a.png", ("", (1, 1, 4, 4)))},
+        "(its name is empty)",
+    ),
     "two files of one image": ({"x.xml": EMPTY, "y.xml": EMPTY}, "y.xml and "),
     "no image": ({"b.xml": voc("b.png")}, "b.xml: its image 'b.png'"),
     "a word": (ONE | {"a.txt": "0 0.5 0.5 w 1"}, "a.txt, line 1"),

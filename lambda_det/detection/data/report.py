@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -125,7 +126,9 @@ class Report:
 
     def refusal(self) -> str | None:
         """The reason why this data set is refused, in one sentence, or None."""
-        command = f"lambda-det check {self.json_file} {self.image_root}".rstrip()
+        command = "lambda-det check"
+        if os.path.isfile(self.json_file):  # and no part of labels in another format
+            command = f"{command} {self.json_file} {self.image_root}".rstrip()
         advice = f"correct the labels ({command} lists all kinds)"
         for kind, finding in self.of(REFUSED).items():
             return (

@@ -29,7 +29,10 @@ def read_voc(file: Path, _: NamedImages, findings: Findings) -> Iterator[Labelle
             )
         with reading(f"{where}: an object", "it needs a name and a bndbox of four numbers"):
             corners = tuple(float(node.find(f"bndbox/{side}").text) for side in _SIDES)
-            thing = turned_box(node.find("name").text.strip(), corners, _degrees(node))
+            label = node.findtext("name", "").strip()
+            if not label:
+                raise ValueError("its name is empty")
+            thing = turned_box(label, corners, _degrees(node))
             if outline := _outline(node):
                 thing = thing._replace(mask=[outline])
             objects.append(thing._replace(where=where))
