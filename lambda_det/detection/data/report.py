@@ -127,7 +127,7 @@ class Report:
     def refusal(self) -> str | None:
         """The reason why this data set is refused, in one sentence, or None."""
         command = "lambda-det check"
-        if os.path.isfile(self.json_file):  # and no part of labels in another format
+        if os.path.exists(self.json_file):  # and is no part of a folder
             command = f"{command} {self.json_file} {self.image_root}".rstrip()
         advice = f"correct the labels ({command} lists all kinds)"
         for kind, finding in self.of(REFUSED).items():
