@@ -32,6 +32,7 @@ from lambda_det.errors import (
     printable,
     printable_text,
 )
+from lambda_det.own_data import fit
 from lambda_det.own_data.fit_input import Asked, fit_input
 from lambda_det.own_data.held_out import films
 from lambda_det.own_data.labels import as_coco, as_single_class
@@ -172,6 +173,8 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
     images = {r.json_file: [file["file_name"] for file in r.files] for r in reports}
     if not arguments.no_images and print_copies(images):
         status = 1
+    for _, _, why in fit.background(reports[0]):
+        print(f"lambda-det train takes {why}.\n")
     if not arguments.no_images and len(reports) == 1:
         files = (Path(file["file_name"]) for file in reports[0].files)
         if hint := films(files):

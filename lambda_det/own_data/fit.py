@@ -20,6 +20,7 @@ import torch
 from detectron2.config import CfgNode
 
 from lambda_det.detection.data.predictions import predictions
+from lambda_det.detection.data.report import Report
 from lambda_det.detection.data.tile_records import tile_records
 from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
 from lambda_det.detection.registry import ARCHITECTURES
@@ -40,6 +41,7 @@ from lambda_det.own_data.fit_input import (
     merge,
     resized_to,
 )
+from lambda_det.own_data.labels.findings import EMPTY_FILE, NO_FILE
 from lambda_det.own_data.start import LEAST_IMAGES, USABLE, Machine
 from lambda_det.training.schedules import optimizer_of, schedule_of
 
@@ -47,6 +49,7 @@ __all__ = ["FITTED_KEYS", "Fit", "check", "epochs_for", "fit", "fit_schedule"]
 
 _IMBALANCE = 10  # guess: ratio of the images of the largest class to those of the smallest
 _MOST_ROUNDS = 1000  # most steps of k-means, which ends after a few dozen
+_MOST_EMPTY = 1.0  # guess: images without an object for each with one. 0.65 were measured
 _BATCH = 16  # images of a step in Detectron2's baselines
 _BATCH_ON_CPU = 4  # BCCD 57.6 AP after 308 such steps. A step takes a second
 # A light recipe on an H200, whose host takes 0.09 s for a step of 4: these kept it busy for a
@@ -63,6 +66,7 @@ _MOST_EPOCHS = 1_000_000
 # Keys that follow from the data, and that the command line sets literally
 FITTED_KEYS = frozenset(
     [
+        "DATALOADER.FILTER_EMPTY_ANNOTATIONS",
         "DATALOADER.REPEAT_THRESHOLD",
         "DATALOADER.SAMPLER_TRAIN",
         "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS",
@@ -142,6 +146,27 @@ def fit(
     merge(cfg, training, cfg.RECIPE.KEEP)
     training += fit_schedule(cfg, facts.images, facts.whole_images)
     return Fit(chosen, training)
+
+
+def background(report: Report) -> list[Choice]:
+    """Whether images without an object are trained on, which is decided before :func:`fit`.
+
+    YOLO's empty label files are written by somebody who found nothing. An image without a label
+    file may be one that nobody has looked at, and beside such ones all are left out.
+
+    Kangaroos, 123 photographs, and 80 of raccoons with empty files, 256 pixels, one seed, equal
+    steps: AP 51.3 with them as background, 40.4 without.
+
+    Args:
+        report: of the images to train on.
+    """
+    filled = report.images - report.empty
+    if EMPTY_FILE not in report.findings or NO_FILE in report.findings:
+        return []
+    if not 0 < report.empty <= _MOST_EMPTY * filled:
+        return []
+    why = f"{counted(report.empty, 'image')} with an empty label file, as background"
+    return [Choice("DATALOADER.FILTER_EMPTY_ANNOTATIONS", False, why)]
 
 
 def check(cfg: CfgNode) -> None:

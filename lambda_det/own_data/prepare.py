@@ -296,10 +296,16 @@ def _fitted(
         whole = number_of_whole_images(records)
         return _told(cfg, cfg, fit.fit_schedule(cfg, len(records), whole))
     machine = Machine.of(args, cfg.MODEL.DEVICE)
+    is_new = is_derived and not continued
+    background = []
+    if is_new and cfg.DATASETS.TRAIN_JSON:
+        labels = ground_truth(cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TRAIN_IMAGES)
+        background = fit.background(labels.report)
+    merge(cfg, background, cfg.RECIPE.KEEP)
     records, others = _whole_images(cfg), _other_images(given, cfg)
     asked = Asked(given.keys, args.size, tile, start.is_chosen)
     of_data = {"classes": MetadataCatalog.get(cfg.DATASETS.TRAIN[0]).get("thing_classes", ())}
-    if is_derived and not continued:
+    if is_new:
         found = fit.fit(cfg, records, machine, asked, **of_data, others=others)
     else:
         found = fit.Fit(fit_input(cfg, records, asked, **of_data, others=others), [])
@@ -314,7 +320,7 @@ def _fitted(
     keys = {key: value for key, value, _ in found.input.choices}
     known = cfg.clone()
     merge(known, found.input.choices, given.keys)
-    return keys | _told(cfg, known, found.training)
+    return keys | _told(cfg, known, [*background, *found.training])
 
 
 def _tile_to_fit(given: _Given, start: _Start) -> int | str | None:

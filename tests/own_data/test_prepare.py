@@ -231,6 +231,35 @@ def photographs(data):
     return data
 
 
+@pytest.mark.parametrize(
+    ("empty", "missing", "given", "are_taken"),
+    [
+        (10, 0, [], True),
+        (11, 0, [], False),  # more than the others
+        (5, 1, [], False),  # nobody may have looked at it
+        (0, 0, [], False),
+        (5, 0, ["DATALOADER.FILTER_EMPTY_ANNOTATIONS", "True"], False),
+    ],
+)
+def test_yolos_empty_label_files_are_background(data, capsys, empty, missing, given, are_taken):
+    shutil.copytree(data, data.parent / "photographs", ignore=shutil.ignore_patterns("*.xml"))
+    photographs = data.parent / "photographs"
+    lines = ["0 0.5 0.5 0.4 0.4\n"] * (20 - empty - missing) + [""] * empty
+    make(photographs, {f"{number}.txt": line for number, line in enumerate(lines)})
+    make(photographs, {"data.yaml": "names: [cell]\n"})
+    check_main([str(photographs)])
+    assert (f"{empty} images with an empty label file" in capsys.readouterr().out) is (
+        are_taken or bool(given)
+    )
+    run = data.parent / "run"
+    args = prepared("--data", photographs, "--val-share", 0, "--output", run, *given)
+    assert args.config.DATALOADER.FILTER_EMPTY_ANNOTATIONS is not are_taken
+    assert table(args)["images"][0] == str(20 if are_taken else 20 - empty - missing)
+    begun(args)
+    again = prepared("--data", photographs, "--val-share", 0, "--output", run, "--resume")
+    assert again.config.DATALOADER.FILTER_EMPTY_ANNOTATIONS is not are_taken
+
+
 def test_large_images_with_small_objects_are_cut(photographs):
     """Keys, table, and what follows from the number of tiles and from objects in them."""
     args = prepared_of(photographs, "--val-share", "0.1")

@@ -539,6 +539,7 @@ CASES = {
         of_yolo() | {"b.png": "", "b.txt": "", "c.png": ""},
         0,
         "2 x image without an object",
+        "1 x empty label file",
         "1 x image without a label file",
         "c.png",
     ),

@@ -18,6 +18,7 @@ ATTRIBUTE = Kind(DOUBTFUL, "object whose class is of another attribute than in m
 JOINED = Kind(NOTED, "shapes of one class and group, which are one object")
 POSES = Kind(NOTED, "points of poses after boxes, which are not used; data.yaml has no kpt_shape")
 NO_FILE = Kind(NOTED, "image without a label file, which counts as one without an object")
+EMPTY_FILE = Kind(NOTED, "empty label file, by which nothing is in its image")
 FAR = Kind(NOTED, "label file in another folder, found by the name of its image")
 NO_LABELS = Kind(NOTED, "image without labels of this format, which is not used")
 UNREAD = Kind(REFUSED, "labels that cannot be read")

@@ -18,6 +18,7 @@ from lambda_det.errors import DataError, listed
 from lambda_det.files import decoded, read_text
 from lambda_det.own_data.labels.findings import (
     COUNT,
+    EMPTY_FILE,
     FAR,
     NO_FILE,
     NO_IMAGE,
@@ -74,6 +75,8 @@ def read_yolo(file: Path, images: NamedImages, findings: Findings) -> Iterator[L
         labels, objects = label_files.get(image), []
         if not labels:
             findings.add(NO_FILE, str(image))
+        elif not lines[labels]:
+            findings.add(EMPTY_FILE, str(labels))
         else:
             if first.setdefault(labels, image) != image:
                 findings.add(SHARED, f"{labels}: {first[labels]} and {image}")
