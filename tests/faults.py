@@ -677,8 +677,8 @@ FAULTS = [
     _fault(
         "Four names for Python",
         "lambda_det/own_data/report/reading.py",
-        "results_of([line], averaged=True, is_wanted=DRAWN)",
-        "results_of([line], averaged=False, is_wanted=DRAWN)",
+        "results_of([line], averaged=True)",
+        "results_of([line], averaged=False)",
         "test_from_python.py::test_results_have_the_same_names_for_every_recipe",
     ),
     _fault(

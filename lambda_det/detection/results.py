@@ -36,10 +36,9 @@ class Metric:
     Attributes:
         ending: of its names in metrics.json: "/AP" of "bbox_EMA/AP".
         in_log: whether the line of an evaluation has it.
-        is_drawn: whether curves, :attr:`lambda_det.Run.evaluations` and ``lambda-det evaluate``
-            have it.
-        best_of: the predictions of a detector for which it says which checkpoint is the best. The
-            page and the card of a run begin with such a result.
+        is_drawn: whether curves, the heads of pages, the card of a run, ``lambda-det evaluate``
+            and :attr:`lambda_det.Run.evaluations` have it.
+        best_of: the predictions of a detector for which it says which checkpoint is the best.
         of_classes: makes it of the matches of all classes, where Detectron2 does not; None where it
             is unknown.
         column: the head of its column in tables of classes; "" for none.
@@ -79,9 +78,8 @@ METRICS = (
 )
 
 
-def endings(is_wanted: Callable[[Metric], object]) -> tuple[str, ...]:
-    """The endings of the names of some of :data:`METRICS`."""
-    return tuple(metric.ending for metric in METRICS if is_wanted(metric))
+DRAWN = tuple(metric.ending for metric in METRICS if metric.is_drawn)
+IN_LOG = tuple(metric.ending for metric in METRICS if metric.in_log)
 
 
 def columns() -> dict[str, Metric]:

@@ -45,7 +45,7 @@ from lambda_det.detection.model import (
     for_inference,
     prepare_model,
 )
-from lambda_det.detection.results import METRICS, endings
+from lambda_det.detection.results import IN_LOG, METRICS
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
@@ -403,8 +403,7 @@ class DetectionTask(Task):
     def describe(self, results: Results) -> str:
         """AP and its like; all numbers where there is none of these."""
         values = flatten_results_dict(results)
-        endings_shown = endings(lambda metric: metric.in_log)
-        shown = [name for name in values if name.endswith(endings_shown)] or list(values)
+        shown = [name for name in values if name.endswith(IN_LOG)] or list(values)
         return ", ".join(f"{name} {values[name]:.4g}" for name in shown)
 
     def finish(self, results: Results) -> None:

@@ -35,7 +35,7 @@ from lambda_det.files import disk_of, replace_text
 from lambda_det.own_data.data_to_evaluate import DataToEvaluate, choose_data
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import evaluate_run
-from lambda_det.own_data.report.reading import DRAWN, EVALUATION, Result, label_of, results_of
+from lambda_det.own_data.report.reading import EVALUATION, Result, label_of, results_of
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.task import EMA, RAW, Results
@@ -249,8 +249,8 @@ def _results(
         folder=folder,
         weights=str(saved.origin),
         data=f"{counted(len(files), 'image')} of {where}",
-        results=results_of(metrics, averaged, is_wanted=DRAWN),
-        own=results_of(RunFolder(home).metrics(), averaged, saved.origin.step, DRAWN),
+        results=results_of(metrics, averaged),
+        own=results_of(RunFolder(home).metrics(), averaged, saved.origin.step),
         trained_on=trained_on,
         images=len(files),
         classes=classes,

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from lambda_det.detection.results import endings
+from lambda_det.detection.results import DRAWN
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.page import ACCENT, INK, ON_ACCENT, new_axes, to_svg
-from lambda_det.own_data.report.reading import DRAWN, label_of
+from lambda_det.own_data.report.reading import label_of
 from lambda_det.training.log import is_loss
 
 __all__ = [
@@ -35,7 +35,7 @@ _SHARE = LinearSegmentedColormap.from_list("share", [(ACCENT, 0.0), (ACCENT, 1.0
 # the metrics that are drawn together, by the title
 PANELS: dict[str, Callable[[str], bool]] = {
     "total loss": lambda name: name in _TOTAL,
-    "AP or accuracy, percent": lambda name: name.endswith(endings(DRAWN)),
+    "AP or accuracy, percent": lambda name: name.endswith(DRAWN),
     "losses": lambda name: is_loss(name) and name not in _TOTAL,
     "learning rate": lambda name: name.partition("/")[0] == "lr",
 }

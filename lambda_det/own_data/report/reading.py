@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lambda_det.detection.results import Metric, endings
+from lambda_det.detection.results import DRAWN
 from lambda_det.errors import DataError, refused
 from lambda_det.training.log import is_of_averaged_weights
 from lambda_det.training.run_folder import RunFolder
@@ -21,7 +20,6 @@ from lambda_det.weights.provenance import Origin
 EVALUATION = "evaluation.json"  # in a folder of lambda-det evaluate
 _FINAL = "model_final.pth"
 _LABEL = re.compile(r"(.*/)?(bbox|segm)(_EMA|_TTA)?/(\w+)")
-DRAWN = attrgetter("is_drawn")
 _KINDS = {"bbox": "box", "segm": "mask"}
 _WEIGHTS = {"_EMA": ", averaged weights", "_TTA": ", augmented test", None: ""}
 
@@ -116,15 +114,14 @@ def results_of(
     metrics: Sequence[Mapping[str, float]],
     averaged: bool,
     step: int | None = None,
-    is_wanted: Callable[[Metric], object] = attrgetter("best_of"),
 ) -> dict[str, Result]:
-    """The results of one of two kinds of weights, the trained or the averaged ones.
+    """The results of one of two kinds of weights, the trained or the averaged ones: those that are
+    drawn.
 
     Args:
         metrics: of :meth:`RunFolder.metrics`.
         averaged: the kind. If only the other kind was evaluated, its results are given.
         step: after which the weights were saved; None for the last evaluation.
-        is_wanted: which results; by default those by which a checkpoint is chosen.
 
     Returns:
         Results by their names in metrics.json.
@@ -136,7 +133,7 @@ def results_of(
     results = {
         name: Result(value, values.get(f"{name}_low"), values.get(f"{name}_high"))
         for name, value in values.items()
-        if name.endswith(endings(is_wanted))
+        if name.endswith(DRAWN)
     }
     # an augmented test is of the averaged weights, where there are any
     averaged_too = any(map(is_of_averaged_weights, results))
@@ -159,7 +156,7 @@ def evaluations_of(metrics: Sequence[Mapping[str, float]]) -> list[dict[str, flo
     """
     rows = []
     for line in metrics:
-        if results := results_of([line], averaged=True, is_wanted=DRAWN):
+        if results := results_of([line], averaged=True):
             named = {label_of(n, with_weights=False): r.value for n, r in results.items()}
             rows.append({"step": int(line["iteration"]) + 1, **named})
     return rows
