@@ -11,6 +11,7 @@ from detectron2.utils import comm
 
 from lambda_det.detection import parser
 from lambda_det.distributed import connection
+from lambda_det.distributed import launch as launch_module
 from lambda_det.distributed.launch import launch
 from lambda_det.errors import LostProcessError
 
@@ -41,7 +42,8 @@ def _fall_silent(args) -> None:
 @pytest.mark.skipif(
     torch.__version__ < (2, 13), reason="gloo may ignore it: PyTorch 2.4 and 2.7 do, 2.13 does not"
 )
-def test_a_silent_process_is_waited_for_so_long(forked):
+def test_a_silent_process_is_waited_for_so_long(forked, monkeypatch):
+    monkeypatch.setattr(launch_module, "_TO_END", 1.0)
     args = parser().parse_args(["--num-gpus", "2"])
     with pytest.raises(LostProcessError, match=r"^Process 0 of 2 .*1000 ?ms.* --resume"):
         launch(_fall_silent, args, device="cpu")

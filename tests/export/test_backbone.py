@@ -101,12 +101,12 @@ def test_a_graph_for_one_size_only_is_found_out(tmp_path, monkeypatch):
     right = portable.portable_output
 
     def for_this_map(queries, values, embedding):
-        cut = 47 // 2 - (18 - 1)
-        return right(queries, values, embedding[..., cut : 47 - cut, :])
+        cut = 15 // 2 - (6 - 1)
+        return right(queries, values, embedding[..., cut : 15 - cut, :])
 
     monkeypatch.setattr(portable, "portable_output", for_this_map)
-    monkeypatch.setattr(session, "SIZES", ((18, 22), (30, 26)))
-    model = _Named(nn.Conv2d(3, 8, 1), LambdaLayer(8, query_depth=4, heads=2, scope=47)).eval()
+    monkeypatch.setattr(session, "SIZES", ((6, 10), (14, 12)))
+    model = _Named(nn.Conv2d(3, 8, 1), LambdaLayer(8, query_depth=4, heads=2, scope=15)).eval()
     made = Network(portable.portable_copy(model), model, detector=False)
     report = export_network(made, tmp_path / "b.onnx")
     of_this_map, of_another = (errors["y"] for errors in report.errors.values())
