@@ -8,24 +8,19 @@ dashes is about the keys that follow, and is not on the page.
 
 import re
 import runpy
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from detectron2.config import get_cfg
-
-from lambda_det.classification.config import get_classification_config
-from lambda_det.config import add_lambda_config, leaves
+from lambda_det.classification.config import DEFAULTS
+from lambda_det.config import KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "keys.md"
 DETECTION = ROOT / "lambda_det" / "config.py"
 CLASSIFICATION = ROOT / "lambda_det" / "classification" / "config.py"
 SETTINGS = ROOT / "configs" / "common" / "train.py"
-_KEY = re.compile(r"    _C\.([A-Z0-9_.]+) = (?!CN\(\))")
-_TABLE = re.compile(r"([A-Z_]+): dict\[str, Key\] = {")
-_ROW = re.compile(r'    "([A-Z0-9_.]+)": Key\(')
-_SECTIONS = {"LAMBDA_LAYER_KEYS": "MODEL.LAMBDA_RESNET.", "SOLVER_KEYS": "SOLVER.", "KEYS": ""}
-_SETTING = re.compile(r'    "([a-z0-9_]+)": ')
+_KEY = re.compile(r'    "([A-Za-z0-9_.]+)": ')
 _COMMENT = re.compile(r"    # (.*)")
 
 _HEAD = """\
@@ -57,62 +52,49 @@ those of optimisers and schedules: from `OPTIMIZER` to `POLY_LR_CONSTANT_ENDING`
 """
 
 
-def sentences(source: str) -> dict[str, str]:
-    """The comment above each key of a file, by its full name."""
+def sentences(source: Path) -> dict[str, str]:
+    """The comment above each key of a file."""
     comments: dict[str, str] = {}
     lines: list[str] = []
-    section = ""
-    for line in source.splitlines():
-        if table := _TABLE.match(line):
-            section = _SECTIONS[table[1]]
+    for line in source.read_text("utf-8").splitlines():
         if line.startswith("    # ----"):
             continue
         if comment := _COMMENT.fullmatch(line):
             lines.append(comment[1])
             continue
-        if (row := _ROW.match(line)) and lines:
-            comments[section + row[1]] = " ".join(lines)
-        elif key := _KEY.match(line):
+        if (key := _KEY.match(line)) and lines:
             comments[key[1]] = " ".join(lines)
-        elif setting := _SETTING.match(line):
-            comments[f"train.{setting[1]}"] = " ".join(lines)
         lines = []
     return comments
 
 
-def _section(title: str, rows: dict[str, str], cfg: dict[str, Any]) -> list[str]:
-    lines = [f"\n### {title}\n"]
-    for key, sentence in rows.items():
-        value = cfg
-        for name in key.split("."):
-            value = value[name]
-        default = repr(value).replace("'", '"')
-        text = sentence.replace("docs/layer.md", "[layer.md](layer.md)")
-        lines.append(f"- `{key}` (`{default}`): {text}{'' if text.endswith('.') else '.'}")
-    return lines
-
-
-def _sections(source: Path, cfg: dict[str, Any], title: str) -> list[str]:
-    """A list for each section of keys, and one of those in no section."""
-    written = sentences(source.read_text("utf-8"))
-    comments = {key: written[key] for key, _ in leaves(cfg) if key in written}
-    lines = []
-    for section in dict.fromkeys(key.partition(".")[0] for key in comments if "." in key):
-        rows = {key: text for key, text in comments.items() if key.startswith(f"{section}.")}
-        lines += _section(title.format(section), rows, cfg)
-    alone = {key: text for key, text in comments.items() if "." not in key}
-    return lines + _section(title.format("Keys in no section"), alone, cfg)
+def _sections(source: Path, defaults: dict[str, Any], title: str, table: str = "") -> list[str]:
+    """A list for each section of keys; ``table`` begins the names of those that lack it there."""
+    written = sentences(source)
+    sections = defaultdict(list)
+    for key, value in defaults.items():
+        if text := written.get(key) or written.get(key.removeprefix(table)):
+            section = key.partition(".")[0] if "." in key else "Keys in no section"
+            default = repr(value).replace("'", '"')
+            text = text.removesuffix(".").replace("docs/layer.md", "[layer.md](layer.md)")
+            sections[section].append(f"- `{key}` (`{default}`): {text}.")
+    return [
+        line
+        for section, rows in sections.items()
+        for line in (f"\n### {title.format(section)}\n", *rows)
+    ]
 
 
 def page() -> str:
     """The text of docs/keys.md."""
-    detection = get_cfg()
-    add_lambda_config(detection)
-    lines = [_HEAD.rstrip("\n"), *_sections(DETECTION, detection, "{}"), _LAZY.rstrip("\n")]
-    settings = runpy.run_path(str(SETTINGS))
-    lines += _section("train", sentences(SETTINGS.read_text("utf-8")), settings)
-    lines.append(_CLASSIFIERS.rstrip("\n"))
-    lines += _sections(CLASSIFICATION, get_classification_config(), "{} of classifiers")
+    detection = {key: row.default for key, row in KEYS.items() if row.default is not None}
+    train = runpy.run_path(str(SETTINGS))["train"]
+    settings = {f"train.{name}": value for name, value in train.items()}
+    lines = [_HEAD.rstrip("\n")]
+    lines += _sections(DETECTION, detection, "{}", "MODEL.LAMBDA_RESNET.")
+    lines += [_LAZY.rstrip("\n"), *_sections(SETTINGS, settings, "{}", "train.")]
+    lines += [_CLASSIFIERS.rstrip("\n")]
+    lines += _sections(CLASSIFICATION, DEFAULTS, "{} of classifiers")
     return "\n".join(lines) + "\n"
 
 

@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(__file__).parent
 # the configurations that lambda_det brings: their places in the wheel and in a checkout
-CONFIGS = next(
-    (folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir()),
-    _PACKAGE / "configs",
-)
+CONFIGS = _PACKAGE / "configs"
+if not CONFIGS.is_dir():
+    CONFIGS = _PACKAGE.parent / "configs"
 # of the pixels from 0 to 255 of red, green and blue, as torchvision and timm have them
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
 IMAGENET_STD = (58.395, 57.12, 57.375)
@@ -152,26 +151,21 @@ LAMBDA_LAYER_KEYS: dict[str, Key] = {
 }
 
 
-# Under SOLVER in detection and in classification, for the tables of training/schedules.py
-SOLVER_KEYS: dict[str, Key] = {
+# Every key that detectors and classifiers share. SOLVER has those of training/schedules.py
+SHARED_KEYS: dict[str, Key] = {
+    **{f"MODEL.LAMBDA_RESNET.{name}": row for name, row in LAMBDA_LAYER_KEYS.items()},
     # The optimiser: "sgd", "adam", "adamw" (whose weight decay does not pass through its averages)
     # or "rmsprop" (TensorFlow's, with epsilon inside the root; it needs timm); "AdamW" is "adamw".
     # Each has learning rates of its own: set SOLVER.BASE_LR as well, unless a recipe for own data
     # sets it.
-    "OPTIMIZER": Key("sgd", on_resume=FIXED),
+    "SOLVER.OPTIMIZER": Key("sgd", on_resume=FIXED),
     # Decay of the averages that Adam and AdamW keep of gradients and of their squares
-    "BETAS": Key([0.9, 0.999], on_resume=FIXED),
+    "SOLVER.BETAS": Key([0.9, 0.999], on_resume=FIXED),
     # Exponent of the schedule "poly", as in DeepLab
-    "POLY_LR_POWER": Key(0.9),
+    "SOLVER.POLY_LR_POWER": Key(0.9),
     # The least learning rate of the schedule "poly", as a multiple of SOLVER.BASE_LR
-    "POLY_LR_CONSTANT_ENDING": Key(0.0),
+    "SOLVER.POLY_LR_CONSTANT_ENDING": Key(0.0),
 }
-
-
-def add_keys(section: CN, rows: Mapping[str, Key]) -> None:
-    """Add the keys of a table, which classifiers have as well, to a section."""
-    for key, row in rows.items():
-        section[key] = copy.copy(row.default)
 
 
 # Every key that lambda_det adds, with its default
@@ -184,7 +178,7 @@ KEYS: dict[str, Key] = {
     "MODEL.LAMBDA_RESNET.OUT_FEATURES": Key(["res2", "res3", "res4", "res5"]),
     # The norm: any name that detectron2.layers.get_norm knows, such as "BN", "SyncBN", "FrozenBN"
     "MODEL.LAMBDA_RESNET.NORM": Key("BN"),
-    **{f"MODEL.LAMBDA_RESNET.{name}": row for name, row in LAMBDA_LAYER_KEYS.items()},
+    **SHARED_KEYS,
     # Probability of dropping the residual branch in the last stage; earlier stages drop it less
     # often, as in the public ResNet-RS (Appendix F.3 gives one rate)
     "MODEL.LAMBDA_RESNET.STOCHASTIC_DEPTH": Key(0.0),
@@ -246,7 +240,6 @@ KEYS: dict[str, Key] = {
         600, NOT_NEGATIVE, "timeout", "dataloader.train.timeout", on_resume=FREE
     ),
     # ---- Solver. SOLVER.AMP.ENABLED is Detectron2's own.
-    **{f"SOLVER.{name}": row for name, row in SOLVER_KEYS.items()},
     # The dtype of mixed precision: "bfloat16", "float16" (with loss scaling, CUDA only), or "auto",
     # which is bfloat16 where the device has instructions for it and otherwise float32
     "SOLVER.AMP.DTYPE": Key(
@@ -267,9 +260,6 @@ KEYS: dict[str, Key] = {
     # Decay of an exponential moving average of the weights; after n steps it is at most
     # (1 + n) / (10 + n). The average is evaluated beside the weights. 0 for none
     "SOLVER.EMA_DECAY": Key(0.0, _DECAY, "ema_decay", "train.model_ema.decay", on_resume=FIXED),
-    # The precision of float32 products and convolutions on a GPU: "highest", "high" or "medium"; ""
-    # leaves PyTorch's. Detectron2 has the key since 2023.
-    "FLOAT32_PRECISION": Key("", one_of("", "highest", "high", "medium"), "float32_precision"),
     # ---- lambda-det train derives a recipe before a training (lambda_det/own_data/fit.py), and
     # ---- sets ENABLED to False.
     # Let schedule, sampling and anchors follow from the training set. The log has a table of what
@@ -292,9 +282,6 @@ KEYS: dict[str, Key] = {
     "RECIPE.MEMORY": Key([]),
     # Keys that the recipe does not set; those of the command line are added to them
     "RECIPE.KEEP": Key([]),
-    # Where the numbers go besides metrics.json: "tensorboard", or the path of an EventWriter of
-    # Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR
-    "EVENT_WRITERS": Key(["tensorboard"], setting="event_writers"),
     # ---- Evaluation
     # The result whose best checkpoint is kept as model_best.pth, such as "bbox/AP50"; where only
     # averaged weights are evaluated, their result has this name. "" for the first existing one of
@@ -313,6 +300,13 @@ KEYS: dict[str, Key] = {
     "TEST.IMS_PER_BATCH": Key(1, POSITIVE),
     # Stop after this number of evaluations without a better one; 0 trains to the end
     "TEST.PATIENCE": Key(0, NOT_NEGATIVE, "patience"),
+    # ---- Others
+    # Where the numbers go besides metrics.json: "tensorboard", or the path of an EventWriter of
+    # Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR
+    "EVENT_WRITERS": Key(["tensorboard"], setting="event_writers"),
+    # The precision of float32 products and convolutions on a GPU: "highest", "high" or "medium"; ""
+    # leaves PyTorch's. Detectron2 has the key since 2023.
+    "FLOAT32_PRECISION": Key("", one_of("", "highest", "high", "medium"), "float32_precision"),
 }
 
 # Detectron2's own keys, and sections. A rule stands where Detectron2 takes a value without a word,
@@ -445,13 +439,18 @@ def add_lambda_config(cfg: CN) -> None:
     Args:
         cfg: the result of ``detectron2.config.get_cfg()``, before a file is merged into it.
     """
-    for key, row in KEYS.items():
-        section, _, name = key.rpartition(".")
+    ours = {key: row.default for key, row in KEYS.items() if row.default is not None}
+    add_defaults(cfg, ours)
+
+
+def add_defaults(cfg: CN, defaults: Mapping[str, Any]) -> None:
+    """Add dotted keys with their values to ``cfg``; a key that is there keeps its value."""
+    for key, value in defaults.items():
+        *sections, name = key.split(".")
         node = cfg
-        for part in section.split(".") if section else ():
-            node = node.setdefault(part, type(cfg)())
-        if row.default is not None:
-            node.setdefault(name, copy.copy(row.default))
+        for section in sections:
+            node = node.setdefault(section, type(cfg)())
+        node.setdefault(name, copy.copy(value))
 
 
 def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

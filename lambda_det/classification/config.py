@@ -6,200 +6,183 @@ import argparse
 import math
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 from detectron2.config import CfgNode as CN
 
 from lambda_det.config import (
     IMAGENET_MEAN,
     IMAGENET_STD,
-    LAMBDA_LAYER_KEYS,
-    SOLVER_KEYS,
+    SHARED_KEYS,
     Rule,
-    add_keys,
+    add_defaults,
     check,
+    one_of,
 )
 from lambda_det.training.config_file import ConfigFile, read_config
 from lambda_det.training.schedules import check_solver
 
-
-def get_classification_config() -> CN:
-    """The defaults, over which a recipe of ``configs/imagenet`` or ``configs/cifar10`` is read.
-
-    Keys that mean the same as in detection have the same name. The defaults are no recipe: each
-    figure of the paper stands once in configs/imagenet, with its source.
-    """
-    _C = CN()
+# Every key with its default. Keys that mean the same as in detection have the same name. The
+# defaults are no recipe: each figure of the paper stands once in configs/imagenet, with its source.
+DEFAULTS: dict[str, Any] = {
     # ---- Model; the number of classes comes from the data
-
-    _C.MODEL = CN()
     # "cuda" or "cpu"
-    _C.MODEL.DEVICE = "cuda"
+    "MODEL.DEVICE": "cuda",
     # The network: one of lambda_det.list_models()
-    _C.MODEL.NAME = "resnet50"
+    "MODEL.NAME": "resnet50",
     # "BN", or "SyncBN" for statistics over all processes
-    _C.MODEL.NORM = "BN"
+    "MODEL.NORM": "BN",
     # Probability of dropping a feature before the last, linear layer
-    _C.MODEL.DROPOUT = 0.0
+    "MODEL.DROPOUT": 0.0,
     # Probability of dropping the residual branch in the last stage; earlier stages drop it less
     # often
-    _C.MODEL.STOCHASTIC_DEPTH = 0.0
-    _C.MODEL.LAMBDA_RESNET = CN()
-    add_keys(_C.MODEL.LAMBDA_RESNET, LAMBDA_LAYER_KEYS)  # the same as in detection
+    "MODEL.STOCHASTIC_DEPTH": 0.0,
     # Keep only the input of each block and compute the block again in the backward pass, which
     # takes more time and less memory
-    _C.MODEL.CHECKPOINT_ACTIVATIONS = False
+    "MODEL.CHECKPOINT_ACTIVATIONS": False,
     # Start from this checkpoint's backbone, and from its last layer if it has as many classes
-    _C.MODEL.WEIGHTS = ""
+    "MODEL.WEIGHTS": "",
     # Mean of the pixels from 0 to 255, of red, green and blue; the default is ImageNet's
-    _C.MODEL.PIXEL_MEAN = list(IMAGENET_MEAN)
+    "MODEL.PIXEL_MEAN": list(IMAGENET_MEAN),
     # Standard deviation of the pixels from 0 to 255, of red, green and blue; the default is
     # ImageNet's
-    _C.MODEL.PIXEL_STD = list(IMAGENET_STD)
+    "MODEL.PIXEL_STD": list(IMAGENET_STD),
     # Keep the maps channels last in memory
-    _C.MODEL.CHANNELS_LAST = True
+    "MODEL.CHANNELS_LAST": True,
     # torch.compile the forward pass of training: minutes at the start, faster steps after them
-    _C.MODEL.COMPILE = False
-
+    "MODEL.COMPILE": False,
     # ---- Data
-
-    _C.DATA = CN()
     # "folder": DATA.TRAIN and DATA.VAL hold one folder of images for each class. "cifar10":
     # DATA.TRAIN holds what torchvision's CIFAR10 has downloaded
-    _C.DATA.FORMAT = "folder"
+    "DATA.FORMAT": "folder",
     # Folder of the images to train on
-    _C.DATA.TRAIN = "datasets/imagenet/train"
+    "DATA.TRAIN": "datasets/imagenet/train",
     # Folder of the images to evaluate on; "" for none, where DATA.HELD_OUT is above 0
-    _C.DATA.VAL = "datasets/imagenet/val"
+    "DATA.VAL": "datasets/imagenet/val",
     # Share of the training images of each class that is held out to choose the best checkpoint and
     # to stop early; 0 takes the validation images for that
-    _C.DATA.HELD_OUT = 0.0
+    "DATA.HELD_OUT": 0.0,
     # Share of the training images of each class that is used at all
-    _C.DATA.FRACTION = 1.0
+    "DATA.FRACTION": 1.0,
     # An image that cannot be read is replaced by the next one; when more than this many different
     # images could not be read, training stops.
-    _C.DATA.MAX_UNREADABLE_IMAGES = 20
-
-    _C.INPUT = CN()
+    "DATA.MAX_UNREADABLE_IMAGES": 20,
     # Side in pixels of the square that the network sees in training
-    _C.INPUT.SIZE = 224
+    "INPUT.SIZE": 224,
     # Side in pixels of the square that the network sees in evaluation; 0 as in training
-    _C.INPUT.TEST_SIZE = 0
+    "INPUT.TEST_SIZE": 0,
     # Evaluation takes this share of the image's shorter side from its centre
-    _C.INPUT.TEST_CROP = 0.875
+    "INPUT.TEST_CROP": 0.875,
     # "resized": a random part of the image, from INPUT.MIN_AREA to all of its area, resized to
     # INPUT.SIZE. "padded": the image, resized to INPUT.SIZE if need be, and shifted
-    _C.INPUT.CROP = "resized"
+    "INPUT.CROP": "resized",
     # The smallest share of an image's area that the crop "resized" takes
-    _C.INPUT.MIN_AREA = 0.08
+    "INPUT.MIN_AREA": 0.08,
     # The most pixels by which the crop "padded" shifts an image
-    _C.INPUT.PADDING = 4
+    "INPUT.PADDING": 4,
     # Mirror half of the images
-    _C.INPUT.FLIP = True
-    _C.INPUT.RANDAUGMENT = CN()
+    "INPUT.FLIP": True,
     # Number of RandAugment's operations on each image; 0 for none
-    _C.INPUT.RANDAUGMENT.LAYERS = 0
+    "INPUT.RANDAUGMENT.LAYERS": 0,
     # Strength of RandAugment's operations; 10 is nominal
-    _C.INPUT.RANDAUGMENT.MAGNITUDE = 0
-
-    _C.DATALOADER = CN()
+    "INPUT.RANDAUGMENT.MAGNITUDE": 0,
     # Loader processes for each training process
-    _C.DATALOADER.NUM_WORKERS = 8
+    "DATALOADER.NUM_WORKERS": 8,
     # Seconds to wait for a batch of images before the processes are assumed to hang; 0 waits for
     # ever
-    _C.DATALOADER.TIMEOUT = 600
-
+    "DATALOADER.TIMEOUT": 600,
     # ---- Solver
-
-    _C.SOLVER = CN()
-    add_keys(_C.SOLVER, SOLVER_KEYS)  # the same as in detection
     # Momentum of SGD and of RMSprop
-    _C.SOLVER.MOMENTUM = 0.9
+    "SOLVER.MOMENTUM": 0.9,
     # Whether SGD has Nesterov's momentum
-    _C.SOLVER.NESTEROV = False
+    "SOLVER.NESTEROV": False,
     # Weight decay of all parameters but the norms'
-    _C.SOLVER.WEIGHT_DECAY = 0.0
+    "SOLVER.WEIGHT_DECAY": 0.0,
     # Weight decay of the scales and biases of norms, which TensorFlow's ResNets do not decay
-    _C.SOLVER.WEIGHT_DECAY_NORM = 0.0
+    "SOLVER.WEIGHT_DECAY_NORM": 0.0,
     # Passes over the training images
-    _C.SOLVER.EPOCHS = 100.0
+    "SOLVER.EPOCHS": 100.0,
     # Images of one optimiser step, over all processes and accumulated batches
-    _C.SOLVER.IMS_PER_BATCH = 256
+    "SOLVER.IMS_PER_BATCH": 256,
     # Batches of one optimiser step, which keeps its images: more batches take less memory
-    _C.SOLVER.ACCUMULATE_GRADIENTS = 1
+    "SOLVER.ACCUMULATE_GRADIENTS": 1,
     # Learning rate for SOLVER.LR_BATCH images a step; it is scaled by IMS_PER_BATCH / LR_BATCH
-    _C.SOLVER.BASE_LR = 0.1
+    "SOLVER.BASE_LR": 0.1,
     # Images a step for which SOLVER.BASE_LR is given
-    _C.SOLVER.LR_BATCH = 256
+    "SOLVER.LR_BATCH": 256,
     # Epochs in which the learning rate rises linearly from 0
-    _C.SOLVER.WARMUP_EPOCHS = 0.0
+    "SOLVER.WARMUP_EPOCHS": 0.0,
     # Learning rate after the warm-up: "cosine" to SOLVER.BASE_LR_END, "exponential", "steps" or
     # "poly"
-    _C.SOLVER.SCHEDULE = "cosine"
+    "SOLVER.SCHEDULE": "cosine",
     # Learning rate at the end of the schedule "cosine", for SOLVER.LR_BATCH images a step
-    _C.SOLVER.BASE_LR_END = 0.0
+    "SOLVER.BASE_LR_END": 0.0,
     # Epochs after which the schedule "steps" multiplies the learning rate by SOLVER.GAMMA
-    _C.SOLVER.STEPS = []
+    "SOLVER.STEPS": [],
     # Factor of the learning rate at each of SOLVER.STEPS
-    _C.SOLVER.GAMMA = 0.1
+    "SOLVER.GAMMA": 0.1,
     # Factor of the learning rate in every SOLVER.DECAY_EPOCHS of the schedule "exponential"
-    _C.SOLVER.DECAY = 0.97
+    "SOLVER.DECAY": 0.97,
     # Epochs between two decays of the schedule "exponential"
-    _C.SOLVER.DECAY_EPOCHS = 1.0
+    "SOLVER.DECAY_EPOCHS": 1.0,
     # Change the learning rate once an epoch instead of at each step; the first epoch of E epochs
     # of warm-up then has 1/E of the peak
-    _C.SOLVER.LR_BY_EPOCH = False
+    "SOLVER.LR_BY_EPOCH": False,
     # Share of a label that is spread over all classes
-    _C.SOLVER.LABEL_SMOOTHING = 0.0
+    "SOLVER.LABEL_SMOOTHING": 0.0,
     # Decay of an exponential moving average of the weights; after n steps it is at most
     # (1 + n) / (10 + n). 0 for none
-    _C.SOLVER.EMA_DECAY = 0.0
-    _C.SOLVER.CLIP_GRADIENTS = CN()
+    "SOLVER.EMA_DECAY": 0.0,
     # Clip the gradients
-    _C.SOLVER.CLIP_GRADIENTS.ENABLED = False
+    "SOLVER.CLIP_GRADIENTS.ENABLED": False,
     # "value" clips each number of a gradient, "norm" the gradient of each parameter (as in
     # Detectron2), "full_model" the norm of all gradients together
-    _C.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = "full_model"
+    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "full_model",
     # The number, or the norm, to which gradients are clipped
-    _C.SOLVER.CLIP_GRADIENTS.CLIP_VALUE = 1.0
+    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": 1.0,
     # Exponent of the norm by which gradients are clipped
-    _C.SOLVER.CLIP_GRADIENTS.NORM_TYPE = 2.0
-    _C.SOLVER.AMP = CN()
+    "SOLVER.CLIP_GRADIENTS.NORM_TYPE": 2.0,
     # Train in mixed precision
-    _C.SOLVER.AMP.ENABLED = True
+    "SOLVER.AMP.ENABLED": True,
     # The dtype of mixed precision: "bfloat16", "float16" (with loss scaling, CUDA only), or "auto",
     # which is bfloat16 where the device has instructions for it and otherwise float32
-    _C.SOLVER.AMP.DTYPE = "auto"
+    "SOLVER.AMP.DTYPE": "auto",
     # Steps between checkpoints; there is also one after each evaluation
-    _C.SOLVER.CHECKPOINT_PERIOD = 1000
+    "SOLVER.CHECKPOINT_PERIOD": 1000,
     # Number of the newest checkpoints that are kept; the best is kept besides
-    _C.SOLVER.CHECKPOINTS_KEPT = 3
-
+    "SOLVER.CHECKPOINTS_KEPT": 3,
     # ---- Evaluation
-
-    _C.TEST = CN()
     # Epochs between evaluations; there is also one at the end
-    _C.TEST.EVAL_PERIOD = 1.0
+    "TEST.EVAL_PERIOD": 1.0,
     # Images of a batch, over all processes; 0 for as many as a forward pass of training has
-    _C.TEST.IMS_PER_BATCH = 0
+    "TEST.IMS_PER_BATCH": 0,
     # Number of batches, over all processes, from which statistics of batch norms are estimated
     # before each evaluation. 0 takes the running averages for the raw weights, and the average of
     # these for the averaged weights
-    _C.TEST.PRECISE_BN_BATCHES = 200
+    "TEST.PRECISE_BN_BATCHES": 200,
     # Stop after this number of evaluations without a better one; 0 trains to the end
-    _C.TEST.PATIENCE = 0
-
+    "TEST.PATIENCE": 0,
     # Seed of the order of images, of augmentation, initialisation and dropout; from 0
-    _C.SEED = 0
+    "SEED": 0,
     # Let cuDNN choose its algorithms by measurement
-    _C.CUDNN_BENCHMARK = True
+    "CUDNN_BENCHMARK": True,
     # Steps between lines of the log
-    _C.LOG_PERIOD = 20
+    "LOG_PERIOD": 20,
     # The folder of the run
-    _C.OUTPUT_DIR = "output/imagenet"
+    "OUTPUT_DIR": "output/imagenet",
     # Where the numbers go besides metrics.json: "tensorboard", or the path of an EventWriter of
     # Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR
-    _C.EVENT_WRITERS = ["tensorboard"]
-    return _C
+    "EVENT_WRITERS": ["tensorboard"],
+    # ---- The same as in detection
+    **{key: row.default for key, row in SHARED_KEYS.items()},
+}
+
+
+def get_classification_config() -> CN:
+    """The defaults, over which a recipe of ``configs/imagenet`` or ``configs/cifar10`` is read."""
+    cfg = CN()
+    add_defaults(cfg, DEFAULTS)
+    return cfg
 
 
 def load_recipe(
@@ -232,8 +215,11 @@ def _three(rule: Rule) -> Rule:
 
 
 _ABOVE_0 = _number(lambda x: x > 0, "above 0")
-# What numbers must be of keys that neither ``Settings`` nor ``check_solver`` checks
+# What values must be of keys that neither ``Settings`` nor ``check_solver`` checks
 _RULES: dict[Rule, tuple[str, ...]] = {
+    one_of("BN", "SyncBN"): ("MODEL.NORM",),
+    one_of("folder", "cifar10"): ("DATA.FORMAT",),
+    one_of("resized", "padded"): ("INPUT.CROP",),
     _three(_number(lambda x: True, "a number")): ("MODEL.PIXEL_MEAN",),
     _three(_ABOVE_0): ("MODEL.PIXEL_STD",),
     _ABOVE_0: (
@@ -248,6 +234,7 @@ _RULES: dict[Rule, tuple[str, ...]] = {
     _number(lambda x: x >= 0, "0 or more"): (
         "DATA.MAX_UNREADABLE_IMAGES",
         "INPUT.PADDING",
+        "INPUT.RANDAUGMENT.LAYERS",
         "INPUT.TEST_SIZE",
         "SEED",
         "TEST.IMS_PER_BATCH",
@@ -260,11 +247,12 @@ _RULES: dict[Rule, tuple[str, ...]] = {
         "INPUT.TEST_CROP",
     ),
     _number(lambda x: 0 <= x <= 0.5, "from 0 to 0.5"): ("DATA.HELD_OUT",),
+    _number(lambda x: 0 <= x <= 30, "from 0 to 30"): ("INPUT.RANDAUGMENT.MAGNITUDE",),
 }
 
 
 def check_ranges(cfg: CN) -> None:
-    """Refuse numbers that no training can have.
+    """Refuse values that no training can have.
 
     Raises:
         ConfigError: it names the key and its range.

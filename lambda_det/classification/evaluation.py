@@ -13,9 +13,6 @@ from torch.nn import functional as F
 from lambda_det.distributed.signals import UntilAsked
 from lambda_det.errors import DataError
 from lambda_det.training.precision import Precision
-from lambda_det.training.task import EMA, RAW
-
-__all__ = ["accuracy_line", "evaluate_accuracy"]
 
 
 @torch.no_grad()
@@ -65,14 +62,3 @@ def _count(scores: Tensor, labels: Tensor) -> Tensor:
     hits = best == labels[:, None]
     losses = F.cross_entropy(scores.double(), labels, reduction="sum")
     return torch.stack([losses.new_tensor(len(labels)), hits[:, 0].sum(), hits.sum(), losses])
-
-
-def accuracy_line(results: Mapping[str, Mapping[str, float]]) -> str:
-    """One line: top-1 and top-5 of each part of the data and each kind of weights."""
-    return "; ".join(
-        f"{part} {weights} top-1 {values[f'{weights}_top1']:.2f} top-5 "
-        f"{values[f'{weights}_top5']:.2f}"
-        for part, values in results.items()
-        for weights in (RAW, EMA)
-        if f"{weights}_top1" in values
-    )

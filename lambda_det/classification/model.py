@@ -15,16 +15,6 @@ from lambda_det.modeling.backbones import layer_options
 from lambda_det.modeling.build import Classifier, create_classifier, norm_option
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.modeling.specs import STRIDE
-from lambda_det.weights.provenance import PixelSettings
-
-__all__ = [
-    "PixelClassifier",
-    "build_classifier",
-    "model_options",
-    "pixel_settings",
-]
-
-_NORMS = ("BN", "SyncBN")
 
 
 class PixelClassifier(nn.Module):
@@ -99,21 +89,11 @@ def model_options(cfg: CfgNode) -> dict[str, Any]:
                 f"INPUT.{name} is {size}, above MODEL.LAMBDA_RESNET.GLOBAL_CONTEXT {largest}, the "
                 "largest images that the position embeddings know; raise that, or set it to 0."
             )
-    switches = {
-        "stochastic_depth": cfg.MODEL.STOCHASTIC_DEPTH,
-        "checkpoint_activations": cfg.MODEL.CHECKPOINT_ACTIVATIONS,
-    }
-    return {
-        **norm_option(cfg.MODEL.NAME, cfg.MODEL.NORM),
-        "dropout": cfg.MODEL.DROPOUT,
-        **{name: value for name, value in switches.items() if value},
-        **layer_options(cfg.MODEL.LAMBDA_RESNET),
-    }
-
-
-def pixel_settings(cfg: CfgNode) -> PixelSettings:
-    """The pixel settings of the network of ``cfg``."""
-    return PixelSettings("RGB", cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD)
+    options = norm_option(cfg.MODEL.NAME, cfg.MODEL.NORM) | {"dropout": cfg.MODEL.DROPOUT}
+    for name in ("stochastic_depth", "checkpoint_activations"):
+        if value := cfg.MODEL[name.upper()]:
+            options[name] = value
+    return options | layer_options(cfg.MODEL.LAMBDA_RESNET)
 
 
 def build_classifier(
@@ -129,8 +109,6 @@ def build_classifier(
     Raises:
         ConfigError: the configuration describes no model.
     """
-    if cfg.MODEL.NORM not in _NORMS:
-        raise ConfigError(f"MODEL.NORM is {cfg.MODEL.NORM!r}; it can be one of {list(_NORMS)}.")
     classifier = create_classifier(cfg.MODEL.NAME, num_classes, **model_options(cfg))
     model = kind(
         convert_sync_norms(classifier, cfg.MODEL.DEVICE),

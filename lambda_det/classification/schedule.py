@@ -1,20 +1,15 @@
-"""The length of a classifier's training in steps, its optimiser and its learning rate."""
+"""The length of a classifier's training in steps, and its learning rate."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from detectron2.config import CfgNode
 from fvcore.common.param_scheduler import ParamScheduler
-from torch import nn
-from torch.optim import Optimizer
 
 from lambda_det.errors import ConfigError
 from lambda_det.training import schedules
 from lambda_det.training.settings import check_division
-
-__all__ = ["EpochSchedule", "Plan", "build_optimizer", "peak_learning_rate", "plan_training"]
 
 
 class EpochSchedule(ParamScheduler):
@@ -59,18 +54,8 @@ def peak_learning_rate(cfg: CfgNode) -> float:
     return cfg.SOLVER.BASE_LR * cfg.SOLVER.IMS_PER_BATCH / cfg.SOLVER.LR_BATCH
 
 
-def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
-    """The optimiser of ``cfg`` over all parameters of ``model`` that are trained.
-
-    Raises:
-        ConfigError: as :func:`lambda_det.training.schedules.build_optimizer` does.
-    """
-    return schedules.build_optimizer(cfg.SOLVER, model, peak_learning_rate(cfg))
-
-
-@dataclass(frozen=True)
 class Plan:
-    """The counts of images and steps of a training.
+    """The counts of images and steps of a training; its epochs are exact, and may end in a step.
 
     Attributes:
         images: of the training data.
@@ -80,36 +65,20 @@ class Plan:
         eval_steps: between two evaluations; need not be whole, or they would drift from the epochs.
     """
 
-    images: int
-    batch: int
-    forward: int
-    steps: int
-    eval_steps: float
+    def __init__(self, cfg: CfgNode, images: int, world_size: int) -> None:
+        """
+        Raises:
+            ConfigError: the batch cannot be divided among the processes.
+        """
+        solver = cfg.SOLVER
+        check_division(solver.IMS_PER_BATCH, world_size, solver.ACCUMULATE_GRADIENTS)
+        self.images = images
+        self.batch = solver.IMS_PER_BATCH
+        self.forward = self.batch // (world_size * solver.ACCUMULATE_GRADIENTS)
+        per_epoch = images / self.batch
+        self.steps = max(round(solver.EPOCHS * per_epoch), 1)
+        self.eval_steps = max(cfg.TEST.EVAL_PERIOD * per_epoch, 1.0)
 
     def epochs(self, steps: int) -> float:
         """Passes over the training data after a number of steps."""
         return steps * self.batch / self.images
-
-
-def plan_training(cfg: CfgNode, images: int, world_size: int) -> Plan:
-    """Count the steps; epochs are exact over the training, and may end within a step.
-
-    Args:
-        cfg: the recipe.
-        images: of the training data.
-        world_size: number of processes.
-
-    Raises:
-        ConfigError: the batch cannot be divided.
-    """
-    solver = cfg.SOLVER
-    check_division(solver.IMS_PER_BATCH, world_size, solver.ACCUMULATE_GRADIENTS)
-    shares = world_size * solver.ACCUMULATE_GRADIENTS
-    per_epoch = images / solver.IMS_PER_BATCH
-    return Plan(
-        images=images,
-        batch=solver.IMS_PER_BATCH,
-        forward=solver.IMS_PER_BATCH // shares,
-        steps=max(round(solver.EPOCHS * per_epoch), 1),
-        eval_steps=max(cfg.TEST.EVAL_PERIOD * per_epoch, 1.0),
-    )

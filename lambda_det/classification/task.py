@@ -6,7 +6,6 @@ import argparse
 import copy
 import math
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +17,25 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambda_det.classification.config import check_ranges, load_recipe
-from lambda_det.classification.data import (
-    LabelledTrainLoader,
-    Sources,
-    build_eval_loader,
-    build_sources,
-    check_held_out,
-    write_list,
-)
-from lambda_det.classification.data.transforms import TestTransform, TrainTransform
-from lambda_det.classification.evaluation import accuracy_line, evaluate_accuracy
-from lambda_det.classification.model import (
-    STRIDE,
-    build_classifier,
-    model_options,
-    pixel_settings,
-)
-from lambda_det.classification.schedule import (
-    EpochSchedule,
-    Plan,
-    build_optimizer,
-    peak_learning_rate,
-    plan_training,
-)
+from lambda_det.classification.data.build import Sources, build_sources
+from lambda_det.classification.data.loader import LabelledTrainLoader, build_eval_loader
+from lambda_det.classification.data.subset import check_held_out, write_held_out
+from lambda_det.classification.evaluation import evaluate_accuracy
+from lambda_det.classification.model import build_classifier, model_options
+from lambda_det.classification.schedule import EpochSchedule, Plan, peak_learning_rate
 from lambda_det.config import FIXED, FREE
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.precision import Precision
-from lambda_det.training.schedules import check_rate, warn_of_unread
+from lambda_det.training.schedules import build_optimizer, check_rate, warn_of_unread
 from lambda_det.training.settings import YAML_KEYS, Settings, read_yaml
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.version import __version__
 from lambda_det.weights.provenance import PixelSettings, wanted_pixels
 
-__all__ = ["ClassificationTask"]
-
 HELD_OUT, VAL = "held_out", "val"
 
-KEYS = YAML_KEYS | {
-    "max_iter": "SOLVER.EPOCHS",
-    "log_period": "LOG_PERIOD",
-}
+KEYS = YAML_KEYS | {"max_iter": "SOLVER.EPOCHS", "log_period": "LOG_PERIOD"}
 # The folders of the data may have moved
 _ON_RESUME = {
     **dict.fromkeys(("MODEL", "DATA", "INPUT", "SEED", "SOLVER"), FIXED),
@@ -128,29 +105,18 @@ class ClassificationTask(Task):
     def prepare(self, *, train: bool) -> ClassificationTask:
         cfg = self.cfg
         check_ranges(cfg)
-        sources = build_sources(cfg)
-        TestTransform(cfg)
+        self.sources = build_sources(cfg)
         if train:
-            TrainTransform(cfg)
             EpochSchedule(cfg)
             check_rate(cfg.SOLVER, is_given=True)  # no key says whether it is
-        self.plan_for(sources, world_size=comm.get_world_size() if train else 1)
-        if train:
-            self._check_statistics()
-        return self
-
-    def plan_for(self, sources: Sources, *, world_size: int = 1) -> None:
-        """Plan the training on some images.
-
-        Args:
-            sources: the images.
-            world_size: processes that train.
-
-        Raises:
-            ConfigError: a value cannot be, or the batch cannot be divided among the processes.
-        """
-        cfg, self.sources = self.cfg, sources
-        self.plan = plan = plan_training(cfg, len(sources.train), world_size)
+            unsynchronised = comm.get_world_size() > 1 and cfg.MODEL.NORM != "SyncBN"
+            if unsynchronised and cfg.TEST.PRECISE_BN_BATCHES == 0:
+                raise ConfigError(
+                    "TEST.PRECISE_BN_BATCHES 0 keeps the running averages of batch norm, which "
+                    "differ from process to process: set it above 0, or MODEL.NORM SyncBN."
+                )
+        world_size = comm.get_world_size() if train else 1
+        self.plan = plan = Plan(cfg, len(self.sources.train), world_size)
         per_epoch = math.ceil(plan.images / plan.forward)
         batches = min(cfg.TEST.PRECISE_BN_BATCHES, per_epoch)
         self.settings = read_yaml(
@@ -162,29 +128,9 @@ class ClassificationTask(Task):
             precise_bn_batches=math.ceil(batches / world_size),
             keys=KEYS,
         )
-
-    def _check_statistics(self) -> None:
-        """Refuse batch norms that would have a single value for a statistic."""
-        cfg = self.cfg
-        if self.plan.forward == 1 and cfg.INPUT.SIZE <= STRIDE and cfg.MODEL.NORM == "BN":
-            raise ConfigError(
-                "A forward pass of one image leaves batch norm a single value for a channel in the "
-                f"last stage, where {cfg.INPUT.SIZE} pixels are one position: lower "
-                "SOLVER.ACCUMULATE_GRADIENTS, or raise SOLVER.IMS_PER_BATCH."
-            )
-        unsynchronised = comm.get_world_size() > 1 and cfg.MODEL.NORM != "SyncBN"
-        if unsynchronised and cfg.TEST.PRECISE_BN_BATCHES == 0:
-            raise ConfigError(
-                "TEST.PRECISE_BN_BATCHES 0 keeps the running averages of batch norm, which differ "
-                "from process to process: set it above 0, or MODEL.NORM SyncBN."
-            )
+        return self
 
     def dump(self) -> str:
-        return self._recipe
-
-    @cached_property
-    def _recipe(self) -> str:
-        """As YAML, which every checkpoint holds."""
         return self.cfg.dump()
 
     # --------------------------------------------------------------------------------------- parts
@@ -203,10 +149,11 @@ class ClassificationTask(Task):
 
     @property
     def pixels(self) -> PixelSettings:
-        return pixel_settings(self.cfg)
+        model = self.cfg.MODEL
+        return PixelSettings("RGB", model.PIXEL_MEAN, model.PIXEL_STD)
 
     def build_optimizer(self, model: nn.Module) -> Optimizer:
-        return build_optimizer(self.cfg, model)
+        return build_optimizer(self.cfg.SOLVER, model, peak_learning_rate(self.cfg))
 
     def build_schedule(self) -> EpochSchedule:
         return EpochSchedule(self.cfg)
@@ -247,7 +194,13 @@ class ClassificationTask(Task):
         return results
 
     def describe(self, results: Results) -> str:
-        return accuracy_line(results)
+        return "; ".join(
+            f"{part} {weights} top-1 {values[f'{weights}_top1']:.2f} top-5 "
+            f"{values[f'{weights}_top5']:.2f}"
+            for part, values in results.items()
+            for weights in (RAW, EMA)
+            if f"{weights}_top1" in values
+        )
 
     # --------------------------------------------------------------------- what the run says of it
     def image_names(self, batch: Mapping[str, torch.Tensor]) -> list[str]:
@@ -308,4 +261,4 @@ class _HeldOutList(HookBase):
     def before_train(self) -> None:
         held_out = self._task.sources.held_out
         if held_out is not None and comm.is_main_process():
-            write_list(self._task.held_out_list, map(held_out.name, range(len(held_out))))
+            write_held_out(self._task.held_out_list, held_out)

@@ -1,7 +1,7 @@
 """The optimisers and the learning-rate schedules of every task: one table of each.
 
 A row names the keys of the section SOLVER that it reads, and what their values must be. A task
-whose SOLVER has all keys of a row can choose it. :data:`lambda_det.config.SOLVER_KEYS` has the keys
+whose SOLVER has all keys of a row can choose it. :data:`lambda_det.config.SHARED_KEYS` has the keys
 that all tasks have.
 """
 

@@ -71,7 +71,6 @@ def test_the_checkpoint_is_that_of_create_classifier():
         ((f"{LAYER}.SHARE_POSITIONS", "all"), "share_positions is 'all'"),
         ((f"{LAYER}.STAGE_SCOPES", [3, 5]), r"stage_scopes is \[3, 5\]"),
         (("MODEL.NAME", "mobilenet_v2_lambda", f"{LAYER}.GLOBAL_CONTEXT", 32), "global_context"),
-        (("MODEL.NORM", "LN"), r"MODEL\.NORM"),
         (("MODEL.NAME", "mobilenet_v2", "MODEL.STOCHASTIC_DEPTH", 0.1), "STOCHASTIC_DEPTH"),
         (("MODEL.DROPOUT", 1.0), "DROPOUT"),
     ],

@@ -1,5 +1,6 @@
 """The recipes hold the paper's figures, and describe trainings that can start; ranges of keys."""
 
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from detectron2.config import CfgNode
 from lambda_det.classification import load_recipe, parser
 from lambda_det.classification.config import check_ranges, get_classification_config
 from lambda_det.classification.model import build_classifier
-from lambda_det.classification.schedule import EpochSchedule, peak_learning_rate, plan_training
+from lambda_det.classification.schedule import EpochSchedule, Plan, peak_learning_rate
 from lambda_det.classification.task import ClassificationTask
 from lambda_det.config import leaves
 from lambda_det.errors import ConfigError
@@ -52,7 +53,7 @@ def test_recipe_describes_a_model_and_a_schedule(recipe):
     with torch.device("meta"):
         build_classifier(cfg, 1000)
     assert EpochSchedule(cfg)(cfg.SOLVER.WARMUP_EPOCHS / cfg.SOLVER.EPOCHS) == 1
-    plan_training(cfg, IMAGENET, 8)
+    Plan(cfg, IMAGENET, 8)
     assert recipe.stem in ("base", "350_epochs") or cfg.OUTPUT_DIR.endswith(recipe.stem)
 
 
@@ -129,9 +130,16 @@ def test_each_figure_stands_in_one_file():
 
 # Values of keys, by section
 OUTSIDE = {
-    "DATA": {"FRACTION": 0.0, "HELD_OUT": 0.51, "MAX_UNREADABLE_IMAGES": -1},
-    "INPUT": {"MIN_AREA": 1.5, "PADDING": -1, "SIZE": 0, "TEST_CROP": 2.0, "TEST_SIZE": -1},
-    "MODEL": {"PIXEL_MEAN": [1.0, 2.0], "PIXEL_STD": [1.0, 0.0, 1.0]},
+    "DATA": {"FORMAT": "folders", "FRACTION": 0.0, "HELD_OUT": 0.51, "MAX_UNREADABLE_IMAGES": -1},
+    "INPUT": {
+        "CROP": "random",
+        "MIN_AREA": 1.5,
+        "PADDING": -1,
+        "SIZE": 0,
+        "TEST_CROP": 2.0,
+        "TEST_SIZE": -1,
+    },
+    "MODEL": {"NORM": "LN", "PIXEL_MEAN": [1.0, 2.0], "PIXEL_STD": [1.0, 0.0, 1.0]},
     "SOLVER": {
         "ACCUMULATE_GRADIENTS": 0,
         "BASE_LR": -0.1,
@@ -151,8 +159,11 @@ OUTSIDE = {
 MORE_OUTSIDE = [
     ("DATA", "FRACTION", 1.5),
     ("DATA", "HELD_OUT", -0.1),
+    ("INPUT", "CROP", "random"),
     ("INPUT", "MIN_AREA", 0.0),
     ("INPUT", "TEST_CROP", 0.0),
+    ("INPUT.RANDAUGMENT", "LAYERS", -1),
+    ("INPUT.RANDAUGMENT", "MAGNITUDE", 31),
     ("MODEL", "PIXEL_MEAN", ["a", "b", "c"]),
     ("SOLVER", "BETAS", [0.9]),
 ]
@@ -162,10 +173,10 @@ MORE_OUTSIDE = [
     ("section", "name", "value"),
     [(section, *pair) for section in OUTSIDE for pair in OUTSIDE[section].items()] + MORE_OUTSIDE,
 )
-def test_numbers_that_no_training_can_have(section, name, value):
+def test_values_that_no_training_can_have(section, name, value):
     cfg = get_classification_config()
     check_ranges(cfg)
-    cfg[section][name] = value
+    attrgetter(section)(cfg)[name] = value
     with pytest.raises(ConfigError, match=rf"^{section}\.{name} is "):
         check_ranges(cfg)
 

@@ -7,12 +7,8 @@ import torch
 from torch import nn
 
 from lambda_det.classification.config import get_classification_config
-from lambda_det.classification.schedule import (
-    EpochSchedule,
-    build_optimizer,
-    peak_learning_rate,
-    plan_training,
-)
+from lambda_det.classification.schedule import EpochSchedule, Plan, peak_learning_rate
+from lambda_det.classification.task import ClassificationTask
 from lambda_det.errors import ConfigError
 
 
@@ -69,7 +65,7 @@ def test_the_learning_rate_and_the_steps_follow_the_batch():
     for accumulated in (1, 4):  # the step's images stay, and so does the rate
         cfg.SOLVER.EPOCHS, cfg.SOLVER.ACCUMULATE_GRADIENTS = 350.0, accumulated
         assert peak_learning_rate(cfg) == pytest.approx(1.6)
-        plan = plan_training(cfg, 1_281_167, 8)
+        plan = Plan(cfg, 1_281_167, 8)
         assert (plan.steps, plan.forward, plan.batch) == (109_475, 512 // accumulated, 4096)
         assert plan.epochs(plan.steps) == pytest.approx(350, abs=0.01)
 
@@ -78,7 +74,7 @@ def test_the_learning_rate_and_the_steps_follow_the_batch():
 def test_evaluations_keep_to_the_epochs(images, expected):
     """A data set smaller than a batch still has a step."""
     cfg = _cfg("SOLVER.IMS_PER_BATCH", 128, "SOLVER.EPOCHS", 8.0, "TEST.EVAL_PERIOD", 2.0)
-    plan = plan_training(cfg, images, 1)
+    plan = Plan(cfg, images, 1)
     assert (plan.steps, plan.eval_steps) == expected
 
 
@@ -88,7 +84,8 @@ def _model():
 
 def test_norms_have_a_weight_decay_of_their_own_and_every_parameter_is_there_once():
     model = _model()
-    optimizer = build_optimizer(_cfg("SOLVER.WEIGHT_DECAY_NORM", 0.25), model)
+    cfg = _cfg("SOLVER.WEIGHT_DECAY_NORM", 0.25)
+    optimizer = ClassificationTask(cfg).build_optimizer(model)
     decay = [(p, g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]]
     expected = {p: 0.25 if part is model[1] else 0.5 for part in model for p in part.parameters()}
     assert dict(decay) == expected and len(decay) == len(expected)
@@ -102,7 +99,7 @@ def _steps(*pairs, grads=GRADS):
     """The values of one parameter, at first 2, after steps with gradients."""
     layer = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(layer.weight, 2.0)
-    optimizer, values = build_optimizer(_cfg(*pairs), layer), []
+    optimizer, values = ClassificationTask(_cfg(*pairs)).build_optimizer(layer), []
     for grad in grads:
         layer.weight.grad = torch.tensor([[grad]], dtype=torch.float64)
         optimizer.step()
@@ -158,4 +155,4 @@ def test_adam():
 def test_what_cannot_be(pairs, word):
     cfg = _cfg(*pairs)
     with pytest.raises(ConfigError, match=word):
-        build_optimizer(cfg, _model()), EpochSchedule(cfg), plan_training(cfg, 1000, 8)
+        ClassificationTask(cfg).build_optimizer(_model()), EpochSchedule(cfg), Plan(cfg, 1000, 8)

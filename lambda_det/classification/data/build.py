@@ -14,7 +14,7 @@ from lambda_det.classification.data.sources import (
     check_same_classes,
 )
 from lambda_det.classification.data.subset import Subset, split_held_out, take_fraction
-from lambda_det.errors import ConfigError, DataError, suggest
+from lambda_det.errors import ConfigError, DataError
 
 
 @dataclass
@@ -38,52 +38,42 @@ def build_sources(cfg: CfgNode) -> Sources:
     DATA.FRACTION applies to the training images, and DATA.HELD_OUT to what it leaves.
 
     Args:
-        cfg: a configuration of :func:`get_classification_config`. A SEED of -1 splits as 0 does,
-            because all processes and a resumed run must split alike.
+        cfg: a configuration of :func:`get_classification_config`.
 
     Raises:
-        ConfigError: a key of DATA has an invalid value.
+        ConfigError: there is nothing to evaluate on.
         DataError: the data are missing or damaged, or their classes differ.
     """
-    _check(cfg)
-    train, val = _FORMATS[cfg.DATA.FORMAT](cfg)
+    data = cfg.DATA
+    if not (data.VAL or data.HELD_OUT):
+        raise ConfigError(
+            "DATA.VAL is empty and DATA.HELD_OUT is 0, so there is nothing to evaluate on; give "
+            "one of them."
+        )
+    train, val = _FORMATS[data.FORMAT](data)
     if val is not None:
         check_same_classes(
-            train.classes, val.classes, f"DATA.TRAIN {cfg.DATA.TRAIN}", f"DATA.VAL {cfg.DATA.VAL}"
+            train.classes, val.classes, f"DATA.TRAIN {data.TRAIN}", f"DATA.VAL {data.VAL}"
         )
-    seed = max(cfg.SEED, 0)
-    if cfg.DATA.FRACTION < 1:
-        train = Subset(train, take_fraction(train, cfg.DATA.FRACTION, seed))
+    if data.FRACTION < 1:
+        train = Subset(train, take_fraction(train, data.FRACTION, cfg.SEED))
     held_out = None
-    if cfg.DATA.HELD_OUT:
-        kept, held = split_held_out(train, cfg.DATA.HELD_OUT, seed)
+    if data.HELD_OUT:
+        kept, held = split_held_out(train, data.HELD_OUT, cfg.SEED)
         if not len(held):
             raise DataError(
-                f"No class of DATA.TRAIN {cfg.DATA.TRAIN} has two images, so none can be held out: "
+                f"No class of DATA.TRAIN {data.TRAIN} has two images, so none can be held out: "
                 "set DATA.HELD_OUT 0, or a larger DATA.FRACTION."
             )
         train, held_out = Subset(train, kept), Subset(train, held)
     return Sources(train, held_out, val)
 
 
-def _folders(cfg: CfgNode) -> tuple[Source, Source | None]:
-    return FolderSource(cfg.DATA.TRAIN), FolderSource(cfg.DATA.VAL) if cfg.DATA.VAL else None
-
-
-# By DATA.FORMAT the images to train and to validate on
+# By DATA.FORMAT the images to train and to validate on, of the section DATA
 _FORMATS: dict[str, Callable[[CfgNode], tuple[Source, Source | None]]] = {
-    "folder": _folders,
-    "cifar10": lambda cfg: (Cifar10Source(cfg.DATA.TRAIN, True), Cifar10Source(cfg.DATA.TRAIN)),
+    "folder": lambda data: (
+        FolderSource(data.TRAIN),
+        FolderSource(data.VAL) if data.VAL else None,
+    ),
+    "cifar10": lambda data: (Cifar10Source(data.TRAIN, True), Cifar10Source(data.TRAIN)),
 }
-
-
-def _check(cfg: CfgNode) -> None:
-    data = cfg.DATA
-    if data.FORMAT not in _FORMATS:
-        hint = suggest(data.FORMAT, _FORMATS)
-        raise ConfigError(f"DATA.FORMAT {data.FORMAT!r} is not known{hint}")
-    if not (data.VAL or data.HELD_OUT) and data.FORMAT == "folder":
-        raise ConfigError(
-            "DATA.VAL is empty and DATA.HELD_OUT is 0, so there is nothing to evaluate on; give "
-            "one of them."
-        )

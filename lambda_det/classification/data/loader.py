@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -63,28 +63,13 @@ Item = tuple[np.ndarray, int, int]
 
 
 class LabelledTrainImages(Dataset):
-    """Augmented images by (epoch, index), each a function only of seed, epoch and index.
+    """Augmented images by (epoch, index), each a function only of seed, epoch and index."""
 
-    Args:
-        source: the training images.
-        transform: from an image, uint8 [H, W, 3], and a generator to one uint8 [S, S, 3].
-        seed: from 0.
-        max_unreadable: how many different images may be unreadable; the next one replaces them.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        transform: Callable[[np.ndarray, np.random.Generator], np.ndarray],
-        seed: int,
-        max_unreadable: int,
-    ) -> None:
-        self._source = source
-        self._transform = transform
-        self._seed = seed
-        self._unreadable = UnreadableImages(
-            len(source), max_unreadable, "DATA.MAX_UNREADABLE_IMAGES"
-        )
+    def __init__(self, cfg: CfgNode, source: Source, seed: int) -> None:
+        self._source, self._seed = source, seed
+        self._transform = TrainTransform(cfg)
+        limit = cfg.DATA.MAX_UNREADABLE_IMAGES
+        self._unreadable = UnreadableImages(len(source), limit, "DATA.MAX_UNREADABLE_IMAGES")
 
     def __getitem__(self, where: tuple[int, int]) -> Item:
         epoch, index = where
@@ -98,16 +83,10 @@ class LabelledTrainImages(Dataset):
 
 
 class LabelledEvalImages(Dataset):
-    """Evaluation images by index.
+    """Evaluation images by index."""
 
-    Args:
-        source: the images.
-        transform: from an image, uint8 [H, W, 3], to one uint8 [T, T, 3].
-    """
-
-    def __init__(self, source: Source, transform: Callable[[np.ndarray], np.ndarray]) -> None:
-        self._source = source
-        self._transform = transform
+    def __init__(self, cfg: CfgNode, source: Source) -> None:
+        self._source, self._transform = source, TestTransform(cfg)
 
     def __getitem__(self, index: int) -> Item:
         image = self._source.load(index)
@@ -141,13 +120,17 @@ class LabelledTrainLoader:
         self._seed, self._batches = seed, batches
 
     def __iter__(self) -> Iterator[Batch]:
-        cfg, seed, rank, world_size = self._cfg, self._seed, comm.get_rank(), comm.get_world_size()
-        start = self._batches * self._batch_size * world_size
-        size = len(self._source)
-        batches = EpochBatches(size, seed, start, self._batch_size, rank, world_size)
-        unreadable = cfg.DATA.MAX_UNREADABLE_IMAGES
-        images = LabelledTrainImages(self._source, TrainTransform(cfg), seed, unreadable)
-        return iter(_build(cfg, images, batches))
+        world_size = comm.get_world_size()
+        batches = EpochBatches(
+            size=len(self._source),
+            seed=self._seed,
+            start=self._batches * self._batch_size * world_size,
+            batch_size=self._batch_size,
+            rank=comm.get_rank(),
+            world_size=world_size,
+        )
+        images = LabelledTrainImages(self._cfg, self._source, self._seed)
+        return iter(_build(self._cfg, images, batches))
 
     def state_dict(self) -> dict[str, Any]:
         return {"images": len(self._source)}
@@ -177,8 +160,8 @@ def build_eval_loader(cfg: CfgNode, source: Source, *, batch_size: int) -> Image
         ConfigError: a key of DATALOADER or INPUT has an invalid value.
     """
     share = range(comm.get_rank(), len(source), comm.get_world_size())
-    images = LabelledEvalImages(source, TestTransform(cfg))
-    return _build(cfg, images, BatchSampler(share, batch_size, drop_last=False))
+    batches = BatchSampler(share, batch_size, drop_last=False)
+    return _build(cfg, LabelledEvalImages(cfg, source), batches)
 
 
 def _build(cfg: CfgNode, images: Dataset, batches: Sampler) -> ImageLoader:

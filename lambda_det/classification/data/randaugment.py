@@ -20,9 +20,6 @@ import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
-from lambda_det.errors import ConfigError
-
-_MAX_MAGNITUDE = 30
 _GREY = (128, 128, 128)
 _LEVELS = np.arange(256)  # of a pixel
 # Pillow's ImageFilter.SMOOTH
@@ -35,24 +32,19 @@ def _by_pillow(operation: Callable[[Image.Image], Image.Image]) -> Callable[...,
     return lambda image: np.array(operation(Image.fromarray(image)))
 
 
-def invert(image: np.ndarray) -> np.ndarray:
-    return cv2.bitwise_not(image)
-
-
 def posterize(image: np.ndarray, bits: int) -> np.ndarray:
     """Keep the highest ``bits`` bits of each value: with 0 all is black, with 8 nothing changes."""
-    return cv2.LUT(image, (_LEVELS & -(1 << max(8 - bits, 0))).astype(np.uint8))
+    return _look_up(image, _LEVELS & -(1 << max(8 - bits, 0)))
 
 
 def solarize(image: np.ndarray, threshold: int) -> np.ndarray:
     """Invert the values from ``threshold`` on; a threshold of 256 changes nothing."""
-    return cv2.LUT(image, np.where(threshold > _LEVELS, _LEVELS, 255 - _LEVELS).astype(np.uint8))
+    return _look_up(image, np.where(threshold > _LEVELS, _LEVELS, 255 - _LEVELS))
 
 
 def solarize_add(image: np.ndarray, addition: int) -> np.ndarray:
     """Add to the values below 128, up to 255."""
-    brighter = (_LEVELS + addition).clip(0, 255)
-    return cv2.LUT(image, np.where(_LEVELS < 128, brighter, _LEVELS).astype(np.uint8))
+    return _look_up(image, np.where(_LEVELS < 128, (_LEVELS + addition).clip(max=255), _LEVELS))
 
 
 def color(image: np.ndarray, factor: float) -> np.ndarray:
@@ -66,13 +58,12 @@ def contrast(image: np.ndarray, factor: float) -> np.ndarray:
     The reference uses the mean of the histogram's counts, which is the area over 256. Pillow, to
     which it claims to be equivalent, uses the mean of the pixels.
     """
-    mean = int(cv2.mean(_grey(image))[0] + 0.5)
-    return cv2.LUT(image, _blend(np.full(256, mean, np.uint8), _LEVELS.astype(np.uint8), factor))
+    return _blend_with_grey(image, int(cv2.mean(_grey(image))[0] + 0.5), factor)
 
 
 def brightness(image: np.ndarray, factor: float) -> np.ndarray:
     """Blend with black."""
-    return cv2.LUT(image, _blend(np.zeros(256, np.uint8), _LEVELS.astype(np.uint8), factor))
+    return _blend_with_grey(image, 0, factor)
 
 
 def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
@@ -89,24 +80,6 @@ def rotate(image: np.ndarray, degrees: float) -> np.ndarray:
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     x, y = (width - 1) / 2, (height - 1) / 2
     return _warp(image, [[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]])
-
-
-def shear_x(image: np.ndarray, slope: float) -> np.ndarray:
-    """Shift each row by its number times ``slope``; the top row stays."""
-    return _warp(image, [[1, slope, 0], [0, 1, 0]])
-
-
-def shear_y(image: np.ndarray, slope: float) -> np.ndarray:
-    """Shift each column by its number times ``slope``; the leftmost column stays."""
-    return _warp(image, [[1, 0, 0], [slope, 1, 0]])
-
-
-def translate_x(image: np.ndarray, pixels: float) -> np.ndarray:
-    return _warp(image, [[1, 0, pixels], [0, 1, 0]])
-
-
-def translate_y(image: np.ndarray, pixels: float) -> np.ndarray:
-    return _warp(image, [[1, 0, 0], [0, 1, pixels]])
 
 
 def cutout(image: np.ndarray, half: int, y: int, x: int) -> np.ndarray:
@@ -150,7 +123,7 @@ class Operation(NamedTuple):
 OPERATIONS = {
     "AutoContrast": Operation(_by_pillow(ImageOps.autocontrast), _nothing),
     "Equalize": Operation(_by_pillow(ImageOps.equalize), _nothing),
-    "Invert": Operation(invert, _nothing),
+    "Invert": Operation(cv2.bitwise_not, _nothing),
     "Rotate": Operation(rotate, _signed(30.0)),
     "Posterize": Operation(posterize, _whole(4)),
     # From a magnitude of 10 on this changes nothing, as in Pillow. In the reference's graph, numpy
@@ -160,10 +133,15 @@ OPERATIONS = {
     "Contrast": Operation(contrast, _factor),
     "Brightness": Operation(brightness, _factor),
     "Sharpness": Operation(sharpness, _factor),
-    "ShearX": Operation(shear_x, _signed(0.3)),
-    "ShearY": Operation(shear_y, _signed(0.3)),
-    "TranslateX": Operation(translate_x, _signed(100.0)),
-    "TranslateY": Operation(translate_y, _signed(100.0)),
+    # The top row stays, and the leftmost column
+    "ShearX": Operation(lambda image, by: _warp(image, [[1, by, 0], [0, 1, 0]]), _signed(0.3)),
+    "ShearY": Operation(lambda image, by: _warp(image, [[1, 0, 0], [by, 1, 0]]), _signed(0.3)),
+    "TranslateX": Operation(
+        lambda image, by: _warp(image, [[1, 0, by], [0, 1, 0]]), _signed(100.0)
+    ),
+    "TranslateY": Operation(
+        lambda image, by: _warp(image, [[1, 0, 0], [0, 1, by]]), _signed(100.0)
+    ),
     "Cutout": Operation(cutout, _square(40)),
     "SolarizeAdd": Operation(solarize_add, _whole(110)),
 }
@@ -175,18 +153,9 @@ class RandAugment:
     Args:
         layers: how many operations; 0 for none.
         magnitude: their strength, from 0 to 30; 10 is nominal.
-
-    Raises:
-        ConfigError: one of them is out of range.
     """
 
     def __init__(self, layers: int, magnitude: float) -> None:
-        if layers < 0:
-            raise ConfigError(f"INPUT.RANDAUGMENT.LAYERS is {layers}; give 0 or more.")
-        if not 0 <= magnitude <= _MAX_MAGNITUDE:
-            raise ConfigError(
-                f"INPUT.RANDAUGMENT.MAGNITUDE is {magnitude}; give 0 to {_MAX_MAGNITUDE}."
-            )
         self._layers = layers
         self._strength = magnitude / 10
 
@@ -194,15 +163,23 @@ class RandAugment:
         """An image of the same shape; the given one if there are no layers."""
         operations = tuple(OPERATIONS.values())
         for number in rng.integers(len(operations), size=self._layers):
-            operation = operations[number]
-            arguments = operation.draw(self._strength, image.shape[:2], rng)
-            image = operation.apply(image, *arguments)
+            apply, draw = operations[number]
+            image = apply(image, *draw(self._strength, image.shape[:2], rng))
         return image
 
 
 def _grey(image: np.ndarray) -> np.ndarray:
     """Pillow's grey, uint8 [H, W], except for one colour in 100,000, a tie that is rounded down."""
     return cv2.transform(image, _GREY_SHARES)
+
+
+def _look_up(image: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Replace each value of an image by the one of ``values`` [256]."""
+    return cv2.LUT(image, values.astype(np.uint8))
+
+
+def _blend_with_grey(image: np.ndarray, grey: int, factor: float) -> np.ndarray:
+    return cv2.LUT(image, _blend(np.full(256, grey, np.uint8), _LEVELS.astype(np.uint8), factor))
 
 
 def _blend(other: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:

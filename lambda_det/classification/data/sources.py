@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torchvision.datasets import CIFAR10
 
-from lambda_det.errors import DataError, listed, printable, reason, refused
+from lambda_det.errors import DataError, listed, reason, refused
 from lambda_det.files import SUFFIXES
 
 
@@ -74,9 +74,7 @@ def check_same_classes(
     """
     if list(classes) != list(others):
         in_one = sorted(set(classes) ^ set(others))
-        difference = (
-            f"only one has {listed(map(printable, in_one))}" if in_one else "in their order"
-        )
+        difference = f"only one has {listed(in_one)}" if in_one else "in their order"
         raise DataError(
             f"The classes of {where} and {elsewhere} differ: {difference}; give both the same."
         )
@@ -124,7 +122,12 @@ class FolderSource(FileSource):
     """
 
     def __init__(self, root: str | Path) -> None:
-        classes = _class_folders(root)
+        classes = sorted(name for name, is_folder in _entries(root) if is_folder)
+        if not classes:
+            raise DataError(
+                f"{root} holds no class folders; put the images of each class into a folder of its "
+                "own there."
+            )
         counts = np.zeros(len(classes), dtype=np.int64)
         names: list[bytes] = []
         for label, folder in enumerate(classes):
@@ -156,23 +159,8 @@ def image_files(root: str | Path) -> Iterator[str]:
             path = os.path.join(folder, name)
             if is_folder:
                 pending.append(path)
-            elif is_image(name):
+            elif name.lower().endswith(SUFFIXES):
                 yield path
-
-
-def is_image(name: str) -> bool:
-    """Whether a file has the extension of an image."""
-    return name.lower().endswith(SUFFIXES)
-
-
-def _class_folders(root: str | Path) -> list[str]:
-    folders = sorted(name for name, is_folder in _entries(root) if is_folder)
-    if not folders:
-        raise DataError(
-            f"{root} holds no class folders; put the images of each class into a folder of its "
-            "own there."
-        )
-    return folders
 
 
 def _entries(folder: str | Path) -> list[tuple[str, bool]]:

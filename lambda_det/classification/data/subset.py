@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -75,34 +75,24 @@ def _shuffled_classes(source: Source, purpose: Purpose, seed: int) -> Iterator[n
         yield generator(purpose, seed, label).permutation(indices)
 
 
-def write_list(path: str | Path, names: Iterable[str]) -> None:
-    """Write names to a text file, one a line. An existing file is replaced atomically."""
-    replace_text(path, "".join(f"{name}\n" for name in names))
-
-
-def read_list(path: str | Path) -> list[str]:
-    """Read what :func:`write_list` has written.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
-    with refused(DataError, f"The list {path} cannot be read", "", OSError):
-        text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+def write_held_out(path: str | Path, source: Source) -> None:
+    """Write the names of the images that are held out, one a line."""
+    replace_text(path, "".join(f"{name}\n" for name in _names(source)))
 
 
 def check_held_out(path: str | Path, source: Source) -> None:
     """Check that a resumed run holds out the images that it held out before.
 
     Args:
-        path: the run's list, from :func:`write_list`.
+        path: the run's list, from :func:`write_held_out`.
         source: the images held out now.
 
     Raises:
         DataError: the list cannot be read, or has other images.
     """
-    before = read_list(path)
-    now = [source.name(index) for index in range(len(source))]
+    with refused(DataError, f"The list {path} cannot be read", "", OSError):
+        text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    before, now = text.split("\n")[:-1], _names(source)
     if before == now:
         return
     changed = sorted(set(before) ^ set(now)) or now
@@ -111,3 +101,7 @@ def check_held_out(path: str | Path, source: Source) -> None:
         f"it has trained on ({changed[0]} is the first to differ): restore DATA.TRAIN, "
         "DATA.FRACTION, DATA.HELD_OUT and SEED, or give another OUTPUT_DIR."
     )
+
+
+def _names(source: Source) -> list[str]:
+    return [source.name(index) for index in range(len(source))]

@@ -18,7 +18,6 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from lambda_det.classification.data.randaugment import RandAugment
-from lambda_det.errors import ConfigError
 
 # Inception's crop: the ratio of width to height, and how often to draw a box that may not fit
 _NARROWEST = 3 / 4
@@ -87,15 +86,9 @@ def padded_crop(image: np.ndarray, size: int, padding: int, rng: np.random.Gener
     """
     if image.shape[:2] != (size, size):
         image = resize(image, size)
-    padded = np.zeros((size + 2 * padding, size + 2 * padding, 3), np.uint8)
-    padded[padding : padding + size, padding : padding + size] = image
+    padded = cv2.copyMakeBorder(image, *[padding] * 4, cv2.BORDER_CONSTANT)
     top, left = rng.integers(2 * padding + 1, size=2)
     return np.ascontiguousarray(padded[top : top + size, left : left + size])
-
-
-def random_flip(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The image, or with probability 1/2 its mirror image, left to right."""
-    return cv2.flip(image, 1) if rng.random() < 0.5 else image
 
 
 def resize(image: np.ndarray, size: int) -> np.ndarray:
@@ -112,18 +105,6 @@ def resize(image: np.ndarray, size: int) -> np.ndarray:
     return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
 
 
-def centre_crop(image: np.ndarray, size: int, resized: int) -> np.ndarray:
-    """The centre of the image, for evaluation, by torchvision and Pillow.
-
-    Args:
-        image: its shorter side is resized to ``resized`` first.
-        size: of the square, in pixels.
-        resized: in pixels, at least ``size``.
-    """
-    pixels = functional.resize(Image.fromarray(image), [resized], InterpolationMode.BICUBIC)
-    return np.array(functional.center_crop(pixels, [size]))
-
-
 # INPUT.CROP: the function, and the key of INPUT that it takes besides SIZE
 _CROPS = {
     "resized": (random_resized_crop, "MIN_AREA"),
@@ -136,21 +117,10 @@ class TrainTransform:
 
     Args:
         cfg: a configuration of :func:`get_classification_config`.
-
-    Raises:
-        ConfigError: a key of INPUT has an invalid value.
     """
 
     def __init__(self, cfg: CfgNode) -> None:
-        settings = cfg.INPUT
-        if settings.CROP not in _CROPS:
-            raise ConfigError(
-                f"INPUT.CROP is {settings.CROP!r}; it must be one of {', '.join(_CROPS)}."
-            )
-        self._size = settings.SIZE
-        self._crop, key = _CROPS[settings.CROP]
-        self._crop_by = settings[key]
-        self._flip = settings.FLIP
+        self._settings = settings = cfg.INPUT
         self._augment = RandAugment(settings.RANDAUGMENT.LAYERS, settings.RANDAUGMENT.MAGNITUDE)
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -163,14 +133,16 @@ class TrainTransform:
         Returns:
             uint8 [SIZE, SIZE, 3], C-contiguous.
         """
-        image = self._crop(image, self._size, self._crop_by, rng)
-        if self._flip:
-            image = random_flip(image, rng)
+        settings = self._settings
+        crop, key = _CROPS[settings.CROP]
+        image = crop(image, settings.SIZE, settings[key], rng)
+        if settings.FLIP and rng.random() < 0.5:
+            image = cv2.flip(image, 1)
         return self._augment(image, rng)
 
 
 class TestTransform:
-    """The square in the centre, ``INPUT.TEST_CROP`` of the image's shorter side.
+    """The square in the centre, ``INPUT.TEST_CROP`` of the image's shorter side, by Pillow.
 
     Args:
         cfg: a configuration of :func:`get_classification_config`.
@@ -183,4 +155,7 @@ class TestTransform:
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """An image, uint8 RGB [H, W, 3], as [T, T, 3], C-contiguous; T is TEST_SIZE, or SIZE."""
-        return centre_crop(image, self._size, self._resized)
+        pixels = functional.resize(
+            Image.fromarray(image), [self._resized], InterpolationMode.BICUBIC
+        )
+        return np.array(functional.center_crop(pixels, [self._size]))

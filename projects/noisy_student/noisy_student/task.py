@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lambda_det.classification.config import get_classification_config, load_recipe
-from lambda_det.classification.data import LabelledTrainLoader
+from lambda_det.classification.data.loader import LabelledTrainLoader
 from lambda_det.classification.model import PixelClassifier, build_classifier
 from lambda_det.classification.task import ClassificationTask
 from lambda_det.config import FREE

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from lambda_det.classification.data import (
-    FolderSource,
+from lambda_det.classification.data import loader as loader_module
+from lambda_det.classification.data import transforms
+from lambda_det.classification.data.loader import (
+    EpochBatches,
     LabelledTrainLoader,
     build_eval_loader,
-    transforms,
 )
-from lambda_det.classification.data import loader as loader_module
-from lambda_det.classification.data.loader import EpochBatches
+from lambda_det.classification.data.sources import FolderSource
 from lambda_det.errors import DataError
 from lambda_det.training.loading import ImageLoader
 from tests.classification.data.toy import ToySource

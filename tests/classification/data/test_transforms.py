@@ -10,7 +10,6 @@ from torchvision import transforms as tv
 
 from lambda_det.classification.data import transforms
 from lambda_det.classification.data.randaugment import RandAugment
-from lambda_det.errors import ConfigError
 
 SHAPES = [(1, 1), (1, 40), (50, 1), (31, 47), (64, 64), (200, 150)]
 
@@ -80,23 +79,13 @@ def test_a_padded_crop_is_the_image_moved_over_black():
     assert all(crop.flags.c_contiguous for crop in crops)
 
 
-def test_half_of_the_images_are_flipped():
-    image, rng = noise(5, 7), np.random.default_rng(0)
-    results = [transforms.random_flip(image, rng) for _ in range(1000)]
+def test_half_of_the_images_are_flipped(cfg):
+    cfg.INPUT.CROP, cfg.INPUT.PADDING = "padded", 0
+    image, transform, rng = noise(16, 16), transforms.TrainTransform(cfg), np.random.default_rng(0)
+    results = [transform(image, rng) for _ in range(1000)]
     flipped = sum(np.array_equal(result, image[:, ::-1]) for result in results)
     assert flipped + sum(np.array_equal(result, image) for result in results) == 1000
     assert abs(flipped - 500) < 4 * np.sqrt(250)
-
-
-@pytest.mark.parametrize(("size", "resized"), [(1, 1), (28, 32), (33, 40), (17, 64)])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_centre_is_torchvisions_by_pillow(shape, size, resized):
-    image = noise(*shape)
-    centre = transforms.centre_crop(image, size, resized)
-    resize = tv.Resize(resized, interpolation=tv.InterpolationMode.BICUBIC)
-    expected = tv.CenterCrop(size)(resize(Image.fromarray(image)))
-    assert centre.flags.c_contiguous and centre.flags.writeable
-    np.testing.assert_array_equal(centre, np.asarray(expected))
 
 
 @pytest.mark.parametrize("crop", ["resized", "padded"])
@@ -113,7 +102,8 @@ def test_training_is_crop_flip_and_randaugment_in_this_order(cfg, crop):
             expected = transforms.resize(image[top : top + height, left : left + width], 16)
         else:
             expected = transforms.padded_crop(transforms.resize(image, 16), 16, 2, rng)
-        expected = RandAugment(2, 15)(transforms.random_flip(expected, rng), rng)
+        expected = expected[:, ::-1] if rng.random() < 0.5 else expected
+        expected = RandAugment(2, 15)(np.ascontiguousarray(expected), rng)
         result = transform(image, np.random.default_rng(seed))
         np.testing.assert_array_equal(result, expected)
         samples.add(result.tobytes())
@@ -121,17 +111,24 @@ def test_training_is_crop_flip_and_randaugment_in_this_order(cfg, crop):
 
 
 @pytest.mark.parametrize(
-    ("size", "test_size", "share", "expected"),
-    [(224, 0, 0.875, (224, 256)), (160, 0, 0.875, (160, 183)), (16, 20, 1.0, (20, 20))],
+    ("size", "test_size", "share", "resized"),
+    [
+        (224, 0, 0.875, 256),
+        (160, 0, 0.875, 183),
+        (16, 20, 1.0, 20),
+        (1, 0, 1.0, 1),
+        (33, 0, 33 / 40, 40),
+        (17, 0, 17 / 64, 64),
+    ],
 )
-def test_evaluation_takes_a_share_from_the_centre(cfg, size, test_size, share, expected):
+@pytest.mark.parametrize("shape", SHAPES)
+def test_evaluation_takes_torchvisions_centre_by_pillow(
+    cfg, shape, size, test_size, share, resized
+):
     cfg.INPUT.SIZE, cfg.INPUT.TEST_SIZE, cfg.INPUT.TEST_CROP = size, test_size, share
-    result = transforms.TestTransform(cfg)(noise(40, 60))
-    assert result.flags.c_contiguous and result.dtype == np.uint8
-    np.testing.assert_array_equal(result, transforms.centre_crop(noise(40, 60), *expected))
-
-
-def test_another_crop_is_refused_by_its_key(cfg):
-    cfg.INPUT.CROP = "random"
-    with pytest.raises(ConfigError, match=r"^INPUT\.CROP is .*random"):
-        transforms.TrainTransform(cfg)
+    image = noise(*shape)
+    centre = transforms.TestTransform(cfg)(image)
+    resize = tv.Resize(resized, interpolation=tv.InterpolationMode.BICUBIC)
+    expected = tv.CenterCrop(test_size or size)(resize(Image.fromarray(image)))
+    assert centre.flags.c_contiguous and centre.flags.writeable
+    np.testing.assert_array_equal(centre, np.asarray(expected))
