@@ -23,8 +23,6 @@ from lambda_det.own_data.fit_input import LARGEST_SCALE
 from lambda_det.own_data.report.error_types import LEAST_IOU, NEAR, ap50, repaired, sort_errors
 from lambda_det.own_data.report.reading import evaluations_of, label_of
 
-__all__ = ["USABLE_AP50", "Change", "Epochs", "Evidence", "advise"]
-
 # Below this AP50 a detector has not learned the task, and its errors prove nothing about its data:
 # with an AP50 of 0.03, 791 predictions had scores of 0.8 or more. It is a guess between that and
 # the lowest AP50 of finished runs, which is some 40.
@@ -309,12 +307,10 @@ def _rare_classes(run: Evidence) -> Iterator[Change]:
 
 
 def _training(run: Evidence) -> Iterator[Change]:
-    """A longer training or other images, by AP50 over the steps and by the losses.
-
-    For a longer training all evaluations in the last third of the steps must be better than all
-    before, and the last one must be the best. If AP50 no longer rises, and five evaluations differ
-    by chance alone, this is so in one case of twenty.
-    """
+    """A longer training or other images, by AP50 over the steps and by the losses."""
+    # For a longer training all evaluations in the last third of the steps must be better than all
+    # before, and the last one must be the best. If AP50 no longer rises, and five evaluations
+    # differ by chance alone, this is so in one case of twenty.
     said = f" The run had {run.epochs}." if run.epochs and run.epochs.are_fewer else ""
     until = f"--epochs {run.epochs.rule:.0f}" if said else "twice as many --epochs"
     longer = f"Train longer, with {until}."
@@ -371,9 +367,7 @@ def _training(run: Evidence) -> Iterator[Change]:
 
 
 def _losses(metrics: Sequence[Mapping[str, float]]) -> tuple[float, float]:
-    """The loss of the training images, as the median of the last third of the steps, and that of
-    the held-out images at the last evaluation; NaN where one is unknown.
-    """
+    """The median loss of the last third of the steps, and the last held-out one; NaN if unknown."""
     tested = [line for line in metrics if _HELD_OUT_LOSS in line]
     last = tested[-1]["iteration"] if tested else 0
     lines = [line for line in metrics if last * 2 / 3 < line["iteration"] <= last]

@@ -8,8 +8,6 @@ import logging
 from lambda_det.errors import command_parser, exit_status, log_to_terminal
 from lambda_det.files import refuse_missing
 
-__all__ = ["main"]
-
 DESCRIPTION = """\
 Write one HTML page on a run: curves, AP by class, what would bring most, the worst images.
 The page holds its figures and pictures: no server and no other file is needed to look at it.

@@ -79,12 +79,7 @@ def sort_errors(
 
 
 def _wrong(iou: np.ndarray, same: np.ndarray) -> tuple[str, int | None]:
-    """The error of a false prediction, and the index of the object to which it is assigned.
-
-    Args:
-        iou: [objects] of the prediction.
-        same: [objects], whether an object is of the predicted class.
-    """
+    """The error of a false prediction and the index of its object, by IoU [objects] and class."""
     own, other = np.where(same, iou, 0.0), np.where(same, 0.0, iou)
     if max(iou, default=0.0) < NEAR:
         return "background", None

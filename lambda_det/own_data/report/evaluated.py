@@ -20,8 +20,6 @@ from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.own_data.report.class_results import Detections, evaluate_detections
 
-__all__ = ["Evaluated", "evaluate_run", "read_predictions"]
-
 RESULTS = "coco_instances_results.json"
 # The folders of an evaluation's results; averaged weights come first, as for
 # model_best.pth
@@ -133,11 +131,7 @@ def read_predictions(path: str | Path, dataset: str) -> list[dict[str, Any]]:
 def _check_ids(
     entries: list[dict[str, Any]], ground_truth: COCO, results: Path, dataset: str
 ) -> None:
-    """Refuse predictions of classes or images that the data set does not have.
-
-    Raises:
-        DataError: there are such.
-    """
+    """Refuse predictions of classes or images that the data set does not have."""
     for key, known in {"category_id": ground_truth.cats, "image_id": ground_truth.imgs}.items():
         if unknown := {entry[key] for entry in entries} - known.keys():
             raise DataError(

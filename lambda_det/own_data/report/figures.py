@@ -16,15 +16,6 @@ from lambda_det.own_data.report.page import ACCENT, INK, ON_ACCENT, new_axes, to
 from lambda_det.own_data.report.reading import label_of
 from lambda_det.training.log import is_loss
 
-__all__ = [
-    "CLASSES_CONFUSED",
-    "PANELS",
-    "draw_confusion",
-    "draw_curves",
-    "draw_panel",
-    "draw_totals",
-]
-
 _POINTS = 600  # points of a curve; more would only make the page larger
 CLASSES_CONFUSED = 20  # classes in the confusion matrix
 _TOTAL = ("total_loss", "validation/total_loss")

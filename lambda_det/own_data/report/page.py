@@ -17,8 +17,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-__all__ = ["ACCENT", "INK", "ON_ACCENT", "Page", "new_axes", "to_svg"]
-
 # Colours of figures. Matplotlib draws in black, which a page replaces by the ink of a light or dark
 # screen.
 INK, ON_ACCENT, ACCENT = "#000000", "#fefefe", "#1f5fae"

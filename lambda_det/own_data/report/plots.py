@@ -14,8 +14,6 @@ from lambda_det.own_data.report.figures import draw_totals
 from lambda_det.own_data.report.worst_images import draw_worst
 from lambda_det.training.run_folder import RunFolder
 
-__all__ = ["plot_curves", "plot_worst"]
-
 _GAP = 8  # pixels between two images
 
 

@@ -36,8 +36,6 @@ from lambda_det.own_data.report.reading import (
 from lambda_det.own_data.report.worst_images import draw_worst
 from lambda_det.training.run_folder import RunFolder
 
-__all__ = ["build_report", "write_report"]
-
 logger = logging.getLogger(__name__)
 
 _CHANGES, _LEAST_GAIN = 3, 0.2  # the most changes to name, and the least rise of AP50
@@ -170,9 +168,7 @@ def _summary(state: RunState) -> dict[str, str]:
 
 
 def _add_warnings(page: Page, run: Path) -> None:
-    """Add what the log warned of, such as held-out pictures that were trained on: it stands
-    beside the numbers that are then worth little.
-    """
+    """Add what the log warned of, beside numbers that may be worth little then."""
     if warned := RunFolder(run).warnings():
         page.section("What the log warned of", "How often, and the first of each kind in log.txt.")
         page.table(("times", "warning"), ((count, text) for text, count in warned), text=True)

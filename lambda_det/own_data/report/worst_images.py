@@ -158,11 +158,7 @@ def _pair(judged: _Judged, metadata: Metadata) -> tuple[str, np.ndarray]:
 
 
 def _worst_crop(judged: _Judged) -> Tile | None:
-    """The crop of a large image in which most errors lie; None for all of an image.
-
-    It is around one of the errors, and shows twice its box at least. Without an error, it is
-    around a prediction or an object.
-    """
+    """The crop with most errors of a large image, or with predictions; None for all of it."""
     record, entries = judged.record, judged.entries
     height, width = record["height"], record["width"]
     annotations = record.get("annotations", [])
