@@ -1,7 +1,7 @@
 """A training that fits the user's own data: a function of configuration, data and machine.
 
 :func:`fit` decides, in this order: the size of the input, or tiles; the finest map; masks and
-anchors; detections and sampling; the batch; the schedule; the evaluations. The architecture stays,
+anchors; detections; the batch; the schedule; the evaluations. The architecture stays,
 and so does each key that is given. Each number stands beside the measurement that chose it, or
 beside the word "guess". docs/results.md and projects/benchmarks/detectors.md have the measurements.
 """
@@ -11,15 +11,13 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from detectron2.config import CfgNode
 
-from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.report import Report
 from lambda_det.detection.data.tile_records import tile_records
 from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
@@ -36,18 +34,14 @@ from lambda_det.own_data.fit_input import (
     Input,
     Record,
     fit_input,
-    has_proposals,
+    has_rpn,
     map_strides,
     merge,
-    resized_to,
 )
 from lambda_det.own_data.labels.findings import EMPTY_FILE, NO_FILE
 from lambda_det.own_data.start import LEAST_IMAGES, USABLE, Machine
 from lambda_det.training.schedules import optimizer_of, schedule_of
 
-__all__ = ["FITTED_KEYS", "Fit", "check", "epochs_for", "fit", "fit_schedule"]
-
-_IMBALANCE = 10  # guess: ratio of the images of the largest class to those of the smallest
 _MOST_ROUNDS = 1000  # most steps of k-means, which ends after a few dozen
 _MOST_EMPTY = 1.0  # guess: images without an object for each with one. 0.65 were measured
 _BATCH = 16  # images of a step in Detectron2's baselines
@@ -61,14 +55,11 @@ _TEST_IMAGES = 8  # guess: of one size, which a GPU evaluates together
 # Detectron2's own schedule, 3x, lowers the rate at 210k and 250k of 270k steps
 _LR_STEPS = (210 / 270, 250 / 270)
 _SHARE = 0.2  # guess: share of a run's time that evaluations may take
-_MOST_EPOCHS = 1_000_000
 
 # Keys that follow from the data, and that the command line sets literally
 FITTED_KEYS = frozenset(
     [
         "DATALOADER.FILTER_EMPTY_ANNOTATIONS",
-        "DATALOADER.REPEAT_THRESHOLD",
-        "DATALOADER.SAMPLER_TRAIN",
         "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS",
         "MODEL.ANCHOR_GENERATOR.SIZES",
         "MODEL.MASK_ON",
@@ -87,18 +78,6 @@ FITTED_KEYS = frozenset(
 )
 
 
-class Fit(NamedTuple):
-    """What follows from data and machine.
-
-    Attributes:
-        input: sizes, tiles and maps.
-        training: the other keys, in the order of a configuration; also those that are kept.
-    """
-
-    input: Input
-    training: list[Choice]
-
-
 def fit(
     cfg: CfgNode,
     records: Sequence[Record],
@@ -107,7 +86,7 @@ def fit(
     *,
     classes: Sequence[str] = (),
     others: Sequence[Record] = (),
-) -> Fit:
+) -> tuple[Input, list[Choice]]:
     """All keys that follow from data and machine.
 
     Args:
@@ -119,6 +98,10 @@ def fit(
         asked: what the command line says of the input.
         classes: their names.
         others: dataset dicts of the other parts, whose images may be whole where these are tiles.
+
+    Returns:
+        What follows for the input; and the other keys in the order of a configuration, also those
+        that are kept.
 
     Raises:
         ConfigError: a key of RECIPE, the batch or the tiles cannot be, or there are no rules for
@@ -137,15 +120,13 @@ def fit(
     of_machine = _of_gpu(cfg, facts, machine) if asked.is_chosen and machine.memory else []
     given = {*asked.given, *cfg.RECIPE.KEEP}  # such as the batch by --batch
     of_machine = [choice for choice in of_machine if choice.key not in given]
-    merge(cfg, of_machine, given)
+    merge(cfg, of_machine, ())
     chosen = chosen._replace(choices=[*chosen.choices, *of_machine])
-    training: list[Choice] = []
-    for rule in (_masks, _anchors, _detections, _sampling):
-        training += rule(cfg, facts)
+    training = [*_masks(cfg, facts), *_anchors(cfg, facts), *_detections(cfg, facts)]
     training += _batch(cfg, facts, machine)
     merge(cfg, training, cfg.RECIPE.KEEP)
     training += fit_schedule(cfg, facts.images, facts.whole_images)
-    return Fit(chosen, training)
+    return chosen, training
 
 
 def background(report: Report) -> list[Choice]:
@@ -182,20 +163,17 @@ def check(cfg: CfgNode) -> None:
             f"RECIPE.ENABLED (--epochs) has no rules for MODEL.META_ARCHITECTURE {architecture}, "
             f"only for {', '.join(with_rules)}; set RECIPE.ENABLED False, and SOLVER.MAX_ITER."
         )
-    if not 0 <= recipe.EPOCHS <= _MOST_EPOCHS:
-        raise ConfigError(
-            f"RECIPE.EPOCHS is {recipe.EPOCHS:g}; give 0 for the rule, or up to {_MOST_EPOCHS:,}."
-        )
-    for key, value in (
-        ("RECIPE.EVALUATIONS", recipe.EVALUATIONS),
-        ("SOLVER.IMS_PER_BATCH", cfg.SOLVER.IMS_PER_BATCH),
-        ("SOLVER.MAX_ITER", cfg.SOLVER.MAX_ITER),
+    for key, value, least in (
+        ("RECIPE.EPOCHS", recipe.EPOCHS, 0),
+        ("RECIPE.EVALUATIONS", recipe.EVALUATIONS, 1),
+        ("SOLVER.IMS_PER_BATCH", cfg.SOLVER.IMS_PER_BATCH, 1),
+        ("SOLVER.MAX_ITER", cfg.SOLVER.MAX_ITER, 1),
     ):
-        if not value >= 1:
-            raise ConfigError(f"{key} is {value}; give 1 or more.")
+        if not least <= value < math.inf:
+            raise ConfigError(f"{key} is {value:g}; give {least} or more.")
 
 
-# --------------------------------------------------------- masks, anchors, detections and sampling
+# ------------------------------------------------------------------ masks, anchors and detections
 def _masks(cfg: CfgNode, facts: Facts) -> list[Choice]:
     if not cfg.MODEL.MASK_ON or facts.has_masks:
         return []
@@ -214,7 +192,7 @@ def _anchors(cfg: CfgNode, facts: Facts) -> list[Choice]:
     if len(facts.boxes) < LEAST_BOXES or len(strides) < 2 or len(counts) > 1:
         return []
     (count,) = counts
-    sides = facts.sides(scale_in_training(cfg))
+    sides = facts.sides(*size_in_training(cfg))
     centres = _clusters(np.log(sides), len(strides))
     # with too few clusters, the upper ones continue by doubling
     while len(centres) < len(strides):
@@ -227,9 +205,10 @@ def _anchors(cfg: CfgNode, facts: Facts) -> list[Choice]:
     ]
     reason = f"clusters of {len(sides)} boxes at the size of the input"
     smallest = STRIDES_PER_ANCHOR * min(strides)
-    words = ", ".join(f"{centre:.0f}" for centre in centres)
-    below = f"{np.mean(sides < smallest):.0%} are below {smallest} pixels"
-    why = f"{reason}: {words}; {STRIDES_PER_ANCHOR} strides of a map at least; {below}"
+    why = (
+        f"{reason}: {', '.join(f'{centre:.0f}' for centre in centres)}; {STRIDES_PER_ANCHOR} "
+        f"strides of a map at least; {np.mean(sides < smallest):.0%} are below {smallest} pixels"
+    )
     choices = [Choice(ANCHORS, sizes, why)]
     ratios = _clusters(
         np.log(facts.boxes[:, 1] / facts.boxes[:, 0]), len(generator.ASPECT_RATIOS[0])
@@ -243,9 +222,7 @@ def _anchors(cfg: CfgNode, facts: Facts) -> list[Choice]:
 
 def _clusters(logarithms: np.ndarray, count: int) -> list[float]:
     """The centres, in rising order, of up to ``count`` clusters of numbers, given by their
-    logarithms.
-
-    It is k-means from the quantiles, so the same boxes give the same anchors.
+    logarithms: k-means from the quantiles, so the same boxes give the same anchors.
     """
     rising = np.sort(logarithms)
     sums = np.concatenate([[0], np.cumsum(rising)])
@@ -261,37 +238,25 @@ def _clusters(logarithms: np.ndarray, count: int) -> list[float]:
     return np.exp(centres).tolist()
 
 
-def scale_in_training(cfg: CfgNode) -> Callable[[np.ndarray], np.ndarray]:
-    """The factor by which training resizes images, in the middle of its random range."""
+def size_in_training(cfg: CfgNode) -> tuple[float, float]:
+    """Pixels of the shorter side, and of the longer one at most, in the middle of the random range
+    to which training resizes images.
+    """
     if cfg.INPUT.LSJ.ENABLED:
         jitter = cfg.INPUT.LSJ
-        middle = math.sqrt(jitter.MIN_SCALE * jitter.MAX_SCALE)
-        return lambda sizes: middle * jitter.SIZE / sizes.max(1)
-    return resized_to(statistics.fmean(cfg.INPUT.MIN_SIZE_TRAIN), cfg.INPUT.MAX_SIZE_TRAIN)
+        return math.inf, math.sqrt(jitter.MIN_SCALE * jitter.MAX_SCALE) * jitter.SIZE
+    return statistics.fmean(cfg.INPUT.MIN_SIZE_TRAIN), cfg.INPUT.MAX_SIZE_TRAIN
 
 
 def _detections(cfg: CfgNode, facts: Facts) -> list[Choice]:
     """Room for all objects of the fullest image, and for the same number of false detections."""
     least = 2 * facts.most
     keys = ["TEST.DETECTIONS_PER_IMAGE"]
-    if cfg.MODEL.PROPOSAL_GENERATOR.NAME == "RPN" and has_proposals(cfg):
+    if has_rpn(cfg):
         keys += ["MODEL.RPN.POST_NMS_TOPK_TEST", "MODEL.RPN.PRE_NMS_TOPK_TEST"]
     what = "tile" if cfg.INPUT.TILE.SIZE else "image"
     reason = f"twice the {facts.most} objects of the fullest {what}"
     return [Choice(key, least, reason) for key in keys if attrgetter(key)(cfg) < least]
-
-
-def _sampling(cfg: CfgNode, facts: Facts) -> list[Choice]:
-    counts = facts.images_of_class.values()
-    has_instances = "instances" in predictions(cfg.MODEL.META_ARCHITECTURE)
-    if not has_instances or not counts or max(counts) < _IMBALANCE * min(counts):
-        return []
-    threshold = max(counts) / facts.images / _IMBALANCE
-    reason = f"the largest class has {max(counts)} images, the smallest {min(counts)}"
-    return [
-        Choice("DATALOADER.SAMPLER_TRAIN", "RepeatFactorTrainingSampler", reason),
-        Choice("DATALOADER.REPEAT_THRESHOLD", threshold, "a tenth of the largest class's share"),
-    ]
 
 
 # --------------------------------------------------------------------------------------- the batch
@@ -311,9 +276,9 @@ def _of_gpu(cfg: CfgNode, facts: Facts, machine: Machine) -> list[Choice]:
     share = max(min(fills, _LOADED * loaders, in_steps), LEAST_IMAGES)
     why = (
         f"the least of {fills} for this GPU, {_LOADED * loaders} for {loaders} loader process(es), "
-        f"{in_steps} for {cfg.RECIPE.MIN_STEPS} steps; {LEAST_IMAGES} at least"
+        f"{in_steps} for {cfg.RECIPE.MIN_STEPS} steps; {LEAST_IMAGES} at least; on each of "
+        f"{machine.processes} GPU(s)"
     )
-    why += f"; {machine.processes} GPUs" if machine.processes > 1 else ""
     return [
         *choices,
         Choice("SOLVER.IMS_PER_BATCH", share * machine.processes, why),
@@ -325,22 +290,20 @@ def _batch(cfg: CfgNode, facts: Facts, machine: Machine) -> list[Choice]:
     """The batch that fits into the memory of the GPUs, if it is known; else the file's for that
     number.
     """
-    solver = cfg.SOLVER
+    solver, taken = cfg.SOLVER, cfg.RECIPE.MEMORY
     if "SOLVER.IMS_PER_BATCH" in cfg.RECIPE.KEEP:
         return []
-    workers, memory = machine.processes, machine.memory
-    shares = workers * solver.ACCUMULATE_GRADIENTS
-    if cfg.RECIPE.MEMORY and memory is not None:
-        if len(cfg.RECIPE.MEMORY) != 2 or not cfg.RECIPE.MEMORY[1] > 0:
+    shares = machine.processes * solver.ACCUMULATE_GRADIENTS
+    if taken and machine.memory is not None:
+        if len(taken) != 2 or not taken[1] > 0:
             raise ConfigError(
-                f"RECIPE.MEMORY is {cfg.RECIPE.MEMORY}; give the GiB that a training takes without "
-                "images and for each image, such as [2.0, 1.5], or []."
+                f"RECIPE.MEMORY is {taken}; give the GiB that a training takes without images and "
+                "for each image, such as [2.0, 1.5], or []."
             )
-        fixed, each = cfg.RECIPE.MEMORY
-        share, most = int((USABLE * memory - fixed) / each), _BATCH
+        share, most = int((USABLE * machine.memory - taken[0]) / taken[1]), _BATCH
         reason = (
-            f"at once on each of {workers} GPU(s) of {memory:.1f} GiB, where a training takes "
-            f"{fixed:g} and {each:g} an image"
+            f"at once on each of {machine.processes} GPU(s) of {machine.memory:.1f} GiB, where a "
+            f"training takes {taken[0]:g} and {taken[1]:g} an image"
         )
     else:
         reference = solver.REFERENCE_WORLD_SIZE or shares
@@ -352,7 +315,7 @@ def _batch(cfg: CfgNode, facts: Facts, machine: Machine) -> list[Choice]:
             most = min(most, _BATCH)
     share = max(min(share, most // shares, facts.images // shares), 1)
     batch = share * shares
-    if batch == solver.IMS_PER_BATCH and not cfg.RECIPE.MEMORY:
+    if batch == solver.IMS_PER_BATCH and not taken:
         return []
     reason = f"{share} {reason}; {min(most, facts.images)} in all at most"
     return [Choice("SOLVER.IMS_PER_BATCH", batch, reason)]
@@ -412,9 +375,13 @@ def fit_schedule(cfg: CfgNode, images: int, whole_images: int | None = None) -> 
     why = "a tenth of the steps, 1000 at most"
     choices.append(Choice("SOLVER.WARMUP_ITERS", min(1000, steps // 10), why))
     choices += _learning_rate(cfg, batch)
-    period, why = evaluations_for(
-        steps, batch, _test_images(cfg), recipe.EVALUATIONS, _cost_of_test_image(cfg)
+    cost = cost_of_image(
+        has_masks=cfg.MODEL.MASK_ON,
+        has_losses=cfg.TEST.LOSS,
+        sets_of_weights=1 + (cfg.SOLVER.EMA_DECAY > 0 and cfg.TEST.RAW),
     )
+    cost *= _test_images(cfg, Tiling.from_config(cfg))
+    period, why = evaluations_for(steps, batch, _test_images(cfg), recipe.EVALUATIONS, cost)
     saved_every = period or math.ceil(steps / recipe.EVALUATIONS)
     saved = counted(math.ceil(steps / saved_every), "checkpoint")
     if period:
@@ -459,16 +426,15 @@ def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float)
         batch: images of a step.
         images: to evaluate on.
         most: evaluations.
-        cost: the cost of an image in an evaluation, in images of a step.
+        cost: of an evaluation, in images of a step; 0 where there is none to evaluate on.
 
     Returns:
         The steps between two of them, 0 for a single one at the end; and the reason.
     """
-    if not images:
+    if not cost:
         return math.ceil(steps / most), f"{most} evaluations"
-    # in addition to the last one
-    room = _SHARE / (1 - _SHARE) * steps * batch / max(cost, 1e-9) - images
-    before = min(most - 1, int(room // images))
+    room = _SHARE / (1 - _SHARE) * steps * batch
+    before = min(most, int(room / cost)) - 1  # the last one
     if before < 1:
         what = f"{counted(images, 'image')} take long beside {counted(steps, 'step')}"
         return 0, f"one at the end: {what}"
@@ -487,15 +453,3 @@ def _test_images(cfg: CfgNode, tiling: Tiling | None = None) -> int:
     with contextlib.suppress(UserError, OSError, LookupError):
         return number_of_images(cfg.DATASETS.TEST, tiling)
     return 0
-
-
-def _cost_of_test_image(cfg: CfgNode) -> float:
-    """The cost of an image of the test set, in images of a step; of all its tiles together."""
-    cost = cost_of_image(
-        has_masks=cfg.MODEL.MASK_ON,
-        has_losses=cfg.TEST.LOSS,
-        sets_of_weights=1 + (cfg.SOLVER.EMA_DECAY > 0 and cfg.TEST.RAW),
-    )
-    if tiling := Tiling.from_config(cfg):
-        cost *= _test_images(cfg, tiling) / max(_test_images(cfg), 1)
-    return cost

@@ -9,8 +9,7 @@ import bisect
 import math
 import re
 import statistics
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -24,27 +23,6 @@ from lambda_det.detection.tiles import Tiling, why_not_cut
 from lambda_det.errors import ConfigError, listed
 from lambda_det.modeling.specs import STRIDE
 from lambda_det.own_data.flags import AUTO
-
-__all__ = [
-    "ANCHORS",
-    "LARGEST_SCALE",
-    "LEAST_BOXES",
-    "SIZES",
-    "STRIDES_PER_ANCHOR",
-    "TILES",
-    "Asked",
-    "Choice",
-    "Facts",
-    "Input",
-    "Record",
-    "Row",
-    "fit_input",
-    "has_proposals",
-    "map_strides",
-    "merge",
-    "resized_to",
-    "sizes_for",
-]
 
 # ---- The size of the input
 LARGEST_SCALE = 2  # guess: of an image, since more pixels than that show nothing new
@@ -80,7 +58,8 @@ _FEWEST_MASKS = 0.1  # guess: share of the objects that must have a mask so that
 SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
 TILES = ("INPUT.TILE.SIZE", "INPUT.TILE.OVERLAP")
 ANCHORS = "MODEL.ANCHOR_GENERATOR.SIZES"
-_MAPS = ("MODEL.FPN.IN_FEATURES", "MODEL.RPN.IN_FEATURES", "MODEL.ROI_HEADS.IN_FEATURES")
+_RPN_MAPS = "MODEL.RPN.IN_FEATURES"
+_MAPS = ("MODEL.FPN.IN_FEATURES", _RPN_MAPS, "MODEL.ROI_HEADS.IN_FEATURES")
 _FINER = {"res3": "res2", "p3": "p2"}
 Record = Mapping[str, Any]
 Row = tuple[str, str, str]  # of the table of choices: what, the choice, and why
@@ -120,7 +99,7 @@ class Input(NamedTuple):
 
     Attributes:
         rows: of the table of choices, before the keys.
-        choices: keys of sizes, tiles and maps.
+        choices: keys of sizes, tiles and maps, and of the machine.
         warnings: to be said before a long training.
     """
 
@@ -142,7 +121,6 @@ class Facts(NamedTuple):
     Attributes:
         images: their number, with those that are kept as background.
         whole_images: the files of these images.
-        images_of_class: how many images show each class that occurs.
         boxes: [N, 2] widths and heights of the objects, in pixels of the image.
         frames: [N, 2] widths and heights of the images that they are in.
         classes: [N] their classes.
@@ -153,21 +131,18 @@ class Facts(NamedTuple):
 
     images: int
     whole_images: int
-    images_of_class: Mapping[int, int]
     boxes: np.ndarray
     frames: np.ndarray
     classes: np.ndarray
-    has_masks: bool = True
-    most: int = 0
+    has_masks: bool
+    most: int
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Facts:
         """Crowds and empty boxes do not count."""
-        counts: Counter[int] = Counter()
         found, masks, most = [], 0, 0
         for record in records:
             objects = [a for a in record.get("annotations", ()) if not a.get("iscrowd")]
-            counts.update({one["category_id"] for one in objects})
             most = max(most, len(objects))
             for one in objects:
                 box = BoxMode.convert(list(one["bbox"]), one["bbox_mode"], BoxMode.XYWH_ABS)
@@ -178,11 +153,15 @@ class Facts(NamedTuple):
         table = table[(table[:, :2] > 0).all(1)]
         whole = number_of_whole_images(records)
         parts = table[:, :2], table[:, 2:4], table[:, 4].astype(int)
-        return cls(len(records), whole, dict(counts), *parts, has_masks, most)
+        return cls(len(records), whole, *parts, has_masks, most)
 
-    def sides(self, scale: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """The square roots of the areas of the boxes, in an input of this scale of images."""
-        return scale(self.frames) * np.sqrt(self.boxes.prod(1))
+    def sides(self, short: float, longest: float) -> np.ndarray:
+        """The square roots of the areas of the boxes, where the shorter side of an image becomes
+        ``short`` pixels, and the longer one ``longest`` at most.
+        """
+        frames = self.frames
+        scale = np.minimum(short / frames.min(1), longest / frames.max(1))
+        return scale * np.sqrt(self.boxes.prod(1))
 
     def by_class(self, values: np.ndarray) -> dict[int, np.ndarray]:
         """Values of the objects by class. Rare classes count only if all are rare."""
@@ -208,36 +187,29 @@ def fit_input(
     Raises:
         ConfigError: the given tiles cannot be.
     """
-    tile = cfg.INPUT.TILE.SIZE if TILES[0] in asked.given else asked.tile
-    if not asked.is_chosen and tile is None and Tiling.from_config(cfg):
-        return Input([], [], [])
+    if TILES[0] in asked.given:
+        asked = asked._replace(tile=cfg.INPUT.TILE.SIZE)
+    is_cut = asked.tile is None and Tiling.from_config(cfg) is not None
     facts = Facts.of(records)
-    if not len(facts.boxes):
+    if not len(facts.boxes) or (is_cut and not asked.is_chosen):
         return Input([], [], [])
-    sizes = np.array([[one["width"], one["height"]] for one in records if "width" in one], float)
-    if asked.is_chosen:
-        size = _usual_size(cfg, sizes, asked)
-    else:
-        size = _Size(cfg, cfg.INPUT.MIN_SIZE_TEST, math.inf, math.inf, [], [])
-    warnings: list[str] = []
-    rows, tiling = _tiles(cfg, size, facts, sizes, tile, asked, classes, others, warnings)
+    sizes = np.array([[one["width"], one["height"]] for one in records], float)
+    size = _usual_size(cfg, sizes, asked)
+    rows, tiling, warnings = _tiles(cfg, size, facts, sizes, asked, classes, others)
     choices: list[Choice] = []
     if tiling:
-        choices = [
-            Choice(TILES[0], tiling.size, "for tiles"),
-            Choice(TILES[1], tiling.overlap, "for tiles"),
-        ]
-        if isinstance(tile, int) and not asked.has_size:
-            sized = sizes_for(cfg, tile)
+        tiles = {TILES[0]: tiling.size, TILES[1]: tiling.overlap}
+        choices = [Choice(key, value, "for tiles") for key, value in tiles.items()]
+        if isinstance(asked.tile, int) and not asked.has_size:
+            sized = sizes_for(cfg, tiling.size)
             choices += [Choice(key, v, "objects keep their pixels") for key, v in sized.items()]
             cfg = cfg.clone()
             merge(cfg, choices, asked.given)
         elif asked.has_size:
             rows = [*rows, ("", "given sizes", "the sizes of the input are of tiles")]
-        sizes = np.minimum(sizes, tiling.size)
         facts = facts._replace(frames=np.minimum(facts.frames, tiling.size))
-        size = _usual_size(cfg, sizes, asked) if asked.is_chosen else size
-    elif tile is not None:
+        size = _usual_size(cfg, np.minimum(sizes, tiling.size), asked)
+    elif asked.tile is not None:
         choices = [Choice(TILES[0], 0, "whole images")]
     if not asked.is_chosen:
         return Input(rows, choices, warnings)
@@ -266,23 +238,28 @@ class _Size(NamedTuple):
     def sides(self, facts: Facts) -> np.ndarray:
         """The square roots of the areas of objects, in pixels of this input."""
         short, longest = self.cfg.INPUT.MIN_SIZE_TEST, self.cfg.INPUT.MAX_SIZE_TEST
-        return self.base / short * facts.sides(resized_to(short, longest))
+        return self.base / short * facts.sides(short, longest)
 
 
 def _usual_size(cfg: CfgNode, sizes: np.ndarray, asked: Asked) -> _Size:
-    choices, rows = [], []
+    """The size of the input for images of widths and heights [N, 2]."""
+    choices: list[Choice] = []
+    rows: list[Row] = []
+    base = cfg.INPUT.MIN_SIZE_TEST
+    if not asked.is_chosen:
+        return _Size(cfg, base, math.inf, math.inf, choices, rows)
     shape = sizes_by_shape(cfg, sizes) if set(SIZES).isdisjoint(asked.given) else {}
     if shape:
-        photograph = f"{cfg.INPUT.MIN_SIZE_TEST} x {cfg.INPUT.MAX_SIZE_TEST}"
+        photograph = f"{base} x {cfg.INPUT.MAX_SIZE_TEST}"
         why = f"for these shapes, with the pixels of {photograph}"
         choices += [Choice(key, value, why) for key, value in shape.items()]
         cfg = cfg.clone()
         merge(cfg, choices, ())
-        longest = cfg.INPUT.MAX_SIZE_TEST / cfg.INPUT.MIN_SIZE_TEST
+        base = cfg.INPUT.MIN_SIZE_TEST
+        longest = cfg.INPUT.MAX_SIZE_TEST / base
         rows = [("shapes of images", f"up to {longest:.3g}:1", f"as many pixels as {photograph}")]
     own = statistics.median(sizes.min(1))
-    base, largest = cfg.INPUT.MIN_SIZE_TEST, LARGEST_SCALE * own
-    now = max(base, *cfg.INPUT.MIN_SIZE_TRAIN)
+    largest, now = LARGEST_SCALE * own, max(base, *cfg.INPUT.MIN_SIZE_TRAIN)
     if asked.size is not None:
         base = asked.size
         choices += [Choice(key, v, "--size") for key, v in sizes_for(cfg, base).items()]
@@ -347,9 +324,8 @@ def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
         Values by their keys.
     """
     factor = side / cfg.INPUT.MIN_SIZE_TEST
-    sizes = {key: cfg.INPUT[key.partition(".")[2]] for key in SIZES}
-    if cfg.INPUT.LSJ.ENABLED:
-        sizes["INPUT.LSJ.SIZE"] = cfg.INPUT.LSJ.SIZE
+    keys = (*SIZES, "INPUT.LSJ.SIZE") if cfg.INPUT.LSJ.ENABLED else SIZES
+    sizes = {key: attrgetter(key)(cfg) for key in keys}
     return {
         key: tuple(round(factor * one) for one in value)
         if isinstance(value, tuple | list)
@@ -358,24 +334,12 @@ def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
     }
 
 
-def resized_to(short: float, longest: float) -> Callable[[np.ndarray], np.ndarray]:
-    """The factor of an image of a width and height whose shorter side becomes ``short`` pixels, the
-    longer one ``longest`` at most.
-    """
-    return lambda sizes: np.minimum(short / sizes.min(1), longest / sizes.max(1))
-
-
 def small_objects(sides: np.ndarray, facts: Facts, base: float, names: Sequence[str]) -> str:
-    """That most objects are too small in the input of whole images, in words; "" if they are not.
+    """That most objects, of these sides in an input whose shorter side is ``base``, are too small
+    there, in words; "" if they are not.
 
     Most of all objects count, so that a rare large class hides nothing, and most of a class, on
     average over the classes, as AP does.
-
-    Args:
-        sides: of the objects, in pixels of the input.
-        facts: of the images.
-        base: the shorter side of the input.
-        names: of the classes.
     """
     shares = {one: np.mean(of < SMALL) for one, of in facts.by_class(sides).items()}
     share = np.mean(sides < SMALL)
@@ -394,75 +358,64 @@ def _tiles(
     size: _Size,
     facts: Facts,
     sizes: np.ndarray,
-    tile: int | str | None,
     asked: Asked,
     classes: Sequence[str],
     others: Sequence[Record],
-    warnings: list[str],
-) -> tuple[list[Row], Tiling | None]:
+) -> tuple[list[Row], Tiling | None, list[str]]:
     """Whether images are cut, and into which tiles: as large as the input, so that objects keep
     their pixels, or larger where most objects would not fit into the overlap of two tiles, or where
-    even the smallest tenth can be reduced.
-
-    Args:
-        warnings: gets one where most objects are too small and nothing is cut, and one where the
-            parts have other scales.
-
-    Raises:
-        ConfigError: the given tiles cannot be.
+    even the smallest tenth can be reduced. And warnings where most objects are too small and
+    nothing is cut, and where the parts have other scales.
     """
     why = small_objects(size.sides(facts), facts, size.base, classes)
     beside = _tiles_of(facts, sizes, others)
-    wanted = tile
-    if tile is None and asked.is_chosen and not asked.has_size:
+    wanted = asked.tile
+    if wanted is None and asked.is_chosen and not asked.has_size:
         wanted = beside or (AUTO if why else None)
     refusal = why_not_cut(cfg) if wanted else ""
-    if refusal and tile:
-        raise ConfigError(f"--tile is {tile}, and {refusal}; leave it out.")
-    longest = np.sort(facts.boxes.max(1))
-    long = longest[math.ceil(_LONGEST * len(longest)) - 1]
+    if refusal and asked.tile:
+        raise ConfigError(f"--tile is {asked.tile}, and {refusal}; leave it out.")
+    lengths = facts.boxes.max(1)
+    long = float(np.quantile(lengths, _LONGEST, method="inverted_cdf"))
     by_rule = _side_of_tiles(cfg, facts, long)
     side = wanted if isinstance(wanted, int) else by_rule
     largest = max([sizes.max(), *(max(one["width"], one["height"]) for one in others)])
-    is_cut = bool(wanted) and not refusal and side < largest
-    rows: list[Row] = []
-    if wanted and not is_cut:
-        reason = f"no image is larger than a tile of {side} pixels"
-        rows = [("tiles", "none", f"{why}, but {refusal}" if refusal else reason)]
-    if is_cut:
+    if wanted and not refusal and side < largest:
         overlap = cfg.INPUT.TILE.OVERLAP
         if overlap < 0:
             overlap = round(max(_LEAST_OVERLAP * side, min(long, _LARGEST_OVERLAP * side)))
-        fit = np.mean(longest <= overlap)
         reason = why or "--tile auto"
-        if isinstance(tile, int):
+        if isinstance(asked.tile, int):
             reason = "given"
         elif wanted == beside:
             reason = "the images to train on are such tiles, and others are whole"
+        shorter = f"{np.mean(lengths <= overlap):.0%} of the objects are not longer"
         rows = [
             ("tiles", f"{side} pixels", reason),
-            ("", f"overlap {overlap}", f"{fit:.0%} of the objects are not longer"),
+            ("", f"overlap {overlap}", shorter),
             ("", "--tile 0", "trains on whole images"),
         ]
-        return rows, Tiling(side, overlap)
+        return rows, Tiling(side, overlap), []
+    rows, warnings = [], []
+    if wanted:
+        reason = f"no image is larger than a tile of {side} pixels"
+        rows = [("tiles", "none", f"{why}, but {refusal}" if refusal else reason)]
     if why:
         advice = "images with more pixels would show them"
         if by_rule < largest and not refusal:
             advice = "--tile auto cuts the images into tiles, in which objects keep their pixels"
         warnings.append(f"{why}, so few will be found; {advice}.")
-    if beside and tile is None:
+    if beside and asked.tile is None:
         warnings.append(
             f"The images to train on are tiles of {beside} pixels, and others are whole, where "
             f"objects would be smaller; --tile {beside} evaluates and predicts on such tiles."
         )
-    return rows, None
+    return rows, None, warnings
 
 
 def _side_of_tiles(cfg: CfgNode, facts: Facts, long: float) -> int:
-    """The side of a tile by the rule, in pixels.
-
-    Args:
-        long: the length of an object that the overlap should have.
+    """The side of a tile by the rule, in pixels; ``long`` is the length that the overlap should
+    have.
     """
     least = STRIDES_PER_ANCHOR * min(map_strides(cfg) or [STRIDE // STRIDES_PER_ANCHOR])
     spare = max(1.0, float(np.quantile(np.sqrt(facts.boxes.prod(1)), _FEW_SMALL)) / least)
@@ -472,10 +425,8 @@ def _side_of_tiles(cfg: CfgNode, facts: Facts, long: float) -> int:
 
 def _tiles_of(facts: Facts, sizes: np.ndarray, others: Sequence[Record]) -> int | None:
     """The side of the tiles that the images to train on are, while images of another part are
-    whole; None where they are not.
-
-    Most are of the largest size, other images are longer, and objects have rather as many pixels in
-    both than the same share of an image.
+    whole: most are of the largest size, other images are longer, and objects have rather as many
+    pixels in both than the same share of an image. None where they are not.
     """
     theirs = Facts.of(others)
     if min(len(facts.boxes), len(theirs.boxes)) < LEAST_OF_CLASS:
@@ -537,8 +488,7 @@ def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Ro
     if side > size.base:
         changes |= sizes_for(cfg, side)
     in_test = STRIDE * math.floor(min(_TEST_SCALE * side, size.own) / STRIDE)
-    is_strip = any(row[0] == "shapes of images" for row in size.rows)
-    if in_test > side and not is_strip and not cfg.RECIPE.MEMORY:
+    if in_test > side and not size.rows and not cfg.RECIPE.MEMORY:  # which strips have
         changes |= {key: v for key, v in sizes_for(cfg, in_test).items() if key.endswith("TEST")}
         rows.append(("", f"{in_test} pixels in the test", "no step takes longer for it"))
     return rows, [Choice(key, value, "for small objects") for key, value in changes.items()]
@@ -557,20 +507,17 @@ def _finer_maps(cfg: CfgNode) -> dict[str, Any]:
 def map_strides(cfg: CfgNode) -> list[int]:
     """The strides of the maps with anchors; [] where there are none, or unusual ones."""
     maps = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].anchor_maps
-    by_rpn = has_proposals(cfg)
-    if (
-        not maps
-        or cfg.MODEL.ANCHOR_GENERATOR.NAME != "DefaultAnchorGenerator"
-        or (by_rpn and cfg.MODEL.PROPOSAL_GENERATOR.NAME != "RPN")
-    ):
+    is_usual = cfg.MODEL.ANCHOR_GENERATOR.NAME == "DefaultAnchorGenerator"
+    if not maps or not is_usual or (maps == _RPN_MAPS and not has_rpn(cfg)):
         return []
-    names = cfg.MODEL.RPN.IN_FEATURES if by_rpn else cfg.MODEL.RETINANET.IN_FEATURES
-    levels = [re.fullmatch(r"(?:p|res)(\d)", name) for name in names]
+    levels = [re.fullmatch(r"(?:p|res)(\d)", name) for name in attrgetter(maps)(cfg)]
     if not all(levels):
         return []
     dilated = {"res5": cfg.MODEL.RESNETS.RES5_DILATION}
     return [2 ** int(level[1]) // dilated.get(level[0], 1) for level in levels]
 
 
-def has_proposals(cfg: CfgNode) -> bool:
-    return ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].anchor_maps.startswith("MODEL.RPN")
+def has_rpn(cfg: CfgNode) -> bool:
+    """Whether Detectron2's own RPN proposes objects."""
+    maps = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].anchor_maps
+    return maps == _RPN_MAPS and cfg.MODEL.PROPOSAL_GENERATOR.NAME == "RPN"

@@ -35,7 +35,7 @@ from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.modeling.specs import STRIDE
 from lambda_det.own_data import fit
-from lambda_det.own_data.data_files import Data, Row, read_data
+from lambda_det.own_data.data_files import Parts, Row, read_data
 from lambda_det.own_data.fit_input import SIZES, TILES, Asked, Choice, fit_input, merge, sizes_for
 from lambda_det.own_data.flags import AUTO, names_data, refuse_unnamed
 from lambda_det.own_data.run_data import FILE_KEYS, PreparedRun, keep_file, write_data
@@ -43,8 +43,6 @@ from lambda_det.own_data.start import DEFAULT, Machine, choose_recipe
 from lambda_det.training.log import log_table, show
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.weights.provenance import recorded_network
-
-__all__ = ["prepare"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ class _Given(NamedTuple):
         keys: its keys with their values.
         folder: of the run.
         run: that is resumed; None for none.
-        data: that the flags name; none where the run has its own.
+        parts: of the data that the flags name; none where the run has its own.
         temporary: a folder for files on their way to the folder of the run.
     """
 
@@ -65,7 +63,7 @@ class _Given(NamedTuple):
     keys: Mapping[str, str]
     folder: Path
     run: PreparedRun | None
-    data: Data
+    parts: Parts
     temporary: Path
 
 
@@ -90,8 +88,7 @@ class _Start(NamedTuple):
 def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
     """Replace the flags for own data by keys of a configuration, and the labels by files.
 
-    With ``--resume`` the data and the recipe of the run stay; a warning says that the labels of
-    ``--data`` have changed since then.
+    With ``--resume`` the data and the recipe of the run stay.
 
     Args:
         args: of a parser with :func:`lambda_det.own_data.flags.add_flags`; they are only read.
@@ -112,8 +109,9 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as place:
         temporary = Path(place)
-        data = Data({}, {}) if run and run.sources else read_data(args, temporary, rows)
-        given = _Given(args, given_keys, folder, run, data, temporary)
+        has_data = run is not None and bool(run.sources)
+        parts = {} if has_data else read_data(args, temporary, rows)
+        given = _Given(args, given_keys, folder, run, parts, temporary)
         start = _start(given, config)
         flags = _keys_of_flags(given, start) | _time_to_spend(given, begun)
         keys = start.keys | flags
@@ -123,7 +121,10 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
         if is_derived:
             fit.check(cfg)
         Tiling.from_config(cfg)  # is refused before anything is written
-        files = run.data(args, temporary) if run and run.sources else write_data(args, folder, data)
+        if has_data:
+            files = run.data(args, given_keys, temporary)
+        else:
+            files = write_data(args, folder, parts)
         is_temporary = Path(start.file).parent == temporary
         file = str(keep_file(start.file, folder)) if is_temporary else start.file
         keys |= files
@@ -138,18 +139,8 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
 
 # -------------------------------------------------------------------------------- the configuration
 def _start(given: _Given, config: CfgNode | None) -> _Start:
-    """The configuration to begin with, by the first of these that there is:
-
-    - the file of ``--config``;
-    - the run that ``--resume`` continues;
-    - the detector whose checkpoint is MODEL.WEIGHTS, whose schedule follows from the new data;
-    - a recipe, which is chosen by the machine.
-
-    An evaluation alone, which only the first two can be, derives nothing from it.
-
-    Args:
-        given: by the command line.
-        config: of the file of ``--config``; None for none.
+    """The file of ``--config``, else the run that ``--resume`` continues, else the detector whose
+    checkpoint is MODEL.WEIGHTS, else a recipe, which is chosen by the machine.
     """
     args, given_keys, run = given.args, given.keys, given.run
     if config is not None:
@@ -204,10 +195,7 @@ def _with(start: _Start, keys: Mapping[str, Any], args: argparse.Namespace) -> C
 
 
 def _keys_of_flags(given: _Given, start: _Start) -> dict[str, Any]:
-    """
-    Raises:
-        ConfigError: a size is invalid, or what a flag says is also among the keys.
-    """
+    """The keys that flags mean; what a flag says may not be among the given keys as well."""
     args, given_keys, run = given.args, given.keys, given.run
     keys: dict[str, Any] = {}
     tile = args.tile
@@ -219,7 +207,7 @@ def _keys_of_flags(given: _Given, start: _Start) -> dict[str, Any]:
         keys |= {key: attrgetter(key)(run.config) for key in kept}
     elif isinstance(tile, int):
         keys["INPUT.TILE.SIZE"] = tile
-    elif tile == AUTO and not (given.data.parts or run or start.config.DATASETS.TRAIN):
+    elif tile == AUTO and not (given.parts or run or start.config.DATASETS.TRAIN):
         raise ConfigError(
             "--tile auto chooses tiles by the objects: add --data DIR, or --train FILE and "
             "--images DIR; or give a number of pixels."
@@ -241,43 +229,29 @@ def _keys_of_flags(given: _Given, start: _Start) -> dict[str, Any]:
 
 
 def _time_to_spend(given: _Given, begun: float) -> dict[str, Any]:
-    """The keys of ``--time``: the schedule by the rule, until the first steps are timed.
-
-    A run that is resumed keeps its schedule, once it is set.
-
-    Args:
-        given: by the command line.
-        begun: when the command was, by ``time.monotonic``.
+    """The keys of ``--time``, until the first steps are timed; a run that is resumed keeps its
+    schedule, once it is set. The command had begun at ``begun``, by ``time.monotonic``.
     """
-    args, run = given.args, given.run
-    if args.time is None:
+    run = given.run
+    if given.args.time is None:
         return {}
-    seconds = max(args.time - (time.monotonic() - begun), 1.0)
-    keys = {"RECIPE.ENABLED": True, "RECIPE.TIME": seconds}
     if run and not run.config.RECIPE.TIME:
-        keys |= {"RECIPE.TIME": 0.0, "RECIPE.EPOCHS": run.config.RECIPE.EPOCHS}
-    return keys
+        epochs = run.config.RECIPE.EPOCHS
+        return {"RECIPE.ENABLED": True, "RECIPE.TIME": 0.0, "RECIPE.EPOCHS": epochs}
+    seconds = max(given.args.time - (time.monotonic() - begun), 1.0)
+    return {"RECIPE.ENABLED": True, "RECIPE.TIME": seconds}
 
 
 # -------------------------------------------------------------------- what follows from the data
 def _fitted(
     given: _Given, start: _Start, cfg: CfgNode, rows: list[Row], *, is_derived: bool
 ) -> dict[str, Any]:
-    """The keys that follow from the data, of which two tables of the log say why.
-
-    Args:
-        given: by the command line.
-        start: the configuration to begin with.
-        cfg: the configuration with the keys that are known by now.
-        rows: of the table of choices.
-        is_derived: whether more than sizes and tiles follows from the data.
-
-    Raises:
-        ConfigError: no data are named.
+    """The keys that follow from the data, of which two tables of the log say why; sizes and tiles
+    alone, or more (``is_derived``). ``cfg`` has the keys that are known by now.
     """
     args, run = given.args, given.run
     continued = run is not None and run.is_of(start.file)
-    tile = _tile_to_fit(given, start)
+    tile = _tile_to_fit(given)
     fits_input = start.is_chosen or tile is not None
     if args.eval_only or not (is_derived or fits_input):
         _show(rows)
@@ -293,8 +267,8 @@ def _fitted(
         if args.epochs in (None, run.config.RECIPE.EPOCHS):  # --time was for the whole run
             return {}
         records = training_records(cfg)
-        whole = number_of_whole_images(records)
-        return _told(cfg, cfg, fit.fit_schedule(cfg, len(records), whole))
+        schedule = fit.fit_schedule(cfg, len(records), number_of_whole_images(records))
+        return _told(cfg, cfg, schedule)
     machine = Machine.of(args, cfg.MODEL.DEVICE)
     is_new = is_derived and not continued
     background = []
@@ -302,28 +276,29 @@ def _fitted(
         labels = ground_truth(cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TRAIN_IMAGES)
         background = fit.background(labels.report)
     merge(cfg, background, cfg.RECIPE.KEEP)
-    records, others = _whole_images(cfg), _other_images(given, cfg)
+    uncut = cfg.clone()
+    uncut.INPUT.TILE.SIZE = 0
+    records, others = list(training_records(uncut)), _other_images(given, cfg)
     asked = Asked(given.keys, args.size, tile, start.is_chosen)
-    of_data = {"classes": MetadataCatalog.get(cfg.DATASETS.TRAIN[0]).get("thing_classes", ())}
+    classes = MetadataCatalog.get(cfg.DATASETS.TRAIN[0]).get("thing_classes", ())
     if is_new:
-        found = fit.fit(cfg, records, machine, asked, **of_data, others=others)
+        found, training = fit.fit(cfg, records, machine, asked, classes=classes, others=others)
     else:
-        found = fit.Fit(fit_input(cfg, records, asked, **of_data, others=others), [])
+        found, training = fit_input(cfg, records, asked, classes=classes, others=others), []
     if start.is_chosen:
         short = statistics.median(min(one["width"], one["height"]) for one in records)
         why = f"to train on; the median of their shorter sides is {short:g} pixels"
         rows.append(("images", str(len(records)), why))
-    keys_and_why = ((key, str(value), why) for key, value, why in found.input.choices)
-    _show([*rows, *found.input.rows, *keys_and_why])
-    for warning in found.input.warnings:
+    _show([*rows, *found.rows, *((key, str(value), why) for key, value, why in found.choices)])
+    for warning in found.warnings:
         logger.warning(warning)
-    keys = {key: value for key, value, _ in found.input.choices}
+    keys = {key: value for key, value, _ in found.choices}
     known = cfg.clone()
-    merge(known, found.input.choices, given.keys)
-    return keys | _told(cfg, known, [*background, *found.training])
+    merge(known, found.choices, given.keys)
+    return keys | _told(cfg, known, [*background, *training])
 
 
-def _tile_to_fit(given: _Given, start: _Start) -> int | str | None:
+def _tile_to_fit(given: _Given) -> int | str | None:
     """``--tile``, if the tiles are still to be chosen; None for those of a run that is resumed."""
     tile, run = given.args.tile, given.run
     if run and tile in (AUTO, run.sources.get("tile"), run.config.INPUT.TILE.SIZE):
@@ -331,21 +306,14 @@ def _tile_to_fit(given: _Given, start: _Start) -> int | str | None:
     return tile
 
 
-def _whole_images(cfg: CfgNode) -> list[dict[str, Any]]:
-    """The records of the images to train on, before they are cut into tiles."""
-    whole = cfg.clone()
-    whole.INPUT.TILE.SIZE = 0
-    return list(training_records(whole))
-
-
 def _other_images(given: _Given, cfg: CfgNode) -> list[dict[str, Any]]:
     """The records of own data that are evaluated on, now and in the end."""
     records: list[dict[str, Any]] = []
     with contextlib.suppress(DataError):  # the later check refuses them
-        for name in filter(is_coco, cfg.DATASETS.TEST if given.data.parts else ()):
+        for name in filter(is_coco, cfg.DATASETS.TEST if given.parts else ()):
             records += load_records(name)
-        if "rest" in given.data.parts:
-            records += ground_truth(*given.data.parts["rest"]).records
+        if "rest" in given.parts:
+            records += ground_truth(*given.parts["rest"]).records
     return records
 
 
@@ -355,11 +323,8 @@ def _show(rows: Sequence[Row]) -> None:
 
 
 def _told(cfg: CfgNode, known: CfgNode, choices: Sequence[Choice]) -> dict[str, Any]:
-    """The values of choices without keys that are kept; log a table of all.
-
-    Args:
-        cfg: names the data.
-        known: has the values that the table calls given.
+    """The values of choices without keys that are kept; log a table of all, which calls the values
+    of ``known`` given.
     """
     if not choices:
         return {}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import logging
 import os
 import uuid
 from collections.abc import Mapping
@@ -23,30 +21,20 @@ from lambda_det.detection.data.outputs import mark_output
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.files import TEMPORARY
 from lambda_det.own_data.coco_files import identifying_stem, name_labels
-from lambda_det.own_data.data_files import Data, read_labels
+from lambda_det.own_data.data_files import Parts, read_files
 from lambda_det.own_data.flags import PARTS
+from lambda_det.own_data.labels import as_single_class
 from lambda_det.training.log import show
 from lambda_det.training.run_folder import RunFolder
 
-__all__ = [
-    "FILE_KEYS",
-    "FOLDER",
-    "PreparedRun",
-    "keep_file",
-    "read_sources",
-    "write_data",
-]
-
-logger = logging.getLogger(__name__)
-
 FOLDER = "data"  # the folder of the files in COCO's format, within the run's
-SOURCES = "sources.json"  # a file in it: the labels from which the files were made
+SOURCES = "sources.json"  # a file in it: the flags that the run keeps, and its test part
 _OF_THE_BEGINNING = ("val_share", "stratify", "group_by", "single_class")  # flags of the labels
 FILE_KEYS = [f"DATASETS.{part.upper()}_{what}" for part in PARTS for what in ("JSON", "IMAGES")]
 
 
 # ---------------------------------------------------------------------------------- a run begins
-def write_data(args: argparse.Namespace, folder: Path, data: Data) -> dict[str, str]:
+def write_data(args: argparse.Namespace, folder: Path, parts: Parts) -> dict[str, str]:
     """Write the parts of own data into the folder of a run that begins or is only evaluated.
 
     Returns:
@@ -56,13 +44,13 @@ def write_data(args: argparse.Namespace, folder: Path, data: Data) -> dict[str, 
         ConfigError: the folder holds another run.
         DataError: they cannot be written.
     """
-    if not data.parts:
+    if not parts:
         return {}
     if not args.resume and not args.eval_only:
         RunFolder(folder).refuse_other_run()
         _refuse_folder_of_data(args, folder)
     keys, rest = {}, None
-    for part, (file, images) in data.parts.items():
+    for part, (file, images) in parts.items():
         path = keep_file(file, folder)
         if part == "rest":
             rest = path.name, os.path.abspath(os.path.expanduser(images))
@@ -74,13 +62,11 @@ def write_data(args: argparse.Namespace, folder: Path, data: Data) -> dict[str, 
             keys |= _keys_of(part, path, images)
     if not args.eval_only:
         sources = {
-            "labels": {part: str(file) for part, (file, _) in data.wholes.items()},
-            "digests": {part: _digest(file) for part, (file, _) in data.wholes.items()},
             "single_class": bool(args.single_class),
             "tile": args.tile,
             "rest": rest,
         }
-        _write_sources(folder, sources)
+        _write(folder / FOLDER / SOURCES, json.dumps(sources, indent=1).encode())
     return keys
 
 
@@ -133,36 +119,13 @@ def _write(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _write_sources(folder: Path, sources: Mapping[str, Any]) -> None:
-    _write(folder / FOLDER / SOURCES, json.dumps(sources, indent=1).encode())
-
-
-def _digest(file: str) -> str:
-    """A digest of the content of a file in COCO's format, without the places of its labels."""
-    content = read_json(file)
-    lists = [content.get(name) for name in ("images", "annotations", "categories")]
-    text = json.dumps(_without_sources(lists), sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _without_sources(lists: list[Any]) -> list[Any]:
-    return [
-        [
-            {name: value for name, value in entry.items() if name != "source"}
-            for entry in entries or ()
-            if isinstance(entry, dict)
-        ]
-        for entries in lists
-    ]
-
-
 # ------------------------------------------------------------------------------------ a run goes on
 class PreparedRun:
     """A run that was prepared, in its folder.
 
     Attributes:
         file: its configuration.
-        sources: the labels from which its data were made; {} where it has no data of its own.
+        sources: what it keeps of its beginning; {} where it has no data of its own.
     """
 
     def __init__(self, file: Path, sources: dict[str, Any]) -> None:
@@ -191,55 +154,40 @@ class PreparedRun:
     def is_of(self, file: str) -> bool:
         return os.path.realpath(file) == os.path.realpath(self.file)
 
-    def data(self, args: argparse.Namespace, temporary: Path) -> dict[str, Any]:
+    def data(
+        self, args: argparse.Namespace, given: Mapping[str, str], temporary: Path
+    ) -> dict[str, str]:
         """The keys of its data, which it keeps, and of the file to evaluate on if another is named.
-
-        A warning says that the labels of today are others, where they can be read.
 
         Args:
             args: of the command line.
+            given: its keys, which may say where the images are now.
             temporary: a folder for labels that are converted.
 
         Raises:
             DataError: the labels to evaluate on are not of a known format, or not found.
         """
-        given = dict(zip(args.opts[::2], args.opts[1::2], strict=False))  # where images moved to
-        keys = {key: value for key in FILE_KEYS if (value := attrgetter(key)(self.config))}
-        keys |= {key: given[key] for key in keys.keys() & given.keys()}
+        kept = {key: attrgetter(key)(self.config) for key in FILE_KEYS}
+        keys = {key: given.get(key, value) for key, value in kept.items() if value}
         folder = self.file.parent
         images = listed(sorted({str(keys[key]) for key in keys if key.endswith("IMAGES")}))
-        flags = [name for name in _OF_THE_BEGINNING if getattr(args, name) is not None]
-        given_again = listed((f"--{name.replace('_', '-')}" for name in flags), len(flags))
-        show(
-            f"--resume goes on with the labels in {folder / FOLDER}, and the images in {images}"
-            + (f"; {given_again} changes nothing in them" if flags else "")
+        said = (
+            f"--resume goes on with the labels in {folder / FOLDER}, and the images in {images}; "
+            "another --output trains on the labels of today"
         )
-        if not (args.data or args.train_json or args.test_json):
-            return keys
-        is_single = self.sources.get("single_class", False)
-        try:
-            named = read_labels(args, temporary, [], single_class=is_single)
-        except DataError:
-            if args.test_json:
-                raise
-            return keys
+        for flag in (name for name in _OF_THE_BEGINNING if getattr(args, name) is not None):
+            said += f"; --{flag.replace('_', '-')} changes nothing in them"
+        show(said)
         if args.test_json:
-            file, images = named.pop("test")
+            file, images = read_files(args, temporary)["test"]
+            if self.sources.get("single_class"):
+                file = as_single_class(file, temporary)
             keys |= _keys_of("test", keep_file(file, folder), images)
-        before = self.sources["digests"]
-        # Of a part that was cut from another then there is nothing to compare
-        known = {part: file for part, (file, _) in named.items() if part in before}
-        if any(_digest(file) != before[part] for part, file in known.items()):
-            logger.warning(
-                f"The labels in {args.data or args.train_json} have changed since the run in "
-                f"{folder} began, which goes on with its own; another --output trains on the new "
-                "ones."
-            )
         return keys
 
 
 def read_sources(folder: Path) -> dict[str, Any]:
-    """What was written of the labels from which the data of a run were made; {} for nothing.
+    """What a run with data of its own keeps of its beginning; {} for a run without.
 
     Args:
         folder: of the run.
