@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
+from lambda_det.detection.data.coco_format import READER
 from lambda_det.errors import ConfigError, DataError
+from lambda_det.files import read_text
 from lambda_det.own_data.flags import PARTS
 from lambda_det.own_data.held_out import Split, hold_out, smallest_share
 from lambda_det.own_data.labels import as_coco, as_single_class
@@ -17,8 +22,9 @@ Row = tuple[str, str, str]  # a row of the table of choices: what, the choice, a
 Parts = dict[str, tuple[str, str]]
 
 
-def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Parts:
-    """The data that flags name, with images held out where nothing to evaluate on is named.
+def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> tuple[Parts, str]:
+    """The data that flags name, with images held out where nothing to evaluate on is named; and the
+    digest of all labels to train on, "" for none.
 
     Args:
         args: of the command line.
@@ -33,8 +39,8 @@ def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Par
         raise ConfigError("--data and --train-json both name data to train on; give one of them.")
     if args.val_share and args.test_json:
         raise ConfigError("--val-share is for data without a --test-json; give one of them.")
-    parts = _of_folder(args, temporary, rows) if args.data else {}
-    parts |= read_files(args, temporary)
+    parts = read_labels(args, temporary, rows)
+    whole = digest(parts["train"][0]) if "train" in parts else ""
     if args.single_class:
         rows.append(("classes", "one", "--single-class"))
         parts = {
@@ -53,12 +59,32 @@ def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Par
     if not split.share:
         if split.group_by or split.stratify:
             raise ConfigError("--group-by and --stratify need a --val-share.")
-        return parts
+        return parts, whole
     if "train" not in parts:
         raise ConfigError("--val-share needs --data or --train-json, to hold out some images.")
     labels, images = parts["train"]
     train, test = hold_out(labels, images, split, folder=temporary)
-    return {**parts, "train": (train, images), "test": (test, images)}
+    return {**parts, "train": (train, images), "test": (test, images)}, whole
+
+
+def digest(file: str) -> str:
+    """A digest of labels in COCO's format, wherever those lay of which they were made."""
+
+    def without_places(entry: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in entry.items() if key not in ("source", READER)}
+
+    content = json.loads(read_text(file), object_hook=without_places)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_labels(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Parts:
+    """The labels that flags name, before images are held out.
+
+    Raises:
+        ConfigError, DataError: as :func:`read_data`.
+    """
+    parts = _of_folder(args, temporary, rows) if args.data else {}
+    return parts | _of_files(args, temporary)
 
 
 def _of_folder(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Parts:
@@ -81,17 +107,8 @@ def _of_folder(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Pa
     return parts
 
 
-def read_files(args: argparse.Namespace, temporary: Path) -> Parts:
-    """The labels of ``--train-json`` and ``--test-json``.
-
-    Args:
-        args: of the command line.
-        temporary: a folder for those that are converted.
-
-    Raises:
-        ConfigError: images are named without their labels.
-        DataError: labels are not of a known format, or not found.
-    """
+def _of_files(args: argparse.Namespace, temporary: Path) -> Parts:
+    """The labels of ``--train-json`` and ``--test-json``."""
     named = {}
     for part in PARTS:
         labels, images = getattr(args, f"{part}_json"), getattr(args, f"{part}_images")

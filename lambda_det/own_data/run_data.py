@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import uuid
 from collections.abc import Mapping
@@ -21,21 +22,29 @@ from lambda_det.detection.data.outputs import mark_output
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.files import TEMPORARY
 from lambda_det.own_data.coco_files import identifying_stem, name_labels
-from lambda_det.own_data.data_files import Parts, read_files
+from lambda_det.own_data.data_files import Parts, digest, read_labels
 from lambda_det.own_data.flags import PARTS
 from lambda_det.own_data.labels import as_single_class
 from lambda_det.training.log import show
 from lambda_det.training.run_folder import RunFolder
 
+logger = logging.getLogger(__name__)
+
 FOLDER = "data"  # the folder of the files in COCO's format, within the run's
-SOURCES = "sources.json"  # a file in it: the flags that the run keeps, and its test part
+SOURCES = "sources.json"  # a file in it: what the run keeps of its beginning
 _OF_THE_BEGINNING = ("val_share", "stratify", "group_by", "single_class")  # flags of the labels
 FILE_KEYS = [f"DATASETS.{part.upper()}_{what}" for part in PARTS for what in ("JSON", "IMAGES")]
 
 
 # ---------------------------------------------------------------------------------- a run begins
-def write_data(args: argparse.Namespace, folder: Path, parts: Parts) -> dict[str, str]:
+def write_data(args: argparse.Namespace, folder: Path, parts: Parts, labels: str) -> dict[str, str]:
     """Write the parts of own data into the folder of a run that begins or is only evaluated.
+
+    Args:
+        args: of the command line.
+        folder: of the run.
+        parts: that it names.
+        labels: their digest, by which a run that is resumed knows labels that have changed.
 
     Returns:
         The keys that name the files.
@@ -62,6 +71,7 @@ def write_data(args: argparse.Namespace, folder: Path, parts: Parts) -> dict[str
             keys |= _keys_of(part, path, images)
     if not args.eval_only:
         sources = {
+            "digest": labels,
             "single_class": bool(args.single_class),
             "tile": args.tile,
             "rest": rest,
@@ -159,6 +169,8 @@ class PreparedRun:
     ) -> dict[str, str]:
         """The keys of its data, which it keeps, and of the file to evaluate on if another is named.
 
+        A warning says that the labels of today are others, where they can be read.
+
         Args:
             args: of the command line.
             given: its keys, which may say where the images are now.
@@ -171,15 +183,27 @@ class PreparedRun:
         keys = {key: given.get(key, value) for key, value in kept.items() if value}
         folder = self.file.parent
         images = listed(sorted({str(keys[key]) for key in keys if key.endswith("IMAGES")}))
-        said = (
-            f"--resume goes on with the labels in {folder / FOLDER}, and the images in {images}; "
-            "another --output trains on the labels of today"
-        )
+        said = f"--resume goes on with the labels in {folder / FOLDER}, and the images in {images}"
         for flag in (name for name in _OF_THE_BEGINNING if getattr(args, name) is not None):
             said += f"; --{flag.replace('_', '-')} changes nothing in them"
         show(said)
+        if not (args.data or args.train_json or args.test_json):
+            return keys
+        try:
+            today = read_labels(args, temporary, [])
+        except DataError:  # they may be gone
+            if args.test_json:
+                raise
+            return keys
+        before = self.sources.get("digest")  # earlier versions wrote others
+        if before and "train" in today and digest(today["train"][0]) != before:
+            logger.warning(
+                f"The labels in {args.data or args.train_json} have changed since the run in "
+                f"{folder} began, which goes on with its own; another --output trains on the new "
+                "ones."
+            )
         if args.test_json:
-            file, images = read_files(args, temporary)["test"]
+            file, images = today["test"]
             if self.sources.get("single_class"):
                 file = as_single_class(file, temporary)
             keys |= _keys_of("test", keep_file(file, folder), images)

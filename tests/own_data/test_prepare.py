@@ -496,12 +496,13 @@ def test_other_epochs_change_the_schedule_alone(run):
     assert now.MODEL.ANCHOR_GENERATOR == cfg.MODEL.ANCHOR_GENERATOR
 
 
-@pytest.mark.parametrize("is_gone", [False, True])
-def test_a_run_keeps_its_labels_and_says_so(run, data, is_gone):
-    """Whatever they are by now, and wherever the images; what was held out then stays so."""
+@pytest.mark.parametrize("change", ["a box", "none", "the folder is gone"])
+def test_a_run_keeps_its_labels_and_says_so(run, data, change):
+    """A warning names labels that are others by now; whatever was held out then stays so."""
     words, cfg = run
-    label(data, 3, side=25)
-    if is_gone:
+    if change == "a box":
+        label(data, 3, side=25)
+    if change == "the folder is gone":
         data.rename(data.parent / "elsewhere")
         words = [*words, "DATASETS.TRAIN_IMAGES", data.parent / "elsewhere"]
         words += ["DATASETS.TEST_IMAGES", data.parent / "elsewhere"]
@@ -514,6 +515,7 @@ def test_a_run_keeps_its_labels_and_says_so(run, data, is_gone):
         )
         for flag in ("--val-share", "--single-class"):
             assert said(args, flag) == (flag in [*words, *more])
+        assert [str(data) in message for message in warned(args)] == [True] * (change == "a box")
     assert prepared(*words[2:]).config.DATASETS.TRAIN_JSON == cfg.DATASETS.TRAIN_JSON
 
 
