@@ -35,7 +35,7 @@ from lambda_det.errors import (
 from lambda_det.own_data import fit
 from lambda_det.own_data.fit_input import Asked, fit_input
 from lambda_det.own_data.held_out import films
-from lambda_det.own_data.labels import as_coco, as_single_class
+from lambda_det.own_data.labels.conversion import as_coco, as_single_class
 from lambda_det.own_data.layouts import find_parts
 from lambda_det.own_data.start import RECIPES
 

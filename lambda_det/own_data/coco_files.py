@@ -12,8 +12,6 @@ from lambda_det.detection.data.box_form import SIDES
 from lambda_det.detection.data.coco_format import READER
 from lambda_det.errors import DataError, refused
 
-__all__ = ["identifying_stem", "name_labels", "stem_with_part", "write_coco"]
-
 # Names of files that lie in the folders of several parts; the first is Roboflow's
 _OF_ALL_PARTS = ("_annotations.coco", "annotations", "labels", "result")
 

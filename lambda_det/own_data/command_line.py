@@ -17,8 +17,6 @@ from lambda_det.errors import ConfigError, command_parser, exit_status, log_to_t
 from lambda_det.files import refuse_missing
 from lambda_det.own_data.labels.table import FORMATS
 
-__all__ = ["convert_main", "evaluate_main", "main", "parse_arguments", "push_main"]
-
 FAULT_STATUS = 70  # EX_SOFTWARE of sysexits.h: a fault of this program
 _PARTS = ("train", "val", "test")
 

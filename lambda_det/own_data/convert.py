@@ -15,10 +15,8 @@ from lambda_det.detection.data.report import DOUBTFUL, REPAIRED, UNUSABLE
 from lambda_det.detection.data.written_formats import WRITTEN
 from lambda_det.errors import DataError, printable
 from lambda_det.files import refuse_existing
-from lambda_det.own_data.labels import as_coco
+from lambda_det.own_data.labels.conversion import as_coco
 from lambda_det.own_data.layouts import find_images
-
-__all__ = ["convert"]
 
 
 def convert(arguments: argparse.Namespace) -> None:

@@ -16,16 +16,10 @@ from lambda_det.detection.saved_run import SavedRun
 from lambda_det.errors import ConfigError, DataError, listed
 from lambda_det.files import refuse_missing
 from lambda_det.own_data.coco_files import identifying_stem
-from lambda_det.own_data.labels import (
-    COCO,
-    as_coco,
-    as_single_class,
-    give_all_classes,
-)
+from lambda_det.own_data.labels.conversion import as_coco, as_single_class, give_all_classes
+from lambda_det.own_data.labels.table import COCO
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.run_data import FOLDER, read_sources
-
-__all__ = ["DataToEvaluate", "choose_data"]
 
 
 class DataToEvaluate(NamedTuple):
@@ -75,7 +69,7 @@ def choose_data(
         ConfigError: flags do not go together.
         DataError: there is no such part, or it has objects of classes that the run does not have.
     """
-    if bool(data) + bool(labels) > 1 or (images and not labels) or (labels and part):
+    if (labels and (data or part)) or (images and not labels):
         raise ConfigError("Give --data with or without --part, or --json with or without --images.")
     if isinstance(saved.config, DictConfig):
         if data or labels or part:
@@ -147,11 +141,7 @@ def _of_run(cfg: CfgNode, home: Path, part: str | None) -> DataToEvaluate | None
 
 
 def _chosen(parts: Mapping[str, Any], part: str | None, where: str) -> str:
-    """The name of the part to evaluate on: the test part, or the only existing one.
-
-    Raises:
-        DataError: the part that is asked for does not exist.
-    """
+    """The name of the part to evaluate on: the test part, or the only existing one."""
     if part is None:
         return next(name for name in ("test", "val", "train") if name in parts)
     if part not in parts:
@@ -163,25 +153,16 @@ def _chosen(parts: Mapping[str, Any], part: str | None, where: str) -> str:
 
 
 def _check(data: DataToEvaluate, advice: str = "") -> None:
-    """Refuse labels by the user's own file, before they are copied.
-
-    Args:
-        data: with a file in COCO's format; where one of our readers made it, it names its source.
-        advice: the end of the message.
-
-    Raises:
-        DataError: the labels are refused, or there is nothing to measure by.
-    """
+    """Refuse labels, and a part without an object, naming the user's own file."""
     try:
         report = file_report(data.labels, data.images)
         refusal = report.refusal()
-    except DataError as error:
-        refusal = str(error)
-    else:
         if not refusal and not report.usable:
             refusal = (
                 f"{report.json_file} holds no objects to measure by; label some, or name other "
                 "data with --data or --json."
             )
+    except DataError as error:
+        refusal = str(error)
     if refusal:
         raise DataError(f"{refusal} {advice}".rstrip())

@@ -10,7 +10,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from detectron2.config import CfgNode
@@ -25,12 +25,7 @@ from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.results import columns
 from lambda_det.detection.saved_run import SavedRun, open_run
 from lambda_det.detection.task import DetectionTask
-from lambda_det.errors import (
-    ConfigError,
-    UserError,
-    counted,
-    printable,
-)
+from lambda_det.errors import ConfigError, UserError, counted, printable
 from lambda_det.files import disk_of, replace_text
 from lambda_det.own_data.data_to_evaluate import DataToEvaluate, choose_data
 from lambda_det.own_data.report.class_results import Detections
@@ -40,8 +35,6 @@ from lambda_det.training.log import BufferedLog
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.task import EMA, RAW, Results
 from lambda_det.weights.loading import load
-
-__all__ = ["ResultsOnData", "evaluate"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,7 +60,7 @@ class ResultsOnData:
     own: Mapping[str, Result]
     trained_on: int | None
     images: int
-    classes: Sequence[Detections] = field(default=())
+    classes: Sequence[Detections]
 
     def sentences(self) -> list[str]:
         """The weights and the data of the evaluation, and what its figures cannot show."""
@@ -171,10 +164,8 @@ def evaluate(
 
 # ------------------------------------------------------------------------------------- its folder
 def _take_folder(folder: Path, *, is_named: bool) -> None:
-    """Make the folder of the results, or take that of an earlier evaluation as it is.
-
-    Raises:
-        ConfigError: it holds a run, or it was named and this program did not write it.
+    """Make the folder of the results, or take that of an earlier evaluation as it is; refuse a run,
+    and a named one that this program did not write.
     """
     RunFolder(folder).refuse_other_run(resumes=False)
     is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
@@ -224,14 +215,8 @@ def _evaluated(task: DetectionTask, saved: SavedRun) -> Results:
 def _results(
     saved: SavedRun, folder: Path, task: DetectionTask, values: Results, source: str
 ) -> ResultsOnData:
-    """Put the figures of an evaluation beside the run's own.
-
-    Args:
-        saved: the run.
-        folder: of the evaluation.
-        task: of the evaluation.
-        values: that it has given.
-        source: the user's own labels; "" for the data on which the run is evaluated.
+    """The figures of an evaluation beside the run's own; ``source`` names the user's labels, and is
+    "" for the data on which the run is evaluated.
     """
     home, averaged = Path(saved.origin.file).parent, saved.origin.averaged
     names = [name for name in task.components.test_names if is_coco(name)]

@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 
     from lambda_det.detection.config import Prepared
 
-__all__ = ["AUTO", "PARTS", "add_flags", "prepared"]
-
 AUTO = "auto"  # --tile auto: tiles by the rule, also where objects are not that small
 PARTS = ("train", "test")  # flags name the files of each: --train-json, --test-images
 _TIME = re.compile(
-    r"(?:(?P<hours>\d+(?:\.\d+)?)\s*h(?:ours?)?)?"
-    r"\s*(?:(?P<minutes>\d+(?:\.\d+)?)\s*m(?:in(?:utes?)?)?)?"
-    r"\s*(?:(?P<seconds>\d+(?:\.\d+)?)\s*s(?:ec(?:onds?)?)?)?"
+    r"(?:(\d+(?:\.\d+)?)\s*h(?:ours?)?)?"
+    r"\s*(?:(\d+(?:\.\d+)?)\s*m(?:in(?:utes?)?)?)?"
+    r"\s*(?:(\d+(?:\.\d+)?)\s*s(?:ec(?:onds?)?)?)?"
 )
 _FLAGS = (
     "data",
@@ -122,9 +120,8 @@ def _tile(text: str) -> int | str:
 def _seconds(text: str) -> float:
     """The value of ``--time`` in seconds: hours and minutes such as 1h, 90m, 1h30m or 1.5h."""
     found = _TIME.fullmatch(text.strip())
-    numbers = found.groupdict() if found else {}
-    units = {"hours": 3600, "minutes": 60, "seconds": 1}
-    seconds = sum(float(value) * units[unit] for unit, value in numbers.items() if value)
+    numbers = [float(number or 0) for number in found.groups()] if found else [0.0] * 3
+    seconds = 3600 * numbers[0] + 60 * numbers[1] + numbers[2]
     if not seconds:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no time; give hours and minutes, such as 1h, 45m or 1h30m"
@@ -142,11 +139,10 @@ def check(args: argparse.Namespace) -> None:
         refuse_missing(args.data)
         if args.config_file is None:
             refuse_unnamed(args)
-    others = {"--epochs": args.epochs is not None}
-    others["SOLVER.MAX_ITER"] = "SOLVER.MAX_ITER" in args.opts
-    for name, is_given in others.items():
-        if is_given and args.time is not None:
-            raise ConfigError(f"{name} and --time both say how long a training is; give one.")
+    if args.time is not None and (args.epochs is not None or "SOLVER.MAX_ITER" in args.opts):
+        raise ConfigError(
+            "--time, --epochs and SOLVER.MAX_ITER say how long a training is; give one of them."
+        )
     if args.batch is not None and args.batch < 1:
         raise ConfigError(f"--batch is {args.batch}; give 1 or more.")
 
@@ -199,7 +195,8 @@ def _has_work(args: argparse.Namespace, config: CfgNode | None) -> bool:
     named = [(getattr(args, f"{p}_json"), getattr(args, f"{p}_images")) for p in PARTS]
     if not any(labels for labels, _ in named):
         return False
-    from lambda_det.own_data.labels import COCO, recognise
+    from lambda_det.own_data.labels.formats import recognise
+    from lambda_det.own_data.labels.table import COCO
 
     for labels, images in named:
         if labels and Path(labels).exists() and (not images or recognise(Path(labels))[0] != COCO):

@@ -21,8 +21,6 @@ from lambda_det.errors import ConfigError, DataError, counted, listed, refused
 from lambda_det.own_data.coco_files import name_labels, stem_with_part, write_coco
 from lambda_det.own_data.labels.objects import small_grey
 
-__all__ = ["Split", "films", "hold_out", "part_of", "smallest_share"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -45,20 +43,6 @@ class Split(NamedTuple):
     group_by: str = ""
     stratify: bool = False
 
-    def __str__(self) -> str:
-        return f"--val-share {self.share:g}"
-
-    def check(self) -> None:
-        """
-        Raises:
-            ConfigError: the share or the regular expression is invalid.
-        """
-        if not 0 < self.share < 1:
-            raise ConfigError(f"{self}: give a share between 0 and 1, such as 0.1.")
-        what = f"--group-by {self.group_by!r} is no regular expression"
-        with refused(ConfigError, what, "", re.error):
-            re.compile(self.group_by)
-
 
 def _digest(name: str) -> bytes:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
@@ -77,7 +61,7 @@ def smallest_share(json_file: str, image_folder: str, group_by: str = "") -> flo
     possible = 0.0
     for share in SHARES:
         with contextlib.suppress(DataError):
-            train, val, _ = _halves(json_file, image_folder, Split(share, group_by))
+            train, val = _halves(json_file, image_folder, Split(share, group_by))
             possible = possible or share
             images, held_out = len(train["images"]) + len(val["images"]), len(val["images"])
             if held_out >= _LEAST_OF_SHARE * share * images:
@@ -105,7 +89,7 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
         DataError: the file is not in COCO's format; or no image would be held out, or none would
             remain, in all or of a class.
     """
-    train, val, unseen = _halves(json_file, image_folder, split)
+    train, val = _halves(json_file, image_folder, split)
     report, held_out = file_report(json_file, image_folder), len(val["images"])
     labels, of = report.json_file, held_out + len(train["images"])
     how = "stratified" if split.stratify else "by the hash of their names"
@@ -113,9 +97,9 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
     logger.info(f"Held out to evaluate on: {held_out} of {of} images of {labels}, {how}")
     if not split.group_by and (hint := films(Path(f["file_name"]) for f in report.files)):
         logger.warning(f"{labels}: {hint}")
-    if unseen:
+    if unseen := _classes(train) - _classes(val):
         logger.warning(
-            f"{split} of {labels} holds out no image of "
+            f"--val-share {split.share:g} of {labels} holds out no image of "
             f"{_named(unseen, report.categories)}, whose AP remains unknown; give a larger share, "
             "or a file with --test-json"
         )
@@ -165,16 +149,19 @@ _FRAMES = 0.5
 
 def _halves(
     json_file: str, image_folder: str, split: Split
-) -> tuple[dict[str, Any], dict[str, Any], set[Any]]:
-    """What :func:`hold_out` writes, and the ids of classes without a held-out image."""
-    split.check()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What :func:`hold_out` writes."""
+    if not 0 < split.share < 1:
+        raise ConfigError(
+            f"--val-share {split.share:g}: give a share between 0 and 1, such as 0.1."
+        )
     report = file_report(json_file, image_folder)
     names, labels, content = report.categories, report.json_file, read_lists(json_file)
     images = content["images"]
     files = {str(i["file_name"]): Path(image_folder, i["file_name"]) for i in images}
     files |= {file["name"]: Path(file["file_name"]) for file in report.files}
     held_out = _held_out(content, files, split)
-    option = f"{split} of {labels}"
+    option = f"--val-share {split.share:g} of {labels}"
     if len(held_out) in (0, len(images)):
         raise DataError(
             f"{option} would hold out {len(held_out)} of {len(images)} images; give another share, "
@@ -186,19 +173,12 @@ def _halves(
             f"{option} would leave no image of {_named(gone, names)} to train on; give a smaller "
             "share, or a file with --test-json."
         )
-    return train, val, _classes(content) - _classes(val)
+    return train, val
 
 
 def _held_out(content: Mapping[str, Any], files: Mapping[str, Path], split: Split) -> set[Any]:
-    """The ids of the images.
-
-    Args:
-        content: of a file in COCO's format.
-        files: of the images by their names in it, which may be paths of another machine.
-        split: which images are held out.
-
-    Raises:
-        ConfigError: no name matches the groups' expression.
+    """The ids of the images of a file in COCO's format; ``files`` are theirs by their names in it,
+    which may be paths of another machine.
     """
     names = [str(image["file_name"]) for image in content["images"]]
     if split.group_by:
@@ -208,29 +188,26 @@ def _held_out(content: Mapping[str, Any], files: Mapping[str, Path], split: Spli
     groups = defaultdict(list)
     for image, name in zip(content["images"], names, strict=True):
         groups[group_of[name]].append(image["id"])
-    if not split.stratify:
+    if split.stratify:
+        classes = defaultdict(set)
+        for annotation in content["annotations"]:
+            classes[annotation["image_id"]].add(annotation["category_id"])
+        counts = {
+            name: Counter(kind for id in ids for kind in (None, *classes[id]))
+            for name, ids in groups.items()
+        }
+        chosen = _stratified(counts, split.share)
+    else:
         # only the name decides, so images that are added later do not move others
         limit = split.share * 2**64
-        names = [name for name in groups if int.from_bytes(_digest(name)[:8], "big") < limit]
-        return {id for name in names for id in groups[name]}
-    classes = defaultdict(set)
-    for annotation in content["annotations"]:
-        classes[annotation["image_id"]].add(annotation["category_id"])
-    counts = {
-        name: Counter(kind for id in ids for kind in (None, *classes[id]))
-        for name, ids in groups.items()
-    }
-    parts = _stratified(counts, (split.share, 1 - split.share))
-    return {id for name in groups if parts[name] == 0 for id in groups[name]}
+        chosen = {name for name in groups if int.from_bytes(_digest(name)[:8], "big") < limit}
+    return {id for name in chosen for id in groups[name]}
 
 
 def _groups_by(expression: str, names: Sequence[str]) -> dict[str, str]:
-    """The group of each name: the match of the expression, or the name itself.
-
-    Raises:
-        ConfigError: no name matches.
-    """
-    matches = {name: re.search(expression, name) for name in names}
+    """The group of each name: the match of the expression, or the name itself."""
+    with refused(ConfigError, f"--group-by {expression!r} is no regular expression", "", re.error):
+        matches = {name: re.search(expression, name) for name in names}
     if not any(matches.values()):
         raise ConfigError(f"--group-by {expression!r} is in no image's name, such as {names[0]}.")
     return {
@@ -239,27 +216,27 @@ def _groups_by(expression: str, names: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _stratified(counts: Mapping[str, Counter], shares: Sequence[float]) -> dict[str, int]:
-    """The part of each group, such that each class has its shares: Sechidis et al., ECML 2011.
-
-    Args:
-        counts: by group the images of each class, and all of them as None.
-        shares: of the parts, which add up to 1.
+def _stratified(counts: Mapping[str, Counter], share: float) -> set[str]:
+    """The groups to hold out, such that a share of each class is: Sechidis et al., ECML 2011. Of
+    each group there are the images of each class, and all of them as None.
     """
     left: Counter = sum(counts.values(), Counter())
-    wanted = [{kind: share * count for kind, count in left.items()} for share in shares]
-    waiting, parts = dict(sorted(counts.items(), key=lambda row: _digest(row[0]))), {}
+    wanted = [{kind: part * count for kind, count in left.items()} for part in (share, 1 - share)]
+    waiting = dict(sorted(counts.items(), key=lambda row: _digest(row[0])))
+    held_out = set()
     while waiting:
         # the rarest class first, and images without objects last
         rare = min(filter(left.get, left), key=lambda kind: (kind is None, left[kind], str(kind)))
         chosen = [name for name in waiting if counts[name][rare]]
         for name in sorted(chosen, key=lambda name: -counts[name][rare]):
-            part = max(range(len(shares)), key=lambda n: (wanted[n][rare], wanted[n][None]))
+            # the part that lacks most, the first one of two
+            part = max(wanted, key=lambda kinds: (kinds[rare], kinds[None]))
+            if part is wanted[0]:
+                held_out.add(name)
             for kind, count in waiting.pop(name).items():
-                wanted[part][kind] -= count
+                part[kind] -= count
                 left[kind] -= count
-            parts[name] = part
-    return parts
+    return held_out
 
 
 def part_of(content: Mapping[str, Any], ids: set[Any], keep: bool = True) -> dict[str, Any]:

@@ -16,19 +16,12 @@ from omegaconf import DictConfig
 
 from lambda_det.detection.data.classes import ENTRY
 from lambda_det.detection.saved_run import SavedRun, open_run
-from lambda_det.errors import (
-    ConfigError,
-    DataError,
-    printable,
-    reason,
-)
+from lambda_det.errors import ConfigError, DataError, printable, reason
 from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.run_folder import PUSHED, RunFolder
 from lambda_det.weights.formats import WRITERS
 from lambda_det.weights.provenance import RUN, initial_weights
 from lambda_det.weights.public import fetch, is_public
-
-__all__ = ["of_hub", "push", "write_folder"]
 
 _CONFIG, _CARD = "config.yaml", "README.md"
 _OURS = {PUSHED, _CONFIG, _CARD}
@@ -89,9 +82,7 @@ def _connection(failed: str, instead: str) -> Iterator[None]:
         ) from error
 
 
-def write_folder(
-    run: Path, repository: str, folder: Path, license: str, checkpoint: str = "best"
-) -> None:
+def write_folder(run: Path, repository: str, folder: Path, license: str, checkpoint: str) -> None:
     """Write the files to send: model card, weights and configuration.
 
     Args:
@@ -140,14 +131,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def _card(repository: str, run: SavedRun, results: Mapping[str, float], license: str) -> str:
-    """The model card: the metadata for the Hub, and the facts that the run recorded.
-
-    Args:
-        repository: OWNER/NAME.
-        run: with the weights that are sent.
-        results: values of those weights by their labels.
-        license: an identifier of the Hub.
-    """
+    """The model card: the metadata for the Hub, and the facts that the run recorded."""
     model, origin = run.config["MODEL"], run.origin
     classes = run.classes.get("thing_classes", [])
     front = {
@@ -178,13 +162,12 @@ def push(args: argparse.Namespace) -> None:
     """
     if not _NAME.fullmatch(args.repository):
         raise ConfigError(f"{args.repository} must have the form OWNER/NAME.")
-    options = (args.license, args.checkpoint)
-    if args.folder:
-        write_folder(Path(args.run), args.repository, args.folder, *options)
-        print(f"What would be sent is in {args.folder}; look at {args.folder / _CARD} first.")
-        return
     with tempfile.TemporaryDirectory() as made:
-        write_folder(Path(args.run), args.repository, Path(made), *options)
+        folder = args.folder or Path(made)
+        write_folder(Path(args.run), args.repository, folder, args.license, args.checkpoint)
+        if args.folder:
+            print(f"What would be sent is in {folder}; look at {folder / _CARD} first.")
+            return
         with _connection(f"{args.repository} was not sent", "write the files with --folder DIR"):
             from huggingface_hub import HfApi
 

@@ -11,8 +11,6 @@ from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.image_folder import ImageFolder, walk
 from lambda_det.errors import DataError, listed, printable
 
-__all__ = ["folder_of_coco"]
-
 
 def folder_of_coco(file: Path, above: Path, is_of_part: Callable[[Path], bool]) -> Path:
     """The folder from which the names in a file of COCO's format lead to its images.

@@ -23,15 +23,9 @@ from lambda_det.files import UNREAD_SUFFIXES
 from lambda_det.own_data.coco_files import write_coco
 from lambda_det.own_data.held_out import part_of
 from lambda_det.own_data.image_folders import folder_of_coco
-from lambda_det.own_data.labels import (
-    COCO,
-    FORMATS,
-    give_all_classes,
-    only,
-    other_labels,
-    read_labels,
-    recognise,
-)
+from lambda_det.own_data.labels.conversion import give_all_classes, only, read_labels
+from lambda_det.own_data.labels.formats import other_labels, recognise
+from lambda_det.own_data.labels.table import COCO, FORMATS
 from lambda_det.own_data.labels.yolo import read_yolo
 from lambda_det.own_data.part_names import (
     PART_OF_WORD,
@@ -41,8 +35,6 @@ from lambda_det.own_data.part_names import (
     part_in,
 )
 from lambda_det.own_data.yolo_parts import Content, contents_of_yolo
-
-__all__ = ["Part", "find_images", "find_parts"]
 
 logger = logging.getLogger(__name__)
 
@@ -94,8 +86,6 @@ def find_parts(
     root = place if place.is_dir() else place.parent
     if place.is_dir():
         _log_folders(place)
-    if place.is_dir() and (outputs := outputs_below(place)):
-        logger.info(f"{place}: not read, as this program wrote them: {listed(outputs)}")
     home = Path(images) if images else root
     if name == COCO:
         parts = _of_coco(root, files, home, to_train)
@@ -103,8 +93,7 @@ def find_parts(
         contents = _contents(name, place, root, files, home, to_train)
         contents = _with_train(root, contents) if to_train else contents
         give_all_classes([content for content, _ in contents.values()])
-        parts = {}
-        stem = os.path.basename(os.path.abspath(root))
+        parts, stem = {}, Path(os.path.abspath(root)).name
         for part, (content, pictures) in contents.items():
             file = write_coco(content, folder, f"{stem}_{part}")
             parts[part] = Part(Path(file), pictures, content[READER]["labels"], part)
@@ -113,7 +102,11 @@ def find_parts(
 
 
 def _log_folders(root: Path) -> None:
-    """Log which folders of images have a word for a part in their names, and are none."""
+    """Log what this program wrote among the data, and which folders of images have a word for a
+    part in their names, and are none.
+    """
+    if outputs := outputs_below(root):
+        logger.info(f"{root}: not read, as this program wrote them: {listed(outputs)}")
     images = (path for path in walk(root) if path.suffix.lower() in SUFFIXES)
     names = {folder for path in images for folder in path.relative_to(root).parts[:-1]}
     if unclear := [name for name in sorted(names) if part_in(name) and not is_part_alone(name)]:
@@ -140,21 +133,20 @@ def _unread(place: Path, name: str, parts: Iterable[Part]) -> list[Path]:
     """
     there = {path: normal(path.stem) for path in walk(place)}
     images = {path: stem for path, stem in there.items() if path.suffix.lower() in SUFFIXES}
-    left = []
+    left: list[Path] = []
     if others := other_labels(place, name):
         endings = {file.suffix.lower() for file in others.values()}
         stems = {stem for path, stem in there.items() if path.suffix.lower() in endings}
         stems -= _labelled(parts)
         left = [path for path, stem in images.items() if stem in stems]
-        first = f", such as {left[0]}" if left else ""
         logger.warning(
             f"{place}: labels of {name} are read, and not others such as "
             f"{listed(f'{file} of {other}' for other, file in others.items())}; "
-            f"{counted(len(left), 'image')} with those alone{first}"
+            f"{counted(len(left), 'image')} with those alone: {listed(left)}"
         )
-    unread = [path for path in there if path.suffix.lower() in UNREAD_SUFFIXES]
     read = set(images.values())
-    if unread := [path for path in unread if there[path] not in read]:
+    unread = [path for path, stem in there.items() if stem not in read]
+    if unread := [path for path in unread if path.suffix.lower() in UNREAD_SUFFIXES]:
         logger.warning(
             f"{place}: {counted(len(unread), 'image')} of formats that are not read, such as "
             f"{unread[0]}; write them as JPEG or PNG"
@@ -175,22 +167,17 @@ def find_images(labels: str | Path) -> Path:
 
 
 def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
-    """Groups by part with one to train on: the only one, whatever it is called.
-
-    Raises:
-        DataError: there are several, but none to train on.
-    """
-    if len(groups) > 1 and "train" not in groups:
-        parts = " and ".join(part for part in PART_WORDS if part in groups)
+    """Groups by part with one to train on: the only one, whatever it is called."""
+    if "train" in groups:
+        return dict(groups)
+    if len(groups) > 1:
         raise DataError(
-            f"{root} has parts called {parts}, and nothing to train on; name what is to be trained "
-            "on with --train."
+            f"{root} has parts called {' and '.join(sorted(groups, reverse=True))}, and nothing to "
+            "train on; name what is to be trained on with --train."
         )
-    if "train" not in groups:
-        for part, group in groups.items():
-            logger.info(f"{root}: its one part is called {part}, and is the one to train on")
-            return {"train": group}
-    return dict(groups)
+    ((part, group),) = groups.items()
+    logger.info(f"{root}: its one part is called {part}, and is the one to train on")
+    return {"train": group}
 
 
 # ---------------------------------------------------------------------------------------- of COCO's
@@ -252,17 +239,8 @@ def _contents(
 def _split(
     content: dict[str, Any], root: Path, home: Path, of_one: bool
 ) -> dict[str, dict[str, Any]]:
-    """Divide content into parts: by the folder of the labels, their subset, or the folder of the
-    image.
-
-    Args:
-        content: of all labels.
-        root: the folder of the labels.
-        home: the folder of the images.
-        of_one: whether a file of labels belongs to one image, so its own name does not count.
-
-    Raises:
-        DataError: there is a part to train on, and labels of no part beside it.
+    """Divide content into parts: by the folder of the labels below ``root``, their subset, or the
+    folder of the image below ``home``. A file of labels of one image has no part in its own name.
     """
     ids: dict[str, set[int]] = {}
     labelled: dict[str, list[Path]] = {}
@@ -295,25 +273,13 @@ def _split(
         parts[part] = part_of(content, chosen)
         # they belong to all parts
         findings = content[READER]["findings"] if part == "train" else []
-        name = _common_folder(labelled.get(part, []), root) or f"{root} ({part})"
-        parts[part][READER] = {**content[READER], "labels": name, "findings": findings}
+        read = {"labels": f"{root} ({part})", "findings": findings}
+        parts[part][READER] = content[READER] | read
     return parts
 
 
-def _common_folder(files: Iterable[Path], root: Path) -> str:
-    """The folder of files below another one; "" if there is none."""
-    folders = {os.path.abspath(file.parent) for file in files}
-    common = Path(os.path.commonpath(folders)) if folders else root
-    below = os.path.relpath(common, os.path.abspath(root)) if folders else "."
-    return "" if below.startswith(".") else str(root / below)
-
-
 def _lists_of_voc(root: Path) -> dict[str, Path]:
-    """Pascal VOC's lists of the images of each part.
-
-    Raises:
-        DataError: there are several for a part.
-    """
+    """Pascal VOC's lists of the images of each part."""
     lists: dict[str, list[Path]] = {}
     for path in walk(root):
         if path.match("ImageSets/Main/*.txt"):

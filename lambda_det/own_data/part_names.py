@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["PART_OF_WORD", "PART_WORDS", "is_part_alone", "named_part", "part_in"]
-
 # Words for the parts; evaluations prefer the part that is listed first
 PART_WORDS = {
     "train": ("train", "training", "trainset", "trn"),

@@ -24,7 +24,7 @@ from lambda_det.files import TEMPORARY
 from lambda_det.own_data.coco_files import identifying_stem, name_labels
 from lambda_det.own_data.data_files import Parts, digest, read_labels
 from lambda_det.own_data.flags import PARTS
-from lambda_det.own_data.labels import as_single_class
+from lambda_det.own_data.labels.conversion import as_single_class
 from lambda_det.training.log import show
 from lambda_det.training.run_folder import RunFolder
 

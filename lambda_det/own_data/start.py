@@ -26,8 +26,6 @@ from lambda_det.process import usable_cores
 from lambda_det.weights.backbone_file import read_backbone
 from lambda_det.weights.public import fetch, is_public
 
-__all__ = ["DEFAULT", "LEAST_IMAGES", "RECIPES", "USABLE", "Machine", "Recipe", "choose_recipe"]
-
 DEFAULT = "finetune/base.yaml"  # the base of all these recipes
 # The best stand first. The first one is chosen whose weights can be had, and whose RECIPE.MEMORY
 # lets the GPU hold LEAST_IMAGES images. Recipes for a CPU have no RECIPE.MEMORY; the weights of the
@@ -77,13 +75,9 @@ class Machine(NamedTuple):
         parsed, memory = check_device(device, here), None
         if parsed.type == "cuda":
             used = [parsed.index] if parsed.index is not None else range(here)
-            memory = min(map(_gibibytes, used))
+            memory = min(torch.cuda.get_device_properties(gpu).total_memory for gpu in used) / 2**30
         is_alone = args.num_machines == 1 and (processes == 1 or not under_torchrun())
         return cls(device, processes, memory, is_alone, usable_cores())
-
-
-def _gibibytes(gpu: int) -> float:
-    return torch.cuda.get_device_properties(gpu).total_memory / 2**30
 
 
 class Recipe(NamedTuple):

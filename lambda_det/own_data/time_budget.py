@@ -17,8 +17,6 @@ from lambda_det.errors import ConfigError, counted, duration
 from lambda_det.own_data import fit
 from lambda_det.training.run_folder import RunFolder
 
-__all__ = ["TimeBudget"]
-
 logger = logging.getLogger(__name__)
 
 _STEPS = 6  # that are timed, after three that are not: the first ones of a process take longer

@@ -17,12 +17,10 @@ from lambda_det.detection.data.coco_format import READER
 from lambda_det.detection.data.image_folder import SUFFIXES, in_any_form, walk
 from lambda_det.errors import DataError, listed
 from lambda_det.files import read_text
-from lambda_det.own_data.labels import read_labels
-from lambda_det.own_data.labels.images import NamedImages
+from lambda_det.own_data.labels.conversion import read_labels
+from lambda_det.own_data.labels.images import NamedImages, lines_of_list
 from lambda_det.own_data.labels.yolo import yolo_content
 from lambda_det.own_data.part_names import PART_OF_WORD, part_in
-
-__all__ = ["Content", "contents_of_yolo"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,11 +78,7 @@ def _lists_beside(file: Path) -> dict[str, str]:
 
 
 def _places(file: Path, part: str, key: str, value: Any, homes: Iterable[Path]) -> list[Path]:
-    """The folders and lists that data.yaml names for a part.
-
-    Raises:
-        DataError: the value of the key is no path, or leads nowhere.
-    """
+    """The folders and lists that data.yaml names for a part."""
     texts = value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in texts):
         raise DataError(
@@ -98,28 +92,20 @@ def _places(file: Path, part: str, key: str, value: Any, homes: Iterable[Path]) 
         logger.warning(f"{file}: its test part is not there ({listed(missing)})")
         return []
     if missing:
+        images = (path for path in walk(file.parent) if path.suffix.lower() in SUFFIXES)
+        folders = dict.fromkeys(p.parent.relative_to(file.parent).as_posix() for p in images)
         raise DataError(
-            f"{file}: {part} names {listed(missing)}, which is not there; {_seen(file.parent)}."
+            f"{file}: {part} names {listed(missing)}, which is not there; there are images in "
+            f"{listed(folders, 8)}."
         )
     return [place for place in places.values() if place is not None]
 
 
-def _seen(folder: Path) -> str:
-    """Where images are, for the end of a sentence."""
-    images = (path for path in walk(folder) if path.suffix.lower() in SUFFIXES)
-    folders = dict.fromkeys(path.parent.relative_to(folder).as_posix() for path in images)
-    return f"there are images in {listed(folders, 8)}"
-
-
 def _place(value: str, homes: Iterable[Path]) -> Path | None:
-    """The folder or list of images that data.yaml names.
+    """The folder or list of images that data.yaml names, from one of the folders ``homes``.
 
     Roboflow's paths are one level too high, where another data set may be. For a path of another
     machine the last parts suffice, if they have the word for the part.
-
-    Args:
-        value: the path.
-        homes: folders in which it may begin.
     """
     text = value.strip().replace("\\", "/")
     texts = [text.replace("../", ""), text]
@@ -143,17 +129,13 @@ def _word(names: Sequence[str]) -> str:
 def _images_in(
     file: Path, part: str, places: list[Path], homes: Iterable[Path]
 ) -> tuple[list[Path], Path]:
-    """The images of folders and lists, and a folder that holds all of them.
-
-    Raises:
-        DataError: an image of a list is missing, or there is none.
-    """
-    paths: dict[Path, None] = {}
+    """The images of folders and lists, and a folder that holds all of them."""
+    paths: set[Path] = set()
     for place in places:
         if place.is_dir():
-            paths.update(dict.fromkeys(p for p in walk(place) if p.suffix.lower() in SUFFIXES))
+            paths.update(path for path in walk(place) if path.suffix.lower() in SUFFIXES)
         else:
-            paths.update(dict.fromkeys(_listed(place, file.parent, homes)))
+            paths.update(_listed(place, file.parent, homes))
     if not paths:
         raise DataError(f"{file}: {part} names no image.")
     if len(places) == 1 and places[0].is_dir():
@@ -165,12 +147,10 @@ def _listed(list_file: Path, root: Path, homes: Iterable[Path]) -> Iterator[Path
     """The images of a list, by whole paths, from its own folder, from the folder of data.yaml, or
     by the ends of paths of another machine."""
     images = None
-    for number, line in enumerate(read_text(list_file).splitlines(), 1):
-        if not (text := line.strip()) or text.startswith("#"):
-            continue
+    for where, text in lines_of_list(list_file):
         tried = (Path(os.path.abspath(home / text)) for home in (list_file.parent, *homes))
         path = next(filter(Path.is_file, tried), None)
         if path is None:
             images = images or NamedImages(Path(os.path.abspath(root)))
-            path = images.find(f"{list_file}, line {number}", list_file.parent, text)
+            path = images.find(where, list_file.parent, text)
         yield path

@@ -13,7 +13,9 @@ from PIL import Image
 
 from lambda_det.detection.data.box_form import numbers_of
 from lambda_det.errors import DataError
-from lambda_det.own_data.labels import FORMATS, as_coco, read_labels, recognise
+from lambda_det.own_data.labels.conversion import as_coco, read_labels
+from lambda_det.own_data.labels.formats import recognise
+from lambda_det.own_data.labels.table import FORMATS
 from tests.own_data.parts import (
     SIZE,
     boxes,

@@ -11,7 +11,8 @@ from lambda_det.detection.data.coco_format import READER
 from lambda_det.detection.data.records import read_image
 from lambda_det.errors import DataError
 from lambda_det.own_data.command_line import convert_main
-from lambda_det.own_data.labels import read_labels, recognise
+from lambda_det.own_data.labels.conversion import read_labels
+from lambda_det.own_data.labels.formats import recognise
 from lambda_det.own_data.labels.objects import of_mask
 from lambda_det.own_data.labels.yolo import yolo_names
 from tests.own_data.parts import BOX, LINE, YAML, boxes, encoded, image, make, voc
@@ -21,14 +22,14 @@ EMPTY = voc("a.png")
 
 
 def test_pascal_voc(tmp_path, caplog):
-    """The size is that of the image, not the one that the file gets wrong."""
+    """Where the file states no size, it is that of the image."""
     caplog.set_level("INFO")
     for name in ("größe 1", "empty", "without", "._hidden", "drawn/of another folder"):
         make(tmp_path / "images", {f"{name}.png": ""})
     things = [("cell", (1, 2, 11, 7.5)), ("a cell", (0, 0, 4, 4))]
     labels = {
-        "größe 1.xml": voc("größe 1.png", *things, size=(1, 1)),
-        "empty.xml": voc("empty.png", size=(1, 1)),
+        "größe 1.xml": voc("größe 1.png", *things, size=(0, 0)),
+        "empty.xml": voc("empty.png"),
     }
     content = read_labels(make(tmp_path / "labels", labels), tmp_path / "images")
     sizes = [(image["file_name"], image["width"], image["height"]) for image in content["images"]]
@@ -140,7 +141,7 @@ REFUSED = {
         {"a.xml": voc("a.png", ("", (1, 1, 4, 4)))},
         "(its name is empty)",
     ),
-    "two files of one image": ({"x.xml": EMPTY, "y.xml": EMPTY}, "y.xml and "),
+    "two files of one image": ({"x.xml": EMPTY, "y.xml": EMPTY}, "y.xml: a.png and "),
     "no image": ({"b.xml": voc("b.png")}, "b.xml: its image 'b.png'"),
     "a word": (ONE | {"a.txt": "0 0.5 0.5 w 1"}, "a.txt, line 1"),
     "another class": (ONE | {"a.txt": "0 0 0 1 1\n2 0 0 1 1"}, "line 2: class 2"),
@@ -148,7 +149,7 @@ REFUSED = {
     "not a number": (ONE | {"a.txt": "0 nan .5 1 1"}, "a.txt, line 1"),
     "no names": ({"data.yaml": "nc: 1\ntrain: images"}, "data.yaml"),
     "a name of YOLO's without a number": ({"data.yaml": "names: {a: x}"}, "data.yaml: names"),
-    "a name that is none": ({"data.yaml": "names: ['']"}, "class 0 is nothing"),
+    "a name that is none": ({"data.yaml": "names: ['']"}, "class 0 is no text"),
     "two names of YOLO's with one number": ({"data.yaml": "names: {0: x, 00: y}"}, "data.yaml"),
     "one number twice": ({"data.yaml": "names:\n  0: x\n  0: y"}, "the key 0"),
     "half a VIA": (

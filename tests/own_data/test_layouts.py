@@ -17,7 +17,7 @@ from lambda_det.detection.data.label_files import write_labels
 from lambda_det.detection.data.written_formats import WRITTEN
 from lambda_det.errors import DataError
 from lambda_det.own_data import command_line
-from lambda_det.own_data.labels import as_coco, read_labels
+from lambda_det.own_data.labels.conversion import as_coco, read_labels
 from lambda_det.own_data.labels.formats import recognise
 from lambda_det.own_data.part_names import named_part
 from tests.coco import annotation, coco_content
@@ -391,7 +391,7 @@ def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
     assert [list(report.categories.values()) for report in reports] == [["cup", "rare"]] * 2
     refusal = reports[1].refusal()
     assert f"{tmp_path / 'valid' / 'b.xml'}, line 2" in refusal
-    assert refusal.startswith(parts[1].source) and parts[1].source == str(tmp_path / "valid")
+    assert refusal.startswith(parts[1].source) and parts[1].source == f"{tmp_path} (val)"
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,10 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lambda_det.detection.data.coco_format import READER, read_json, read_lists
 from lambda_det.detection.data.image_folder import SUFFIXES, normal, walk
 from lambda_det.detection.data.report import NOTED
 from lambda_det.errors import DataError, counted, listed, printable
-from lambda_det.files import read_text
 from lambda_det.own_data.coco_files import name_labels, stem_with_part, write_coco
 from lambda_det.own_data.labels.findings import (
     NO_IMAGE,
@@ -23,12 +20,11 @@ from lambda_det.own_data.labels.findings import (
     OTHER_COPY,
     OTHER_NAME,
     RENAMED,
-    SIZE,
     UNREAD,
     Findings,
 )
 from lambda_det.own_data.labels.formats import format_of, recognise
-from lambda_det.own_data.labels.images import MissingImage, NamedImages
+from lambda_det.own_data.labels.images import MissingImage, NamedImages, lines_of_list
 from lambda_det.own_data.labels.labelme import read_labelme, shows_another
 from lambda_det.own_data.labels.objects import LabelledImage, area, size_of
 from lambda_det.own_data.labels.table import COCO, FORMATS
@@ -75,7 +71,10 @@ def read_labels(
     folder = Path(images or (home if home.is_dir() else home.parent))
     pictures = NamedImages(folder, paths)
     if home != place:
-        pictures = NamedImages(folder, _listed_images(place, pictures))
+        named = lines_of_list(place)
+        pictures = NamedImages(
+            folder, [pictures.find(where, place.parent, line) for where, line in named]
+        )
         if row.images == "one":
             names = {name for path in pictures.paths for name in _names_of_labels(path.name)}
             files = [file for file in files if normal(file.stem) in names]
@@ -91,14 +90,11 @@ def read_labels(
     if not rows and UNREAD in findings:
         raise DataError(findings[UNREAD][0])
     if not rows:
-        if pictures.paths or home != place:
-            count = len(pictures.paths)
-            raise DataError(f"{place}: of {count} images in {folder}, none has labels.")
         endings = Counter(path.suffix.lower() for path in walk(folder))
         there = listed(f"{count} {ending}" for ending, count in endings.most_common())
         raise DataError(
-            f"{place}: there is no image in {folder} of a format that is read "
-            f"({' '.join(SUFFIXES)}), but {there}; write the images in one of them."
+            f"{place}: of {len(pictures.paths)} images in {folder}, none has labels; there are "
+            f"{there}, and images are read as {' '.join(SUFFIXES)}."
         )
     for thing in (thing for image in rows for thing in image.objects):
         if not thing.label.strip():
@@ -115,7 +111,7 @@ def read_labels(
                 findings.add(OTHER_COPY, f"{image.source}: {path}")
     for path in _without_labels(placed, pictures):
         findings.add(NO_LABELS, str(path))
-    content = _content(placed, folder, classes, findings)
+    content = _content(placed, folder, classes)
     content[READER] = {"labels": str(place), "findings": findings.plain(), "boxes": row.boxes}
     _log(place, name, placed, findings)
     return content
@@ -125,26 +121,9 @@ _COMPARED = 50  # number of files of labels whose copies of images are decoded
 
 
 def _is_list(place: Path) -> bool:
-    """Whether it is a list of images, and not of names of classes, nor a COCO file of this
-    ending.
-    """
-    if not place.is_file() or place.suffix.lower() != ".txt":
-        return False
-    return not place.name.endswith(_LISTS) and format_of(place) != COCO
-
-
-def _listed_images(list_file: Path, images: NamedImages) -> list[Path]:
-    """The images that a list names, one in each line.
-
-    Raises:
-        DataError: one is not there.
-    """
-    lines = enumerate(map(str.strip, read_text(list_file).splitlines()), 1)
-    return [
-        images.find(f"{list_file}, line {number}", list_file.parent, line)
-        for number, line in lines
-        if line and not line.startswith("#")
-    ]
+    """Whether it is a list of images, and not of names of classes, nor a COCO file."""
+    is_text = place.is_file() and place.suffix.lower() == ".txt"
+    return is_text and not place.name.endswith(_LISTS) and format_of(place) != COCO
 
 
 # ------------------------------------------------------------------ the image of a file of labels
@@ -225,38 +204,28 @@ def _refuse_second_claims(placed: Iterable[tuple[LabelledImage, Path]]) -> None:
         DataError: two files, or two entries of one file, mean the same image.
     """
     claims: dict[Path, LabelledImage] = {}
-    doubled = []
     for row, path in placed:
         first = claims.setdefault(path, row)
         if first is not row:
-            doubled.append((row, first, path))
-    if not doubled:
-        return
-    row, first, path = doubled[0]
-    if row.source == first.source:
-        both = f"{row.source}: {row.name} and {first.name}"
-    else:
-        both = f"{row.source} and {first.source}"
-    more = f" ({len(doubled)} such images in all)" if len(doubled) > 1 else ""
-    raise DataError(
-        f"{printable(both)} both name {path}{more}; correct the name in one of them, or give one "
-        "of the files alone."
-    )
+            both = [f"{one.source}: {one.name}" for one in (row, first)]
+            raise DataError(
+                f"{printable(' and '.join(both))} both name {path}; correct the name in one of "
+                "them, or give one of the files alone."
+            )
 
 
 # -------------------------------------------------------------------------------------- the content
 def _content(
-    placed: Sequence[tuple[LabelledImage, Path]],
-    folder: Path,
-    classes: Sequence[str],
-    findings: Findings,
+    placed: Sequence[tuple[LabelledImage, Path]], folder: Path, classes: Sequence[str]
 ) -> dict[str, Any]:
-    """The lists of a file in COCO's format."""
+    """The lists of a file in COCO's format; ``check`` and the reader of records find out whether a
+    size that labels state is the image's.
+    """
     ids = {name: number for number, name in enumerate(classes, 1)}
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for number, (row, path) in enumerate(placed, 1):
-        width, height = _size(row, path, findings)
+        width, height = row.size or size_of(path)
         image = {"id": number, "file_name": path.relative_to(folder).as_posix()}
         image["source"] = str(row.source)
         image |= {"subset": row.subset} if row.subset else {}
@@ -278,29 +247,6 @@ def _content(
             annotations.append(annotation)
     categories = [{"id": number, "name": name} for name, number in ids.items()]
     return {"images": images, "annotations": annotations, "categories": categories}
-
-
-def _size(row: LabelledImage, path: Path, findings: Findings) -> tuple[int, int]:
-    """The size to which the boxes refer: what their file states, if they fit into it.
-
-    ``check`` and the reader of records find out whether it is the image's, as for COCO files.
-    """
-    if row.size is None or not row.objects:
-        return size_of(path)
-    if _fits(row, row.size):
-        return row.size
-    own = size_of(path)
-    if own == row.size or not _fits(row, own):
-        return row.size
-    where = f"{row.source}: {row.size[0]}x{row.size[1]}, and {path.name} is {own[0]}x{own[1]}"
-    findings.add(SIZE, where)
-    return own
-
-
-def _fits(row: LabelledImage, size: tuple[int, int]) -> bool:
-    """Whether all boxes are within an image of a size, except for one pixel."""
-    corners = np.array([thing.box for thing in row.objects]).reshape(-1, 4)
-    return bool((corners[:, 2:] <= np.array(size) + 1).all())
 
 
 def _log(

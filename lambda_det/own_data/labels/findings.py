@@ -11,7 +11,6 @@ _FIRST, _LONGEST = 3, 600  # number of cases of a kind that are kept, and letter
 _LONGEST_TYPE = 40  # letters of the type of a shape
 
 NO_IMAGE = Kind(DOUBTFUL, "labels without an image that can be read, which are left out")
-COUNT = Kind(DOUBTFUL, "number of classes that differs from the number of their names")
 OTHER_LIST = Kind(DOUBTFUL, "list of names that has another name for a class, and is not used")
 SHARED = Kind(DOUBTFUL, "label file of two images of one name; both have its objects")
 ATTRIBUTE = Kind(DOUBTFUL, "object whose class is of another attribute than in most objects")
@@ -26,7 +25,6 @@ NO_CLASSES = Kind(NOTED, 'file whose shapes have no class; they are of a class c
 NO_CLASS = Kind(NOTED, "shape called __ignore__, which is left out")
 DIFFICULT = Kind(NOTED, "object marked as difficult, which is an object like the others")
 EMPTY_MASK = Kind(REPAIRED, "empty mask, which its rectangle replaces")
-SIZE = Kind(REPAIRED, "labels whose size is too small for their boxes; the image's is used")
 RENAMED = Kind(REPAIRED, "labels that name another image than the one to which they belong")
 OTHER_COPY = Kind(REFUSED, "labels whose imageData shows another image than they name")
 OTHER_NAME = Kind(REFUSED, "labels that have the name of one image and name another one")

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +17,6 @@ from lambda_det.own_data.labels.objects import reading
 from lambda_det.own_data.labels.table import COCO, FORMATS
 from lambda_det.own_data.labels.xml import root_name
 from lambda_det.own_data.labels.yolo import is_list_of_names, looks_like_labels, read_yolo
-
-__all__ = ["format_of", "other_labels", "recognise"]
 
 _OF_SIGN = {sign: name for name, row in FORMATS.items() for sign in row.signs}
 # The endings of the formats that are recognised by a sign, in the order of the table
@@ -35,7 +32,7 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
         DataError: nothing there is of a known format.
     """
     refuse_missing(place)
-    if place.is_file() and (place.suffix.lower() in _ARCHIVES or zipfile.is_zipfile(place)):
+    if place.is_file() and place.suffix.lower() in _ARCHIVES:
         raise DataError(f"{place} is an archive; unpack it, and name the folder that comes out.")
     there = list(walk(place)) if place.is_dir() else [place]
     for name, row in FORMATS.items():
@@ -46,26 +43,18 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
             files = [file for file in files if format_of(file) == name]
         if files:
             return name, [file for file in files if file.name == "data.yaml"] or files
-    if place.is_file() and _is_broken_coco(place):
+    if place.is_file() and _OPENING_OF_JSON.match(decoded(place.read_bytes())):
         return COCO, [place]  # the reader of COCO's format says what is wrong with the file
-    names = ", ".join(FORMATS)
-    raise DataError(
-        f"{place} holds no labels of a known format ({names}); {_seen(place, there)}"
-        f"{_left_out(place)}."
+    refusal = (
+        f"{place} holds no labels of a known format ({', '.join(FORMATS)}); {_seen(place, there)}"
     )
+    if place.is_dir() and (outputs := outputs_below(place)):
+        written = listed(outputs)
+        refusal += f"; {written}, which this program wrote, is read only where it is named itself"
+    raise DataError(f"{refusal}.")
 
 
-def _is_broken_coco(file: Path) -> bool:
-    """Whether a file without any sign is most likely one in COCO's format, or cut off at its top.
-
-    Its ending says so; if no format has its ending, its first character does.
-    """
-    name = file.name.lower()
-    if name.endswith(_ENDINGS):
-        return name.endswith(FORMATS[COCO].endings)
-    return re.match(r"\s*[{\[]", decoded(file.read_bytes())) is not None
-
-
+_OPENING_OF_JSON = re.compile(r"\s*[{\[]")
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 
 
@@ -150,21 +139,9 @@ def _json_keys(text: str) -> Iterator[str]:
 _OPENING, _COLON, _COMMA = (re.compile(rf"\s*{sign}\s*") for sign in ("{", ":", ","))
 
 
-# ------------------------------------------------------------------------- what is there in place
-def _left_out(place: Path) -> str:
-    """What is not read of a folder, for the end of a sentence."""
-    outputs = outputs_below(place) if place.is_dir() else []
-    if not outputs:
-        return ""
-    return f"; {listed(outputs)}, which this program wrote, is read only where it is named itself"
-
-
 def _seen(place: Path, there: list[Path]) -> str:
-    """What files of no known format look like, for the end of a sentence.
-
-    Args:
-        place: the file or folder that was named.
-        there: the files in it, or itself.
+    """What the files in a folder that was named, or that file, look like, for the end of a
+    sentence.
     """
     labels = [file for file in there if file.suffix.lower() == ".txt" and looks_like_labels(file)]
     if labels:

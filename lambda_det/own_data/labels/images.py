@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lambda_det.detection.data.image_folder import SUFFIXES, ImageFolder, normal
 from lambda_det.errors import DataError, listed, printable
-
-__all__ = ["MissingImage", "NamedImages"]
+from lambda_det.files import read_text
 
 
 class MissingImage(DataError):
     """The image of a file of labels is missing."""
+
+
+def lines_of_list(list_file: Path) -> Iterator[tuple[str, str]]:
+    """The place and the text of each line of a list of images, without comments."""
+    for number, line in enumerate(map(str.strip, read_text(list_file).splitlines()), 1):
+        if line and not line.startswith("#"):
+            yield f"{list_file}, line {number}", line
 
 
 class NamedImages(ImageFolder):

@@ -123,20 +123,16 @@ def _object(
     if form in _OUTLINES:
         return polygon(label, points)
     if form == "mask":  # a PNG of a part of the image, which begins at the first point
-        pixels = _decoded(shape["mask"]) if shape.get("mask") else None
-        if pixels is not None:
+        if shape.get("mask"):
             if size is None:
                 raise ValueError("a mask needs imageWidth and imageHeight")
+            pixels = np.array(Image.open(io.BytesIO(base64.b64decode(shape["mask"]))))
             corner = points[0].round().astype(int).tolist()
-            if thing := of_mask(label, np.array(pixels) > 0, corner, size):
+            if thing := of_mask(label, pixels > 0, corner, size):
                 return thing
         findings.add(EMPTY_MASK, where)
         return LabelledObject(label, around(points))
     return None
-
-
-def _decoded(text: str) -> Image.Image:
-    return Image.open(io.BytesIO(base64.b64decode(text)))
 
 
 def _joined(objects: list[LabelledObject]) -> LabelledObject:

@@ -19,20 +19,6 @@ from lambda_det.detection.data.records import upright, upright_size
 from lambda_det.detection.data.truth import area_of, rectangle, turned_rectangle
 from lambda_det.errors import DataError, refused
 
-__all__ = [
-    "LabelledImage",
-    "LabelledObject",
-    "area",
-    "around",
-    "ellipse",
-    "of_mask",
-    "polygon",
-    "reading",
-    "size_of",
-    "small_grey",
-    "turned_box",
-]
-
 _CIRCLE = 32  # number of corners of a polygon in place of a circle
 
 

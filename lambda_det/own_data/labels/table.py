@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     Reader = Callable[[Path, NamedImages, Findings], Iterator[LabelledImage]]
 
-__all__ = ["COCO", "FORMATS", "LabelFormat"]
-
 COCO = "COCO"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,8 +11,6 @@ from xml.parsers import expat
 
 from lambda_det.files import read_text
 from lambda_det.own_data.labels.objects import reading
-
-__all__ = ["line_of", "read_xml", "root_name", "stated_size"]
 
 _LINE = " line"  # no attribute has a space in its name
 
@@ -22,9 +21,7 @@ def read_xml(file: Path) -> ElementTree.Element:
     Raises:
         DataError: it cannot be read.
     """
-    with reading(file):
-        content, encoding = _in_known_encoding(file.read_bytes())
-    builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate(encoding)
+    builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate()
     parser.buffer_text = True
     parser.StartElementHandler = lambda tag, values: builder.start(
         tag, {**values, _LINE: str(parser.CurrentLineNumber)}
@@ -32,28 +29,24 @@ def read_xml(file: Path) -> ElementTree.Element:
     parser.EndElementHandler, parser.CharacterDataHandler = builder.end, builder.data
     with reading(file):
         try:
-            parser.Parse(content, True)
+            parser.Parse(_in_utf_8(file.read_bytes()), True)
         except expat.ExpatError:
             read_text(file)  # the file names another encoding, which is the cause then
             raise
         return builder.close()
 
 
-def _in_known_encoding(content: bytes) -> tuple[bytes, str | None]:
-    """The content in a form that expat can parse, and its encoding where the content names another.
-
-    Expat itself has few encodings, and Unicode's are its only ones of more than one byte.
+def _in_utf_8(content: bytes) -> bytes:
+    """The content as expat can parse it, which has few encodings, and wants a declaration at the
+    beginning: in UTF-8 without one. Blank lines stay, because messages count lines.
     """
-    encoding = None
     if declared := _DECLARED.match(content):
         with contextlib.suppress(LookupError, UnicodeDecodeError):
-            content, encoding = content.decode(declared[1].decode()).encode(), "utf-8"
-    # blank lines stay because messages count lines; a declaration must be at the beginning of a
-    # file
-    return _BEHIND_BLANKS.sub(rb"\1", content), encoding
+            content = content.decode(declared[1].decode()).encode()
+    return _DECLARATION.sub(rb"\1", content)
 
 
-_BEHIND_BLANKS = re.compile(rb"\A(\s+)<\?xml[^>]*\?>")
+_DECLARATION = re.compile(rb"\A(\s*)<\?xml[^>]*\?>")
 _DECLARED = re.compile(rb"""\s*<\?xml[^>]*?encoding\s*=\s*["']([\w.-]+)["']""")
 
 
@@ -72,18 +65,8 @@ def stated_size(width: str | None, height: str | None) -> tuple[int, int] | None
 
 def root_name(content: bytes) -> str | None:
     """The name of the root element, also if the file is broken behind it; None for none."""
-    names: list[str] = []
-    content, encoding = _in_known_encoding(content)
-    parser = expat.ParserCreate(encoding)
-    parser.StartElementHandler = lambda name, values: names.append(name)
-    with contextlib.suppress(expat.ExpatError, LookupError, ValueError):
-        for start in range(0, len(content), _PIECE):
-            parser.Parse(content[start : start + _PIECE])
-            if names:
-                break
-        else:  # Expat from 2.6 on puts a token off that is longer than a piece
-            parser.Parse(b"", True)
-    return names[0] if names else None
-
-
-_PIECE = 2**16  # bytes that are parsed at once
+    events = ElementTree.iterparse(io.BytesIO(_in_utf_8(content)), ("start",))
+    with contextlib.suppress(ElementTree.ParseError, LookupError, ValueError):
+        for _, root in events:
+            return root.tag
+    return None

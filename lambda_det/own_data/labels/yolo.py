@@ -17,7 +17,6 @@ from lambda_det.detection.data.report import CLASS
 from lambda_det.errors import DataError, listed
 from lambda_det.files import decoded, read_text
 from lambda_det.own_data.labels.findings import (
-    COUNT,
     EMPTY_FILE,
     FAR,
     NO_FILE,
@@ -38,19 +37,10 @@ from lambda_det.own_data.labels.objects import (
 )
 from lambda_det.own_data.part_names import named_part
 
-__all__ = [
-    "is_list_of_names",
-    "looks_like_labels",
-    "read_yolo",
-    "yolo_content",
-    "yolo_names",
-]
-
 Listing = Callable[[Path], dict[str, Path]]  # see _text_files
 _LISTS = ("classes.txt", ".names")  # ends of the names of lists of classes
 _SLACK = 0.01  # of an image, by which points may lie outside of their box
 _OF_POSES = 0.9  # least share of the lines whose points are in their box
-_LARGEST_SHARE = 2  # of the image, as a slip outside of it
 _HEAD = 1000  # bytes of a file that show its kind
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
@@ -58,10 +48,10 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 def read_yolo(file: Path, images: NamedImages, findings: Findings) -> Iterator[LabelledImage]:
     """Read the labels of all images; an image without a label file has no object."""
     names, has_points = yolo_names(file), "kpt_shape" in yolo_content(file)
-    _count_names(file, names, findings)
+    _find_equal_names(file, names, findings)
     listing, home = functools.cache(_text_files), file.parent
     label_files = {
-        image: _label_file(image, home / image.relative_to(images.folder), listing)
+        image: next(_label_files(image, home / image.relative_to(images.folder), listing), None)
         for image in images.paths
     }
     if not any(label_files.values()):
@@ -170,22 +160,18 @@ def yolo_names(file: Path) -> dict[int, str]:
             raise ValueError("two have the same number")
     for number, name in numbered.items():
         if not name or not isinstance(name, str):
-            kind = f"a {type(name).__name__}" if name else "nothing"
-            raise DataError(f"{file}: the name of class {number} is {kind}; write a text there.")
+            raise DataError(f"{file}: the name of class {number} is no text; write one there.")
     return numbered
 
 
-def _count_names(file: Path, names: dict[int, str], findings: Findings) -> None:
-    """Add the doubts about the names of the classes."""
+def _find_equal_names(file: Path, names: dict[int, str], findings: Findings) -> None:
+    """Add the classes that have one name, and become one."""
     numbers: dict[str, list[int]] = {}
     for number, name in names.items():
         numbers.setdefault(name, []).append(number)
     for name, same in numbers.items():
         if len(same) > 1:
             findings.add(CLASS, f"{file}: {name!r} is the name of {listed(same)}, which become one")
-    count = yolo_content(file).get("nc", "")
-    if str(count).isdecimal() and int(count) != len(names):
-        findings.add(COUNT, f"{file}: nc is {count}, and there are {len(names)} names")
 
 
 def _compare_names(
@@ -234,18 +220,13 @@ def _far_labels(images: NamedImages, home: Path, findings: Findings) -> dict[Pat
     return found
 
 
-def _label_file(image: Path, beside_names: Path, listing: Listing) -> Path | None:
-    for place in _places(image, beside_names):
-        if labels := listing(place.parent).get(normal(place.stem)):
-            return labels
-    return None
-
-
-def _places(image: Path, beside_names: Path) -> tuple[Path, Path, Path]:
-    """The places of a label file: labels/ where the path of an image has images/, beside it, or
-    beside the names.
+def _label_files(image: Path, beside_names: Path, listing: Listing) -> Iterator[Path]:
+    """The label files of an image: in labels/ where its path has images/, beside it, and beside the
+    names.
     """
-    return _among_labels(image), image.absolute(), beside_names.absolute()
+    for place in (_among_labels(image), image.absolute(), beside_names.absolute()):
+        if labels := listing(place.parent).get(normal(place.stem)):
+            yield labels
 
 
 def _among_labels(path: Path) -> Path:
@@ -274,8 +255,7 @@ def _unused(folder: Path, home: Path, used: set[Path | None], listing: Listing) 
         below += walk(among)
     for path in below:
         if path.suffix.lower() in SUFFIXES:
-            places = _places(path, home / path.relative_to(folder))
-            used |= {listing(place.parent).get(normal(place.stem)) for place in places}
+            used.update(_label_files(path, home / path.relative_to(folder), listing))
     for path in below:
         is_label = path.suffix.lower() == ".txt" and path.absolute() not in used
         if is_label and looks_like_labels(path):
@@ -305,8 +285,6 @@ def _object(
         number, numbers = float(words[0]), np.array(words[1:], float)
         if not np.isfinite(numbers).all():
             raise ValueError("its numbers are not finite")
-    if numbers.max(initial=0) > _LARGEST_SHARE:
-        where = f"{where} (its numbers look like pixels instead of shares of the image)"
     if number not in names:
         raise DataError(f"{where}: class {words[0]} is not among the {len(names)} names.")
     name = names[int(number)]
