@@ -68,15 +68,12 @@ def draw_predictions(
         for index, score in zip(classes, instances.scores.tolist(), strict=True)
     ]
     labels = labels if with_labels else None
-    masks = instances.pred_masks if instances.has("pred_masks") else None
+    masks = None
+    if instances.has("pred_masks"):
+        runs = RunMasks.of(instances.pred_masks)
+        masks = [runs.polygons(number) for number in range(len(runs))]
     keypoints = instances.pred_keypoints.numpy() if instances.has("pred_keypoints") else None
     boxes = instances.pred_boxes.tensor.numpy()
-    if scale < 1 and masks is not None:
-        masks = RunMasks.of(masks)
-    if isinstance(masks, RunMasks):
-        masks = [masks.polygons(number) for number in range(len(masks))]
-    elif masks is not None:
-        masks = list(masks.numpy())
     if scale < 1:
         # matplotlib would first draw the whole image, in some 8 GB for one of 100 megapixels
         # rounded as Detectron2 does, so that two drawings of an image have one size
@@ -185,12 +182,12 @@ def fullest_crop(
         margin: the least size of the crop, as a multiple of the longer side of the box.
     """
     height, width = size
-    whole = np.array([[0, 0, width, height]], float)
+    if not len(boxes):
+        boxes = np.array([[0, 0, width, height]])
     middles = (boxes[:, :2] + boxes[:, 2:]) / 2
     best, most = None, -1
-    for x0, y0, x1, y1 in boxes if len(boxes) else whole:
-        longer = margin * max(x1 - x0, y1 - y0) if len(boxes) else 0
-        own = np.minimum(max(side, int(longer)), [width, height])
+    for x0, y0, x1, y1 in boxes:
+        own = np.minimum(max(side, int(margin * max(x1 - x0, y1 - y0))), [width, height])
         start = np.array([(x0 + x1) / 2, (y0 + y1) / 2]) - own / 2
         start = np.clip(start, 0, [width, height] - own).astype(int)
         shown = ((middles >= start) & (middles <= start + own)).all(1).sum()

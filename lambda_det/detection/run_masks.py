@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lambda_det.detection.data.label_files import polygons
-from lambda_det.detection.data.truth import runs_of
 from lambda_det.detection.merging import area, runs
 
 
@@ -37,23 +36,6 @@ class RunMasks:
             return masks
         return cls([runs(mask, 0, 0) for mask in masks.numpy()], tuple(masks.shape[1:]))
 
-    @classmethod
-    def of_coco(cls, masks: Sequence[Mapping[str, Any]], image_size: tuple[int, int]) -> RunMasks:
-        """Masks of COCO's run lengths, without their pixels."""
-        height, made = image_size[0], []
-        for mask in masks:
-            ends = np.cumsum(runs_of(mask["counts"]), dtype=np.int64)
-            begins, ends = ends[: len(ends) // 2 * 2].reshape(-1, 2).T
-            # COCO's runs go on from the end of a column to the next one
-            first = begins // height
-            crossed = (ends - 1) // height - first + 1
-            place = np.arange(crossed.sum()) - np.repeat(crossed.cumsum() - crossed, crossed)
-            column = np.repeat(first, crossed) + place
-            rows = [np.repeat(edge, crossed) - column * height for edge in (begins, ends)]
-            runs = np.stack([column, *(row.clip(0, height) for row in rows)], 1)
-            made.append(runs[runs[:, 2] > runs[:, 1]])
-        return cls(made, image_size)
-
     def __len__(self) -> int:
         return len(self._masks)
 
@@ -67,10 +49,7 @@ class RunMasks:
             numbers = np.arange(len(self))
             chosen = numbers[index if isinstance(index, slice) else np.asarray(index)]
             return RunMasks([self._masks[number] for number in chosen], self.image_size)
-        pixels = np.zeros(self.image_size, bool)
-        for x, y0, y1 in self._masks[index].tolist():
-            pixels[y0:y1, x] = True
-        return torch.from_numpy(pixels)
+        return torch.from_numpy(_pixels(self._masks[index], self.image_size))
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[number] for number in range(len(self)))
@@ -82,13 +61,9 @@ class RunMasks:
     def numpy(self) -> np.ndarray:
         """All masks [N, H, W], bool."""
         pixels = np.zeros(self.shape, bool)
-        for number, mask in enumerate(self._masks):
-            for x, y0, y1 in mask.tolist():
-                pixels[number, y0:y1, x] = True
+        for number, mask in enumerate(self):
+            pixels[number] = mask
         return pixels
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self.numpy().astype(dtype or bool, copy=False)
 
     def cropped(self, number: int) -> tuple[np.ndarray, tuple[int, int]]:
         """The pixels of a mask within its outline, bool [h, w], and its first column and row."""
@@ -96,9 +71,7 @@ class RunMasks:
         if not len(mask):
             return np.zeros((1, 1), bool), (0, 0)
         (x0, y0), (x1, y1) = mask[:, :2].min(0), mask[:, [0, 2]].max(0)
-        pixels = np.zeros((y1 - y0, x1 + 1 - x0), bool)
-        for x, begin, end in (mask - [x0, y0, y0]).tolist():
-            pixels[begin:end, x] = True
+        pixels = _pixels(mask - [x0, y0, y0], (y1 - y0, x1 + 1 - x0))
         return pixels, (int(x0), int(y0))
 
     def polygons(self, number: int, *, for_hands: bool = False) -> list[list[float]]:
@@ -126,3 +99,11 @@ class RunMasks:
         plain = {"size": [height, width], "counts": counts}
         made = pycocotools.mask.frPyObjects(plain, height, width)
         return {"size": [height, width], "counts": made["counts"].decode()}
+
+
+def _pixels(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """The pixels [H, W], bool, of runs."""
+    pixels = np.zeros(size, bool)
+    for x, y0, y1 in mask.tolist():
+        pixels[y0:y1, x] = True
+    return pixels

@@ -13,13 +13,11 @@ import torchvision
 from detectron2.modeling.meta_arch.fcos import FCOS, FCOSHead
 from detectron2.modeling.proposal_generator import rpn
 from detectron2.structures import Boxes, ImageList, pairwise_iou
-from PIL import Image
 
 from lambda_det.detection import load_config
 from lambda_det.detection.data.records import as_input
 from lambda_det.detection.model import build_model
 from lambda_det.detection.prediction import Predictor
-from lambda_det.detection.prediction.command_line import main as predict
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export import detector_network, export_network, onnx_file
 from lambda_det.export.detections import (
@@ -331,19 +329,6 @@ def test_predictor_reads_a_file_alone_and_fills_its_batches(batch, fixed, tmp_pa
         assert np.allclose(prediction.boxes, [0, 0, width, height], rtol=1e-3)
     predictor = Predictor(path, score_threshold=0.5, batch_size=3)  # above 99 / 255
     assert [len(prediction) for prediction in predictor(images)] == [1, 0, 0]
-
-
-def test_a_lower_threshold_is_advised_down_to_that_of_the_export(tmp_path, capsys):
-    path = save(tmp_path / "d.onnx", about_file(batch=0, fixed=None, score_threshold=0.25))
-    Image.new("RGB", (60, 48)).save(tmp_path / "black.png")
-    words = [path, "--input", tmp_path / "black.png", "--output", tmp_path / "out", "--overwrite"]
-    printed = {}
-    for threshold in (0.5, 0.25, 0):
-        assert predict([*map(str, words), "--score-threshold", str(threshold)]) == 0
-        printed[threshold] = capsys.readouterr().out
-        assert "0 instances on 1 image" in printed[threshold]
-    advised = {threshold for threshold, text in printed.items() if "--score-threshold" in text}
-    assert advised == {0.5} and "0.25" in printed[0.5]
 
 
 def test_images_are_made_to_fit(tmp_path):

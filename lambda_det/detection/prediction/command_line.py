@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lambda_det.detection.command_line import add_checkpoint_flags
 from lambda_det.detection.data.written_formats import WRITTEN
@@ -23,10 +20,6 @@ from lambda_det.errors import (
     printable,
 )
 from lambda_det.files import refuse_existing, refuse_missing
-
-if TYPE_CHECKING:
-    from lambda_det.detection.prediction import Predictor
-    from lambda_det.detection.prediction.files import Collector
 
 logger = logging.getLogger(__name__)
 
@@ -117,19 +110,14 @@ def run(args: argparse.Namespace) -> None:
     from lambda_det.detection.saved_run import open_run
 
     source = local_path(args.source)
-    if is_exported(source):
-        given = [*args.opts, *(["--raw"] if args.raw else [])]
-        if given:
-            raise ConfigError(f"{source} is exported; leave {given[0]} out.")
-    else:
+    if not is_exported(source):
         source = open_run(source, args.checkpoint, raw=args.raw, opts=args.opts)
+    elif args.raw or args.opts:
+        raise ConfigError(f"{source} is exported; leave {' '.join(args.opts) or '--raw'} out.")
     images = plan_files(args.input, args.output, args.overwrite)
     labels = Path(args.output, "labels.json" if args.format == "coco" else "labels")
     made = [args.csv, counts_file(args.csv)] if args.csv else []
-    files = [os.path.abspath(file) for file in (args.json, *made) if file]
-    if len(set(files)) < len(files):
-        raise ConfigError("--json and --csv write to one file; name another one.")
-    for file in files:
+    for file in filter(None, (args.json, *made)):
         refuse_existing(file, args.overwrite)
     if args.format:
         refuse_existing(labels, args.overwrite, folder=args.format != "coco")
@@ -143,51 +131,35 @@ def run(args: argparse.Namespace) -> None:
         agnostic_nms=args.agnostic_nms,
     )
     print(f"Weights: {printable(str(predictor.origin))}")
-    print(f"Score threshold: {_threshold_in_words(predictor, args.score_threshold)}")
-    if args.score_threshold is None and predictor.score_threshold < _WEAK:
+    threshold, best = predictor.score_threshold, predictor.best_score
+    known = "none is known" if best is None else f"it is {best:.3g}"
+    print(f"Score threshold: {threshold:.3g}; with the best F1 at its evaluation {known}")
+    if args.score_threshold is None and threshold < _WEAK:
         logger.warning(
-            f"The best score threshold is only {predictor.score_threshold:.3g}, so this detector "
-            "is weak or young and many predictions are wrong; --score-threshold shows fewer."
+            f"The best score threshold is only {threshold:.3g}, so this detector is weak or young "
+            "and many predictions are wrong; --score-threshold shows fewer."
         )
     names = predictor.class_names
-    writers: list[tuple[Collector, Callable[[], None]]] = []
+    collectors: dict[Annotations | Tables, tuple[Any, ...]] = {}  # and where to save them
     if args.json:
-        exact = Annotations(names)
-        writers.append((exact, partial(exact.save, Path(args.json))))
+        collectors[Annotations(names)] = (Path(args.json),)
     if args.format:
-        editable = Annotations(names, for_hands=True)
-        writers.append((editable, partial(editable.save, labels, args.format)))
+        collectors[Annotations(names, for_hands=True)] = (labels, args.format)
     if args.csv:
-        tables = Tables(names)
-        writers.append((tables, partial(tables.save, Path(args.csv))))
-    collectors = [collector for collector, _ in writers]
-    result = predict(predictor, images, collectors, with_labels=not args.no_labels)
-    for _, save in writers:
-        save()
+        collectors[Tables(names)] = (Path(args.csv),)
+    result = predict(predictor, images, [*collectors], with_labels=not args.no_labels)
+    for collector, place in collectors.items():
+        collector.save(*place)
     instances = counted(result.instances, "instance")
     print(f"{instances} on {counted(len(result.written), 'image')} in {printable(args.output)}")
-    least, threshold = predictor.least_score, predictor.score_threshold
-    if result.written and not result.instances and threshold > least:
-        limit = f" down to {least:g}, the threshold of the export" if least else ""
+    if not result.instances:
         print(
-            f"No instance has a score of {threshold:.3g} or more. A lower "
-            f"--score-threshold shows weaker ones{limit}; the page of lambda-det report has the "
-            "best score of each class."
+            f"No instance has a score of {threshold:.3g} or more. A lower --score-threshold shows "
+            "weaker ones, of an exported detector down to the threshold of its export; the page of "
+            "lambda-det report has the best score of each class."
         )
     if result.unreadable:
         print(f"{len(result.unreadable)} could not be read; see above", file=sys.stderr)
-
-
-def _threshold_in_words(predictor: Predictor, given: float | None) -> str:
-    """The lowest score that is drawn, and where it comes from."""
-    value = f"{predictor.score_threshold:.3g}"
-    if predictor.least_score > predictor.score_threshold:
-        value += f" (the export leaves out what is below {predictor.least_score:.3g})"
-    if given is not None:
-        return f"{value}, as given"
-    if predictor.best_score is None:
-        return f"{value}, because no evaluation of these weights has recorded a best one"
-    return f"{value}, which has the best F1 at the evaluation of these weights"
 
 
 def main(argv: list[str] | None = None) -> int:

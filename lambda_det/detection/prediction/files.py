@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import cv2
 import numpy as np
@@ -20,14 +19,16 @@ from tqdm import tqdm
 
 from lambda_det.detection.data.image_folder import walk
 from lambda_det.detection.drawing import draw_predictions
+from lambda_det.detection.prediction.annotations import Annotations
 from lambda_det.detection.prediction.predictor import (
     Prediction,
     Predictor,
     counts_in_words,
     read_bgr,
 )
-from lambda_det.errors import ConfigError, DataError, counted, listed, printable
-from lambda_det.files import SUFFIXES, UNREAD_SUFFIXES, writing_to
+from lambda_det.detection.prediction.tables import Tables
+from lambda_det.errors import ConfigError, DataError, listed, printable
+from lambda_det.files import SUFFIXES, refuse_existing, writing_to
 
 logger = logging.getLogger(__name__)
 
@@ -73,27 +74,20 @@ def plan_files(inputs: Iterable[str | Path], output: str | Path, overwrite: bool
     """
     output = Path(output)
     images: dict[str, Input] = {}
-    again = 0
     for given in map(str, inputs):
         folder, files = _files_of(given, output)
         for file in files:
             name = file.relative_to(folder)
             # Links are not followed: files of two names may share their content on purpose
             place = os.path.abspath(file)
-            again += place in images
             images.setdefault(place, Input(file, _target(output, name), name.as_posix()))
-    if again:
-        logger.warning(f"{counted(again, 'file')} named more than once: each is taken once")
-    _check_targets([*images.values()], overwrite)
-    return [*images.values()]
+    planned = [*images.values()]
+    _check_targets(planned, overwrite)
+    return planned
 
 
 def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
-    """The folder from which the names of an input's files start, and the files.
-
-    Raises:
-        DataError: there are none.
-    """
+    """The folder from which the names of an input's files start, and the files."""
     path, is_folder = Path(given), Path(given).is_dir()
     if path.exists() and not is_folder:
         return path.parent, [path]
@@ -106,24 +100,18 @@ def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
         files = [file for file in files if made not in file.resolve().parents]
     if is_folder:
         there, files = files, list(filter(_is_image, files))
-        kinds = Counter(path.suffix.lower() or "without an ending" for path in there)
-        kinds -= Counter(path.suffix.lower() or "without an ending" for path in files)
-        others = listed((f"{count} {kind}" for kind, count in kinds.most_common()), 5)
-        if unread := kinds.keys() & set(UNREAD_SUFFIXES):
-            others += f"; write images of {listed(sorted(unread))} as JPEG or PNG"
-        if not files:
-            raise DataError(
-                f"The folder {path} holds no image ({' '.join(SUFFIXES)}), but {others}; give "
-                "another one."
+        others = {path.suffix.lower() or path.name for path in set(there).difference(files)}
+        if others:
+            logger.warning(
+                f"{path}: files of {listed(sorted(others), 5)} are not read as images; write "
+                "images among them as JPEG or PNG."
             )
-        if kinds:
-            logger.warning(f"{path}: files that are not read as images are passed over: {others}")
-    if files:
-        return folder, files
-    hint = "correct the path"
-    if "." in path.name and path.name.isupper():
-        hint = "KEY VALUE pairs must follow another option, such as --output DIR"
-    raise DataError(f"There is no file or folder {given}; {hint}.")
+    if not files:
+        raise DataError(
+            f"There is no image or video at {given}; correct the path, and give KEY VALUE pairs "
+            "behind another option, such as --output DIR."
+        )
+    return folder, files
 
 
 def _is_image(path: Path) -> bool:
@@ -159,12 +147,7 @@ def _check_targets(images: Sequence[Input], overwrite: bool) -> None:
             raise ConfigError(
                 f"{image.target} is an input and would be overwritten; give another output folder."
             )
-    existing = [target for target in sources if target.exists()]
-    if existing and not overwrite:
-        raise ConfigError(
-            f"{existing[0]} exists already, as do {len(existing)} of the images in all; add "
-            "--overwrite to replace them, or give another output folder."
-        )
+        refuse_existing(image.target, overwrite)
 
 
 @dataclass
@@ -176,16 +159,10 @@ class Outcome:
     instances: int = 0
 
 
-class Collector(Protocol):
-    """What gets the prediction of each image or frame, such as annotations and tables."""
-
-    def add(self, file_name: str, prediction: Prediction, source: Path | None = None) -> None: ...
-
-
 def predict(
     predictor: Predictor,
     images: Sequence[Input],
-    collectors: Sequence[Collector] = (),
+    collectors: Sequence[Annotations | Tables] = (),
     *,
     with_labels: bool = True,
 ) -> Outcome:
@@ -205,8 +182,7 @@ def predict(
         ConfigError: an image cannot be written.
     """
     result = Outcome()
-    is_short = len(images) == 1 and predictor.tiling is None
-    with tqdm(images, unit="file", disable=is_short) as progress:
+    with tqdm(images, unit="file") as progress:
         # an image of many tiles takes minutes
         predictor.on_tiles = lambda done, tiles: progress.set_postfix_str(f"tile {done} of {tiles}")
         for image in progress:
@@ -237,34 +213,25 @@ def predict(
 
 
 def _draw_image(predictor: Predictor, picture: Input, with_labels: bool) -> Prediction:
-    image = read_bgr(picture.source)
-    prediction = predictor(image)
-    names, instances = predictor.class_names, prediction.instances
-    drawn = draw_predictions(image, instances, names, with_labels=with_labels)
-    # Not cv2.imwrite, which does not say why a file cannot be written
-    is_encoded, content = cv2.imencode(picture.target.suffix, drawn)
+    prediction = predictor(read_bgr(picture.source))
+    drawn = prediction.plot(with_labels=with_labels)
     with _written(picture.target) as temporary:
-        if not is_encoded:
-            raise OSError(f"its format does not hold {drawn.shape[1]}x{drawn.shape[0]} pixels")
-        temporary.write_bytes(content)
+        # files of the size and in the time of OpenCV, which does not say why one cannot be written
+        drawn.save(temporary, quality=95, compress_level=1)
     return prediction
 
 
 def _draw_video(
-    predictor: Predictor, image: Input, collectors: Sequence[Collector], with_labels: bool
+    predictor: Predictor,
+    image: Input,
+    collectors: Sequence[Annotations | Tables],
+    with_labels: bool,
 ) -> tuple[Counter[str], int]:
     """Draw all frames in the size and rate of the video; an odd side gets one pixel more.
 
     Returns:
         The number of instances of each class in all frames, and the number of frames.
     """
-    for path in map(str, (image.source, image.target)):
-        if path.encode("utf-8", "replace").decode() != path:
-            # OpenCV ends the process at such a name
-            raise DataError(
-                f"The video {printable(path)} has a name that is no Unicode, which OpenCV cannot "
-                "read or write; rename the file or its folder."
-            )
     capture = cv2.VideoCapture(str(image.source))
     first = capture.read()[1]
     if first is None:

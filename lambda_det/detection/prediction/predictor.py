@@ -7,10 +7,9 @@ import io
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from numbers import Integral, Real
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -119,10 +118,8 @@ class Prediction:
         """[N] float64: the pixels of each mask; of each box for a detector without masks."""
         if not self.instances.has("pred_masks"):
             return self.instances.pred_boxes.area().double().numpy()
-        masks = self.instances.pred_masks
-        if isinstance(masks, RunMasks):
-            return np.array([masks.area(number) for number in range(len(masks))], np.float64)
-        return masks.flatten(1).sum(1).double().numpy()
+        masks = RunMasks.of(self.instances.pred_masks)
+        return np.array([masks.area(number) for number in range(len(masks))], np.float64)
 
     @property
     def masks(self) -> np.ndarray | None:
@@ -233,14 +230,12 @@ class Predictor:
     Attributes:
         origin: the file of the weights, which of the file's weights, and the number of steps.
         class_names: of the predicted classes by index; None if they are not known.
-        least_score: below which an exported detector leaves out instances; 0 for others.
         best_score: with the best F1 at the evaluation of these weights; None if it is unknown.
         score_threshold: the lowest score of the instances that are returned.
         tiling: how images are cut into tiles; None for a detector of whole images.
         on_tiles: called with the number of computed tiles, and that of all tiles of an image.
     """
 
-    least_score = 0.0
     best_score: float | None = None
     on_tiles: Callable[[int, int], None] | None = None
 
@@ -267,8 +262,7 @@ class Predictor:
             raw: the trained weights, also where a checkpoint has averaged ones.
             score_threshold: lowest score of the instances to return, from 0 to 1; None for
                 ``best_score``, as ``lambda-det predict`` takes it, or 0.5 where it is unknown. An
-                exported detector leaves out
-                instances below the threshold of its export.
+                exported detector leaves out instances below the threshold of its export.
             device: such as "cpu" or "cuda"; None as in the configuration. An exported
                 detector is computed on the CPU.
             precision: "float32" or "bfloat16"; None as in the configuration.
@@ -285,40 +279,26 @@ class Predictor:
             WeightsError: there are no weights, they do not fit the model, or nothing says to which
                 detector they belong.
         """
-        if score_threshold is not None and not (
-            isinstance(score_threshold, Real) and 0 <= score_threshold <= 1
-        ):
-            raise ConfigError(f"The score threshold is {score_threshold!r}; give one from 0 to 1.")
-        if not isinstance(batch_size, Integral) or batch_size < 1:
-            raise ConfigError(f"The batch size is {batch_size!r}; give at least 1.")
+        if score_threshold is not None and not 0 <= score_threshold <= 1:
+            raise ConfigError(f"The score threshold is {score_threshold}; give one from 0 to 1.")
+        if batch_size < 1:
+            raise ConfigError(f"The batch size is {batch_size}; give at least 1.")
         self._given_threshold, self._batch_size = score_threshold, batch_size
         self._agnostic_nms = agnostic_nms
-        if isinstance(source, str | os.PathLike):
-            source = expanded(source)
-        with _own_precision(), naming_arguments():
-            self._open_source(source, checkpoint, raw, device, precision)
-
-    def _open_source(
-        self,
-        source: str | os.PathLike | CfgNode | DictConfig | SavedRun,
-        checkpoint: str,
-        raw: bool,
-        device: str | None,
-        precision: str | None,
-    ) -> None:
-        if isinstance(source, SavedRun):
+        with naming_arguments():
+            if isinstance(source, str | os.PathLike):
+                source = local_path(expanded(source))
+                if is_exported(source):
+                    if raw or precision:
+                        raise ConfigError(
+                            f"{source} is exported, with its weights and precision; leave raw and "
+                            "precision out."
+                        )
+                    self._open_exported(Path(source), device)
+                    return
+            if not isinstance(source, SavedRun):
+                source = open_run(source, checkpoint, raw=raw)
             self._open(source, device, precision)
-            return
-        if not isinstance(source, CfgNode | DictConfig):
-            source = local_path(source)
-            if is_exported(source):
-                if given := precision or ("raw" if raw else None):
-                    raise ConfigError(
-                        f"{source} is exported, with its weights and precision; leave {given} out."
-                    )
-                self._open_exported(Path(source), device)
-                return
-        self._open(open_run(source, checkpoint, raw=raw), device, precision)
 
     def _open(self, run: SavedRun, device: str | None, precision: str | None) -> None:
         detector = run.components.detector
@@ -343,13 +323,13 @@ class Predictor:
         self._channels = _order(pixels.format if pixels else "BGR")
         self._augmentations = run.components.make_test_augmentations()
         self._detect: Detect = _by_size(model)
+        self._device_type = next(model.parameters()).device.type
 
     def _open_exported(self, path: Path, device: str | None) -> None:
         keep_memory()
         detector = resolve_name(OPENERS[path.suffix])(path, device)
         self.origin = Origin(*(detector.about.get(key) for key in ("weights", "step", "averaged")))
         self.class_names = detector.about.get("classes")
-        self.least_score = detector.about.get("score_threshold") or 0.0
         self.best_score = usable_score(detector.about.get("best_score"))
         if "min_size_test" not in detector.about:
             logger.warning(
@@ -359,7 +339,7 @@ class Predictor:
         self._channels, self._augmentations = detector.channels, detector.resize
         self.tiling: Tiling | None = detector.tiling
         self._batch_size = max(self._batch_size, detector.batch)
-        self._detect = detector
+        self._detect, self._device_type = detector, "cpu"
 
     @property
     def score_threshold(self) -> float:
@@ -385,7 +365,8 @@ class Predictor:
         """
         _order(channels)
         is_array = isinstance(images, np.ndarray)
-        if (images.ndim != 4) if is_array else not _is_sequence(images):
+        is_path = isinstance(images, str | os.PathLike)
+        if images.ndim != 4 if is_array else is_path or not isinstance(images, Iterable):
             (found,) = self._predict([images], channels)
             return replace(found, image=_bgr(images, channels) if is_array else images)
         found, rest = [], iter(images)
@@ -394,7 +375,8 @@ class Predictor:
         return found
 
     def _predict(self, images: Sequence[ImageLike], channels: str) -> list[Prediction]:
-        with torch.no_grad(), _own_precision():
+        # the detector's own precision, whatever the caller's
+        with torch.no_grad(), torch.autocast(self._device_type, enabled=False):
             if self.tiling is None:
                 pixels = [self._read(image, channels) for image in images]
                 found = self._detected(pixels)
@@ -403,10 +385,9 @@ class Predictor:
         kept = [instances[instances.scores >= self.score_threshold] for instances in found]
         if self._agnostic_nms:
             kept = [_one_class_per_place(instances) for instances in kept]
-        files = [None if isinstance(image, np.ndarray) else image for image in images]
         return [
-            Prediction(instances, self.class_names, file)
-            for instances, file in zip(kept, files, strict=True)
+            Prediction(found, self.class_names, None if isinstance(image, np.ndarray) else image)
+            for found, image in zip(kept, images, strict=True)
         ]
 
     def _detected(self, pixels: Sequence[np.ndarray]) -> list[Instances]:
@@ -430,32 +411,13 @@ class Predictor:
         """The pixels [H, W, 3] of an image, in the order of the detector."""
         if isinstance(image, (str, os.PathLike)):
             image, channels = read_bgr(image), "BGR"
-        if not (
-            isinstance(image, np.ndarray)
-            and image.ndim == 3
-            and image.shape[2] == 3
-            and image.size
-            and image.dtype == np.uint8
-        ):
-            what = f"of the type {type(image).__name__}"
-            if isinstance(image, np.ndarray):
-                what = f"an array {image.shape} of {image.dtype}"
-            raise ConfigError(f"An image is {what}; give a path or an array [H, W, 3] of uint8.")
+        shape, kind = getattr(image, "shape", ()), getattr(image, "dtype", None)
+        if kind != np.uint8 or shape[2:] != (3,) or 0 in shape:
+            raise ConfigError(
+                f"An image is a {type(image).__name__} {shape} of {kind}; give a path or an array "
+                "[H, W, 3] of uint8."
+            )
         return image if channels == self._channels else image[:, :, ::-1]
-
-
-@contextlib.contextmanager
-def _own_precision() -> Iterator[None]:
-    """Compute as the detector says, whatever the caller's autocast or default type of tensors."""
-    default = torch.get_default_dtype()
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    with contextlib.ExitStack() as stack:
-        for device in devices:
-            stack.enter_context(torch.autocast(device, enabled=False))
-        if default != torch.float32:
-            stack.callback(torch.set_default_dtype, default)
-            torch.set_default_dtype(torch.float32)
-        yield
 
 
 def _one_class_per_place(instances: Instances) -> Instances:
@@ -482,12 +444,6 @@ def _by_size(model: Detect) -> Detect:
 
 def _bgr(pixels: np.ndarray, channels: str) -> np.ndarray:
     return pixels if channels == "BGR" else pixels[:, :, ::-1]
-
-
-def _is_sequence(images: Any) -> bool:
-    """Whether several images are meant: what holds bytes, lines or numbers is one, and refused."""
-    one = (str, os.PathLike, bytes, bytearray, memoryview, io.IOBase, torch.Tensor)
-    return isinstance(images, Iterable) and not isinstance(images, one)
 
 
 def _order(channels: str) -> str:

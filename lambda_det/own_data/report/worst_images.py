@@ -21,6 +21,7 @@ from lambda_det.detection.data.tile_records import seen_in
 from lambda_det.detection.data.truth import corners
 from lambda_det.detection.drawing import fullest_crop, side_by_side
 from lambda_det.detection.matches import FALSE, evaluation_of, objects_found
+from lambda_det.detection.merging import runs
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.tiles import Tile
 
@@ -123,8 +124,8 @@ def _instances(entries: list[dict[str, Any]], record: dict[str, Any]) -> Instanc
     instances.pred_classes = torch.tensor([e["category_id"] for e in entries], dtype=torch.int64)
     instances.scores = torch.tensor([float(entry["score"]) for entry in entries])
     if entries and all("segmentation" in entry for entry in entries):
-        masks = [entry["segmentation"] for entry in entries]
-        instances.pred_masks = RunMasks.of_coco(masks, instances.image_size)
+        masks = [runs(mask_util.decode(entry["segmentation"]), 0, 0) for entry in entries]
+        instances.pred_masks = RunMasks(masks, instances.image_size)
     if entries and all("keypoints" in entry for entry in entries):
         points = np.array([entry["keypoints"] for entry in entries], np.float32)
         instances.pred_keypoints = torch.from_numpy(points.reshape(len(entries), -1, 3))

@@ -182,14 +182,13 @@ def test_folders_keep_their_order_and_foreign_formats_become_png(images, pattern
     assert [p.source.name for p in pictures] == ["a.png", "b.jpg", "c.bmp"]
 
 
-def test_a_file_that_several_inputs_name_is_taken_once(images, caplog):
+def test_a_file_that_several_inputs_name_is_taken_once(images):
     inputs = [images / one for one in ("*.png", "below/../a.png", "below", "")]
     planned = plan_files(inputs, images.parent / "out", overwrite=False)
     assert sorted(one.source.name for one in planned) == ["a.png", "b.jpg", "c.bmp"]
-    assert "taken once" in caplog.text
 
 
-def test_a_folder_gives_the_images_of_every_format_and_counts_the_rest(tmp_path, image, caplog):
+def test_a_folder_gives_the_images_of_every_format_and_names_the_rest(tmp_path, image, caplog):
     """One without an ending is known by its content."""
     content = cv2.imencode(".png", image)[1].tobytes()
     images = [*(f"p{ending}" for ending in SUFFIXES), "Q.JFIF", "without"]
@@ -198,9 +197,8 @@ def test_a_folder_gives_the_images_of_every_format_and_counts_the_rest(tmp_path,
         (tmp_path / name).write_bytes(content if name in images else b"no image")
     planned = plan_files([tmp_path], tmp_path / "out", overwrite=False)
     assert sorted(one.name for one in planned) == sorted(images)
-    for counted in ("2 .txt", "1 .mp4", "1 without an ending", "images of .heic as JPEG"):
-        assert counted in caplog.text
-    with pytest.raises(DataError, match=r"holds no image.* but 1 \.mp4"):
+    assert "files of .heic, .mp4, .txt, README are not read" in caplog.text
+    with pytest.raises(DataError, match=r"no image or video at .*film"):
         plan_files([tmp_path / "film"], tmp_path / "out", overwrite=False)
 
 
@@ -258,7 +256,7 @@ def test_every_image_gets_its_image_and_an_unreadable_one_is_named(
     [
         (["a.jpg", "b.mp4"], "out", r"a\.jpg"),  # nothing can be read
         (["c.png"], "a.jpg/out", r"a\.jpg/out/c\.png"),  # no folder can be there
-        (["d.ppm"], "out", r"d\.jpg.*65600"),  # no JPEG is as wide
+        (["d.ppm"], "out", r"d\.jpg"),  # no JPEG is as wide
     ],
 )
 def test_what_cannot_be_read_or_written(run, tmp_path, names, output, words):

@@ -133,17 +133,11 @@ def test_the_best_score_of_the_evaluation_is_the_threshold_where_none_is_given(
     assert (unknown.score_threshold, unknown.best_score) == (0.5, None)
 
 
-def test_the_caller_s_precision_changes_nothing(run, predictor, image):
-    """Neither a default type of tensors nor autocast around the detector."""
+def test_the_caller_s_autocast_changes_nothing(run, predictor, image):
     expected = predictor(image)
     with torch.autocast("cpu", torch.bfloat16):
-        torch.set_default_dtype(torch.float64)
-        try:
-            assert same(Predictor(run[1], score_threshold=0.0)(image), expected)
-            assert same(predictor(image), expected)
-            assert torch.get_default_dtype() == torch.float64
-        finally:
-            torch.set_default_dtype(torch.float32)
+        assert same(Predictor(run[1], score_threshold=0.0)(image), expected)
+        assert same(predictor(image), expected)
 
 
 def test_one_class_per_place_is_the_best_one(run, image, monkeypatch):
@@ -244,8 +238,7 @@ def test_several_images_and_batches(run, predictor, image):
         (np.zeros((0, 4, 3), np.uint8), "0, 4, 3"),
         (np.zeros((4, 4, 3)), "float64"),
         (None, "NoneType"),
-        # These can be gone through, for numbers or lines, and are no images
-        (io.BytesIO(b"pixels"), "BytesIO"),
+        (io.BytesIO(b"pixels"), "bytes"),
         (torch.zeros(4, 4, 3, dtype=torch.uint8), "Tensor"),
         ([b"pixels"], "bytes"),
         ("deep.png", r"deep\.png .*8 bits"),  # it would become white
@@ -289,10 +282,8 @@ def test_the_best_and_averaged_weights_come_first(run, predictor, image, tmp_pat
         ("nowhere", {}, "nowhere"),
         ("broken.pth", {}, r"broken\.pth"),
         ("config.yaml", {}, r"config\.yaml is a configuration"),
-        ("detector.onnx", {"precision": "bfloat16"}, "bfloat16"),
+        ("detector.onnx", {"precision": "bfloat16"}, "leave raw and precision"),
         ("model_final.pth", {"batch_size": 0}, "0"),
-        ("model_final.pth", {"batch_size": "2"}, "2"),
-        ("model_final.pth", {"score_threshold": "0.25"}, "0.25"),
         ("model_final.pth", {"score_threshold": 50}, "50"),
         ("model_final.pth", {"device": "cuda:99"}, "cuda:99"),
     ],
