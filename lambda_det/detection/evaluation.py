@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,7 +82,6 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         output_dir: str | None = None,
         *,
         kpt_oks_sigmas: Sequence[float] = (),
-        max_dets_per_image: int | None = None,
     ) -> None:
         """
         Args:
@@ -89,8 +89,6 @@ class TolerantCOCOEvaluator(COCOEvaluator):
             tasks: some of "bbox", "segm" and "keypoints"; None: as the predictions have them.
             output_dir: for the files of results.
             kpt_oks_sigmas: of the keypoints; COCO's if it is empty.
-            max_dets_per_image: how many detections of an image are counted; None: as many as
-                :func:`counted_detections` says.
 
         Raises:
             DataError: the annotation file cannot be read.
@@ -104,8 +102,7 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         self._cpu_device = torch.device("cpu")
         self._metadata = MetadataCatalog.get(dataset_name)
         self._coco_api = ground_truth_of(dataset_name)
-        counted = max_dets_per_image or counted_detections(self._coco_api)
-        self._max_dets_per_image = [1, 10, counted]
+        self._max_dets_per_image = [1, 10, counted_detections(self._coco_api)]
         self._do_evaluation = True
         self._kpt_oks_sigmas = kpt_oks_sigmas
 
@@ -156,12 +153,8 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         if coco_eval is not None and names is not None and places:
             names = [class_names[places[i]] for i in coco_eval.params.catIds]
         results = super()._derive_coco_results(coco_eval, iou_type, names)
-        for key in [f"AP-{name}" for name in class_names or ()]:
-            if key in results:
-                results[key] = results.pop(key)  # to the end, in the order of the run
         if coco_eval is None:
-            results |= dict.fromkeys(("AP", "AP50", "AP75"), 0.0)
-            return results
+            return results | dict.fromkeys(("AP", "AP50", "AP75"), 0.0)
         classes = matches_of(coco_eval)
         if interval := ap_interval(coco_eval, classes):
             results["AP_low"], results["AP_high"] = interval
@@ -204,12 +197,8 @@ def ground_truth_of(dataset_name: str) -> COCO:
     records = load_records(dataset_name)
     names = metadata.thing_classes
     ids = metadata.get("thing_dataset_id_to_contiguous_id") or dict(enumerate(range(len(names))))
-    categories = {number: names[place] for number, place in sorted(ids.items(), key=_place)}
-    return coco_api(records, categories, keypoints)
-
-
-def _place(item: tuple[int, int]) -> int:
-    return item[1]
+    ids = sorted(ids.items(), key=itemgetter(1))
+    return coco_api(records, {number: names[place] for number, place in ids}, keypoints)
 
 
 def check_evaluators(cfg: CfgNode) -> None:
@@ -222,29 +211,28 @@ def check_evaluators(cfg: CfgNode) -> None:
     """
     for name in cfg.DATASETS.TEST:
         kind = MetadataCatalog.get(name).get("evaluator_type")
-        kinds = [key for key, evaluator in EVALUATORS.items() if evaluator.ground_truth]
-        if kind not in kinds:
+        if kind not in EVALUATORS:
             raise ConfigError(
                 f"{name} in DATASETS.TEST is of the evaluator_type {kind!r}, for which there is no "
-                f"evaluator; there are {', '.join(filter(None, kinds))}."
+                f"evaluator; there are {', '.join(filter(None, EVALUATORS))}."
             )
-        _check_package(name, kind)
-        has_masks = cfg.MODEL.MASK_ON and cfg.MODEL.META_ARCHITECTURE != "RetinaNet"
-        if kind == "cityscapes_instance" and not has_masks:
+        install = EVALUATORS[kind].install
+        if install and importlib.util.find_spec(install.split()[-1]) is None:
             raise ConfigError(
-                f"{name} in DATASETS.TEST, of the evaluator_type {kind}, has only an AP of masks; "
-                f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE} with MODEL.MASK_ON "
-                f"{cfg.MODEL.MASK_ON} finds only boxes; evaluate on other data."
+                f"{name} in DATASETS.TEST, of the evaluator_type {kind}, needs a package that is "
+                f"not installed: {install}."
             )
-    check_augmented_test(cfg)
-
-
-def _check_package(name: str, kind: str | None) -> None:
-    package, flags = EVALUATORS[kind].package, EVALUATORS[kind].flags
-    if package and importlib.util.find_spec(package) is None:
+        if kind == "cityscapes_instance" and not cfg.MODEL.MASK_ON:
+            raise ConfigError(
+                f"{name} in DATASETS.TEST, of the evaluator_type {kind}, has only an AP of masks, "
+                "and MODEL.MASK_ON False finds only boxes; evaluate on other data."
+            )
+    needed = {"META_ARCHITECTURE": "GeneralizedRCNN", "KEYPOINT_ON": False, "LOAD_PROPOSALS": False}
+    unfit = [f"MODEL.{key} {cfg.MODEL[key]}" for key in needed if cfg.MODEL[key] != needed[key]]
+    if cfg.TEST.AUG.ENABLED and unfit:
         raise ConfigError(
-            f"{name} in DATASETS.TEST, of the evaluator_type {kind}, needs the package {package}, "
-            f"which is not installed: pip install {package}{flags}."
+            "TEST.AUG.ENABLED True: Detectron2's augmentation in a test is for a GeneralizedRCNN "
+            f"without keypoints, and not for {' and '.join(unfit)}; set TEST.AUG.ENABLED False."
         )
 
 
@@ -257,24 +245,6 @@ def fix_lvis() -> None:
     module = sys.modules.get("lvis.eval")
     if module is not None and not hasattr(module.np, "float"):
         module.np = SimpleNamespace(**vars(np), float=float)
-
-
-def check_augmented_test(cfg: CfgNode) -> None:
-    """Refuse a model that cannot be evaluated as TEST.AUG asks for.
-
-    Raises:
-        ConfigError: the message names the part of the model that does not fit.
-    """
-    if not cfg.TEST.AUG.ENABLED:
-        return
-    needed = {"META_ARCHITECTURE": "GeneralizedRCNN", "KEYPOINT_ON": False, "LOAD_PROPOSALS": False}
-    if unfit := [
-        f"MODEL.{key} {cfg.MODEL[key]}" for key in needed if cfg.MODEL[key] != needed[key]
-    ]:
-        raise ConfigError(
-            "TEST.AUG.ENABLED True: Detectron2's augmentation in a test is for a GeneralizedRCNN "
-            f"without keypoints, and not for {' and '.join(unfit)}; set TEST.AUG.ENABLED False."
-        )
 
 
 def build_evaluator(
@@ -308,34 +278,21 @@ def build_evaluator(
         if "segm" in tasks and "instances" in measured and not has_masks(dataset_name):
             tasks = tuple(task for task in tasks if task != "segm")
             logger.warning(f"No object of {dataset_name} has a mask, so only boxes get an AP.")
-        kept = None if tiling else cfg.TEST.DETECTIONS_PER_IMAGE
-        instances = partial(_instances, kept=kept, tasks=tasks)
         makers = {
-            "instances": partial(instances, kpt_oks_sigmas=sigmas),
+            "instances": partial(TolerantCOCOEvaluator, tasks=tasks, kpt_oks_sigmas=sigmas),
             "semantic": _MaskEvaluator,
             "panoptic": lambda name, output_dir: PanopticQualityEvaluator(name),
         }
         evaluators = [makers[name](dataset_name, output_dir=folder) for name in measured]
-    made = DatasetEvaluators(evaluators)
-    return WholeImages(made) if tiling else made
-
-
-def _instances(dataset_name: str, *, kept: int | None, **options: Any) -> TolerantCOCOEvaluator:
-    """An evaluator, with a warning where the detector keeps fewer detections than it has to.
-
-    Args:
-        dataset_name, options: of the evaluator.
-        kept: detections that the detector keeps of an image; None of tiles, which have fewer
-            objects than their image.
-    """
-    evaluator = TolerantCOCOEvaluator(dataset_name, **options)
-    needed = evaluator.counted_detections
-    if kept is not None and kept < needed:
+    kept = cfg.TEST.DETECTIONS_PER_IMAGE
+    counted = max(getattr(one, "counted_detections", 0) for one in evaluators)
+    if tiling is None and kept < counted:  # a tile has fewer objects than its image
         logger.warning(
-            f"One image of {dataset_name} has up to {needed} objects, and the detector keeps "
+            f"One image of {dataset_name} has up to {counted} objects, and the detector keeps "
             f"{kept} detections: raise TEST.DETECTIONS_PER_IMAGE."
         )
-    return evaluator
+    made = DatasetEvaluators(evaluators)
+    return WholeImages(made) if tiling else made
 
 
 class _MaskEvaluator(SemSegEvaluator):
@@ -343,8 +300,8 @@ class _MaskEvaluator(SemSegEvaluator):
 
     def __init__(self, dataset_name: str, output_dir: str) -> None:
         data = MetadataCatalog.get(dataset_name)
-        labels = {"classes": len(data.stuff_classes), "ignored": data.get("ignore_label")}
-        read = partial(_read_labels, **labels)
+        classes = len(data.stuff_classes)
+        read = partial(_read_labels, classes=classes, ignored=data.get("ignore_label"))
         super().__init__(dataset_name, output_dir=output_dir, sem_seg_loading_fn=read)
 
     def process(self, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:

@@ -121,7 +121,7 @@ def _f1(precision: np.ndarray, recall: np.ndarray) -> np.ndarray:
 
 
 def ap_interval(
-    evaluation: COCOeval, classes: Sequence[ClassMatches] | None = None
+    evaluation: COCOeval, classes: Sequence[ClassMatches]
 ) -> tuple[float, float] | None:
     """The interval that holds AP in 95 of 100 test sets of the same kind and size.
 
@@ -132,26 +132,23 @@ def ap_interval(
 
     Args:
         evaluation: with ground truth and predictions, evaluated or not.
-        classes: its matches; None to compute them.
+        classes: its matches.
 
     Returns:
         The ends in percent; None with less than two images with an object, or more than
         ``MOST_IMAGES`` images.
     """
     images = len(evaluation.params.imgIds)
-    if images > MOST_IMAGES:
-        return None
-    if classes is None:
-        classes = matches_of(evaluation)
-    if np.count_nonzero(sum(one.objects for one in classes)) < 2:
+    with_objects = np.count_nonzero(sum(one.objects for one in classes))
+    if images > MOST_IMAGES or with_objects < 2:
         return None
     random = np.random.default_rng(0)
     values = []
     while len(values) < _REPLICATES:
         counts = np.bincount(random.integers(images, size=images), minlength=images)
         of_classes = [one.ap(counts, evaluation.params.recThrs) for one in classes]
-        if with_objects := [ap for ap in of_classes if ap is not None]:
-            values.append(100 * np.mean(with_objects))
+        if known := [ap for ap in of_classes if ap is not None]:
+            values.append(100 * np.mean(known))
     low, high = np.percentile(values, _TAILS)
     return float(low), float(high)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from operator import add
@@ -52,8 +53,9 @@ def match_segments(
     ground_truth_segments: Sequence[Mapping[str, Any]],
     predicted: np.ndarray,
     predicted_segments: Sequence[Mapping[str, Any]],
-) -> dict[int, Matches]:
-    """Match the segments of one image and count them, by category id.
+    counts: defaultdict[int, Matches],
+) -> None:
+    """Match the segments of one image, and add them to the counts, by category id.
 
     Two segments of a category match if their IoU is above 1/2, so each has at most one match. Void
     pixels of the ground truth are excluded from the IoU. Crowds do not count, and neither do
@@ -65,6 +67,7 @@ def match_segments(
         ground_truth_segments: with "id", "category_id" and optionally "iscrowd".
         predicted: segment ids [H, W], 0 for void.
         predicted_segments: with "id" and "category_id".
+        counts: of the images so far.
     """
     # Ids without a description are void
     columns, predicted = _numbered(predicted, predicted_segments)
@@ -79,19 +82,17 @@ def match_segments(
     is_match = is_same & ~is_crowd & (2 * overlap > unions)
     is_match[VOID] = is_match[:, VOID] = False
     forgiven = overlap[VOID] + (overlap * (is_same & is_crowd)).sum(0)
-    result: dict[int, Matches] = {}
     for i, segment in enumerate(rows, start=1):
         if is_crowd[i]:
             continue
-        count = result.setdefault(segment["category_id"], Matches())
+        count = counts[segment["category_id"]]
         count.unmatched_ground_truths += not is_match[i].any()
         for j in np.flatnonzero(is_match[i]):  # one, or none
             count.matched += 1
             count.iou += overlap[i, j] / unions[i, j]
     for j, segment in enumerate(columns, start=1):
         if not is_match[:, j].any() and 2 * forgiven[j] <= overlap[:, j].sum():
-            result.setdefault(segment["category_id"], Matches()).unmatched_predictions += 1
-    return result
+            counts[segment["category_id"]].unmatched_predictions += 1
 
 
 def _numbered(
@@ -128,16 +129,12 @@ def _check_segments(path: str, ids: np.ndarray, segments: Sequence[Mapping[str, 
     Both kinds of difference would raise PQ without a message: a segment without pixels or without
     a description would not count as missed.
     """
-    present, described = set(np.unique(ids).tolist()), {segment["id"] for segment in segments}
-    for differing, what in (
-        (present - described - {VOID}, "holds the id(s) {}, which segments_info does not describe"),
-        (described - present, "has no pixel of the id(s) {}, which segments_info describes"),
-    ):
-        if differing:
-            raise DataError(
-                f"The image of segments {printable(path)} "
-                f"{what.format(listed(map(str, sorted(differing))))}; fetch or make both again."
-            )
+    described = {segment["id"] for segment in segments}
+    if differing := (set(np.unique(ids).tolist()) - {VOID}) ^ described:
+        raise DataError(
+            f"The image of segments {printable(path)} and its segments_info in the panoptic file "
+            f"differ in the id(s) {listed(sorted(differing))}; fetch or make both again."
+        )
 
 
 class PanopticQualityEvaluator(DatasetEvaluator):
@@ -161,17 +158,13 @@ class PanopticQualityEvaluator(DatasetEvaluator):
         self._root = metadata.panoptic_root
         self._file = metadata.panoptic_json
         self._ground_truth, self._is_thing = read_panoptic(self._file)
-        self._dataset_ids = {
-            isthing: {number: i for i, number in ids.items()}
-            for isthing, ids in (
-                (True, metadata.thing_dataset_id_to_contiguous_id),
-                (False, metadata.stuff_dataset_id_to_contiguous_id),
-            )
-        }
+        stuff = metadata.stuff_dataset_id_to_contiguous_id
+        ids_of = (stuff, metadata.thing_dataset_id_to_contiguous_id)
+        self._dataset_ids = [{number: i for i, number in ids.items()} for ids in ids_of]
         self.reset()
 
     def reset(self) -> None:
-        self._counts: dict[int, Matches] = {}
+        self._counts = defaultdict(Matches)
 
     def process(self, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
         for image, output in zip(inputs, outputs, strict=True):
@@ -193,19 +186,17 @@ class PanopticQualityEvaluator(DatasetEvaluator):
             path = os.path.join(self._root, entry["file_name"])
             ground_truth = _read_ids(path, ids.shape)
             _check_segments(path, ground_truth, entry["segments_info"])
-            by_category = match_segments(ground_truth, entry["segments_info"], ids, segments)
-            for category, matches in by_category.items():
-                self._counts[category] = self._counts.get(category, Matches()) + matches
+            match_segments(ground_truth, entry["segments_info"], ids, segments, self._counts)
 
     def evaluate(self) -> dict[str, dict[str, float]] | None:
         """PQ, SQ and RQ in percent; suffix _th: things, _st: stuff. None on other processes."""
         everywhere = comm.gather(self._counts)
         if not comm.is_main_process():
             return None
-        total: dict[int, Matches] = {}
+        total = defaultdict(Matches)
         for counts in everywhere:
             for category, matches in counts.items():
-                total[category] = total.get(category, Matches()) + matches
+                total[category] += matches
         results = {}
         for suffix, kinds in (("", (True, False)), ("_th", (True,)), ("_st", (False,))):
             qualities = [

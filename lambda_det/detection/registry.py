@@ -73,15 +73,14 @@ class Evaluator:
 
     Attributes:
         ground_truth: which of "instances", "semantic" and "panoptic" the data have.
-        package: the name on PyPI of a package that it also needs; "" for none.
-        flags: of pip, where it is installed.
+        install: the command that installs a package that it also needs, whose last word is also the
+            name of its module; "" for none.
         make: makes the evaluator from a data set's name, the tasks of COCO's kind and a folder for
             its files; None for COCO's measures of everything that is predicted and in the data.
     """
 
     ground_truth: tuple[str, ...] = _INSTANCES
-    package: str = ""
-    flags: str = ""
+    install: str = ""
     make: Callable[[str, Sequence[str], str], DatasetEvaluator] | None = None
 
 
@@ -140,22 +139,18 @@ EVALUATORS = {
     "coco_panoptic_seg": Evaluator(("instances", "semantic", "panoptic")),
     "sem_seg": Evaluator(("semantic",)),
     "lvis": Evaluator(
-        package="lvis",
         # It asks for opencv-python, which would overwrite the files of the headless one
-        flags=" --no-deps",
+        install="pip install --no-deps lvis",
         make=lambda name, tasks, folder: LVISEvaluator(name, tasks=tasks, output_dir=folder),
     ),
     "pascal_voc": Evaluator(make=lambda name, tasks, folder: PascalVOCDetectionEvaluator(name)),
     "cityscapes_instance": Evaluator(
-        package="cityscapesscripts",
+        install="pip install cityscapesscripts",
         make=lambda name, tasks, folder: CityscapesInstanceEvaluator(name),
     ),
-    # without the files that COCO's form of the ground truth needs
-    "ade20k_panoptic_seg": Evaluator(()),
-    "cityscapes_panoptic_seg": Evaluator(()),
     "cityscapes_sem_seg": Evaluator(
         ("semantic",),
-        package="cityscapesscripts",
+        install="pip install cityscapesscripts",
         make=lambda name, tasks, folder: CityscapesSemSegEvaluator(name),
     ),
 }

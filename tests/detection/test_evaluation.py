@@ -240,7 +240,7 @@ def test_other_kinds_of_data_have_detectron2s_evaluators(
     check_evaluators(cfg)
     monkeypatch.setattr("importlib.util.find_spec", lambda asked: None)
     if package:
-        with pytest.raises(ConfigError, match=f"other .*{kind}.*pip install {package}"):
+        with pytest.raises(ConfigError, match=f"other .*{kind}.*pip install .*{package}"):
             check_evaluators(cfg)
 
 
@@ -288,7 +288,6 @@ def test_the_package_of_lvis_counts_with_todays_numpy(tmp_path):
         ("cityscapes_panoptic_seg", [], "cityscapes_panoptic_seg"),
         ("mine", [], "mine"),
         ("cityscapes_instance", ["MODEL.MASK_ON", False], "MODEL.MASK_ON False"),
-        ("cityscapes_instance", ["MODEL.META_ARCHITECTURE", "RetinaNet"], "RetinaNet"),
     ],
 )
 def test_data_that_nothing_here_can_evaluate(other_data, monkeypatch, kind, pairs, named):

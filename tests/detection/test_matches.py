@@ -82,13 +82,17 @@ def test_each_replicate_is_coco_s_ap_of_the_images_that_were_drawn(seed, capsys)
         assert found == pytest.approx(expected, abs=1e-9)
 
 
+def _interval(computed):
+    return ap_interval(computed, matches_of(computed))
+
+
 def test_more_images_make_the_interval_narrower_and_it_holds_the_ap(capsys):
     widths = []
     for images in (6, 60):
         ground_truth = make_ground_truth(images)
         results = noisy_results(ground_truth)
-        low, high = ap_interval(evaluation(ground_truth, results))
-        assert (low, high) == ap_interval(evaluation(ground_truth, results))
+        low, high = _interval(evaluation(ground_truth, results))
+        assert (low, high) == _interval(evaluation(ground_truth, results))
         assert 0 <= low < ap(ground_truth, results) < high <= 100
         widths.append(high - low)
     assert widths[1] < widths[0] / 2
@@ -96,12 +100,12 @@ def test_more_images_make_the_interval_narrower_and_it_holds_the_ap(capsys):
 
 def test_no_interval_of_one_image_or_of_very_many(monkeypatch, capsys):
     one = make_ground_truth(1)
-    assert ap_interval(evaluation(one, noisy_results(one))) is None
+    assert _interval(evaluation(one, noisy_results(one))) is None
     several = make_ground_truth(3)
     whole = evaluation(several, noisy_results(several))
-    assert ap_interval(whole) is not None
+    assert _interval(whole) is not None
     monkeypatch.setattr(matches, "MOST_IMAGES", 2)
-    assert ap_interval(whole) is None
+    assert _interval(whole) is None
 
 
 def _f1(ground_truth, results, category, threshold):

@@ -1,6 +1,7 @@
 """Panoptic quality: against a slow count over pairs of masks, and the paper's rules one by one."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,11 @@ def test_it_counts_as_a_slow_reference(seed):
     kinds = [s["category_id"] if rng.random() < 0.8 else 1 for s in truth_segments]
     kinds += rng.integers(1, 4, 2).tolist()
     predicted_segments = [{"id": i, "category_id": kind} for i, kind in enumerate(kinds, 1)]
-    found = match_segments(truth, truth_segments, predicted, predicted_segments)
+    found = defaultdict(Matches)
+    match_segments(truth, truth_segments, predicted, predicted_segments, found)
     expected = _slow(truth, truth_segments, predicted, predicted_segments)
     for category, counts in expected.items():
-        m = found.get(category, Matches())
+        m = found[category]
         result = (m.matched, m.iou, m.unmatched_predictions, m.unmatched_ground_truths)
         assert result == pytest.approx(counts)
 
@@ -71,7 +73,9 @@ def _count(truth, predicted, crowd=None):
         for ids in (truth, predicted)
     ]
     rows = [np.array([ids]) for ids in (truth, predicted)]
-    return match_segments(rows[0], segments[0], rows[1], segments[1])[1]
+    counts = defaultdict(Matches)
+    match_segments(rows[0], segments[0], rows[1], segments[1], counts)
+    return counts[1]
 
 
 def test_an_iou_of_one_half_is_no_match():
