@@ -162,9 +162,8 @@ def given_keys(opts: Sequence[str]) -> dict[str, str]:
 def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:
     """Add the keys of the projects that ``settings`` use, and import their modules.
 
-    A project of :data:`lambda_det.detection.registry.HEADS` is used where one of its keys, or a
-    value such as PointRendROIHeads, occurs. Keys that a second project also adds come from either
-    of both.
+    A project of :data:`lambda_det.detection.registry.HEADS` is used where a key of its sections, or
+    a value such as PointRendROIHeads, occurs.
 
     Args:
         cfg: with the keys of Detectron2 and lambda_det.
@@ -178,22 +177,19 @@ def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:
     for head in HEADS.values():
         named = [f"{k} {v}" for k, v in settings if isinstance(v, str) and v.startswith(head.names)]
         named += sorted(key for key in unknown if key.startswith(head.sections))
-        if not head.module or not (named or (unknown and head.add_config)):
+        if not head.module or not named:
             continue
         try:
             module = importlib.import_module(head.module)
         except ImportError as error:
-            if named:
-                raise ConfigError(
-                    f"{named[0]} needs {head.module}, which cannot be imported ({reason(error)}); "
-                    "install it."
-                ) from error
-            continue
+            raise ConfigError(
+                f"{named[0]} needs {head.module}, which cannot be imported ({reason(error)}); "
+                "install it."
+            ) from error
         add_keys = getattr(module, head.add_config, lambda cfg: None)
         added = get_cfg()
         add_keys(added)
-        lacking = dict(leaves(added)).keys() - dict(leaves(cfg)).keys()
-        if lacking and (named or unknown & lacking):  # or values of a file would be lost
+        if dict(leaves(added)).keys() - dict(leaves(cfg)).keys():  # or values of a file are lost
             add_keys(cfg)
 
 

@@ -16,7 +16,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from detectron2.config import instantiate
 from detectron2.data.transforms import AugmentationList
-from fvcore.common.param_scheduler import ParamScheduler
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import nn
 from torch.optim import Optimizer
@@ -57,7 +56,7 @@ def of_lazy(config: DictConfig) -> Components:
         make_model=lambda: _made(config.model, "model"),
         make_backbone=lambda: _made(config.model.backbone, "model.backbone"),
         make_optimizer=partial(_optimizer, config),
-        make_schedule=partial(_schedule, config),
+        make_schedule=lambda settings: _made(config.lr_multiplier, "lr_multiplier"),
         make_train_loader=partial(_train_loader, config),
         make_test_loader=lambda name: _made(config.dataloader.test, "dataloader.test"),
         make_evaluator=lambda name, ending: _evaluator(config, ending),
@@ -66,7 +65,6 @@ def of_lazy(config: DictConfig) -> Components:
         dump=cache(partial(dump_lazy, config)),
         detector=_detector(config),
         pixels=_pixels(config),
-        one_size=_one_size(config),
         train_names=train_names,
         test_names=test_names,
         test_sets=(", ".join(test_names) or "dataloader.test",) if is_evaluated else (),
@@ -75,18 +73,6 @@ def of_lazy(config: DictConfig) -> Components:
         test_keys=("dataloader.test.dataset.",),
         advice=_ADVICE,
     )
-
-
-def _one_size(config: DictConfig) -> bool | None:
-    """True where the images are cropped and filled up to one size; None if the nodes do not say."""
-    nodes = OmegaConf.select(config, "dataloader.train.mapper.augmentations")
-    crops = [node for node in nodes or () if _is_crop(node)]
-    return True if crops and all(node.get("pad", True) for node in crops) else None
-
-
-def _is_crop(node: Any) -> bool:
-    target = node.get("_target_") if isinstance(node, DictConfig) else None
-    return str(getattr(target, "__name__", target)).rpartition(".")[2] == "FixedSizeCrop"
 
 
 # ----------------------------------------------------------------------------------------- settings
@@ -157,21 +143,6 @@ def _optimizer(config: DictConfig, settings: DetectionSettings, model: nn.Module
     if settings.base_lr is not None:
         node.lr = settings.base_lr
     return _made(node, "optimizer")
-
-
-def _schedule(config: DictConfig, settings: DetectionSettings) -> ParamScheduler:
-    """What ``lr_multiplier`` makes, a function of the share of the training that is done.
-
-    Raises:
-        ConfigError: it makes something else.
-    """
-    made = _made(config.lr_multiplier, "lr_multiplier")
-    if not isinstance(made, ParamScheduler):
-        raise ConfigError(
-            f"lr_multiplier makes a {type(made).__name__}; it must be a ParamScheduler of fvcore, "
-            "such as detectron2.solver.WarmupParamScheduler."
-        )
-    return made
 
 
 def _train_loader(config: DictConfig, settings: DetectionSettings) -> Iterable:

@@ -65,7 +65,7 @@ def merge(tiles: Sequence[tuple[Sequence[int], Detections]], height: int, width:
         The detections of the image, the highest scores first.
     """
     tiles = sorted(tiles, key=lambda entry: tuple(entry[0][1::-1]))
-    corners = np.array([tile for tile, _ in tiles], np.int64).reshape(-1, 4)
+    corners = np.array([tile for tile, _ in tiles], np.int64)
     found = [detections for _, detections in tiles]
     starts = np.cumsum([0, *(len(one.scores) for one in found)])
     boxes, scores, classes = (
@@ -77,7 +77,7 @@ def merge(tiles: Sequence[tuple[Sequence[int], Detections]], height: int, width:
 
     groups = [[number] for number in range(len(scores))]  # of joined detections, by each of them
     tile_of = np.repeat(np.arange(len(found)), np.diff(starts))
-    for a, b in _best_first(corners, found, starts):
+    for _, a, b in _best_first(corners, found, starts):
         if groups[a] is not groups[b] and not {*tile_of[groups[a]]} & {*tile_of[groups[b]]}:
             groups[a] += groups[b]
             for number in groups[b]:
@@ -88,7 +88,7 @@ def merge(tiles: Sequence[tuple[Sequence[int], Detections]], height: int, width:
     for number, corner in enumerate(corners):
         here = slice(starts[number], starts[number + 1])
         is_cut[here] = _ends_at(boxes[here], corner, corner != image)
-    boxes, scores, kept = boxes.copy(), scores.copy(), []
+    kept = []
     for number, members in enumerate(map(sorted, groups)):
         if number != members[0]:
             continue
@@ -109,8 +109,10 @@ def merge(tiles: Sequence[tuple[Sequence[int], Detections]], height: int, width:
 
 def _best_first(
     corners: np.ndarray, found: Sequence[Detections], starts: np.ndarray
-) -> Iterator[tuple[int, int]]:
-    """Pairs of detections of two tiles that are one object, by their numbers, the best first."""
+) -> list[tuple[float, int, int]]:
+    """Pairs of detections of two tiles that are one object: negative IoU and numbers, the best
+    first.
+    """
     pairs = []
     for a, one in enumerate(found):
         low = np.maximum(corners[a, :2], corners[a + 1 :, :2])
@@ -118,8 +120,7 @@ def _best_first(
         for b in np.flatnonzero((low < high).all(1)) + a + 1:
             for similarity, i, j in _pairs(corners[a], one, corners[b], found[b]):
                 pairs.append((-similarity, starts[a] + i, starts[b] + j))
-    for _, a, b in sorted(pairs):
-        yield int(a), int(b)
+    return sorted(pairs)
 
 
 def _pairs(
@@ -135,14 +136,9 @@ def _pairs(
         limits = shared if a_cut[i] and b_cut[j] else None
         area_a, area_b, both = _areas(a, i, b, j, limits)
         of_both = area_a + area_b - both
-        least = of_both
-        if a_cut[i] and b_cut[j]:
-            least = min(area_a, area_b)
-        elif a_cut[i]:
-            least = area_a
-        elif b_cut[j]:
-            least = area_b
-        if both > SAME * least:
+        areas = (area_a, a_cut[i]), (area_b, b_cut[j])
+        cut_areas = [size for size, is_cut in areas if is_cut]
+        if both > SAME * min(cut_areas, default=of_both):
             yield both / of_both, i, j
 
 

@@ -26,11 +26,7 @@ from torch.optim import Optimizer
 
 from lambda_det.config import KEYS
 from lambda_det.detection.components import Components, of_yaml
-from lambda_det.detection.config import (
-    load_config,
-    load_with_data,
-    with_projects,
-)
+from lambda_det.detection.config import load_config, load_with_data, with_projects
 from lambda_det.detection.data import classes, register_json_datasets
 from lambda_det.detection.data.registration import forget_all_but
 from lambda_det.detection.data.shapes import register_shapes_among
@@ -315,12 +311,9 @@ class DetectionTask(Task):
             DataError: the data have other classes than the checkpoint, or another order of them.
         """
         components, run = self.components, classes.of_checkpoint(content)
-        if run is None:
-            words = f"{path} does not record its classes, so those of the data are used"
-            logger.info(words, extra=ONLY_IN_FILE)
-            return
         names = (*(components.train_names if self._is_trained else ()), *components.test_names)
-        classes.check(components.detector, names, run, path)
+        if run is not None:
+            classes.check(components.detector, names, run, path)
 
     def checkpoint_content(self, results: Results) -> dict[str, Any]:
         """What the run is, see :mod:`lambda_det.detection.saved_run`, and its classes."""
@@ -357,23 +350,19 @@ class DetectionTask(Task):
     @images_of_any_size()
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
         components, settings = self.components, self.settings
-        fast = {
-            "_EMA" if weights == EMA else "": for_inference(
-                model, settings.test_precision, channels_last=settings.channels_last
-            )
-            for weights, model in models.items()
-            if components.test_sets
-        }
         results: Results = {}
-        for ending, model in fast.items():
-            self._evaluate_on(model, ending, results)
+        if not components.test_sets:
+            return results
+        options = {"channels_last": settings.channels_last}
+        for weights, model in models.items():
+            fast = for_inference(model, settings.test_precision, **options)
+            self._evaluate_on(fast, "_EMA" if weights == EMA else "", results)
         if components.make_loss_loader and self._is_trained:
             # A training's losses are of its own weights, where these are evaluated
             self._add_losses(models.get(RAW, models.get(EMA)), results)
-        if final and components.make_augmented and components.test_sets:
+        if final and components.make_augmented:
             # as in Detectron2's train_net.py: once, when training is over
-            model = list(models.values())[-1]
-            model = for_inference(model, channels_last=settings.channels_last)
+            model = for_inference([*models.values()][-1], **options)
             self._evaluate_on(components.make_augmented(model), "_TTA", results)
         return _of_one(results)
 
@@ -396,9 +385,6 @@ class DetectionTask(Task):
         for name in self.components.test_sets:
             means = mean_losses(model, self.components.make_loss_loader(name), precision)
             results.setdefault(name, {})["validation"] = means
-            if comm.is_main_process():
-                losses = ", ".join(f"{key} {value:.4g}" for key, value in means.items())
-                logger.info(f"Losses on {name}: {losses}", extra=ONLY_IN_FILE)
 
     def describe(self, results: Results) -> str:
         """AP and its like; all numbers where there is none of these."""
