@@ -73,7 +73,7 @@ class Components:
         test_sets: the name of each set that is evaluated separately; empty for no evaluation.
         tiling: how images are cut; None where they are not.
         training_size: height and width of the largest training batch; None if unknown.
-        one_size: whether all training images have one size; None if the configuration does not
+        one_size: False where training images have several sizes; None if the configuration does not
             say.
         ddp_options: of :func:`lambda_det.distributed.connection.distribute`.
         on_resume, test_keys, advice: see :class:`lambda_det.training.task.Task`.

@@ -123,16 +123,6 @@ def test_the_largest_image_of_a_training(pair, size):
     assert read_components(cfg).training_size == size
 
 
-def test_images_have_one_size_where_a_configuration_says_so():
-    cfg = tiny_config()
-    for cfg.INPUT.LSJ.ENABLED in (True, False):
-        assert read_components(cfg).one_size is cfg.INPUT.LSJ.ENABLED
-    lazy = get_config("mask_rcnn_lambdaresnet50.py")
-    assert read_components(lazy).one_size is True
-    lazy.dataloader.train.mapper.augmentations.pop(1)
-    assert read_components(lazy).one_size is None
-
-
 def test_an_implementation_that_no_evaluation_can_use_is_refused_before_the_training():
     cfg = get_config("finetune/light_lambdaresnet26.yaml")
     cfg.MODEL.WEIGHTS = ""
