@@ -14,9 +14,6 @@ from lambda_det.version import __version__
 if TYPE_CHECKING:
     from lambda_det.training.config_file import ConfigFile
 
-__all__ = ["COMMANDS", "detector_parser", "main", "named_file", "train", "training_parser"]
-
-
 # For each name of a command the module and its function, which takes the words after the name and
 # returns the exit status; and what the command does
 COMMANDS = {

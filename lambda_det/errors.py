@@ -21,7 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command continues the run
 INTERRUPTED_STATUS = 130  # the status of a program that Ctrl-C ended, as in shells
@@ -80,35 +80,30 @@ class CommandParser(argparse.ArgumentParser):
     """Suggests a flag in the place of one that does not exist, and says errors in one line."""
 
     def error(self, message: str) -> NoReturn:
+        if unknown := re.match(r"unrecognized arguments: (--[^ =]+)", message):
+            flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            message += suggest(unknown[1], flags)
+        self.refuse(message)
+
+    def refuse(self, message: str) -> NoReturn:
+        """End the program with a message."""
         self.exit(2, f"error: {message}\n{self.prog} --help shows the flags.\n")
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
-        return self._known(*self.parse_known_args(args, namespace))
 
-    def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
-        return self._known(*self.parse_known_intermixed_args(args, namespace))
-
-    def _known(self, parsed: argparse.Namespace, unknown: list[str]) -> argparse.Namespace:
-        if unknown:
-            flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-            hint = suggest(unknown[0].partition("=")[0], flags)
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        return parsed
-
-
-def command_parser(
-    name: str, description: str | None, examples: str, **options: Any
-) -> CommandParser:
+def command_parser(name: str, description: str, examples: str) -> CommandParser:
     """The parser of a command, whose examples keep their lines.
 
     Args:
         name: of the command, as in ``lambda-det NAME``.
         description: the first lines of its help.
         examples: the last lines of its help.
-        options: of :class:`argparse.ArgumentParser`.
     """
-    options |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": examples}
-    return CommandParser(f"lambda-det {name}", description=description, **options)
+    return CommandParser(
+        f"lambda-det {name}",
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") -> int:
@@ -155,26 +150,22 @@ def _leave_closed_pipes() -> bool:
     """Write what is left for a closed pipe to nowhere, where Python's end would print a stack trace
     about it; return whether there is such a pipe.
     """
-    closed = []
+    found = False
     for stream in (sys.stdout, sys.stderr):
         # as in printing(); and a full disk
         with contextlib.suppress(AttributeError, ValueError, OSError):
             number = stream.fileno()
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 stream.flush()
-            except BrokenPipeError:
-                closed.append(number)
-            else:
-                closed += [number] if _has_no_reader(number) else []
-    for number in closed:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, number)
-        os.close(nowhere)
-    return bool(closed)
+            if _has_no_reader(number):
+                with open(os.devnull, "wb") as nowhere:
+                    os.dup2(nowhere.fileno(), number)
+                found = True
+    return found
 
 
 def _has_no_reader(number: int) -> bool:
-    """Whether nobody reads a pipe; what is not buffered is lost in it, so a flush does not tell."""
+    """Whether nobody reads a pipe."""
     if not hasattr(select, "poll"):  # Windows
         return False
     poll = select.poll()

@@ -20,22 +20,6 @@ from lambda_det.errors import (
     suggest,
 )
 
-__all__ = [
-    "SUFFIXES",
-    "TEMPORARY",
-    "UNREAD_SUFFIXES",
-    "decoded",
-    "disk_of",
-    "read_text",
-    "refuse_existing",
-    "refuse_missing",
-    "relative_path",
-    "replace_file",
-    "replace_text",
-    "sync_folder",
-    "writing_to",
-]
-
 # The endings of images: formats of photographs and cameras that Pillow reads
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
@@ -87,9 +71,9 @@ def refuse_missing(*paths: str | Path | None) -> None:
             raise DataError(f"There is no file or folder {path}{hint}")
 
 
-def expanded(path: str | os.PathLike) -> str:
+def expanded(path: str | os.PathLike | None) -> str | None:
     """A path as a shell passes it on: ``~`` is the home folder, which Python does not know."""
-    return os.path.expanduser(os.fspath(path))
+    return None if path is None else os.path.expanduser(os.fspath(path))
 
 
 # Byte order marks; the mark of UTF-32 begins with the mark of UTF-16
@@ -202,11 +186,11 @@ def replace_file(
             file.flush()
             # otherwise a power failure may leave an empty file of that name
             os.fsync(file.fileno())
-            if check is not None and hasattr(os, "posix_fadvise"):
-                # Let the check read from the disk, not from the cache in memory
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            # While the file is open, no other can get its number, by which it is known below
             if check is not None:
+                if hasattr(os, "posix_fadvise"):
+                    # Let the check read from the disk, not from the cache in memory
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                # While the file is open, no other can get its number, by which it is known below
                 check(temporary)
         os.replace(temporary, path)
         sync_folder(Path(path).parent)

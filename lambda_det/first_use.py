@@ -13,8 +13,6 @@ from typing import Any
 
 from lambda_det.errors import importing_detectron2
 
-__all__ = ["names_of"]
-
 
 def names_of(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     """The ``__getattr__`` of a package, whose ``dir()`` and ``import *`` get the names, too.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from lambda_det.own_data.evaluate import ResultsOnData
-
-__all__ = ["Run", "check", "train"]
 
 
 class Run:
@@ -41,8 +38,9 @@ class Run:
         Raises:
             DataError: it is not the folder of a run.
         """
-        self.folder = Path(expanded(folder))
-        if not RunFolder(self.folder).config_file.is_file():
+        self._run = RunFolder(expanded(folder))
+        self.folder = self._run.path
+        if not self._run.config_file.is_file():
             raise DataError(f"{folder} is not the folder of a run: it has no config.yaml.")
 
     def __repr__(self) -> str:
@@ -57,7 +55,7 @@ class Run:
         Raises:
             DataError: metrics.json is damaged.
         """
-        return RunFolder(self.folder).metrics()
+        return self._run.metrics()
 
     @property
     def evaluations(self) -> list[dict[str, float]]:
@@ -82,7 +80,7 @@ class Run:
         Raises:
             WeightsError: there is no checkpoint yet.
         """
-        if not (found := RunFolder(self.folder).choose()):
+        if not (found := self._run.choose()):
             raise WeightsError(f"{self.folder} has no checkpoint yet.")
         return found
 
@@ -160,9 +158,15 @@ class Run:
         """
         from lambda_det.own_data.evaluate import evaluate
 
-        places = {"data": data, "labels": labels, "images": images, "output": output}
-        places = {name: None if p is None else expanded(p) for name, p in places.items()}
-        return evaluate(self.folder, part=part, **places, **options)
+        return evaluate(
+            self.folder,
+            part=part,
+            data=expanded(data),
+            labels=expanded(labels),
+            images=expanded(images),
+            output=expanded(output),
+            **options,
+        )
 
     @naming_arguments()
     def report(self, output: str | os.PathLike | None = None, **options: Any) -> Path:
@@ -175,7 +179,7 @@ class Run:
         """
         from lambda_det.own_data.report.run_page import write_report
 
-        return write_report(self.folder, None if output is None else expanded(output), **options)
+        return write_report(self.folder, expanded(output), **options)
 
     @naming_arguments()
     def export(
@@ -205,7 +209,7 @@ class Run:
         from lambda_det.export.sources import network_to_export
 
         network = network_to_export(self.folder, proof=proof, **options)
-        say = partial(print, flush=True, file=sys.stdout)
+        say = partial(print, flush=True)
         path, images = expanded(path), [expanded(image) for image in images]
         report = export_network(network, path, images=images, overwrite=overwrite, say=say)
         print(report)
@@ -285,7 +289,7 @@ def train(
     words = _words({**flags, **named})
     file = named_file(words)
     parser = training_parser(file)
-    parser.error = _refuse  # a command line would end the process
+    parser.refuse = _refuse  # a command line would end the process
     parser.allow_abbrev = False  # the names of arguments are whole
     args = parser.parse_args(words)
     is_lazy = not args.keys["output"].isupper()
@@ -301,10 +305,16 @@ def train(
 
 def _words(flags: dict[str, Any]) -> list[str]:
     """The words of a command line for these flags; flags that are None or False are left out."""
-    given = {f"--{k.replace('_', '-')}": v for k, v in flags.items() if v is not None}
-    for flag, value in given.items():
-        given[flag] = expanded(value) if isinstance(value, str | os.PathLike) else value
-    return [flag if v is True else f"{flag}={v}" for flag, v in given.items() if v is not False]
+    words = []
+    for name, value in flags.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, str | os.PathLike):
+            value = expanded(value)
+        if value is True:
+            words.append(flag)
+        elif value is not None and value is not False:
+            words.append(f"{flag}={value}")
+    return words
 
 
 def _refuse(message: str) -> None:

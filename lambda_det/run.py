@@ -61,9 +61,8 @@ def setup_environment() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = command_parser(
-        "run", __doc__, EXAMPLES, usage="%(prog)s [-h] [-m] SCRIPT [ARGUMENT ...]"
-    )
+    parser = command_parser("run", __doc__, EXAMPLES)
+    parser.usage = "%(prog)s [-h] [-m] SCRIPT [ARGUMENT ...]"
     parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT names a module")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, with its own arguments")
     words = sys.argv[1:] if argv is None else argv
@@ -79,19 +78,16 @@ def main(argv: list[str] | None = None) -> None:
     os.environ[_VARIABLE] = _OUR_MODULE
 
     sys.argv = [args.script, *words[end:]]
-    by_words = not getattr(sys.flags, "safe_path", False)  # not python -P
+    if not sys.flags.safe_path:  # python -P; for lambda-det its own folder is there
+        here = os.getcwd() if args.module else os.path.dirname(os.path.realpath(args.script))
+        sys.path[0] = here
     if args.module:
-        if by_words:
-            sys.path[0] = os.getcwd()  # as python -m does; for lambda-det its own folder is there
         runpy.run_module(args.script, run_name="__main__", alter_sys=True)
         return
-    script = os.path.abspath(args.script)
-    if by_words:
-        sys.path[0] = os.path.dirname(os.path.realpath(script))
     home = str(Path(__file__).resolve().parents[1])
     if home not in sys.path:  # processes that the script spawns also import lambda_det
         sys.path.append(home)
-    runpy.run_path(script, run_name="__main__")
+    runpy.run_path(os.path.abspath(args.script), run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lambda_det.training.command_line import YAML_EXAMPLES, run, run_parser
-
-__all__ = ["parser", "run"]
+from lambda_det.training.command_line import YAML_EXAMPLES, run_parser
 
 _EXAMPLES = """
 Configuration keys are given as KEY VALUE pairs, before or after the flags;

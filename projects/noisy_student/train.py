@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from lambda_det.classification.command_line import parser, run
+from lambda_det.classification import parser, run
 from lambda_det.errors import exit_status
 from noisy_student.task import StudentTask
 
