@@ -15,16 +15,15 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "versions.md"
 MARKERS = "not (slow or fuzz or benchmark or gpu or release)"
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """The versions that are tested together."""
 
     python: str
@@ -76,7 +75,7 @@ def find_python(version: str) -> str | None:
     return None
 
 
-def make_environment(pair: Pair, python: str, folder: Path, detectron2: str) -> Path:
+def make_environment(pair: Pair, python: str, folder: Path) -> Path:
     """Install everything into a new environment; return its Python."""
     subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
     own = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -90,8 +89,7 @@ def make_environment(pair: Pair, python: str, folder: Path, detectron2: str) -> 
     subprocess.run([*pip, *pins, *build, *tests, f"{ROOT}[onnx,pretraining]"], check=True)
     # the tests run in the checkout, because they must import its modules
     subprocess.run([*pip[:-2], "uninstall", "--yes", "--quiet", "lambda_det"], check=True)
-    tool = ROOT / "tools" / "install_detectron2.py"
-    subprocess.run([own, tool, "--source", detectron2], check=True)
+    subprocess.run([own, ROOT / "tools" / "install_detectron2.py"], check=True)
     return own
 
 
@@ -105,20 +103,16 @@ def describe_detectron2(python: Path) -> str:
     return said.stdout.strip() or "missing"
 
 
-def run_tests(python: Path, processes: int, arguments: list[str]) -> str:
+def run_tests(python: Path) -> str:
     """Run the quick tests; return pytest's last line without the time."""
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKERS, *arguments]
-    if processes > 1:
-        command += ["-n", str(processes), "--dist", "loadfile"]
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKERS]
+    command += ["-n", "2", "--dist", "loadfile"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    run = subprocess.Popen(
+    run = subprocess.run(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, errors="replace"
     )
-    last = ""
-    for line in run.stdout:
-        print(line, end="", flush=True)
-        last = line.strip() or last
-    run.wait()
+    print(run.stdout, flush=True)
+    last = run.stdout.strip().rpartition("\n")[2]
     last = re.sub(r", \d+ (deselected|warnings?)|in [\d.]+s.*|=", "", last).strip()
     return last or f"ended with status {run.returncode}"
 
@@ -139,27 +133,24 @@ def write_page(rows: dict[str, str]) -> None:
     PAGE.write_text(HEAD + "\n".join(lines) + "\n", "utf-8")
 
 
-def run_pair(pair: Pair, args: argparse.Namespace) -> str | None:
+def run_pair(pair: Pair) -> str | None:
     """Test a pair; return its row, or None if there is no such Python."""
     python = find_python(pair.python)
     if python is None:
         print(f"{pair.name}: there is no Python {pair.python} here", flush=True)
         return None
-    folder = args.folder / pair.name.replace(":", "-torch")
+    folder = ROOT / ".matrix" / pair.name.replace(":", "-torch")
     print(f"{pair.name}: in {folder}", flush=True)
     try:
-        own = make_environment(pair, python, folder, args.detectron2)
-        detectron2, result = describe_detectron2(own), run_tests(own, args.processes, args.tests)
+        own = make_environment(pair, python, folder)
+        detectron2, result = describe_detectron2(own), run_tests(own)
     except subprocess.CalledProcessError as error:
         detectron2, result = "", f"not installed: {Path(str(error.cmd[0])).name} failed"
     finally:
-        if not args.keep:
-            shutil.rmtree(folder, ignore_errors=True)
-    if args.tests:
-        result += f" (of {' '.join(args.tests)})"
+        shutil.rmtree(folder, ignore_errors=True)
     system = f"{platform.system()} {platform.machine()}"
     cells = [pair.python, pair.torch, pair.numpy, detectron2, system, result]
-    return "| " + " | ".join(cells) + " |"
+    return f"| {' | '.join(cells)} |"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -169,21 +160,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", metavar="PYTHON:TORCH", choices=[p.name for p in PAIRS], help="pairs"
     )
-    parser.add_argument("--folder", type=Path, default=ROOT / ".matrix", help="of environments")
-    parser.add_argument("--keep", action="store_true", help="do not remove the environments")
-    parser.add_argument("--processes", type=int, default=2, help="of the tests")
-    parser.add_argument(
-        "--detectron2", default="auto", help="--source of tools/install_detectron2.py"
-    )
-    parser.add_argument("tests", nargs="*", help="of pytest, such as files; all by default")
-    args = parser.parse_args(argv)
+    only = parser.parse_args(argv).only
     failed = False
     for pair in PAIRS:
-        if args.only and pair.name not in args.only:
+        if only and pair.name not in only:
             continue
-        row = run_pair(pair, args)
+        row = run_pair(pair)
         if row is None:
-            failed |= bool(args.only)  # the pair was asked for
+            failed |= bool(only)  # the pair was asked for
         else:
             print(row, flush=True)
             write_page({**read_rows(), pair.name: row})

@@ -21,43 +21,27 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "CONTRIBUTING.md"
 LONG_STRING = 200  # characters
-_FREE = {
-    tokenize.COMMENT,
-    tokenize.DEDENT,
-    tokenize.ENCODING,
-    tokenize.ENDMARKER,
-    tokenize.INDENT,
-    tokenize.NEWLINE,
-    tokenize.NL,
-}
+_FREE = {"COMMENT", "DEDENT", "ENCODING", "ENDMARKER", "INDENT", "NEWLINE", "NL"}
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-# Since Python 3.12 an f-string is a start, what is within, and an end
-_STARTS = {getattr(tokenize, f"{kind}STRING_START", None) for kind in "FT"} - {None}
-_ENDS = {getattr(tokenize, f"{kind}STRING_END", None) for kind in "FT"} - {None}
 
 
 def python_tokens(text: str) -> int:
     """Tokens of a file of Python, without its comments and docstrings."""
-    documentation = {
-        node.body[0].lineno
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None
-    }
-    count, strings_open = 0, 0
+    documentation: set[int] = set()  # its lines
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            documentation.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    count = strings_open = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in _FREE:
+        kind = tokenize.tok_name[token.type]
+        if kind in _FREE or token.start[0] in documentation:
             continue
-        if token.type == tokenize.STRING:
-            starts_line = not token.line[: token.start[1]].strip()
-            if starts_line and token.start[0] in documentation:
-                continue
-            is_long = "\n" in token.string or len(token.string) > LONG_STRING
-            count += 0 if strings_open else len(token.string.split()) if is_long else 1
-            continue
-        strings_open += token.type in _STARTS
-        # The start of an f-string counts for the whole of it
-        count += not strings_open or (token.type in _STARTS and strings_open == 1)
-        strings_open -= token.type in _ENDS
+        if kind == "STRING" and ("\n" in token.string or len(token.string) > LONG_STRING):
+            count += len(token.string.split())
+        else:
+            # Since Python 3.12 an f-string is a start, which counts, what is within, and an end
+            count += not strings_open and not kind.endswith("STRING_END")
+        strings_open += kind.endswith("STRING_START") - kind.endswith("STRING_END")
     return count
 
 
@@ -86,17 +70,14 @@ def sizes() -> Counter[str]:
     found: Counter[str] = Counter()
     for name in filter(None, listed.split("\0")):
         path = PurePosixPath(name)
-        if path.suffix == ".py" and (ROOT / path).is_file():
-            found[room_of(path)] += python_tokens((ROOT / path).read_text(encoding="utf-8"))
-        elif path.suffix in (".cpp", ".cu", ".h") and (ROOT / path).is_file():
-            room = f"{room_of(path)}, C++ and CUDA"
-            found[room] += native_lines((ROOT / path).read_text(encoding="utf-8"))
+        if path.suffix not in (".py", ".cpp", ".cu", ".h") or not (ROOT / path).is_file():
+            continue
+        text, room = (ROOT / path).read_text("utf-8"), room_of(path)
+        if path.suffix == ".py":
+            found[room] += python_tokens(text)
+        else:
+            found[f"{room}, C++ and CUDA"] += native_lines(text)
     return found
-
-
-def limits(page: str) -> dict[str, int]:
-    """What each room of the table of CONTRIBUTING.md may have."""
-    return {room: int(size.replace(",", "")) for room, size in _ROW.findall(page)}
 
 
 _ROW = re.compile(r"^\| `?(.+?)`? \| ([\d,]+) \|$", re.MULTILINE)
@@ -113,7 +94,8 @@ def main(argv: list[str]) -> int:
         )
         page = _TABLE.sub(rows, page)
         PAGE.write_text(page, "utf-8")
-    allowed, above = limits(page), []
+    allowed = {room: int(size.replace(",", "")) for room, size in _ROW.findall(page)}
+    above = []
     for room, size in sorted(found.items()):
         print(f"{room:34}{size:8,}{allowed.get(room, 0):9,}")
         if size > allowed.get(room, 0):

@@ -15,7 +15,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,13 @@ SPLITS = ("train", "val")
 SHAPE_CLASSES = ("circle", "rectangle", "triangle")
 STUFF_CLASSES = ("plain", "striped", "checked")
 KEYPOINTS = ("left", "top", "right", "bottom")
+# The default of each number, the least that it can be, and what it is
+NUMBERS = {
+    "num_train": (500, 1, "training images"),
+    "num_val": (100, 1, "validation images"),
+    "size": (128, 32, "side of the images in pixels"),
+    "seed": (0, 0, "another seed, another data set"),
+}
 
 _FORMAT = 1  # part of the manifest; raise it with any change to the images
 _MIN_DIAMETER, _MAX_DIAMETER = 0.125, 0.625  # of the image's side: 16 to 80 pixels at 128
@@ -61,8 +67,7 @@ def make_shapes(root: str | os.PathLike, **numbers: int) -> str:
 
     Args:
         root: folder that data sets live in, such as ``$DETECTRON2_DATASETS``.
-        numbers: num_train (500) and num_val (100), the images to train and to evaluate on; size
-            (128), the side of the square images in pixels; seed (0).
+        numbers: those of :data:`NUMBERS` that are not at their defaults.
 
     Returns:
         The folder.
@@ -71,7 +76,7 @@ def make_shapes(root: str | os.PathLike, **numbers: int) -> str:
         ValueError: a number is too small.
         OSError: ``root/shapes`` holds something else, which stays as it is, or cannot be written.
     """
-    return _write_dataset(root, "shapes", numbers, _write_split)
+    return _write_dataset(root, numbers, is_panoptic=False)
 
 
 def make_panoptic_shapes(root: str | os.PathLike, **numbers: int) -> str:
@@ -83,20 +88,16 @@ def make_panoptic_shapes(root: str | os.PathLike, **numbers: int) -> str:
     0 for things and the classes of :data:`STUFF_CLASSES` from 1. Polygons are whole; panoptic masks
     hold the visible part. Everything else is as in :func:`make_shapes`.
     """
-    return _write_dataset(root, "shapes_panoptic", numbers, _write_panoptic_split)
+    return _write_dataset(root, numbers, is_panoptic=True)
 
 
-def _write_dataset(
-    root: str | os.PathLike,
-    name: str,
-    numbers: dict[str, int],
-    write_split: Callable[[str, str, int, int, int], None],
-) -> str:
-    given = {"num_train": 500, "num_val": 100, "size": 128, "seed": 0, **numbers}
-    for key, lowest in (("num_train", 1), ("num_val", 1), ("size", 32), ("seed", 0)):
-        if given[key] < lowest:
-            raise ValueError(f"{key} is {given[key]}; give at least {lowest}.")
-    manifest = {"format": _FORMAT, **given}
+def _write_dataset(root: str | os.PathLike, numbers: dict[str, int], *, is_panoptic: bool) -> str:
+    name = "shapes_panoptic" if is_panoptic else "shapes"
+    manifest = {"format": _FORMAT}
+    for key, (default, least, _) in NUMBERS.items():
+        manifest[key] = numbers.get(key, default)
+        if manifest[key] < least:
+            raise ValueError(f"{key} is {manifest[key]}; give at least {least}.")
     root = os.path.expanduser(os.fspath(root))
     folder = os.path.join(root, name)
     if _is_made(folder, manifest):
@@ -108,7 +109,8 @@ def _write_dataset(
         made = os.path.join(workplace, name)
         os.makedirs(os.path.join(made, "annotations"))
         for split in SPLITS:
-            write_split(made, split, given[f"num_{split}"], given["size"], given["seed"])
+            count, size, seed = manifest[f"num_{split}"], manifest["size"], manifest["seed"]
+            _write_split(made, split, count, size, seed, is_panoptic)
         _write_json(os.path.join(made, "manifest.json"), manifest)
         try:
             os.rename(made, folder)
@@ -137,25 +139,56 @@ def _is_made(folder: str, manifest: dict[str, int]) -> bool:
     return True
 
 
-def _write_split(folder: str, split: str, count: int, size: int, seed: int) -> None:
-    os.makedirs(os.path.join(folder, split))
-    images, annotations = [], []
+def _write_split(
+    folder: str, split: str, count: int, size: int, seed: int, is_panoptic: bool
+) -> None:
+    """Write the images and labels of a split; only panoptic shapes have keypoints and segments."""
+    images, instances, panoptic = [], [], []
     for index in range(count):
         rng = image_rng(seed, split, index)
         shapes = place_shapes(rng, size)
-        image = paint_shapes(rng, background(rng, size), shapes)
-        name = f"{index:06d}.png"
-        Image.fromarray(image).save(os.path.join(folder, split, name))
-        images.append({"id": index + 1, "file_name": name, "width": size, "height": size})
-        for category, polygon in shapes:
-            annotations.append(_describe_shape(len(annotations) + 1, index + 1, category, polygon))
-    content = {
-        "info": {"description": f"shapes, {split}, seed {seed}"},
-        "images": images,
-        "annotations": annotations,
-        "categories": [{"id": i, "name": name} for i, name in enumerate(SHAPE_CLASSES, start=1)],
-    }
-    _write_json(os.path.join(folder, "annotations", f"instances_{split}.json"), content)
+        image_id, name = index + 1, f"{index:06d}.png"
+        images.append({"id": image_id, "file_name": name, "width": size, "height": size})
+        entries = [
+            _describe_shape(number, image_id, category, polygon)
+            for number, (category, polygon) in enumerate(shapes, len(instances) + 1)
+        ]
+        instances += entries
+        image, pixels = background(rng, size), {}
+        if is_panoptic:
+            stuff = _pattern(rng, image)
+            owners = np.zeros((size, size), dtype=np.int64)  # 0 is background, i the i-th shape
+            for number, (_, polygon) in enumerate(shapes, start=1):
+                owners[_rasterise(polygon, size) >= 0.5] = number
+            for number, (_, polygon) in enumerate(shapes, start=1):
+                entries[number - 1] |= _keypoints(polygon, owners, number)
+            # Ids in the panoptic image: shapes as in owners; stuff from 10, more than any image has
+            segments = np.where(owners > 0, owners, 10 + stuff)
+            segments_info = _segments_info(segments, [category + 1 for category, _ in shapes])
+            panoptic.append(
+                {"image_id": image_id, "file_name": name, "segments_info": segments_info}
+            )
+            encoded = np.stack([segments % 256, segments // 256, 0 * segments], axis=-1)
+            pixels[f"panoptic_{split}"] = encoded.astype(np.uint8)
+            pixels[f"stuff_{split}"] = np.where(owners > 0, 0, stuff + 1).astype(np.uint8)
+        pixels[split] = paint_shapes(rng, image, shapes)
+        for kind, values in pixels.items():
+            os.makedirs(os.path.join(folder, kind), exist_ok=True)
+            Image.fromarray(values).save(os.path.join(folder, kind, name))
+    plain = [{"id": i, "name": name} for i, name in enumerate(SHAPE_CLASSES, start=1)]
+    things = [entry for entry in _CATEGORIES if entry["isthing"]]
+    files = {"instances": (instances, plain)}
+    if is_panoptic:
+        files = {"keypoints": (instances, things), "panoptic": (panoptic, _CATEGORIES)}
+    for kind, (entries, categories) in files.items():
+        about = f", {kind}" if is_panoptic else ""
+        content = {
+            "info": {"description": f"shapes{about}, {split}, seed {seed}"},
+            "images": images,
+            "annotations": entries,
+            "categories": categories,
+        }
+        _write_json(os.path.join(folder, "annotations", f"{kind}_{split}.json"), content)
 
 
 def _describe_shape(number: int, image_id: int, category: int, polygon: np.ndarray) -> dict:
@@ -296,54 +329,6 @@ def _shape_colour(rng: np.random.Generator, category: int) -> np.ndarray:
     return colour
 
 
-def _write_panoptic_split(folder: str, split: str, count: int, size: int, seed: int) -> None:
-    for name in (split, f"panoptic_{split}", f"stuff_{split}"):
-        os.makedirs(os.path.join(folder, name))
-    images, instances, panoptic = [], [], []
-    for index in range(count):
-        rng = image_rng(seed, split, index)
-        shapes = place_shapes(rng, size)
-        image, stuff = _patterned_background(rng, size)
-        image = paint_shapes(rng, image, shapes)
-        image_id, name = index + 1, f"{index:06d}.png"
-        images.append({"id": image_id, "file_name": name, "width": size, "height": size})
-        owners = np.zeros((size, size), dtype=np.int64)  # 0 is background, i the i-th shape
-        for number, (_, polygon) in enumerate(shapes, start=1):
-            owners[_rasterise(polygon, size) >= 0.5] = number
-        for number, (category, polygon) in enumerate(shapes, start=1):
-            entry = _describe_shape(len(instances) + 1, image_id, category, polygon)
-            instances.append(entry | _keypoints(polygon, owners, number))
-        # Ids in the panoptic image: shapes as in owners; stuff from 10, more than any image has
-        segments = np.where(owners > 0, owners, 10 + stuff)
-        categories = [category + 1 for category, _ in shapes]
-        panoptic.append(
-            {
-                "image_id": image_id,
-                "file_name": name,
-                "segments_info": _segments_info(segments, categories),
-            }
-        )
-        encoded = np.stack([segments % 256, segments // 256, 0 * segments], axis=-1)
-        for kind, pixels in (
-            (split, image),
-            (f"panoptic_{split}", encoded.astype(np.uint8)),
-            (f"stuff_{split}", np.where(owners > 0, 0, stuff + 1).astype(np.uint8)),
-        ):
-            Image.fromarray(pixels).save(os.path.join(folder, kind, name))
-    things = [entry for entry in _CATEGORIES if entry["isthing"]]
-    for kind, entries, categories in (
-        ("keypoints", instances, things),
-        ("panoptic", panoptic, _CATEGORIES),
-    ):
-        content = {
-            "info": {"description": f"shapes, {kind}, {split}, seed {seed}"},
-            "images": images,
-            "annotations": entries,
-            "categories": categories,
-        }
-        _write_json(os.path.join(folder, "annotations", f"{kind}_{split}.json"), content)
-
-
 def _segments_info(segments: np.ndarray, categories: list[int]) -> list[dict[str, Any]]:
     """COCO's description of each segment; ``categories`` are the shapes'."""
     result = []
@@ -380,13 +365,13 @@ def _keypoints(polygon: np.ndarray, owners: np.ndarray, number: int) -> dict[str
     return {"keypoints": values, "num_keypoints": len(KEYPOINTS)}
 
 
-def _patterned_background(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """A background, float [size, size, 3], and the index of its pattern, int [size, size].
+def _pattern(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+    """Draw two patterns, which may be the same, on an image, float [size, size, 3].
 
-    A straight line divides it into two patterns, which may be the same.
+    A straight line divides them. Returns the index of each pixel's pattern, int [size, size].
     """
+    size = len(image)
     y, x = np.mgrid[:size, :size] + 0.5
-    image = background(rng, size)
     first, second = (int(rng.random() * len(STUFF_CLASSES)) for _ in range(2))
     turn = 2 * math.pi * rng.random()
     centre = size * (0.3 + 0.4 * rng.random(2))
@@ -399,19 +384,8 @@ def _patterned_background(rng: np.random.Generator, size: int) -> tuple[np.ndarr
     stripes = np.where(along % period < period / 2, 1, -1)
     checks = stripes * np.where(across % period < period / 2, 1, -1)
     contrast = 20 + 15 * rng.random()
-    return image + contrast * np.choose(stuff, [0, stripes, checks])[..., None], stuff
-
-
-def make(arguments: argparse.Namespace) -> int:
-    options = vars(arguments)
-    panoptic = options.pop("panoptic")
-    try:
-        folder = (make_panoptic_shapes if panoptic else make_shapes)(**options)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"The shapes data set is in {folder}.")
-    return 0
+    image += contrast * np.choose(stuff, [0, stripes, checks])[..., None]
+    return stuff
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -425,16 +399,23 @@ def main(argv: list[str] | None = None) -> int:
         default=os.getenv("DETECTRON2_DATASETS", "datasets"),
         help="where shapes/ goes (default: $DETECTRON2_DATASETS, else datasets)",
     )
-    parser.add_argument("--num-train", type=int, default=500, help="training images (500)")
-    parser.add_argument("--num-val", type=int, default=100, help="validation images (100)")
-    parser.add_argument("--size", type=int, default=128, help="side of the images in pixels (128)")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, another data set (0)")
+    for name, (default, _, text) in NUMBERS.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=int, default=default, help=f"{text} ({default})")
     parser.add_argument(
         "--panoptic",
         action="store_true",
         help="shapes_panoptic/ instead: with keypoints, and on patterns that are also classes",
     )
-    return make(parser.parse_args(argv))
+    numbers = vars(parser.parse_args(argv))
+    make = make_panoptic_shapes if numbers.pop("panoptic") else make_shapes
+    try:
+        folder = make(**numbers)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"The shapes data set is in {folder}.")
+    return 0
 
 
 if __name__ == "__main__":

@@ -13,16 +13,12 @@ import sys
 from pathlib import Path
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source", type=Path, help="annotation file in COCO's format")
     parser.add_argument("target", type=Path, help="file to write; it must not exist")
     parser.add_argument("--images", type=int, default=20, help="how many (%(default)s)")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> int:
-    args = parse_args(argv)
+    args = parser.parse_args(argv)
     if args.target.exists():
         print(f"error: {args.target} exists already; name another file.", file=sys.stderr)
         return 2
