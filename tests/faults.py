@@ -670,8 +670,8 @@ FAULTS = [
     _fault(
         "Four names for Python",
         "lambda_det/from_python.py",
-        "for flag, v in given.items() if v is not False]",
-        "for flag, v in given.items() if v]",
+        "        elif value is not None and value is not False:\n",
+        "        elif value:\n",
         "test_from_python.py::test_a_flag_of_0_and_a_path_count",
     ),
     _fault(
