@@ -87,7 +87,7 @@ def test_unusable_input(shapes, capsys):
     json_file.write_text("{")
     assert run(json_file, images) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and "not JSON" in error and error.count("\n") == 1
+    assert error.startswith("error: ") and "as JSON" in error and error.count("\n") == 1
     assert run("--dataset", "nothing_of_that_name") == 2
     assert "'nothing_of_that_name' is not registered" in capsys.readouterr().err
 

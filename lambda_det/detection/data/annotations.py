@@ -13,7 +13,13 @@ from PIL import Image
 from tqdm import tqdm
 
 from lambda_det.detection.data.ground_truth import file_report
-from lambda_det.detection.data.records import decoding_fault, orientation, size_fault, upright_size
+from lambda_det.detection.data.records import (
+    decoding_fault,
+    is_file,
+    orientation,
+    size_fault,
+    upright_size,
+)
 from lambda_det.detection.data.report import BROKEN, IMAGE, TURNED, Kind, Report
 from lambda_det.errors import DataError, printable
 
@@ -65,9 +71,8 @@ def _look_at(
     """Add the faults of images; Pillow decodes without Python's lock, so threads help."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         faults = pool.map(look, files)
-        # None: on a terminal alone
-        shown = {"disable": None if progress else True, "leave": False}
-        faults = tqdm(faults, "images opened", len(files), **shown)
+        disable = None if progress else True  # None: unless it is a terminal
+        faults = tqdm(faults, "images opened", len(files), leave=False, disable=disable)
         for file, fault in zip(files, faults, strict=True):
             if fault:
                 report.add(*fault)
@@ -93,14 +98,7 @@ def _whole_fault(file: dict[str, Any]) -> tuple[Kind, str] | None:
 def _head_fault(file: dict[str, Any]) -> tuple[Kind, str] | None:
     """The fault that the head of an image's file shows."""
     path = file["file_name"]
-    if not _is_file(path):
+    if not is_file(path):
         return IMAGE, f"{printable(path)} does not exist"
     fault = size_fault(file)
     return fault and (IMAGE, fault)
-
-
-def _is_file(path: str) -> bool:
-    try:
-        return PathManager.isfile(path)
-    except ValueError:  # a name that no file can have
-        return False

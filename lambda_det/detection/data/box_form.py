@@ -13,9 +13,7 @@ import numpy as np
 
 from lambda_det.detection.data.truth import around, is_polygon
 
-__all__ = ["BOX_FORMS", "SIDES", "is_box", "numbers_of", "other_form"]
-
-_SAMPLED = 2000  # annotations that are looked at
+_SAMPLED = 2000  # annotations that are looked at, at most
 _MOST = 0.95  # share of the boxes that must speak for another form
 _FEW = 0.1  # share of the boxes that may be wrong in another way
 _ENOUGH = 10  # boxes without an outline that are no slips, however many outlines there are
@@ -66,7 +64,7 @@ def other_form(
         images: with "width" and "height", by id.
         written: how their format writes boxes, of ``BOX_FORMS``.
     """
-    sampled = annotations[:: -(-len(annotations) // _SAMPLED) or 1]
+    sampled = annotations[:: len(annotations) // _SAMPLED + 1]
     some = [
         one
         for one in sampled

@@ -31,12 +31,11 @@ from lambda_det.detection.data.box_form import SIDES, is_box, other_form
 from lambda_det.detection.data.coco_format import (
     COCO_DETECTIONS,
     made_by_reader,
-    read_keypoint_names,
     read_lists,
     whole,
 )
 from lambda_det.detection.data.image_folder import ImageFolder, normal
-from lambda_det.detection.data.records import upright_size
+from lambda_det.detection.data.records import is_file, upright_size
 from lambda_det.detection.data.report import Finding, Kind, Report
 from lambda_det.detection.data.truth import (
     FAR,
@@ -52,8 +51,6 @@ from lambda_det.detection.data.truth import (
     turned_rectangle,
 )
 from lambda_det.errors import DataError, listed
-
-__all__ = ["GroundTruth", "coco_api", "coco_content", "read_coco"]
 
 # how far the area of a mask may exceed the area of its box, which is rounded otherwise: a factor,
 # and square pixels
@@ -121,11 +118,11 @@ class _File:
         for name in ("images", "categories"):
             if not self.lists[name]:
                 raise DataError(f"{json_file}: the list {name!r} is empty; add at least one entry.")
-        made = made_by_reader(self.lists)
-        self.written: str | None = made["boxes"] if made else None
-        labels = made["labels"] if made else json_file
-        self.report = Report(labels, image_root, annotations=len(self.annotations))
-        for finding in made["findings"] if made else ():
+        own = {"labels": json_file, "boxes": None, "findings": ()}
+        made = made_by_reader(self.lists) or own
+        self.written: str | None = made["boxes"]
+        self.report = Report(made["labels"], image_root, annotations=len(self.annotations))
+        for finding in made["findings"]:
             kind = Kind(finding["severity"], finding["text"])
             self.report.findings[kind] = Finding(finding["count"], finding["first"])
         self.images: dict[int, dict[str, Any]] = {}
@@ -159,7 +156,13 @@ def _take_categories(file: _File) -> None:
                 f"{file.name}: the name {name!r:.80} of a category has half of a character, which "
                 "no other file can hold; correct it."
             )
-        report.keypoints = report.keypoints or list(read_keypoint_names(file.name, entry))
+        keypoints = report.keypoints or entry.get("keypoints") or []
+        if not isinstance(keypoints, list) or not all(isinstance(one, str) for one in keypoints):
+            raise DataError(
+                f"{file.name}: the keypoints of category {name!r:.80} are not a list of names; "
+                "correct or remove them."
+            )
+        report.keypoints = keypoints
         others = [one.get("supercategory") for one in entries if one["id"] != number]
         # Roboflow writes the project's name so; a class that has a parent itself is none
         is_root = entry.get("supercategory") in (None, "", "none", "None", name)
@@ -198,7 +201,7 @@ def _take_images(file: _File) -> None:
                 words = f"image id {number} is of {earlier['file_name']!r} and of {name!r}"
                 report.add(kinds.ID, words)
             continue
-        image = file.images[number] = {**entry, "path": path}
+        image = file.images[number] = {**entry, "path": path, "own_size": False}
         _take_size(image, report)
         other = first.setdefault(normal(os.path.normpath(path)), number)
         if other != number:
@@ -234,8 +237,10 @@ def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
     """
     root = report.image_root
     paths = {name: os.path.join(root, name) for name in names}
-    here = set(os.listdir(root)) if os.path.isdir(root) else paths.keys()
-    missing = [name for name in paths if not (name in here or _is_file(paths[name]))]
+    if not os.path.isdir(root):
+        return paths
+    here = set(os.listdir(root))
+    missing = [name for name, path in paths.items() if not (name in here or is_file(path))]
     if not missing:
         return paths
     folder = ImageFolder(root)
@@ -263,13 +268,6 @@ def _is_in(path: str, name: str) -> bool:
     names = [folder for folder in name.replace("\\", "/").split("/") if folder != "."]
     parents = os.path.abspath(path).split(os.sep)[-len(names) :]
     return len(names) > 1 and [*map(normal, names)] == [*map(normal, parents)]
-
-
-def _is_file(path: str) -> bool:
-    try:
-        return os.path.isfile(path)
-    except ValueError:  # a name that no file can have
-        return False
 
 
 # ------------------------------------------------------------------------------ the objects of each
@@ -310,28 +308,20 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
 
 def _twice(annotations: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The objects whose box is that of another object of their class, but for a pixel or two."""
-    objects = [(*one["bbox"], one) for one in annotations if not one["iscrowd"]]
-    objects.sort(key=itemgetter(0, 1, 2, 3))
-    limits = [_near(width, height) for _, _, width, height, _ in objects]
-    farthest, start = max(limits, default=0), 0
-    for number, (x, y, width, height, one) in enumerate(objects):
-        while x - objects[start][0] > farthest:
-            start += 1
-        near = limits[number]
-        if any(
-            other["category_id"] == one["category_id"]
-            and abs(y - y0) <= near
-            and abs(x - x0) <= near
-            and abs(x + width - x0 - width0) <= near
-            and abs(y + height - y0 - height0) <= near
-            for x0, y0, width0, height0, other in objects[start:number]
-        ):
-            yield one
-
-
-def _near(width: float, height: float) -> float:
-    """How far from the sides of a box those of another box of its object may be, in pixels."""
-    return min(max(_NEAR, _NEAR_SHARE * max(width, height)), _NEAR_TINY * min(width, height))
+    objects = [one for one in annotations if not one["iscrowd"]]
+    earlier: list[tuple[tuple[float, ...], dict[str, Any]]] = []  # with their corners
+    for one in sorted(objects, key=itemgetter("bbox")):
+        x, y, width, height = one["bbox"]
+        near = min(max(_NEAR, _NEAR_SHARE * max(width, height)), _NEAR_TINY * min(width, height))
+        here = x, y, x + width, y + height
+        for there, other in reversed(earlier):
+            if x - there[0] > near:
+                break
+            is_same_class = one["category_id"] == other["category_id"]
+            if is_same_class and all(abs(a - b) <= near for a, b in zip(here, there, strict=True)):
+                yield one
+                break
+        earlier.append((here, one))
 
 
 def _as_meant(entry: dict[str, Any], file: _File) -> dict[str, Any]:
@@ -407,10 +397,8 @@ def _count(file: _File, records: Sequence[Mapping[str, Any]]) -> None:
     unmasked = []
     for record in records:
         image = file.images[record["image_id"]]
-        sizes = {key: image[key] for key in ("width", "height")}
-        is_own = image.get("own_size") is True
-        names = {"file_name": image["path"], "name": image["file_name"]}
-        report.files.append({**names, **sizes, "own_size": is_own})
+        sizes = {key: image[key] for key in ("width", "height", "own_size")}
+        report.files.append({"file_name": image["path"], "name": image["file_name"], **sizes})
         objects = [a for a in record["annotations"] if not a["iscrowd"]]
         lacking = sum("segmentation" not in a for a in record["annotations"])
         report.crowds += len(record["annotations"]) - len(objects)
@@ -465,7 +453,11 @@ def coco_api(
         box = {"bbox": entry["bbox"], "bbox_mode": BoxMode.XYWH_ABS}
         entry["segmentation"] = entry.get("segmentation") or mask_of(box, *sizes[entry["image_id"]])
         if keypoints is not None:
-            entry.update(_counted_keypoints(entry, 3 * len(keypoints)))
+            # pycocotools needs those of every object; of visibility 0 they do not count
+            points = entry.get("keypoints", ())
+            if len(points) != 3 * len(keypoints):
+                points = [0] * 3 * len(keypoints)
+            entry |= {"keypoints": points, "num_keypoints": sum(v > 0 for v in points[2::3])}
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         result.createIndex()
     return result
@@ -499,11 +491,3 @@ def _content(
             annotations.append(entry)
     names = [{"id": number, "name": name} for number, name in categories.items()]
     return {"images": images, "annotations": annotations, "categories": names}
-
-
-def _counted_keypoints(entry: Mapping[str, Any], values: int) -> dict[str, Any]:
-    """pycocotools needs the keypoints of every object; of visibility 0 they do not count."""
-    points = entry.get("keypoints")
-    if points is None or len(points) != values:
-        return {"keypoints": [0] * values, "num_keypoints": 0}
-    return {"num_keypoints": sum(v > 0 for v in points[2::3])}

@@ -8,7 +8,7 @@ from typing import Any
 
 from detectron2.utils.file_io import PathManager
 
-from lambda_det.errors import DataError, printable, reason
+from lambda_det.errors import DataError, printable, refused
 
 COCO_DETECTIONS = 100  # the most detections of an image and a class that COCO's AP counts
 # The lists of a file, and the keys that every entry of each must have, with the type of their
@@ -31,23 +31,15 @@ def read_json(json_file: str) -> dict[str, Any]:
     Raises:
         DataError: it cannot be read, or is not a JSON object.
     """
-    try:
-        with PathManager.open(json_file, "rb") as file:
-            # UTF-8 or UTF-16, with or without a byte order mark
-            content = json.loads(file.read())
-    except OSError as error:
-        raise DataError(
-            f"The annotation file {json_file} cannot be read ({error.strerror})."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"The annotation file {json_file} is not JSON in UTF-8 ({reason(error)}); if a tool or "
-            "an editor wrote it in another encoding, such as GBK or Latin-1, save it as UTF-8."
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"The annotation file {json_file} is not JSON ({error}); make or fetch it again."
-        ) from error
+    what = f"The annotation file {json_file} cannot be read as JSON"
+    advice = (
+        "make or fetch it again, and if a tool or an editor wrote it in another encoding, such as "
+        "GBK or Latin-1, save it as UTF-8"
+    )
+    errors = (OSError, ValueError, RecursionError)
+    with refused(DataError, what, advice, *errors), PathManager.open(json_file, "rb") as file:
+        # UTF-8 or UTF-16, with or without a byte order mark
+        content = json.loads(file.read())
     if not isinstance(content, dict):
         raise DataError(
             f"{json_file} is not in COCO format: it holds a {type(content).__name__} where an "
@@ -60,7 +52,6 @@ def read_json(json_file: str) -> dict[str, Any]:
 # they write "boxes", of ``BOX_FORMS``; and "findings", what was repaired or left out. Images and
 # annotations of such a file have a "source", which is their place in the labels
 READER = "lambda_det"
-_KEYS_OF_READER = {"labels", "boxes", "findings"}
 
 
 def made_by_reader(content: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -69,7 +60,8 @@ def made_by_reader(content: Mapping[str, Any]) -> dict[str, Any] | None:
     Another program may write an entry of that name as well, with keys of its own.
     """
     entry = content.get(READER)
-    return entry if isinstance(entry, dict) and entry.keys() >= _KEYS_OF_READER else None
+    is_ours = isinstance(entry, dict) and entry.keys() >= {"labels", "boxes", "findings"}
+    return entry if is_ours else None
 
 
 def read_lists(
@@ -158,18 +150,3 @@ def read_panoptic(json_file: str) -> tuple[dict[int, dict[str, Any]], dict[int, 
                     "0 or 1; correct it."
                 )
     return {entry["image_id"]: entry for entry in content["annotations"]}, is_thing
-
-
-def read_keypoint_names(json_file: str, category: dict[str, Any]) -> list[str]:
-    """The names of the keypoints of a category; empty where it has none.
-
-    Raises:
-        DataError: they are not a list of names.
-    """
-    names = category.get("keypoints") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(
-            f"{json_file}: the keypoints of category {category['name']!r:.80} are not a list of "
-            "names; correct or remove them."
-        )
-    return names

@@ -20,8 +20,6 @@ from lambda_det.detection.data.coco import GroundTruth, read_coco
 from lambda_det.detection.data.report import Report
 from lambda_det.errors import DataError
 
-__all__ = ["file_report", "forget_records", "ground_truth"]
-
 _MOST = 8  # ground truths, for programs that go on to other data
 
 
@@ -115,8 +113,7 @@ def _version_of(json_file: str, image_root: str) -> tuple[int, ...]:
     if not PathManager.isfile(json_file):
         raise DataError(f"The annotation file {json_file} does not exist; correct the path.")
     file = os.stat(PathManager.get_local_path(json_file))
-    folder = os.stat(image_root).st_mtime_ns if os.path.isdir(image_root) else 0
-    return file.st_mtime_ns, file.st_size, file.st_ino, folder
+    return file.st_mtime_ns, file.st_size, file.st_ino, *_times([image_root]).values()
 
 
 def _times(folders: Iterable[str]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from detectron2.data.transforms import AugInput, AugmentationList
 from detectron2.utils.file_io import PathManager
 from PIL import Image
 
-from lambda_det.errors import DataError, printable, reason
+from lambda_det.errors import DataError, printable, refused
 
 # The turns for the values of EXIF's orientation, as in Detectron2
 _TURNS = {
@@ -26,6 +26,14 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _LYING = (5, 6, 7, 8)  # values that exchange height and width
+
+
+def is_file(path: str) -> bool:
+    """Whether there is such a file; not where no file can have the name."""
+    try:
+        return PathManager.isfile(path)
+    except ValueError:
+        return False
 
 
 def orientation(image: Image.Image) -> int:
@@ -121,21 +129,18 @@ def read_image(record: dict[str, Any], image_format: str = "BGR") -> np.ndarray:
     path = record["file_name"]
     if fault := head_fault(path, "any" if image_format == "L" else "pixels"):
         raise DataError(fault)
-    try:
+    what = f"The image {printable(path)} cannot be read"
+    advice = "fetch it again, write it as JPEG or PNG, or leave it out"
+    with refused(DataError, what, advice, Exception):  # of any kind, for a broken file
         image = read_pixels(path, image_format)
-    except FileNotFoundError as error:
-        raise DataError(
-            f"The image {printable(path)} does not exist; put it there or leave it out."
-        ) from error
-    except Exception as error:  # Pillow may raise anything for a broken file
-        raise DataError(
-            f"The image {printable(path)} cannot be read ({reason(error)}); fetch it again, "
-            "write it as JPEG or PNG, or leave it out."
-        ) from error
     height, width = image.shape[:2]
     said = (record.get("width", width), record.get("height", height))
     if said != (width, height):
-        raise DataError(size_fault(record) or _other_size(path, (width, height), said, 1))
+        raise DataError(
+            size_fault(record)
+            or f"The image {printable(path)} is {width}x{height}, but the annotations say "
+            f"{said[0]}x{said[1]}; correct one of them."
+        )
     return np.ascontiguousarray(image)
 
 
@@ -158,10 +163,8 @@ def size_fault(record: dict[str, Any]) -> str | None:
     except Exception:  # Pillow may raise anything for a broken file
         return None
     said = (record.get("width", size[0]), record.get("height", size[1]))
-    return None if said == size else _other_size(record["file_name"], size, said, turn)
-
-
-def _other_size(path: str, size: tuple[int, int], said: tuple[int, int], turn: int) -> str:
+    if said == size:
+        return None
     why = "its boxes would be elsewhere, correct one of them"
     if turn in _LYING and said == size[::-1]:
         why = (
@@ -169,8 +172,8 @@ def _other_size(path: str, size: tuple[int, int], said: tuple[int, int], turn: i
             "label it as it is shown, or save it without that entry"
         )
     return (
-        f"The image {printable(path)} is {size[0]}x{size[1]} (width x height, upright), but the "
-        f"annotations say {said[0]}x{said[1]}; {why}."
+        f"The image {printable(record['file_name'])} is {size[0]}x{size[1]} (width x height, "
+        f"upright), but the annotations say {said[0]}x{said[1]}; {why}."
     )
 
 

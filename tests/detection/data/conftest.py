@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from detectron2.config import CfgNode, get_cfg
+from detectron2.utils import logger
 from PIL import Image
 
 from lambda_det.config import add_lambda_config
-from lambda_det.detection.data import ground_truth, read_coco, truth
+from lambda_det.detection.data import ground_truth, read_coco
 from lambda_det.detection.data.coco import GroundTruth
 from tests.coco import annotation, coco_content
 
@@ -82,4 +83,4 @@ def cfg() -> CfgNode:
 @pytest.fixture(autouse=True)
 def _not_yet_warned() -> None:
     """Forget the warnings that were given once."""
-    truth._warned.clear()
+    logger._LOG_COUNTER.clear()

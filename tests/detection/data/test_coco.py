@@ -479,8 +479,8 @@ def test_crowds_are_crowds(read, share, attributes, crowds, found):
 
 # What is no annotation file: a text, or a change of a sound one, and what the message names
 NOT_COCO = [
-    *((t, "not JSON") for t in ("", "{", "\ufeff\x00", "[" * 10**6, "9" * 10**5)),
-    ('"苹果"'.encode("gbk"), "UTF-8.*GBK"),
+    *((t, "as JSON") for t in ("", "{", "\ufeff\x00", "[" * 10**6, "9" * 10**5)),
+    ('"苹果"'.encode("gbk"), "GBK.*UTF-8"),
     *((t, "not in COCO format") for t in ("null", "{}", "NaN")),
     ("[]", "it holds a list"),
     ('{"images": [], "annotations": []}', "'categories', the value is None"),
