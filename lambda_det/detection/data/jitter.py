@@ -17,8 +17,6 @@ from torchvision.transforms import v2
 
 from lambda_det.errors import ConfigError
 
-_FLIPS = ("horizontal", "vertical", "none")
-
 
 class ResizeScaleAtLeastOnePixel(T.ResizeScale):
     """Detectron2's ``ResizeScale``, except that no side is rounded to 0 pixels.
@@ -118,12 +116,15 @@ def _jitter(cfg: CfgNode) -> list[T.Augmentation]:
 
 
 def _flip(cfg: CfgNode) -> list[T.Augmentation]:
+    flips = {
+        "horizontal": [T.RandomFlip()],
+        "vertical": [T.RandomFlip(horizontal=False, vertical=True)],
+        "none": [],
+    }
     flip = cfg.INPUT.RANDOM_FLIP
-    if flip not in _FLIPS:
-        raise ConfigError(f"INPUT.RANDOM_FLIP is {flip!r}; it must be one of {', '.join(_FLIPS)}.")
-    if flip == "none":
-        return []
-    return [T.RandomFlip(horizontal=flip == "horizontal", vertical=flip == "vertical")]
+    if flip not in flips:
+        raise ConfigError(f"INPUT.RANDOM_FLIP is {flip!r}; it must be one of {', '.join(flips)}.")
+    return flips[flip]
 
 
 # The augmentations of training in their order, each made by a function of the configuration, or
@@ -180,15 +181,12 @@ class ColorJitter:
                 f"INPUT.COLOR {strength} needs images in BGR or RGB; INPUT.FORMAT is "
                 f"{image_format}."
             )
-        self.image_format, self._strength = image_format, strength
+        self.image_format = image_format
         self._jitter = v2.ColorJitter(strength, strength, strength, strength / 4)
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         """Another image, uint8 [3, H, W], by draws from torch's global random numbers."""
         return self._turned(self._jitter(self._turned(image))).contiguous()
-
-    def __repr__(self) -> str:
-        return f"ColorJitter(strength={self._strength})"
 
     def _turned(self, image: torch.Tensor) -> torch.Tensor:
         """Change an image [3, H, W] from the model's order of channels to RGB, or back."""
@@ -221,7 +219,5 @@ def changes_outlines(augmentations: Iterable[T.Augmentation]) -> bool:
 
     It is not after resizing and flips alone.
     """
-    return not all(isinstance(one, (*_RESIZING, T.RandomFlip)) for one in augmentations)
-
-
-_RESIZING = (T.ResizeShortestEdge, T.ResizeScale)
+    keeping = (T.ResizeShortestEdge, T.ResizeScale, T.RandomFlip)
+    return not all(isinstance(one, keeping) for one in augmentations)

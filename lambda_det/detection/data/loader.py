@@ -81,8 +81,8 @@ class TrainImages(EvalImages):
         records: Sequence[Record] | Dataset,
         mapper: Mapper,
         max_unreadable: int,
-        key: str = "max_unreadable",
-        sources: Sources | None = None,
+        key: str,
+        sources: Sources | None,
     ) -> None:
         super().__init__(records, mapper)
         files = None if sources is None else sources.of_record
@@ -307,7 +307,13 @@ def tolerant_train_loader(
     Raises:
         ConfigError: the batch cannot be divided by the processes, or the data can only be iterated.
     """
-    _check_batch(total_batch_size)
+    processes = comm.get_world_size()
+    if total_batch_size < 1 or total_batch_size % processes:
+        raise ConfigError(
+            f"A batch of {total_batch_size} images (SOLVER.IMS_PER_BATCH over "
+            f"SOLVER.ACCUMULATE_GRADIENTS) cannot be divided by {processes} training process(es); "
+            "set SOLVER.IMS_PER_BATCH to a multiple."
+        )
     records = _by_index(dataset)
     if sampler is None:
         # The stream replaces the seed
@@ -324,16 +330,6 @@ def tolerant_train_loader(
         Stream(sampler, total_batch_size, is_wide=wide, own_seeds=own_seeds, sources=sources),
         **options,
     )
-
-
-def _check_batch(images: int) -> None:
-    processes = comm.get_world_size()
-    if images < 1 or images % processes:
-        raise ConfigError(
-            f"A batch of {images} images (SOLVER.IMS_PER_BATCH over "
-            f"SOLVER.ACCUMULATE_GRADIENTS) cannot be divided by {processes} training process(es); "
-            "set SOLVER.IMS_PER_BATCH to a multiple."
-        )
 
 
 def _check_proposals(cfg: CfgNode, split: str) -> None:
@@ -388,7 +384,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = Fal
     elif tiling := Tiling.from_config(cfg):
         # by images, because tiles of one image are joined; a process may have none
         own = set(InferenceSampler(len(records)))
-        tiles = [tiles_to_test([record], tiling) for record in records]
+        tiles = [tiles_to_test(record, tiling) for record in records]
         owners = [number for number, of_image in enumerate(tiles) for _ in of_image]
         arguments |= {
             "dataset": [tile for of_image in tiles for tile in of_image],

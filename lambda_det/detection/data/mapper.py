@@ -94,7 +94,7 @@ class TolerantMapper(DatasetMapper):
         for one in self.pixel_augmentations:  # of a LazyConfig, which gives both
             if (given := getattr(one, "image_format", self.image_format)) != self.image_format:
                 raise ConfigError(
-                    f"{one} is for images in {given}, and its mapper has image_format "
+                    f"A change of pixels is for images in {given}, and its mapper has image_format "
                     f"{self.image_format}; give both the same."
                 )
         if self.is_train and not exact_pixels and not self.draws_by_size:
@@ -103,8 +103,6 @@ class TolerantMapper(DatasetMapper):
                 "of the augmentations above is not among those that are drawn before an image is "
                 "read."
             )
-        if self.pixel_augmentations:
-            logger.info(f"Augmentations of pixels, after the others: {self.pixel_augmentations}")
 
     @property
     def draws_by_size(self) -> bool:
@@ -233,7 +231,8 @@ class TolerantMapper(DatasetMapper):
             transformed, image_shape, mask_format=mask_format
         )
         if self.use_instance_mask and not instances.has("gt_masks"):
-            instances.gt_masks = _no_masks(mask_format, image_shape)
+            no_bits = torch.zeros(0, *image_shape, dtype=torch.bool)
+            instances.gt_masks = PolygonMasks([]) if mask_format == "polygon" else BitMasks(no_bits)
         if self.recompute_boxes:
             # An empty polygon has an infinite box, which cannot be clipped.
             instances = instances[instances.gt_masks.nonempty()]
@@ -301,9 +300,3 @@ def _boxes_of(masks: PolygonMasks | BitMasks) -> Boxes:
     points = [np.concatenate(own).reshape(-1, 2) for own in masks.polygons]
     boxes = [np.concatenate([p.min(0), p.max(0).clip(0)]) for p in points]
     return Boxes(np.array(boxes, dtype=np.float32).reshape(-1, 4))
-
-
-def _no_masks(mask_format: str, image_shape: tuple[int, int]) -> PolygonMasks | BitMasks:
-    if mask_format == "polygon":
-        return PolygonMasks([])
-    return BitMasks(torch.zeros(0, *image_shape, dtype=torch.bool))

@@ -16,8 +16,6 @@ from lambda_det.detection.data.records import read_pixels
 from lambda_det.detection.data.transforming import Placement, placed
 from lambda_det.training.stream import Sources
 
-__all__ = ["KEPT", "TileOfFile", "read_tile", "sources_of", "whole_image"]
-
 # Bytes of decoded images that each process keeps: three of 100 million pixels, as three channels
 KEPT = 2**30
 _GREY = 128  # of pixels that belong to no image, as in the augmentations
@@ -121,13 +119,10 @@ def sources_of(records: Sequence[Mapping[str, Any]]) -> Sources | None:
     """
     if not any("tile" in record for record in records):
         return None
-    numbers: dict[str, int] = {}
-    sizes: list[int] = []
-    of_record = []
+    sizes: dict[str, int] = {}
     for record in records:
-        number = numbers.setdefault(record["file_name"], len(numbers))
-        if number == len(sizes):
-            height, width = record.get("image_size", (0, 0))  # others are read once anyway
-            sizes.append(3 * height * width)
-        of_record.append(number)
-    return Sources(np.array(of_record), np.array(sizes), KEPT)
+        height, width = record.get("image_size", (0, 0))  # others are read once anyway
+        sizes.setdefault(record["file_name"], 3 * height * width)
+    numbers = {file: number for number, file in enumerate(sizes)}
+    of_record = [numbers[record["file_name"]] for record in records]
+    return Sources(np.array(of_record), np.array([*sizes.values()]), KEPT)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +15,7 @@ from detectron2.utils.logger import log_first_n
 from lambda_det.detection.data.transforming import transform_polygons
 from lambda_det.detection.data.truth import Decided, around, corners, runs_of
 from lambda_det.detection.tiles import Tile, Tiling
-from lambda_det.errors import ConfigError, DataError, counted, printable
-
-__all__ = ["LEAST_LEFT", "number_of_whole_images", "seen_in", "tile_records", "tiles_to_test"]
+from lambda_det.errors import ConfigError, DataError, printable
 
 # An object is learnt in each tile that shows at least this share of what the best tile shows of its
 # box. A box that overlaps an object by an IoU of less than this counts as background in Detectron2
@@ -55,60 +51,43 @@ def tile_records(
     """
     if not 0 <= empty < float("inf"):
         raise ConfigError(f"INPUT.TILE.EMPTY is {empty}; it must be a number from 0.")
-    full: list[tuple[int, Mapping[str, Any]]] = []  # with their places
-    bare: list[tuple[int, Mapping[str, Any], Tile | None, _Objects | None]] = []
-    places = itertools.count()
+    parts: list[tuple[Mapping[str, Any], Tile | None, _Objects]] = []
     cut = 0
     for record in records:
-        tiles: list[Any] = _tiles_of(record, tiling)
-        objects: Mapping[Any, _Objects] = {}
+        tiles = _tiles_of(record, tiling)
         if len(tiles) == 1:
-            tiles = [None]
-            objects = {None: _Objects(record.get("annotations", ()), [])}
-        else:
-            objects, cut_here = _in_tiles(record, tiles)
-            cut += cut_here
-        for tile in tiles:
-            of_tile = objects.get(tile)
-            if of_tile and any(not one.get("iscrowd", 0) for one in of_tile.annotations):
-                full.append((next(places), _record_of(record, tile, of_tile)))
-            else:
-                bare.append((next(places), record, tile, of_tile))
-    if len(full) + len(bare) == len(records):
+            parts.append((record, None, _Objects(record.get("annotations", ()), [])))
+            continue
+        objects, cut_here = _in_tiles(record, tiles)
+        cut += cut_here
+        parts += [(record, tile, objects.get(tile, _Objects(Decided(), []))) for tile in tiles]
+    if len(parts) == len(records):
         _say(
             logging.INFO,
             f"No image is larger than a tile of {tiling.size} pixels (INPUT.TILE.SIZE), so "
             "they are trained on whole.",
         )
         return list(records)
-    number = min(round(empty * max(len(full), 1)), len(bare))
-    drawn = np.random.default_rng(0).permutation(len(bare))[:number]
-    chosen = [(bare[index][0], _record_of(*bare[index][1:])) for index in drawn]
-    _report(records, tiling, len(full), number, len(bare), cut)
-    return [record for _, record in sorted(full + chosen, key=itemgetter(0))]
+    is_full = [any(not a.get("iscrowd", 0) for a in own.annotations) for *_, own in parts]
+    full, bare = np.flatnonzero(is_full), np.flatnonzero(np.logical_not(is_full))
+    drawn = np.random.default_rng(0).permutation(bare)[: round(empty * max(len(full), 1))]
+    _report(records, tiling, len(full), len(drawn), len(bare), cut)
+    return [_record_of(*parts[place]) for place in sorted([*full, *drawn])]
 
 
 def number_of_whole_images(records: Iterable[Mapping[str, Any]]) -> int:
     """The number of images that records of tiles, and of whole images, are of."""
-    whole, cut = 0, set()
-    for record in records:
-        if "tile" in record:
-            cut.add(record["file_name"])
-        else:
-            whole += 1
-    return whole + len(cut)
+    return len({record["file_name"] for record in records})
 
 
-def tiles_to_test(records: Iterable[Mapping[str, Any]], tiling: Tiling) -> list[Mapping[str, Any]]:
-    """The records of all tiles to test on, image by image and row by row, without objects.
+def tiles_to_test(record: Mapping[str, Any], tiling: Tiling) -> list[Mapping[str, Any]]:
+    """The records of all tiles of an image to test on, row by row, without objects.
 
     They have the keys of :func:`tile_records`, and raise the same error.
     """
-    result = []
-    for record in records:
-        tiles = _tiles_of(record, tiling)
-        result += [_record_of(record, tile, None) for tile in tiles] if tiles[1:] else [record]
-    return result
+    tiles = _tiles_of(record, tiling)
+    nothing = _Objects(Decided(), [])
+    return [_record_of(record, tile, nothing) for tile in tiles] if tiles[1:] else [record]
 
 
 def _tiles_of(record: Mapping[str, Any], tiling: Tiling) -> list[Tile]:
@@ -131,9 +110,9 @@ def _report(
     """Log the number of tiles, and warn if many objects are whole in none of them."""
     _say(
         logging.INFO,
-        f"{counted(full + chosen, 'tile')} of {tiling.size} pixels, with an overlap of "
-        f"{tiling.overlap}, of {counted(len(records), 'image')}: {full} with objects, and "
-        f"{chosen} of the {bare} without (INPUT.TILE.EMPTY)",
+        f"{full + chosen} tiles of {tiling.size} pixels, with an overlap of {tiling.overlap}, of "
+        f"{len(records)} images: {full} with objects, and {chosen} of the {bare} without "
+        "(INPUT.TILE.EMPTY)",
     )
     objects = sum(
         not one.get("iscrowd", 0) for record in records for one in record.get("annotations", ())
@@ -153,12 +132,11 @@ def _say(level: int, text: str) -> None:
 
 
 def _record_of(
-    record: Mapping[str, Any], tile: Tile | None, objects: _Objects | None
+    record: Mapping[str, Any], tile: Tile | None, objects: _Objects
 ) -> Mapping[str, Any]:
     """The record of a tile, or of the image where ``tile`` is None."""
     if tile is None:
         return record
-    objects = objects or _Objects(Decided(), [])
     kept = {key: value for key, value in record.items() if key != "sem_seg_file_name"}
     return {
         **kept,
@@ -230,12 +208,11 @@ def seen_in(annotation: Mapping[str, Any], tile: Tile) -> dict[str, Any] | None:
         tile: of its image.
     """
     whole = np.array(corners(annotation))
-    box = np.concatenate([np.maximum(whole[:2], tile[:2]), np.minimum(whole[2:], tile[2:])])
+    box = _within(whole, tile)
     if not (box[2:] > box[:2]).all():
         return None
-    origin = np.array([tile.x0, tile.y0] * 2)
     result = {"category_id": annotation["category_id"], "iscrowd": annotation.get("iscrowd", 0)}
-    result |= {"bbox": (box - origin).tolist(), "bbox_mode": BoxMode.XYXY_ABS}
+    result |= {"bbox": (box - np.tile(tile[:2], 2)).tolist(), "bbox_mode": BoxMode.XYXY_ABS}
     mask = annotation.get("segmentation")
     if not mask:
         return result
@@ -244,17 +221,16 @@ def seen_in(annotation: Mapping[str, Any], tile: Tile) -> dict[str, Any] | None:
         return None
     result["segmentation"] = clipped
     if (box != whole).any():  # what is left of the mask may be less than of its box
-        outline = np.array(around(clipped))
-        outline = np.concatenate(
-            [
-                np.maximum(outline[:2], result["bbox"][:2]),
-                np.minimum(outline[2:], result["bbox"][2:]),
-            ]
-        )
+        outline = _within(around(clipped), result["bbox"])
         if not (outline[2:] > outline[:2]).all():
             return None
         result["bbox"] = outline.tolist()
     return result
+
+
+def _within(box: Sequence[float], border: Sequence[float]) -> np.ndarray:
+    """A box x0, y0, x1, y1 cut at the sides of another one; it has no area where it is outside."""
+    return np.clip(box, np.tile(border[:2], 2), np.tile(border[2:], 2))
 
 
 def _clipped_outline(polygons: Sequence[Sequence[float]], tile: Tile) -> list[list[float]]:

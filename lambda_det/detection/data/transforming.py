@@ -104,25 +104,19 @@ class Placement:
         if kinds != [kind for kind in _ORDER if kind in kinds]:
             return None
         by_kind = dict(zip(kinds, steps, strict=True))
-        resize, crop, pad, *flips = map(by_kind.get, _ORDER)
-        if resize and resize.interp != Image.BILINEAR:
-            return None
+        resize, crop, pad, horizontal, vertical = map(by_kind.get, _ORDER)
         height, width = resized = (resize.new_h, resize.new_w) if resize else size
-        top, left = (crop.y0, crop.x0) if crop else (0, 0)
-        bottom = min(top + crop.h, height) if crop else height
-        right = min(left + crop.w, width) if crop else width
-        below, beside = 0, 0
-        if pad:
-            if pad.x0 or pad.y0:
-                return None
-            below, beside = pad.y1, pad.x1
-        horizontal, vertical = flips
+        crop = crop or T.CropTransform(0, 0, width, height)
+        pad = pad or T.PadTransform(0, 0, 0, 0)
+        if (resize and resize.interp != Image.BILINEAR) or pad.x0 or pad.y0:
+            return None
+        bottom, right = min(crop.y0 + crop.h, height), min(crop.x0 + crop.w, width)
         return cls(
             resized,
-            slice(top, bottom),
-            slice(left, right),
-            (bottom - top + below, right - left + beside),
-            int(pad.pad_value) if pad else 0,
+            slice(crop.y0, bottom),
+            slice(crop.x0, right),
+            (bottom - crop.y0 + pad.y1, right - crop.x0 + pad.x1),
+            int(pad.pad_value),
             {(0, 0): None, (1, 0): 1, (0, 1): 0, (1, 1): -1}[bool(horizontal), bool(vertical)],
         )
 
@@ -233,20 +227,15 @@ def transform_polygons(
     for step in transforms.transforms:
         if not polygons:
             break
-        if type(step) is T.CropTransform:
-            left = [(n, q) for n, p in zip(owners, polygons, strict=True) for q in _crop(step, p)]
-        elif type(step).apply_polygons is T.Transform.apply_polygons:
+        if type(step).apply_polygons is T.Transform.apply_polygons:
             ends = np.cumsum([len(polygon) for polygon in polygons])
             moved = step.apply_coords(np.concatenate(polygons))  # a copy, which may be changed
             polygons = np.split(moved, ends[:-1])
             continue
-        else:
-            left = [
-                (n, q)
-                for n, p in zip(owners, polygons, strict=True)
-                for q in step.apply_polygons([p])
-            ]
-        owners, polygons = [n for n, _ in left], [q for _, q in left]
+        is_crop = type(step) is T.CropTransform
+        pieces = [_crop(step, p) if is_crop else step.apply_polygons([p]) for p in polygons]
+        owners = [n for n, left in zip(owners, pieces, strict=True) for _ in left]
+        polygons = [piece for left in pieces for piece in left]
     result: list[list[np.ndarray]] = [[] for _ in objects]
     for number, polygon in zip(owners, polygons, strict=True):
         result[number].append(polygon)
