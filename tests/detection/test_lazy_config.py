@@ -122,7 +122,7 @@ def test_a_training_on_nothing_is_refused_before_a_run(task, caplog):
     assert "no annotation" not in caplog.text
     task.config.model._target_ = "another_project.Model"  # may learn from images alone
     DetectionTask(task.config).check_data(train=True)
-    assert "shapes_train holds no annotation" in caplog.text
+    assert "shapes_train: no annotation to train on" in caplog.text
 
 
 def test_an_evaluation_of_nothing_is_refused(task):

@@ -24,17 +24,17 @@ from lambda_det.detection.data import classes
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import check_segments_mode, read_panoptic
 from lambda_det.detection.data.copies import shared_copies
-from lambda_det.detection.data.predictions import Detector, evaluated, is_known, predictions
+from lambda_det.detection.data.predictions import Detector, evaluated, is_known
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.report import BROKEN, DOUBTFUL, MASK, REPAIRED, UNUSABLE, Report
 from lambda_det.detection.data.rules import Instances, UsedData, faults, no_truth
-from lambda_det.errors import ConfigError, DataError, counted, listed
+from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.weights.provenance import IMAGENET_PIXELS, PixelSettings
 
 logger = logging.getLogger(__name__)
 
 _MOST_COMPARED = 20_000  # images; of more, only the paths and not the files are compared
-_SAMPLED = 100  # number of images of segments whose heads are read before a training
+_SAMPLED = 100  # images of segments, at most, whose heads are read before a training
 
 
 def check_datasets(cfg: CfgNode, *, train: bool, test: bool) -> None:
@@ -76,14 +76,10 @@ def check_pixels(pixels: PixelSettings) -> None:
         ConfigError: the format is unknown.
     """
     key = pixels.keys[0]
-    try:
+    what = f"{key} is {pixels.format!r}, which is no format of images"
+    with refused(ConfigError, what, "it can be RGB, BGR, L or YUV-BT.601", Exception):
         # without a format each image would keep its own; further formats depend on Pillow's version
         convert_PIL_to_numpy(Image.new("RGB", (1, 1)), pixels.format or "none")
-    except Exception as error:
-        raise ConfigError(
-            f"{key} is {pixels.format!r}, which is no format of images; it can be RGB, BGR, L or "
-            "YUV-BT.601."
-        ) from error
     reverse = {"RGB": "BGR", "BGR": "RGB"}.get(pixels.format)
     if reverse is None or len(pixels.mean) != 3:
         return
@@ -183,8 +179,8 @@ def _check_registered(name: str, detector: Detector, images: str) -> Report | No
         return None
     report = check_coco(*files, files=images)
     logger.info(
-        f"{name}: {counted(report.images, 'image')}, {counted(report.annotations, 'annotation')} "
-        f"({counted(report.crowds, 'crowd')}) of {counted(len(report.categories), 'category')}."
+        f"{name}: {report.images} images, {report.annotations} annotations ({report.crowds} "
+        f"crowds) of {len(report.categories)} categories."
     )
     if refusal := report.refusal():
         raise DataError(refusal)
@@ -214,7 +210,7 @@ def check_panoptic(metadata: Any) -> None:
         DataError: the file is not in COCO's format, or an image of segments is not RGB.
     """
     entries = list(read_panoptic(metadata.panoptic_json)[0].values())
-    for entry in entries[:: -(-len(entries) // _SAMPLED) or 1]:
+    for entry in entries[:: len(entries) // _SAMPLED + 1]:
         path = os.path.join(metadata.panoptic_root, entry["file_name"])
         try:
             with PathManager.open(path, "rb") as file:
@@ -262,25 +258,10 @@ def _say_what_is_left_out(data: Sequence[UsedData]) -> None:
 
 
 def _refuse_other_classes(data: Sequence[UsedData]) -> None:
-    """
-    Raises:
-        DataError: two data sets have other classes, semantic classes or keypoints, or another order
-            of them.
-    """
-    if not data:
-        return
-    detector = data[0].detector
-    predicted, has_keypoints = predictions(detector.architecture), detector.keypoints is not None
-    for key, words, is_read in (
-        ("thing_classes", "classes", "instances" in predicted),
-        ("stuff_classes", "semantic classes", "semantic" in predicted),
-        ("keypoint_names", "keypoints", has_keypoints),
-        ("keypoint_flip_map", "keypoint_flip_map", has_keypoints),
-    ):
-        # nothing is flipped in a test
-        those = data if key != "keypoint_flip_map" else _of("train", data)
-        lists = [(classes.file_of(d.name), d.meta(key)) for d in those if d.meta(key) is not None]
-        for (source, there), (place, here) in itertools.pairwise(lists if is_read else ()):
+    """Refuse data sets of other classes, semantic classes or keypoints, or in another order."""
+    for key, words in classes.compared(data[0].detector).items() if data else ():
+        lists = [(classes.file_of(d.name), d.meta(key)) for d in data if d.meta(key) is not None]
+        for (source, there), (place, here) in itertools.pairwise(lists):
             classes.refuse_others(words, place, here, source, there)
 
 
@@ -294,9 +275,8 @@ def _refuse_nothing_to_learn(data: Sequence[UsedData]) -> None:
     sources = [one.instances() for one in trained if one.needs("instances")]
     if sources and all(i is not None and i.has_key and not i.objects for i in sources):
         text = (
-            f"{', '.join(one.name for one in trained)} hold{'' if len(trained) > 1 else 's'} no "
-            "annotation to train on (crowds, and boxes without area or bbox_mode, do not "
-            "count); add some."
+            f"{', '.join(one.name for one in trained)}: no annotation to train on (crowds, and "
+            "boxes without area or bbox_mode, do not count); add some."
         )
         if is_known(trained[0].detector.architecture):
             raise DataError(text)
@@ -323,8 +303,8 @@ def _warn_of_unlearnt_classes(data: Sequence[UsedData]) -> None:
     for one in _of("test", data):
         if one.report and (unlearnt := unlearnt_classes(one.report, sources, train)):
             logger.warning(
-                f"{counted(len(unlearnt), 'class')} of {one.name} ({one.report.json_file}) without "
-                f"an object in {train}, so that AP counts 0 for {listed(unlearnt, 5)}"
+                f"{len(unlearnt)} classes of {one.name} ({one.report.json_file}) without an "
+                f"object in {train}, so that AP counts 0 for {listed(unlearnt, 5)}"
             )
 
 

@@ -14,14 +14,6 @@ from lambda_det.detection.data.predictions import Detector, predictions
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.errors import DataError, UserError, listed
 
-__all__ = [
-    "check",
-    "facts_of",
-    "file_of",
-    "of_checkpoint",
-    "refuse_others",
-]
-
 ENTRY = "dataset"  # of a checkpoint
 # Detectron2's names for the facts about the classes of a data set
 _KEPT = (
@@ -36,11 +28,6 @@ _KEPT = (
 )
 _THING_IDS = "thing_dataset_id_to_contiguous_id"
 _IDS = {"thing_ids": _THING_IDS, "stuff_ids": "stuff_dataset_id_to_contiguous_id"}
-_WORDS = {
-    "thing_classes": "classes",
-    "stuff_classes": "semantic classes",
-    "keypoint_names": "keypoints",
-}
 
 
 def facts_of(datasets: Iterable[str]) -> dict[str, Any]:
@@ -112,19 +99,21 @@ def check(detector: Detector, datasets: Iterable[str], run: Mapping[str, Any], s
     Raises:
         DataError: a data set has other classes, semantic classes or keypoints, or another order.
     """
-    predicted = predictions(detector.architecture)
-    keys = ["thing_classes"] if "instances" in predicted else []
-    keys += ["stuff_classes"] if "semantic" in predicted else []
-    keys += ["keypoint_names"] if detector.keypoints is not None else []
-    for name in dict.fromkeys(datasets):
-        if name not in DatasetCatalog:
-            continue
-        for key in keys:
+    for name in filter(DatasetCatalog.__contains__, dict.fromkeys(datasets)):
+        for key, words in compared(detector).items():
             is_things = key == "thing_classes"
             here = _thing_classes(name) if is_things else MetadataCatalog.get(name).get(key)
             there = run.get(key)
             if None not in (here, there):
-                refuse_others(_WORDS[key], file_of(name), here, source, there)
+                refuse_others(words, file_of(name), here, source, there)
+
+
+def compared(detector: Detector) -> dict[str, str]:
+    """The facts that must be the same in all data of a detector, and what messages call them."""
+    predicted = predictions(detector.architecture)
+    names = {"thing_classes": "classes"} if "instances" in predicted else {}
+    names |= {"stuff_classes": "semantic classes"} if "semantic" in predicted else {}
+    return names | ({} if detector.keypoints is None else {"keypoint_names": "keypoints"})
 
 
 def file_of(name: str) -> str:

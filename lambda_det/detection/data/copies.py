@@ -13,11 +13,9 @@ import hashlib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-__all__ = ["copies", "shared_copies"]
 
 _END = 1024  # in this number of bytes at their ends nearly all different images differ
 _CHANGES = "|".join(
@@ -113,23 +111,14 @@ def _equal_files(images: Mapping[str, Path]) -> list[list[str]]:
     """
     groups = [list(images)]
     for feature in (_size, _end, _digest):
-        groups = [
-            names
-            for group in groups
-            for names in _by_feature({name: images[name] for name in group}, feature)
-            if len(names) > 1
-        ]
+        equal: dict[Any, list[str]] = defaultdict(list)
+        for number, names in enumerate(groups):
+            for name in names:
+                with contextlib.suppress(OSError, ValueError):  # it is reported elsewhere
+                    if images[name].is_file():  # opening a named pipe would wait for its writer
+                        equal[number, feature(images[name])].append(name)
+        groups = [names for names in equal.values() if len(names) > 1]
     return groups
-
-
-def _by_feature(images: Mapping[str, Path], feature: Callable[[Path], Any]) -> Iterable[list[str]]:
-    """Groups of images with equal features; files that cannot be read are reported elsewhere."""
-    classes: dict[Any, list[str]] = defaultdict(list)
-    for name, image in images.items():
-        with contextlib.suppress(OSError, ValueError):
-            if image.is_file():  # opening a named pipe would wait for its writer
-                classes[feature(image)].append(name)
-    return classes.values()
 
 
 def _size(image: Path) -> int:

@@ -15,8 +15,6 @@ from pycocotools.coco import COCO
 
 from lambda_det.errors import DataError, listed, printable, refused
 
-__all__ = ["FILE", "check_identity", "write_identity"]
-
 FILE = "data.json"  # beside the results
 
 

@@ -14,8 +14,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from lambda_det.detection.data.outputs import is_output
 from lambda_det.files import SUFFIXES
 
-__all__ = ["SUFFIXES", "ImageFolder", "in_any_form", "normal", "outputs_below", "walk"]
-
 # other endings of a format
 _ONE_FORMAT = {".jpeg": ".jpg", ".jpe": ".jpg", ".jfif": ".jpg", ".tiff": ".tif"}
 

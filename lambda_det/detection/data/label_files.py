@@ -19,8 +19,6 @@ from lambda_det.detection.data.written_formats import WRITTEN
 from lambda_det.errors import DataError, listed, refused
 from lambda_det.files import relative_path, replace_text
 
-__all__ = ["place_labels", "polygons", "write_labels"]
-
 logger = logging.getLogger(__name__)
 
 _SPECK = 10  # the area in pixels below which a piece of a mask is left out for hands
@@ -107,6 +105,7 @@ def _write_folder(
     sources: Mapping[str, Path],
 ) -> None:
     names = {category["id"]: category["name"] for category in content["categories"]}
+    indices = {number: index for index, number in enumerate(names)}
     objects: dict[int, list[_Object]] = {image["id"]: [] for image in content["images"]}
     things = [one for one in content["annotations"] if not one.get("iscrowd")]
     if crowds := len(content["annotations"]) - len(things):
@@ -114,9 +113,9 @@ def _write_folder(
     for one in things:
         (x, y, width, height), mask = one["bbox"], one.get("segmentation") or []
         outline = polygons(pycocotools.mask.decode(mask)) if isinstance(mask, dict) else mask
-        index, name = list(names).index(one["category_id"]), names[one["category_id"]]
-        box = (x, y, x + width, y + height)
-        objects[one["image_id"]].append(_Object(index, name, box, outline, one.get("score")))
+        number, box = one["category_id"], (x, y, x + width, y + height)
+        made = _Object(indices[number], names[number], box, outline, one.get("score"))
+        objects[one["image_id"]].append(made)
     files = place_labels((image["file_name"] for image in content["images"]), label_format, target)
     row = WRITTEN[label_format]
     for image in content["images"]:
@@ -216,8 +215,7 @@ def polygons(mask: np.ndarray, *, for_hands: bool = False) -> list[list[float]]:
 
 def _area(outline: np.ndarray) -> float:
     """The area inside an outline [N, 2]."""
-    x, y = outline.T
-    return abs(float(x @ np.roll(y, 1) - y @ np.roll(x, 1))) / 2
+    return cv2.contourArea(outline.astype(np.float32))
 
 
 def _simplified(outline: np.ndarray) -> np.ndarray:

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from lambda_det.files import relative_path, writing_to
 
-__all__ = ["is_output", "mark_output"]
-
 MARK = ".lambda_det.json"  # a file in such a folder
 _LOGS = ("log.txt", "metrics.json")  # a run has its config.yaml beside one of them
 _CONFIGURATION = re.compile(r"^\s*(OUTPUT_DIR|output_dir):", re.MULTILINE)

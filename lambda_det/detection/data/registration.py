@@ -22,6 +22,7 @@ from lambda_det.detection.data.shapes import register_shapes_among
 from lambda_det.detection.data.truth import all_decided
 from lambda_det.detection.registry import class_keys
 from lambda_det.errors import ConfigError, DataError, listed, suggest
+from lambda_det.files import expanded
 
 # The letter of the left side, as in l_eye, L-Eye, eye.l and LEye
 _LEFT = re.compile(r"(?<![^\W_])[lL](?=[\W_A-Z]|$)")
@@ -52,11 +53,11 @@ def registered_files(name: str) -> tuple[str, str]:
     if name not in DatasetCatalog:
         hint = suggest(name, DatasetCatalog)
         raise ConfigError(f"The data set {name!r} is not registered{hint}")
-    metadata = MetadataCatalog.get(name)
     if not is_coco(name):
         raise ConfigError(
             f"The data set {name!r} does not hold COCO instances; name one that does."
         )
+    metadata = MetadataCatalog.get(name)
     json_file, image_root = metadata.json_file, os.fspath(metadata.image_root)
     for path, exists in ((json_file, PathManager.isfile), (image_root, PathManager.isdir)):
         if not exists(path):
@@ -151,7 +152,7 @@ def is_coco(name: str) -> bool:
 
 
 def _missing(name: str, path: str) -> DataError:
-    root = os.path.abspath(os.path.expanduser(os.getenv("DETECTRON2_DATASETS", "datasets")))
+    root = os.path.abspath(expanded(os.getenv("DETECTRON2_DATASETS", "datasets")))
     advice = next(text for starts, text in _ADVICE.items() if name.startswith(starts))
     return DataError(
         f"No data for {name}: {os.path.abspath(path)} does not exist; {advice.format(root=root)}."
@@ -222,17 +223,15 @@ def register_coco_files(
     """
     if not json_file and not images:
         return None
-    json_key, images_key = (f"DATASETS.{split.upper()}_{what}" for what in ("JSON", "IMAGES"))
-    names = {f"--{split}-json ({json_key})": json_file, f"--{split}-images ({images_key})": images}
-    if missing := [name for name, value in names.items() if not value]:
-        given = next(name for name, value in names.items() if value)
-        raise ConfigError(f"{given} is given without {missing[0]}; give both.")
-    json_file = os.path.abspath(os.path.expanduser(json_file))
-    images = os.path.abspath(os.path.expanduser(images))
+    json_flag, images_flag = (
+        f"--{split}-{what} (DATASETS.{split.upper()}_{what.upper()})" for what in ("json", "images")
+    )
+    if not json_file or not images:
+        raise ConfigError(f"One of {json_flag} and {images_flag} is not given; give both.")
+    json_file, images = os.path.abspath(expanded(json_file)), os.path.abspath(expanded(images))
     if not os.path.isdir(images):
         raise DataError(
-            f"The image folder {images} of --{split}-images ({images_key}) does not exist; "
-            "correct the path."
+            f"The image folder {images} of {images_flag} does not exist; correct the path."
         )
     report = file_report(json_file, images)
     if refusal := report.refusal():

@@ -13,8 +13,6 @@ from lambda_det.detection.data.predictions import Detector, evaluated, is_known,
 from lambda_det.detection.data.report import Report
 from lambda_det.errors import ConfigError, DataError, UserError, listed, printable, refused
 
-__all__ = ["Instances", "UsedData", "faults", "no_truth"]
-
 
 class Instances(NamedTuple):
     """The instances of a data set, in numbers.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["WRITTEN", "WrittenFormat"]
-
 
 class WrittenFormat(NamedTuple):
     """A row of the table.
