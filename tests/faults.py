@@ -513,8 +513,8 @@ FAULTS = [
     _fault(
         "Ground truth is decided once",
         "lambda_det/detection/data/truth.py",
-        "number not in (None, values.size // 3)",
-        "False",
+        "number in (None, values.size // 3) and ",
+        "",
         "detection/data/test_truth.py::test_keypoints_of_another_number_are_taken_away",
     ),
     _fault(

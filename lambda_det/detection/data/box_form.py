@@ -125,9 +125,7 @@ def _outline(annotation: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def _in_place(boxes: np.ndarray, sizes: np.ndarray, outlines: np.ndarray) -> np.ndarray:
-    """Which boxes [N, 4] have an area, and lie in their images and around their outlines [N, 4],
-    except for some pixels.
-    """
+    """Which boxes [N, 4] lie in their images and around their outlines [N, 4], but for pixels."""
     corners = np.hstack([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]])
     slack = np.maximum(5, 0.02 * sizes.max(1, keepdims=True))
     is_inside = (corners[:, :2] >= -slack) & (corners[:, 2:] <= sizes + slack)

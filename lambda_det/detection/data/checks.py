@@ -107,10 +107,9 @@ def check_detector_data(
         ConfigError: a name, a switch or a number of classes in the config does not fit the data.
         DataError: the data are missing or broken, or none of them can be used.
     """
-    if train is not None and not train:
-        raise ConfigError(f"{detector.keys['train']} names no data set; name one to train on.")
-    if train is None and test is not None and not test:
-        raise ConfigError(f"{detector.keys['test']} names no data set; name one to evaluate on.")
+    split, needed = ("test", test) if train is None else ("train", train)
+    if needed is not None and not needed:
+        raise ConfigError(f"{detector.keys[split]} names no data set; name one to {split} on.")
     train, test = tuple(train or ()), tuple(test or ())
     data = _used(detector, train, test, few="few" if train else "sample")
     _warn_of_copies(data)
@@ -150,12 +149,9 @@ def check_registered(detector: Detector, train: Sequence[str], test: Sequence[st
 def _used(
     detector: Detector, train: Sequence[str], test: Sequence[str], *, few: str
 ) -> list[UsedData]:
-    """The data sets to train on and then those to evaluate on, each with the report on its file.
-
-    Args:
-        few: how many images of data to evaluate on are opened, of the ``files`` of
-            :func:`check_coco`: an evaluation ends at a broken one, perhaps after a whole training.
-    """
+    """The data sets to train on and then those to evaluate on, each with the report on its file."""
+    # ``few`` images to evaluate on are opened: an evaluation ends at a broken one, perhaps after a
+    # whole training
     reports = {
         name: _check_registered(name, detector, few if name in test else "sample")
         for name in dict.fromkeys([*train, *test])
@@ -266,11 +262,7 @@ def _refuse_other_classes(data: Sequence[UsedData]) -> None:
 
 
 def _refuse_nothing_to_learn(data: Sequence[UsedData]) -> None:
-    """Refuse data without an object, on which a detector would learn background alone.
-
-    Raises:
-        DataError: the detector is known to learn instances, and no data set to train on has any.
-    """
+    """Refuse data without an object, on which a detector would learn background alone."""
     trained = _of("train", data)
     sources = [one.instances() for one in trained if one.needs("instances")]
     if sources and all(i is not None and i.has_key and not i.objects for i in sources):
@@ -285,11 +277,7 @@ def _refuse_nothing_to_learn(data: Sequence[UsedData]) -> None:
 
 
 def _warn_of_unlearnt_classes(data: Sequence[UsedData]) -> None:
-    """Warn of classes that no object to train on has.
-
-    Raises:
-        DataError: as :func:`unlearnt_classes`.
-    """
+    """Warn of classes that no object to train on has; refuse as :func:`unlearnt_classes` does."""
     sources = [one.report for one in _of("train", data)]
     if not sources or None in sources:
         return

@@ -101,16 +101,7 @@ def read_coco(
 
 
 class _File:
-    """An annotation file, of which :func:`read_coco` makes records step by step.
-
-    Attributes:
-        name: its path.
-        lists: of the file; its annotations also stand alone.
-        report: on the file; every step adds what it finds.
-        written: how the labels from which the file was made write boxes, of ``BOX_FORMS``;
-            None for a file of COCO's own.
-        images: the entries by id, each with its "path" and its size.
-    """
+    """An annotation file, of which :func:`read_coco` makes records step by step."""
 
     def __init__(self, json_file: str, image_root: str) -> None:
         self.name, self.lists = json_file, read_lists(json_file)
@@ -120,18 +111,16 @@ class _File:
                 raise DataError(f"{json_file}: the list {name!r} is empty; add at least one entry.")
         own = {"labels": json_file, "boxes": None, "findings": ()}
         made = made_by_reader(self.lists) or own
+        # how the labels that it was made of write boxes, of ``BOX_FORMS``; None: it is COCO's own
         self.written: str | None = made["boxes"]
         self.report = Report(made["labels"], image_root, annotations=len(self.annotations))
         for finding in made["findings"]:
             kind = Kind(finding["severity"], finding["text"])
             self.report.findings[kind] = Finding(finding["count"], finding["first"])
-        self.images: dict[int, dict[str, Any]] = {}
+        self.images: dict[int, dict[str, Any]] = {}  # the entries by id, with "path" and size
 
     def add(self, kind: Kind, annotation: Mapping[str, Any], words: str, count: int = 1) -> None:
-        """Report on an annotation, or on several of which this one is the first.
-
-        Its place is that in the converted labels, where the file was made of some.
-        """
+        """Report on an annotation, or several, by the place of the first in the labels."""
         where = annotation.get("source") if self.written else None
         if not where:
             where = f"annotation {annotation.get('id')} of image {annotation['image_id']}"
@@ -149,7 +138,7 @@ def _take_categories(file: _File) -> None:
     """Take the names of categories and keypoints, and count the annotations of each category."""
     report, entries = file.report, file.lists["categories"]
     counts = Counter(annotation["category_id"] for annotation in file.annotations)
-    for entry in sorted(entries, key=lambda entry: entry["id"]):
+    for entry in sorted(entries, key=itemgetter("id")):
         number, name = entry["id"], entry["name"]
         if any("\ud800" <= letter <= "\udfff" for letter in name):
             raise DataError(
@@ -192,7 +181,7 @@ def _take_images(file: _File) -> None:
     """Find the images; each of two entries for one lacks the objects of the other."""
     report, entries = file.report, file.lists["images"]
     paths = _paths_of([entry["file_name"] for entry in entries], report)
-    first: dict[str, int] = {}  # the id by the path
+    first: dict[str, dict[str, Any]] = {}  # the entry by the path
     for entry in entries:
         number, name = entry["id"], entry["file_name"]
         earlier, path = file.images.get(number), paths[name]
@@ -203,15 +192,17 @@ def _take_images(file: _File) -> None:
             continue
         image = file.images[number] = {**entry, "path": path, "own_size": False}
         _take_size(image, report)
-        other = first.setdefault(normal(os.path.normpath(path)), number)
-        if other != number:
-            report.add(kinds.ID, f"{name} has the image ids {other} and {number}")
+        other = first.setdefault(normal(os.path.normpath(path)), entry)
+        if other["id"] != number:
+            names = f"{other['file_name']} and {name}" if other["file_name"] != name else name
+            words = f"{names}, with the ids {other['id']} and {number}, would both be {path}"
+            report.add(kinds.ID, words)
 
 
 def _take_size(image: dict[str, Any], report: Report) -> None:
     """Take the size of an image itself where the file has none."""
-    width, height = (whole(image.get(key)) for key in ("width", "height"))
-    if not (width and height and min(width, height) > 0):
+    width, height = (whole(image.get(key), 0) for key in ("width", "height"))
+    if min(width, height) <= 0:
         name = image["file_name"]
         try:
             with PathManager.open(image["path"], "rb") as file:
@@ -229,12 +220,7 @@ def _take_size(image: dict[str, Any], report: Report) -> None:
 
 
 def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
-    """The paths of images by their names in the file.
-
-    The folder is searched for names that do not exist as they are written. An image that one name
-    fits exactly is not found for another name. An image that is not found keeps the path of its
-    name; loading or check will report it.
-    """
+    """The paths of images by their names in the file, which need not exist: check reports that."""
     root = report.image_root
     paths = {name: os.path.join(root, name) for name in names}
     if not os.path.isdir(root):
@@ -244,30 +230,14 @@ def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
     if not missing:
         return paths
     folder = ImageFolder(root)
-    matches = {name: folder.named(name) for name in missing}
-    claims = {os.path.normpath(paths[name]): name for name in paths.keys() - set(missing)}
-    # In the folder cam2, cam1/0.png must not claim the image of cam2/0.png
-    missing.sort(key=lambda name: not any(_is_in(str(p), name) for p in matches[name][1]))
     for name in missing:
-        end, images = matches[name]
+        end, images = folder.named(name)
         if len(images) > 1:
             places = listed(sorted(map(str, images)))
             report.add(kinds.IMAGE, f"{name}: {end} is in several folders, {places}")
         elif images:
-            path = str(images.pop())
-            other = claims.setdefault(os.path.normpath(path), name)
-            if normal(other) == normal(name) or _is_in(path, name):
-                paths[name] = path
-            else:
-                report.add(kinds.IMAGE, f"{name} is not there, and {path} is {other}")
+            paths[name] = str(images.pop())
     return paths
-
-
-def _is_in(path: str, name: str) -> bool:
-    """Whether a name leads to an image from the parent of its folder, as images/0.png does."""
-    names = [folder for folder in name.replace("\\", "/").split("/") if folder != "."]
-    parents = os.path.abspath(path).split(os.sep)[-len(names) :]
-    return len(names) > 1 and [*map(normal, names)] == [*map(normal, parents)]
 
 
 # ------------------------------------------------------------------------------ the objects of each
@@ -277,7 +247,7 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
     places = {number: place for place, number in enumerate(file.report.categories)}
     given: dict[int, dict[str, Any]] = {}  # the entries by the numbers of their annotations
     ids = itertools.count(1)
-    for entry in sorted(file.annotations, key=lambda one: one["image_id"]):
+    for entry in sorted(file.annotations, key=itemgetter("image_id")):
         image, place = file.images.get(entry["image_id"]), places.get(entry["category_id"])
         if image is None or place is None:
             key = "image_id" if image is None else "category_id"
@@ -325,9 +295,7 @@ def _twice(annotations: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _as_meant(entry: dict[str, Any], file: _File) -> dict[str, Any]:
-    """An entry as CVAT means it: it marks masks as crowds, and writes a turned box as it was before
-    it was turned, with the angle as an attribute.
-    """
+    """An entry as CVAT means it: masks are no crowds, and an attribute has the turn of a box."""
     said, box = entry.get("attributes"), entry.get("bbox")
     if not isinstance(said, dict) or "occluded" not in said:  # which it writes with each
         return entry

@@ -106,9 +106,7 @@ def _variants(images: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _equal_files(images: Mapping[str, Path]) -> list[list[str]]:
-    """Groups of files with the same bytes. Few files are read: those with equal sizes, and then
-    equal ends.
-    """
+    """Groups of files with the same bytes; of those of one size and with one end all is read."""
     groups = [list(images)]
     for feature in (_size, _end, _digest):
         equal: dict[Any, list[str]] = defaultdict(list)

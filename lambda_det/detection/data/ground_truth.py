@@ -24,14 +24,12 @@ _MOST = 8  # ground truths, for programs that go on to other data
 
 
 class _Kept(NamedTuple):
-    """A ground truth that was read: the version of file and folder, the folders of the images with
-    the times of their last changes, and what was read, pickled; records are None once forgotten.
-    """
+    """A ground truth that was read."""
 
-    version: tuple[int, ...]
-    folders: dict[str, int]
-    report: bytes
-    records: bytes | None
+    version: tuple[int, ...]  # of the file and its folder
+    folders: dict[str, int]  # of the images, with the times of their last changes
+    report: bytes  # pickled
+    records: bytes | None  # pickled; None once they are forgotten
 
 
 # By file, folder and the number of keypoints that was asked for. That asked for last is at the end.
@@ -105,11 +103,7 @@ def _find(key: tuple[str, str, int | None], version: tuple[int, ...]) -> _Kept |
 
 
 def _version_of(json_file: str, image_root: str) -> tuple[int, ...]:
-    """What changes if the file is written, or images come into the folder or leave it.
-
-    Raises:
-        DataError: there is no such file.
-    """
+    """What changes if the file is written, or images come into the folder or leave it."""
     if not PathManager.isfile(json_file):
         raise DataError(f"The annotation file {json_file} does not exist; correct the path.")
     file = os.stat(PathManager.get_local_path(json_file))

@@ -179,9 +179,7 @@ _OF_PROJECT = re.compile(r"(?:^|[/\\])(?:images|upload)[/\\]\d+[/\\]([^/\\]+)$")
 
 
 def _readings(name: str) -> list[str]:
-    """A name as it is written, and as the path within an address, in the order in which to try
-    them.
-    """
+    """A name as it is written, and as the paths within an address; they are tried in this order."""
     readings = [name]
     readings += [found[1] for form in (_UPLOADED, _OF_PROJECT) if (found := form.search(name))]
     if "?" in name or "%" in name or "://" in name:

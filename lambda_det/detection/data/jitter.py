@@ -65,14 +65,11 @@ def large_scale_jitter(
     for key, value in (("MIN_SCALE", min_scale), ("MAX_SCALE", max_scale), ("SIZE", size)):
         if not 0 < value < float("inf"):
             raise ConfigError(f"INPUT.LSJ.{key} is {value}; it must be larger than 0.")
-    if size != int(size):
-        raise ConfigError(f"INPUT.LSJ.SIZE is {size}; it must be a whole number of pixels.")
     if min_scale > max_scale:
         raise ConfigError(
             f"INPUT.LSJ.MIN_SCALE is {min_scale}, larger than INPUT.LSJ.MAX_SCALE, {max_scale}; "
             "set it to at most that."
         )
-    size = int(size)
     return [
         ResizeScaleAtLeastOnePixel(min_scale, max_scale, size, size),
         T.FixedSizeCrop((size, size), pad=pad),

@@ -219,12 +219,10 @@ def _area(outline: np.ndarray) -> float:
 
 
 def _simplified(outline: np.ndarray) -> np.ndarray:
-    """An outline [N, 2] with fewer points, which moves by a pixel at most.
-
-    It is kept where its area would change by more than a tenth, as may happen to a thin object.
-    """
+    """An outline [N, 2] with fewer points, which moves by a pixel, and by a tenth of its area."""
     simple = cv2.approxPolyDP(outline.astype(np.float32), 1.0, closed=True).reshape(-1, 2)
     area = _area(outline)
+    # a thin object may lose more, and stays as it is
     return simple if abs(_area(simple) - area) <= 0.1 * area else outline
 
 

@@ -222,11 +222,7 @@ def training_records(cfg: CfgNode) -> list[Record] | Dataset:
 
 
 def _cut(cfg: CfgNode, records: list[Record] | Dataset) -> list[Record] | Dataset:
-    """The records of tiles, if ``INPUT.TILE`` cuts images.
-
-    Raises:
-        ConfigError: ``INPUT.TILE`` cannot be, or the data are no list.
-    """
+    """The records of tiles, if ``INPUT.TILE`` cuts images."""
     tiling = Tiling.from_config(cfg)
     if tiling is None:
         return records
@@ -398,9 +394,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = Fal
 
 
 def _of_one_size(records: Sequence[Record], indices: Iterable[int], size: int) -> list[list[int]]:
-    """Batches of at most ``size`` images of one height and width; an image of unknown size is
-    alone.
-    """
+    """Batches of up to ``size`` images of one height and width; one of unknown size is alone."""
     groups: dict[Any, list[int]] = {}
     for index in indices:
         record = records[index]

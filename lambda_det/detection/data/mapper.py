@@ -247,17 +247,10 @@ class TolerantMapper(DatasetMapper):
         transforms: T.Transform,
         size: tuple[int, int],
     ) -> list[dict[str, Any]]:
-        """``detection_utils.transform_instance_annotations`` of all annotations together.
-
-        An object without a mask has its box as mask; otherwise the object, or the mask loss of the
-        whole image, would be lost. An object without keypoints gets keypoints of visibility 0,
-        which do not count, because Detectron2 needs the same number for every object.
-
-        Args:
-            annotations: no crowds.
-            before, size: height and width of the image as it is read, and when it is transformed.
-            transforms: of the image.
-        """
+        """``detection_utils.transform_instance_annotations`` of all annotations together."""
+        # An object without a mask has its box as mask; otherwise the object, or the mask loss of
+        # the whole image, would be lost. One without keypoints gets some of visibility 0, which do
+        # not count, because Detectron2 needs the same number for every object
         boxes = np.array([corners(annotation) for annotation in annotations]).reshape(-1, 4)
         masks = [mask_of(a, *before) if self.use_instance_mask else [] for a in annotations]
         polygons = transform_polygons(

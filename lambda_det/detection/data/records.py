@@ -194,12 +194,11 @@ def decoding_fault(record: dict[str, Any]) -> str | None:
     """
     path = record["file_name"]
     try:
-        if _is_jpeg(path):
-            with PathManager.open(path, "rb") as file, Image.open(file) as image:
+        with PathManager.open(path, "rb") as file, Image.open(file) as image:
+            if image.format in ("JPEG", "MPO"):
                 image.draft(image.mode, (1, 1))
                 image.load()
-            return size_fault(record)
-        with PathManager.open(path, "rb") as file, Image.open(file) as image:
+                return size_fault(record)
             if image.format == "PNG":
                 image.verify()
                 return head_fault(path) or size_fault(record)

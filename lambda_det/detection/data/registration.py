@@ -113,14 +113,11 @@ def forget_all_but(names: Iterable[str]) -> None:
 
 
 def _decide_when_loaded(name: str) -> None:
-    """Let a registered data set give records that are checked and repaired, once.
-
-    :func:`ground_truth` reads a file that Detectron2 would read. Records of a user's function may
-    differ from those of a file, so each is checked.
-    """
+    """Let a registered data set give records that are checked and repaired, once."""
     load = DatasetCatalog[name]
     if getattr(load, "is_decided", False):
         return
+    # a user's function may give others than those of the file that its metadata name
     of_file = is_coco(name) and load.__module__ == "detectron2.data.datasets.coco"
 
     @functools.wraps(load)

@@ -22,10 +22,7 @@ _GREY = 128  # of pixels that belong to no image, as in the augmentations
 
 
 class _Images:
-    """The decoded images that were used last, as far as ``limit`` bytes hold them.
-
-    One that is larger is kept as well, alone.
-    """
+    """The decoded images that were used last, in ``limit`` bytes; a larger one is kept alone."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

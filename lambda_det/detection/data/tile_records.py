@@ -151,23 +151,14 @@ def _record_of(
 
 # ------------------------------------------------------------------------------------- the objects
 class _Objects(NamedTuple):
-    """The objects of a tile, in its pixels.
+    """The objects of a tile, in its pixels."""
 
-    Attributes:
-        annotations: to learn, and crowds.
-        ignored: boxes x0, y0, x1, y1 of objects of which another tile shows much more.
-    """
-
-    annotations: Decided
-    ignored: list[list[float]]
+    annotations: Decided  # to learn, and crowds
+    ignored: list[list[float]]  # boxes x0, y0, x1, y1 of which another tile shows much more
 
 
 def _in_tiles(record: Mapping[str, Any], tiles: Sequence[Tile]) -> tuple[dict[Tile, _Objects], int]:
-    """The objects of an image by the tiles that show some of them.
-
-    Returns:
-        Them, and the number of objects that are cut in every tile.
-    """
+    """The objects of an image by the tiles that show some, and the number that every tile cuts."""
     annotations = record.get("annotations", ())
     for annotation in annotations:
         if annotation["bbox_mode"] not in (BoxMode.XYWH_ABS, BoxMode.XYXY_ABS):
@@ -242,10 +233,8 @@ def _clipped_outline(polygons: Sequence[Sequence[float]], tile: Tile) -> list[li
 
 
 def _clipped_runs(mask: Mapping[str, Any], tile: Tile) -> dict[str, Any] | None:
-    """A run-length mask within a tile; None if it is empty. The image is not decoded.
-
-    The runs go down the columns, so only the columns of the tile that the object has are made.
-    """
+    """A run-length mask within a tile; None if it is empty. The image is not decoded."""
+    # the runs go down the columns, so only the columns of the tile that the object has are made
     height = mask["size"][0]
     ends = np.cumsum(runs_of(mask["counts"]))
     ends = ends[: len(ends) // 2 * 2].reshape(-1, 2)  # where each run of ones begins and ends

@@ -150,11 +150,9 @@ class ImageFile:
         return placed(*self._decode(place.resized), place, channels)
 
     def _decode(self, resized: tuple[int, int]) -> tuple[np.ndarray, tuple[float, float]]:
-        """The whole image, uint8 RGB [h, w, 3], and its height and width in those pixels.
-
-        libjpeg can decode at a half, a fourth or an eighth of the size. The last row and column may
-        then lie partly outside the image.
-        """
+        """The whole image, uint8 RGB [h, w, 3], and its height and width in those pixels."""
+        # libjpeg can decode at a half, a fourth or an eighth of the size. The last row and column
+        # may then lie partly outside the image
         image, extent = self._head, self.size
         if orientation(image) != 1:
             image = upright(image)

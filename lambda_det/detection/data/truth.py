@@ -164,10 +164,7 @@ def _sides(x0: float, y0: float, x1: float, y1: float) -> dict[str, Any]:
 
 
 def _holds(box: Sequence[float], mask: list[list[float]] | dict[str, Any]) -> bool:
-    """Whether half of a usable mask lies in its box; stray pieces may be far away.
-
-    By the pixels of run lengths, and by the boxes around polygons.
-    """
+    """Whether half of a mask is in its box: pixels of runs, areas of the boxes around polygons."""
     if isinstance(mask, dict):
         x0, y0, x1, y1 = around(mask)
         if min(x0 - box[0], y0 - box[1], box[2] - x1, box[3] - y1) >= 0:
@@ -370,11 +367,9 @@ def runs_of(counts: str | bytes) -> list[int]:
 
 
 def _is_whole(counts: str | bytes) -> bool:
-    """Whether compressed runs end where their text does.
-
-    A character is 48 plus six bits, and the highest bit says that another one follows. pycocotools
-    trusts it, reads past the end, and writes beyond its memory.
-    """
+    """Whether compressed runs end where their text does."""
+    # A character is 48 plus six bits, and the highest bit says that another one follows.
+    # pycocotools trusts it, reads past the end, and writes beyond its memory
     text = counts.encode() if isinstance(counts, str) else counts
     digits = np.frombuffer(text, np.uint8) - np.uint8(48)  # characters below 48 wrap to above 63
     return bool((digits < 64).all()) and not (len(digits) and digits[-1] & 32)

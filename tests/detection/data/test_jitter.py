@@ -84,12 +84,6 @@ def test_values_are_refused_by_key(cfg, pairs, named):
         TolerantMapper(cfg, is_train=True)
 
 
-def test_a_size_of_half_a_pixel_is_refused():
-    """Of a LazyConfig."""
-    with pytest.raises(ConfigError, match=r"INPUT\.LSJ\.SIZE is 10\.5"):
-        large_scale_jitter(size=10.5)
-
-
 def test_config_chooses_the_augmentations(cfg):
     cfg.INPUT.RANDOM_FLIP = "vertical"
     resize, crop, flip = build_augmentation(cfg, True)
