@@ -76,11 +76,7 @@ class UnreadableImages:
             DataError: more images than allowed, or all of them, could not be read.
         """
         last_error = None
-        size = len(self._files)
-        # the tiles of one file stand together, and are replaced by different ones of the next
-        beyond = int((self._files == self._files[int(index) % size]).sum())
-        for step in (0, *range(beyond, beyond + size)):
-            candidate = (int(index) + step) % size
+        for candidate in self._in_order(int(index) % len(self._files)):
             file = self._files[candidate]
             if self._unreadable[file]:
                 continue
@@ -91,6 +87,15 @@ class UnreadableImages:
                 self._unreadable[file] = True
                 self._report(error)
         raise DataError(f"No image of the training data can be read; the last: {last_error}")
+
+    def _in_order(self, index: int) -> Iterator[int]:
+        """The image, and then, where it cannot be read, all others from the next file on."""
+        yield index
+        size = len(self._files)
+        # the tiles of one file stand together, and are replaced by different ones of the next
+        beyond = index + int((self._files == self._files[index]).sum())
+        for place in range(beyond, beyond + size):
+            yield place % size
 
     def _report(self, error: DataError) -> None:
         count = int(self._unreadable.sum())
