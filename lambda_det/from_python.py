@@ -50,11 +50,7 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """The log, a row for each logged step; ``pandas.DataFrame`` takes it as it is.
-
-        Raises:
-            DataError: metrics.json is damaged.
-        """
+        """The log, a row for each logged step; ``pandas.DataFrame`` takes it as it is."""
         return self._run.metrics()
 
     @property

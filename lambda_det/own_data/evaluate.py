@@ -167,7 +167,7 @@ def _take_folder(folder: Path, *, is_named: bool) -> None:
     """Make the folder of the results, or take that of an earlier evaluation as it is; refuse a run,
     and a named one that this program did not write.
     """
-    RunFolder(folder).refuse_other_run(resumes=False)
+    RunFolder(folder).refuse_other_run()
     is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if is_named and not is_new and not (folder / MARK).is_file():
         raise ConfigError(

@@ -45,6 +45,7 @@ class SafeCheckpointer(DetectionCheckpointer):
             others: objects with a state to save, by name; and ``save_to_disk``, as in Detectron2.
         """
         super().__init__(model, save_dir, **others)
+        self.save_to_disk = bool(save_dir) and self.save_to_disk
         self._keep = keep
         # One thread; the process waits for it at its end, so no work is lost then either
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -57,7 +58,7 @@ class SafeCheckpointer(DetectionCheckpointer):
         checkpointables: list[str] | None = None,
         *,
         content: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
+    ) -> None:
         """Load all tensors of the model, and the states beside it.
 
         When all is loaded from a checkpoint in the run's own folder, the folder's pointer names it
@@ -67,9 +68,6 @@ class SafeCheckpointer(DetectionCheckpointer):
             path: of the file.
             checkpointables: names of the states to load; None for all, [] for only the model.
             content: of the file, where it was already read.
-
-        Returns:
-            What else is in the file.
 
         Raises:
             WeightsError: the file is missing, unreadable, unsafe, or lacks something; model and
@@ -93,14 +91,9 @@ class SafeCheckpointer(DetectionCheckpointer):
                     "lambda_det wrote: continue the run with that version, or start one with these "
                     "weights in another folder."
                 ) from error
-        if checkpointables is None:
-            self._point_to_own(path)
-        return {name: value for name, value in content.items() if name != "model"}
-
-    def _point_to_own(self, path: str) -> None:
         folder, name = os.path.split(os.path.abspath(path))
-        own = self.save_dir and folder == os.path.abspath(self.save_dir)
-        if own and self.save_to_disk and os.path.basename(RunFolder(folder).last) != name:
+        is_own = self.save_to_disk and folder == os.path.abspath(self.save_dir)
+        if is_own and checkpointables is None:
             RunFolder(folder).point_to(name)
 
     # -------------------------------------------------------------------------------------- saving
@@ -118,26 +111,24 @@ class SafeCheckpointer(DetectionCheckpointer):
         Raises:
             DiskError: a checkpoint before this could not be written.
         """
-        if not self.save_dir or not self.save_to_disk:
+        if not self.save_to_disk:
             return
         self.wait()
         states = {key: item.state_dict() for key, item in self.checkpointables.items()}
         content = io.BytesIO()  # the training goes on with the tensors
         write_torch({"model": self.model.state_dict(), **states, **extra}, content)
-        self.logger.info(f"Saving checkpoint to {os.path.join(self.save_dir, name)}.pth")
-        self._submit(lambda: self._write(name, content, extra.get("iteration")))
+        path = self._path(name)
+        self.logger.info(f"Saving checkpoint to {path}")
+        self._submit(path, lambda: self._write(path, content, extra.get("iteration")))
 
     def link(self, name: str, other: str) -> None:
         """Give the checkpoint NAME.pth a second name OTHER.pth, once it is on the disk."""
-        if not self.save_dir or not self.save_to_disk:
-            return
-        path, second = (os.path.join(self.save_dir, f"{n}.pth") for n in (name, other))
+        if self.save_to_disk:
+            path, second = self._path(name), self._path(other)
+            self._submit(second, lambda: link_file(path, second))
 
-        def work() -> None:
-            with writing(second):
-                link_file(path, second)
-
-        self._submit(work)
+    def _path(self, name: str) -> str:
+        return os.path.join(self.save_dir, f"{name}.pth")
 
     def check(self) -> None:
         """Raise the error of a save that failed; does not wait. Call it after each step.
@@ -159,25 +150,25 @@ class SafeCheckpointer(DetectionCheckpointer):
             last, self._last = self._last, None
             last.result()
 
-    def _submit(self, work: Callable[[], object]) -> None:
+    def _submit(self, path: str, work: Callable[[], object]) -> None:
+        """Have work on a file done after all that was submitted before."""
         before = self._last
 
         def after() -> None:
             if before is not None:
                 before.result()  # it is done; this work then fails with the same error
-            work()
+            with writing(path):
+                work()
 
         self._last = self._pool.submit(after)
 
-    def _write(self, name: str, content: io.BytesIO, iteration: int | None) -> None:
-        folder, path = RunFolder(self.save_dir), os.path.join(self.save_dir, f"{name}.pth")
-        with writing(path):
-            folder.remove_temporary_files()
-            replace_file(path, lambda file: file.write(content.getbuffer()), check_checkpoint)
-            folder.point_to(f"{name}.pth")
-            if self._keep is not None:
-                others = self._keep if is_numbered(f"{name}.pth") else self._keep - 1
-                folder.remove_old(others, iteration)
+    def _write(self, path: str, content: io.BytesIO, iteration: int | None) -> None:
+        folder, name = RunFolder(self.save_dir), os.path.basename(path)
+        folder.remove_temporary_files()
+        replace_file(path, lambda file: file.write(content.getbuffer()), check_checkpoint)
+        folder.point_to(name)
+        if self._keep is not None:
+            folder.remove_old(self._keep if is_numbered(name) else self._keep - 1, iteration)
 
 
 def check_checkpoint(path: str | Path) -> None:
@@ -197,13 +188,10 @@ def link_file(path: str | Path, link: str | Path) -> None:
     temporary = Path(f"{link}{TEMPORARY}")
     temporary.unlink(missing_ok=True)
     try:
-        try:
-            os.link(path, temporary)
-        except OSError:
-            shutil.copyfile(path, temporary)
-            with open(temporary, "rb+") as file:
-                os.fsync(file.fileno())
+        os.link(path, temporary)
+    except OSError:
+        with open(path, "rb") as file:
+            replace_file(link, lambda copy: shutil.copyfileobj(file, copy))
+    else:
         os.replace(temporary, link)
         sync_folder(Path(link).parent)
-    finally:
-        temporary.unlink(missing_ok=True)

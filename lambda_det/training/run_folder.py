@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from lambda_det.config import leaves, read_plain
-from lambda_det.errors import ConfigError, DataError, WeightsError, listed, printable
+from lambda_det.errors import ConfigError, DataError, WeightsError, listed, printable, refused
 from lambda_det.files import TEMPORARY, replace_text
 from lambda_det.weights.formats import read_checkpoint
 
@@ -76,20 +76,17 @@ class RunFolder:
         written = self.holds_run or any((self.path / name).is_file() for name in (LOG, PUSHED))
         return written and self.config_file.is_file()
 
-    def refuse_other_run(self, *, resumes: bool = True) -> None:
-        """Refuse to begin a run in a folder that holds one.
-
-        Args:
-            resumes: whether the command has --resume.
+    def refuse_other_run(self) -> None:
+        """Refuse to begin a run or an evaluation in a folder that holds a run.
 
         Raises:
             ConfigError: it holds a run.
         """
         if self.holds_run:
-            advice = "add --resume to continue it, or give another --output"
-            if not resumes:
-                advice = "give another --output"
-            raise ConfigError(f"{self.path} already holds a run: {advice}.")
+            raise ConfigError(
+                f"{self.path} already holds a run: give another --output, or continue the run by "
+                "train --resume."
+            )
 
     def describe(self) -> str:
         """One line on where the results are, and how to look at them."""
@@ -106,18 +103,14 @@ class RunFolder:
         Raises:
             DataError: it is no folder of a run.
         """
-        try:
+        what = f"{self.path} is not the folder of a run"
+        advice = f"give one whose {CONFIG} is the configuration of a training or an evaluation"
+        errors = (OSError, ValueError, yaml.YAMLError)  # bytes that are no UTF-8 are a ValueError
+        with refused(DataError, what, advice, *errors):
             config = read_plain(self.config_file.read_text("utf-8"))
-        except OSError as error:
-            raise DataError(
-                f"{self.path} is not the folder of a run: it has no {CONFIG}; give the OUTPUT_DIR "
-                "of a training or an evaluation."
-            ) from error
-        except (yaml.YAMLError, UnicodeDecodeError):
-            config = None
-        if not isinstance(config, dict):
-            raise DataError(f"{self.config_file} is not a saved configuration; fix it.")
-        return config
+            if not isinstance(config, dict):
+                raise ValueError(f"{CONFIG} has no keys")
+            return config
 
     def changed_keys(self, config: str) -> Iterator[Change]:
         """Yield the keys that differ between a configuration and the saved one, if there is one.
@@ -130,17 +123,11 @@ class RunFolder:
             config: as YAML.
 
         Raises:
-            ConfigError: the file is not a configuration.
+            DataError: the file is not a configuration.
         """
         if not self.config_file.exists():
             return
-        try:
-            before = dict(leaves(read_plain(self.config_file.read_text("utf-8"))))
-        except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
-            raise ConfigError(
-                f"{self.config_file} is not a saved configuration; fix or remove it."
-            ) from error
-        after = dict(leaves(read_plain(config)))
+        before, after = dict(leaves(self.config())), dict(leaves(read_plain(config)))
         for key in after | before:
             then, now = before.get(key, _NOT_SET), after.get(key, _NOT_SET)
             if then != now and (_NOT_SET not in (then, now) or _is_argument(key, before | after)):
@@ -169,44 +156,24 @@ class RunFolder:
     def metrics(self) -> list[dict[str, float]]:
         """The lines of metrics.json; none where there is no such file.
 
-        A last line that a kill cut short is left out.
-
-        Raises:
-            DataError: a line before it is none of a run.
+        Lines that are none of a step, such as a last one that a kill cut short, are left out.
         """
         if not self.metrics_file.is_file():
             return []
-        texts = self.metrics_file.read_text("utf-8").splitlines()
         metrics = []
-        for number, text in enumerate(texts, start=1):
-            try:
+        for text in self.metrics_file.read_text("utf-8").splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):
                 line = json.loads(text)
                 line["iteration"] + 1
-            except (ValueError, TypeError, KeyError) as error:
-                if number == len(texts):
-                    break
-                raise DataError(
-                    f"Line {number} of {self.metrics_file} has no values of a step."
-                ) from error
-            metrics.append(line)
+                metrics.append(line)
         return metrics
 
     def cut_metrics(self, first_iteration: int) -> None:
-        """Drop from metrics.json the iterations that a resumed run computes again.
-
-        An incomplete last line is also dropped.
-        """
-        if not self.metrics_file.exists():
-            return
-        kept = []
-        for line in self.metrics_file.read_text("utf-8").splitlines():
-            try:
-                iteration = json.loads(line)["iteration"]
-            except (ValueError, KeyError, TypeError):
-                continue
-            if iteration < first_iteration:
-                kept.append(line + "\n")
-        replace_text(self.metrics_file, "".join(kept))
+        """Drop from metrics.json what a resumed run computes again, and incomplete lines."""
+        if self.metrics_file.exists():
+            kept = [line for line in self.metrics() if line["iteration"] < first_iteration]
+            lines = [json.dumps(line, sort_keys=True) + "\n" for line in kept]
+            replace_text(self.metrics_file, "".join(lines))
 
     def warnings(self) -> list[tuple[str, int]]:
         """The warnings and errors in log.txt, with their counts, in their order.
@@ -217,14 +184,11 @@ class RunFolder:
         """
         if not (self.path / LOG).is_file():
             return []
-        first: dict[str, str] = {}
-        counts: Counter[str] = Counter()
+        alike: defaultdict[str, list[str]] = defaultdict(list)
         with (self.path / LOG).open(encoding="utf-8", errors="backslashreplace") as lines:
             for match in filter(None, map(_WARNING.match, lines)):
-                kind = re.sub(r"\d[\d.,]*", "0", match[1])
-                first.setdefault(kind, match[1])
-                counts[kind] += 1
-        return [(text, counts[kind]) for kind, text in first.items()]
+                alike[re.sub(r"\d[\d.,]*", "0", match[1])].append(match[1])
+        return [(texts[0], len(texts)) for texts in alike.values()]
 
     # --------------------------------------------------------------------------------- checkpoints
     @property
@@ -255,12 +219,8 @@ class RunFolder:
         if which == "last":
             return self.last
         if which == "best":
-            best, pushed = self.path / _BEST, self.path / PUSHED
-            return (
-                str(best)
-                if best.is_file()
-                else self.last or (str(pushed) if pushed.is_file() else "")
-            )
+            named = (self.path / _BEST, Path(self.last or self.path / PUSHED))
+            return next((str(path) for path in named if path.is_file()), self.last)
         # model_0000099.pth is saved after 100 steps
         steps = {str(int(path.stem[6:]) + 1): path for path in self.numbered()}
         if which not in steps:
@@ -278,14 +238,17 @@ class RunFolder:
         """
         self.refuse_no_run()
         checkpoint = self.choose(which)
-        if Path(checkpoint).is_file():
-            return checkpoint
+        if not Path(checkpoint).is_file():
+            raise self._lost()
+        return checkpoint
+
+    def _lost(self) -> WeightsError:
+        """The error of a run whose checkpoints have other names than its pointer says."""
         there = listed(file.name for file in sorted(self.path.glob("*.pth")))
-        what = "names no file"
-        if checkpoint:
-            what = f"names {Path(checkpoint).name}, which is not there"
-        raise WeightsError(
-            f"The {_POINTER} of {self.path} {what}; name a file of the folder ({there})."
+        return WeightsError(
+            f"The checkpoint that {self.path / _POINTER} names is not there "
+            f"({self.last or 'it names none'}): write the name of one of the folder into it "
+            f"({there}), or start again in another folder."
         )
 
     def refuse_no_run(self) -> None:
@@ -325,49 +288,38 @@ class RunFolder:
         if final.is_file():
             # A run that was made longer has numbered checkpoints that are newer.
             newer = [path for path in checkpoints if path.stat().st_mtime > final.stat().st_mtime]
-            checkpoints = [*newer, final, *checkpoints[len(newer) :]]
+            checkpoints.insert(len(newer), final)
         return checkpoints
 
     def read_newest(self) -> Checkpoint | None:
         """Read the newest checkpoint that is whole; None where the run has none.
 
-        That is the one the pointer names, or the newest numbered one before it. A warning names
-        each checkpoint that is refused.
+        That is the one the pointer names, or the newest numbered one before it. A warning says why
+        another is taken than the pointer names.
 
         Raises:
             WeightsError: there are checkpoints, or the pointer says so, and none is whole.
         """
-        refused: list[str] = []
-        checkpoints, pointer = self.candidates(), self.path / _POINTER
-        named = os.path.basename(self.last)
-        for path in checkpoints:
+        refusals: list[str] = []
+        for path in self.candidates():
             try:
                 content = read_checkpoint(path)
                 check_model(content, path)
             except WeightsError as error:
-                refused.append(str(error))
+                refusals.append(str(error))
                 continue
-            for sentence in refused:
-                logger.warning(f"{sentence} Instead {path} is taken, which is whole")
-            if not refused and named != path.name:
-                what = f"names {named}, which is not there" if named else "is missing or names none"
-                logger.warning(
-                    f"{pointer} {what}: {path}, the newest in the folder that is whole, is taken"
-                )
+            if str(path) != self.last:
+                pointer = self.path / _POINTER
+                why = " ".join(refusals) or f"{pointer} names no checkpoint that is there."
+                logger.warning(f"{why} Instead {path} is taken, the newest that is whole")
             return Checkpoint(str(path), content)
-        if checkpoints:
-            others = [p.name for p in sorted(self.path.glob("*.pth")) if p not in checkpoints]
+        if refusals:
             raise WeightsError(
-                f"No checkpoint in {self.path} is whole "
-                f"({listed(path.name for path in checkpoints)} were tried; {refused[0]}) Write the "
-                f"name of another file of the folder ({listed(others)}) into {pointer}, or start "
-                "again in another folder."
+                f"No checkpoint in {self.path} is whole: {' '.join(refusals)} Write the name of "
+                f"another file of the folder into {_POINTER}, or start again in another folder."
             )
-        if named:
-            raise WeightsError(
-                f"{pointer} names {named}, which is not there, nor is any other checkpoint: bring "
-                "it back, or start again in another folder."
-            )
+        if self.last or any(self.path.glob("*.pth")):
+            raise self._lost()
         return None
 
     def point_to(self, name: str) -> None:
@@ -470,15 +422,11 @@ class RunLock:
         try:
             self._lock.acquire(timeout=_SECONDS_TO_LOCK)
             self._locked = os.stat(self._file)
-        except PermissionError as error:
-            raise ConfigError(
-                f"{self._file} belongs to somebody else, whose training may run there: remove it "
-                f"once that has ended, or give another {self._key}."
-            ) from error
-        except Timeout as error:
+        except (PermissionError, Timeout) as error:
             raise ConfigError(
                 f"Another training runs in {self._key} {self._folder}: wait for its end or stop "
-                f"it, or give another {self._key}. --eval-only is possible meanwhile."
+                f"it, or give another {self._key}. --eval-only is possible meanwhile. Where "
+                f"{self._file} belongs to somebody whose training has ended, remove it."
             ) from error
         except (NotImplementedError, OSError) as error:
             logger.warning(

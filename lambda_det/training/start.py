@@ -9,9 +9,7 @@ begins.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
-import io
 import logging
 import os
 from collections.abc import Sequence
@@ -25,7 +23,7 @@ from detectron2.utils.env import seed_all_rng
 from lambda_det.config import FIXED, SAMPLES, on_resume
 from lambda_det.distributed.connection import on_all, on_main_process
 from lambda_det.distributed.launch import launch
-from lambda_det.errors import ConfigError, WeightsError, listed
+from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.native.calls import copied
 from lambda_det.process import keep_memory
 from lambda_det.training.checkpointer import SafeCheckpointer
@@ -86,11 +84,13 @@ def _work(
             )
         if torch.device(settings.device).type == "cpu":
             keep_memory()
-        logger.info(f"Process {comm.get_rank()} of {comm.get_world_size()}")
         if comm.is_main_process():
-            about = f"Command line: {vars(args)}\n{_environment()}"
+            about = f"Command line: {vars(args)}\n{collect_env_info()}"
             logger.info(about, extra=ONLY_IN_FILE)
-        logger.info(f"lambda_det {__version__}, PyTorch {torch.__version__}, {settings.device}")
+        logger.info(
+            f"Process {comm.get_rank()} of {comm.get_world_size()}: lambda_det {__version__}, "
+            f"PyTorch {torch.__version__}, {settings.device}"
+        )
         # a different seed on each process; the batches of a step have their own seeds
         seed_all_rng(None if settings.seed < 0 else settings.seed + comm.get_rank())
         torch.backends.cudnn.benchmark = settings.cudnn_benchmark and not args.eval_only
@@ -110,18 +110,6 @@ def _work(
                     progress=args.progress,
                 )
         logger.info(RunFolder(settings.output_dir).describe())
-
-
-def _environment() -> str:
-    """Versions and devices, without what a module says that it imports."""
-    noisy = logging.getLogger("torch.utils.cpp_extension")
-    level = noisy.level
-    noisy.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # older versions of PyTorch print it
-            return collect_env_info()
-    finally:
-        noisy.setLevel(level)
 
 
 def train(
@@ -225,20 +213,11 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
         run.refuse_other_run()
     if not run.holds_run:
         return []
-    folder = run.path
-    weights = sorted(folder.glob("*.pth"), key=lambda path: path.stat().st_mtime)
-    if weights and not run.candidates():
-        # the checkpoints of a run have names by which they are found even if the pointer is lost
-        raise ConfigError(
-            f"{folder} holds {listed(path.name for path in weights)}, but no last_checkpoint that "
-            "names one to continue, and --resume would start over their run: write a name into "
-            f"{folder / 'last_checkpoint'}, or give another --output."
-        )
     changes = list(run.changed_keys(task.dump()))
     for changed, before, now in changes:
         if on_resume(task.on_resume, changed) == FIXED:
             raise ConfigError(
-                f"--resume continues the run in {folder}, which has {changed} {before!r}; now it "
+                f"--resume continues the run in {run.path}, which has {changed} {before!r}; now it "
                 f"is {now!r}. Set it back, or give another --output."
             )
     return changes

@@ -62,7 +62,7 @@ def test_the_one_before_a_damaged_one(folder, caplog):
         assert _taken(folder) == f"model_000000{taken}.pth"
         said = caplog.messages[-1]
         assert f"_000000{damaged}.pth cannot be read" in said and f"_000000{taken}.pth is" in said
-    assert len(caplog.records) == 3  # two the second time
+    assert "_0000005.pth cannot be read" in said  # the second time both are named
     _damage(folder / "model_0000001.pth")
     with pytest.raises(WeightsError, match=r"No checkpoint.*whole.*model_0000003\.pth"):
         RunFolder(folder).read_newest()
@@ -96,12 +96,12 @@ def test_a_pointer_that_names_nothing(folder, caplog, content):
     named = str(folder / "model_0000009.pth") if content == POINTERS["gone"] else ""
     assert RunFolder(folder).last == named
     assert _taken(folder) == "model_0000005.pth"
-    assert len(caplog.records) == 1 and "model_0000005.pth, the newest" in caplog.text
+    assert len(caplog.records) == 1 and "model_0000005.pth is taken, the newest" in caplog.text
 
 
 def test_a_pointer_without_any_file(tmp_path):
     RunFolder(tmp_path).point_to("model_0000005.pth")
-    with pytest.raises(WeightsError, match=r"names model_0000005\.pth, which is not there"):
+    with pytest.raises(WeightsError, match=r"names is not there .*model_0000005\.pth"):
         RunFolder(tmp_path).read_newest()
 
 

@@ -10,7 +10,7 @@ from detectron2.config import get_cfg
 
 from lambda_det.config import FIXED, FREE, add_lambda_config, on_resume
 from lambda_det.detection.task import DetectionTask
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.start import check_evaluation_folder, check_run_folder
 
@@ -68,8 +68,8 @@ def test_a_folder_with_a_run(cfg, name):
 def test_other_weights_in_the_folder_are_not_trained_over(cfg):
     os.mkdir(cfg.OUTPUT_DIR)
     Path(cfg.OUTPUT_DIR, "mine.pth").touch()
-    with pytest.raises(ConfigError, match=r"holds mine\.pth.*write a name into"):
-        _check(cfg, resume=True)
+    with pytest.raises(WeightsError, match=r"last_checkpoint .*mine\.pth"):
+        RunFolder(cfg.OUTPUT_DIR).read_newest()
 
 
 @pytest.mark.parametrize(

@@ -170,8 +170,7 @@ def read_state(run: Path, config: Mapping[str, Any]) -> RunState:
         config: of :meth:`RunFolder.config`.
 
     Raises:
-        DataError: metrics.json is damaged.
-        WeightsError: the checkpoint is.
+        WeightsError: the checkpoint is damaged.
     """
     folder = RunFolder(run)
     metrics, last, chosen = folder.metrics(), folder.last, folder.choose()
