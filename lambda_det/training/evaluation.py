@@ -6,7 +6,7 @@ import logging
 import math
 import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from detectron2.engine import HookBase
@@ -21,15 +21,7 @@ from lambda_det.training.task import Results
 logger = logging.getLogger(__name__)
 
 _LOSSES = ("loss", "total_loss")  # beginnings of the names of losses
-_STATE = (
-    "last_step",
-    "best_step",
-    "best",
-    "best_name",
-    "best_interval",
-    "without_progress",
-    "results",
-)
+_STATE = ("last_step", "best_step", "best", "best_name", "without_progress", "results")
 
 
 class Evaluation(HookBase):
@@ -43,7 +35,6 @@ class Evaluation(HookBase):
         results: of the last evaluation, the same on all processes.
         last_step, best_step: steps done at the last and at the best evaluation; -1 for none.
         best, best_name: the best value of the metric, and which result it is.
-        best_interval: the interval in which it may lie by chance of the images; None if unknown.
         without_progress: evaluations since the best one.
         seconds: that the last evaluation of this process took; 0 before there was one.
     """
@@ -53,7 +44,6 @@ class Evaluation(HookBase):
         self.last_step = self.best_step = -1
         self.best = float("-inf")
         self.best_name = ""
-        self.best_interval: tuple[float, float] | None = None
         self.without_progress = 0
         self._is_pending = False
         self.seconds = 0.0
@@ -61,9 +51,8 @@ class Evaluation(HookBase):
     def is_due(self) -> bool:
         """Whether there is an evaluation after the step that is done."""
         step, period = self.trainer.iter + 1, self.trainer.settings.eval_period
-        if step >= self.trainer.max_iter:
-            return True
-        return period > 0 and step // period > (step - 1) // period
+        is_last = step >= self.trainer.max_iter
+        return is_last or (period > 0 and step // period > (step - 1) // period)
 
     def before_train(self) -> None:
         trainer = self.trainer
@@ -81,14 +70,14 @@ class Evaluation(HookBase):
             trainer.max_iter = trainer.start_iter
 
     def after_train(self) -> None:
-        if self.best_step < 0 or not self.best_name:
+        if self.best_step < 0:
             return
         weights = "averaged" if is_of_averaged_weights(self.best_name) else "raw"
-        stopped = f"; the run stopped early, after step {self.last_step}"
+        is_early = self._is_out_of_patience()
+        stopped = f"; the run stopped early, after step {self.last_step}" if is_early else ""
         logger.info(
             f"The best evaluation is that after step {self.best_step}: {self.best_name} "
-            f"{self.best:.4g}{_chance(self.best_interval)}, of the {weights} weights in "
-            f"model_best.pth{stopped if self._is_out_of_patience() else ''}"
+            f"{self.best:.4g}, of the {weights} weights in model_best.pth{stopped}"
         )
 
     def after_step(self) -> None:
@@ -104,11 +93,8 @@ class Evaluation(HookBase):
         self.last_step, self._is_pending = step, False
         verdict = self._compare(values, step)
         if self._is_out_of_patience() and step < trainer.max_iter:
-            than = f" than {self.best:.4g} of step {self.best_step}" if self.best_step >= 0 else ""
-            logger.info(
-                f"Stopping early: {counted(self.without_progress, 'evaluation')} brought nothing "
-                f"better{than}"
-            )
+            tried = counted(self.without_progress, "evaluation")
+            logger.info(f"Stopping early: {tried} brought nothing better")
             trainer.max_iter = step
         trainer.storage.put_scalars(**values, smoothing_hint=False)
         if comm.is_main_process() and values:
@@ -132,13 +118,13 @@ class Evaluation(HookBase):
     def _compare(self, values: Mapping[str, float], step: int) -> str:
         """Keep the best; returns a clause about it for the log."""
         settings = self.trainer.settings
-        name = _named(values, settings.best_metric)
-        name = name or _first_metric(values, self.trainer.task.metrics)
-        if name not in values:
+        wanted = (settings.best_metric,) if settings.best_metric else self.trainer.task.metrics
+        name = _first_of(wanted, values)
+        if not name:
             if values:
                 logger.warning(
-                    f"{settings.key('best_metric')} {name!r} is not among the results, which have "
-                    f"{listed(values, 12)}: there is no model_best.pth"
+                    f"{settings.key('best_metric')} {settings.best_metric!r} is not among the "
+                    f"results, which have {listed(values, 12)}: there is no model_best.pth"
                 )
             return ""
         # the lowest loss is the best
@@ -147,7 +133,6 @@ class Evaluation(HookBase):
         first = self.best_step < 0 and not math.isnan(value)
         if first or is_better(value, self.best):  # NaN is not
             self.best, self.best_step, self.best_name = value, step, name
-            self.best_interval = _interval(name, values)
             self.without_progress = 0
             return f"{name} {value:.4g} is the best so far"
         self.without_progress += 1
@@ -176,36 +161,16 @@ def _floats(results: Mapping[str, Any]) -> Results:
     }
 
 
-def _interval(name: str, values: Mapping[str, float]) -> tuple[float, float] | None:
-    """The interval in which a result may lie by chance of the images, where its task gives one."""
-    low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
-    return None if low is None or high is None else (low, high)
-
-
-def _chance(interval: tuple[float, float] | None) -> str:
-    """The interval in words, for the log."""
-    if interval is None:
-        return ""
-    low, high = interval
-    return f" ({low:.1f} to {high:.1f} by chance of the images)"
-
-
-def _named(values: Mapping[str, float], metric: str) -> str:
-    """The result that a user's name means; the name itself where there is none.
+def _first_of(metrics: Iterable[str], values: Mapping[str, float]) -> str:
+    """The first result that one of the names means; "" where there is none.
 
     It is the result of that name, or else the first one with more in its name: the data set before
     it, or that it is of averaged weights, or both.
     """
-    if not metric or metric in values:
-        return metric
-    forms = ((name, form) for name in values for form in (name, plain_name(name)))
-    return next((name for name, form in forms if f"/{form}".endswith(f"/{metric}")), metric)
-
-
-def _first_metric(values: Mapping[str, float], metrics: tuple[str, ...]) -> str:
-    # With several data sets each name begins with its data set; the result of the first one counts.
     for metric in metrics:
+        if metric in values:
+            return metric
         for name in values:
-            if name == metric or name.endswith(f"/{metric}"):
+            if any(f"/{form}".endswith(f"/{metric}") for form in (name, plain_name(name))):
                 return name
     return ""

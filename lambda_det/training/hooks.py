@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
 from posixpath import commonpath
 from typing import Any
 
-import torch
 from detectron2.engine import HookBase, hooks
-from detectron2.engine.hooks import PeriodicWriter
 from detectron2.utils import comm
 from detectron2.utils.events import (
     CommonMetricPrinter,
@@ -28,11 +25,6 @@ from lambda_det.errors import ConfigError, counted, duration, refused
 from lambda_det.training.log import is_of_machine
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.settings import Settings
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +52,11 @@ class LRScheduler(hooks.LRScheduler):
     def before_train(self) -> None:
         super().before_train()
         groups = self.trainer.optimizer.param_groups
-        first = self._best_param_group_id
-        made_with = self.trainer.optimizer.defaults.get("lr")
         rates = {group["initial_lr"]: number for number, group in reversed([*enumerate(groups)])}
-        self._groups = {"lr": rates.pop(made_with, first)}
-        rates.pop(groups[self._groups["lr"]]["initial_lr"], None)
+        usual = self.trainer.optimizer.defaults.get("lr")
+        if usual not in rates:
+            usual = groups[self._best_param_group_id]["initial_lr"]
+        self._groups = {"lr": rates.pop(usual)}
         network = self.trainer.task.network(self.trainer.model)
         names = {id(p): name for name, p in network.named_parameters()}
         for rate, number in rates.items():
@@ -84,11 +76,8 @@ class LRScheduler(hooks.LRScheduler):
         self.scheduler.step()
 
 
-class SpeedAndMemory(HookBase):
-    """Records the images per second of all processes, with the time of waiting, and the memory.
-
-    The memory is the most that the first process has taken so far, in gigabytes.
-    """
+class Speed(HookBase):
+    """Records the images per second of all processes, with the time of waiting."""
 
     def before_step(self) -> None:
         self._start = time.perf_counter()
@@ -96,10 +85,8 @@ class SpeedAndMemory(HookBase):
     def after_step(self) -> None:
         # The check for finite losses has waited for the device already
         seconds = time.perf_counter() - self._start
-        storage, settings = self.trainer.storage, self.trainer.settings
-        if settings.images_per_step:
-            storage.put_scalar("images_per_second", settings.images_per_step / seconds)
-        storage.put_scalar("peak_memory", peak_gigabytes(settings.device), smoothing_hint=False)
+        if images := self.trainer.settings.images_per_step:
+            self.trainer.storage.put_scalar("images_per_second", images / seconds)
 
 
 class Forecast(HookBase):
@@ -112,45 +99,37 @@ class Forecast(HookBase):
 
     def before_train(self) -> None:
         self._seconds: list[float] = []
-        self._evaluated = False
+        self._said: set[bool] = set()  # whether with the time of an evaluation
 
     def before_step(self) -> None:
         self._start = time.perf_counter()
 
     def after_step(self) -> None:
         trainer = self.trainer
-        if len(self._seconds) <= self._STEPS:
+        if len(self._seconds) < self._STEPS:
             self._seconds.append(time.perf_counter() - self._start)
-        done = trainer.iter + 1 - trainer.start_iter
-        measured = trainer.evaluation.seconds  # of one after an earlier step
-        is_first = measured > 0 and not self._evaluated
-        if done == self._STEPS or (is_first and done > self._STEPS):
-            self._evaluated = measured > 0
-            if comm.is_main_process() and trainer.iter + 1 + self._STEPS < trainer.max_iter:
-                logger.info(self._sentence(measured))
+        measured = trainer.evaluation.seconds  # of one after an earlier step; 0 for none
+        if len(self._seconds) < self._STEPS or bool(measured) in self._said:
+            return
+        self._said.add(bool(measured))
+        if comm.is_main_process() and trainer.iter + 1 + self._STEPS < trainer.max_iter:
+            logger.info(self._sentence(measured))
 
     def _sentence(self, measured: float) -> str:
-        """
-        Args:
-            measured: seconds of an evaluation; 0 if there was none yet.
-        """
-        trainer, settings, task = self.trainer, self.trainer.settings, self.trainer.task
+        """When the run ends, where an evaluation takes ``measured`` seconds; 0 if unknown."""
+        trainer, settings = self.trainer, self.trainer.settings
         step, period = trainer.iter + 1, settings.eval_period
         before = int((trainer.max_iter - 1) // period - step // period) if period > 0 else 0
         each = statistics.median(self._seconds)
         image = each / (settings.images_per_step or 1)
-        evaluations = (before + 1) * (measured or task.cost_of_evaluation() * image)
-        total = (trainer.max_iter - step) * each + evaluations
         steps = trainer.max_iter - step
-        sentence = (
-            f"About {duration(total)} to the end: {duration(steps * each)} for "
-            f"{counted(steps, 'step')}"
+        evaluations = (before + 1) * (measured or trainer.task.cost_of_evaluation() * image)
+        time_of_evaluations = duration(evaluations) if evaluations else "a time not known yet"
+        return (
+            f"About {duration(steps * each + evaluations)} to the end: {duration(steps * each)} "
+            f"for {counted(steps, 'step')} and {time_of_evaluations} for "
+            f"{counted(before + 1, 'evaluation')}"
         )
-        count = counted(before + 1, "evaluation")
-        if not evaluations:
-            return f"{sentence}, and a time that is not known yet for {count}"
-        guessed = "" if measured else ", by their number of images"
-        return f"{sentence} and {duration(evaluations)} for {count}{guessed}"
 
 
 class Progress(HookBase):
@@ -161,31 +140,21 @@ class Progress(HookBase):
 
     def before_train(self) -> None:
         trainer = self.trainer
-        steps = {"total": trainer.max_iter, "initial": trainer.start_iter}
-        self._bar = tqdm(unit="step", dynamic_ncols=True, **steps)
+        self._bar = tqdm(
+            unit="step",
+            dynamic_ncols=True,
+            total=trainer.max_iter,
+            initial=trainer.start_iter,
+        )
 
     def after_step(self) -> None:
-        self._bar.set_postfix(
-            loss=f"{self.trainer.storage.latest()['total_loss'][0]:.3g}", refresh=False
-        )
+        loss, _ = self.trainer.storage.latest()["total_loss"]
+        self._bar.set_postfix(loss=f"{loss:.3g}", refresh=False)
         self._bar.total = self.trainer.max_iter  # which a hook may have changed
         self._bar.update()
 
     def after_train(self) -> None:
         self._bar.close()
-
-
-def peak_gigabytes(device: str) -> float:
-    """The peak memory so far in gigabytes (1e9 bytes): of the GPU, or on a CPU of the process.
-
-    0 for the CPU of Windows, which Python cannot ask for it.
-    """
-    if torch.device(device).type == "cuda":
-        return torch.cuda.max_memory_allocated() / 1e9
-    if resource is None:
-        return 0.0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 class RunWriter(HookBase):
@@ -197,9 +166,7 @@ class RunWriter(HookBase):
     """
 
     def __init__(self) -> None:
-        self._hook: PeriodicWriter | None = None
-        self._json: JSONWriter | None = None
-        self._files: list[EventWriter] = []  # it, and where else the numbers go
+        self._files: list[EventWriter] = []  # metrics.json, and where else the numbers go
         self._resumed: Mapping[str, Any] = {}
 
     def before_train(self) -> None:
@@ -208,14 +175,11 @@ class RunWriter(HookBase):
         trainer, settings = self.trainer, self.trainer.settings
         written = self._resumed.get("written", trainer.start_iter - 1)
         folder = RunFolder(settings.output_dir)
-        # A state of commit 757bc69b has no values of the line that was due, but the file has it
-        folder.cut_metrics(trainer.start_iter if self._resumed.get("due") else written + 1)
-        self._json = JSONWriter(str(folder.metrics_file), window_size=1)
-        self._json._last_write = written  # the file has what is older
-        self._files = [self._json, *make_writers(settings, written)]
+        folder.cut_metrics(written + 1)
         self._printer = CommonMetricPrinter(trainer.max_iter, window_size=1)
-        self._hook = PeriodicWriter([self._printer], settings.log_period)
-        self._hook.trainer = trainer
+        metrics = JSONWriter(str(folder.metrics_file), window_size=1)
+        metrics._last_write = written  # the file has what is older
+        self._files = [metrics, *make_writers(settings, written)]
         for name, (is_smoothed, values) in self._resumed.get("values", {}).items():
             for value in values:
                 trainer.storage.put_scalar(
@@ -225,22 +189,19 @@ class RunWriter(HookBase):
             self._write_files()
 
     def after_step(self) -> None:
-        if self._hook:
+        if self._files and self._is_due():
             self._printer._max_iter = self.trainer.max_iter  # which a hook may have changed
-            self._hook.after_step()
-            if self._is_due():
-                self._write_files()
+            self._printer.write()
+            self._write_files()
         # Only TensorBoard's writer releases the images, and it may not be named
         if (self.trainer.iter + 1) % self.trainer.settings.log_period == 0:
             get_event_storage().clear_images()
 
     def after_train(self) -> None:
-        if self._hook:
-            self._hook.after_train()
-            self._hook = None
-            self._write_files()
-            for writer in self._files:
-                writer.close()
+        self._write_files()
+        for writer in self._files:
+            writer.close()
+        self._files = []
 
     def state_dict(self) -> dict[str, Any]:
         """How far metrics.json goes, and the values of this step, if they are still to be written.
@@ -251,8 +212,8 @@ class RunWriter(HookBase):
         if storage is None or not comm.is_main_process():
             return dict(self._resumed)
         step, values = self.trainer.iter, {}
-        if self._json is not None:
-            written = self._json._last_write
+        if self._files:
+            written = self._files[0]._last_write
         else:  # in an evaluation with which a resumed run begins
             written = self._resumed.get("written", step - 1)
             values.update(self._resumed.get("values", {}))
@@ -296,11 +257,10 @@ def check_writers(settings: Settings) -> None:
 
 
 def _class_of(name: str, key: str) -> Callable[[str], EventWriter]:
-    module, _, attribute = name.rpartition(".")
     advice = "it can be tensorboard, or a class such as package.module.Writer"
-    errors = (ImportError, AttributeError, TypeError, ValueError)
+    errors = (ImportError, AttributeError, ValueError)
     with refused(ConfigError, f"{key} names {name!r}, which is not there", advice, *errors):
-        writer = getattr(importlib.import_module(module), attribute)
+        writer = resolve_name(name)
     if not (isinstance(writer, type) and issubclass(writer, EventWriter)):
         raise ConfigError(f"{key} names {name!r}, which is no EventWriter of Detectron2.")
     return writer

@@ -1,7 +1,8 @@
 """The log of a process, on the screen and in log.txt, and the numbers that every training logs.
 
-To log another number, put it into the storage (``put_scalar``) and add it to the table here. Losses
-are not in the table: they have the names that the model gives them, with "loss" in each.
+To log another number, put it into the storage (``put_scalar``); one that another machine measures
+differently is added to the table here. Losses have the names that the model gives them, with "loss"
+in each.
 """
 
 from __future__ import annotations
@@ -152,33 +153,27 @@ def log_table(title: str, rows: Iterable[tuple[Any, ...]]) -> None:
 
 
 # ------------------------------------------------------------------------------------- its numbers
-# True where another machine measures another value. The other values follow from the steps: they
-# are kept over a resume, and compared between runs.
+# Of these another machine measures other values. The others follow from the steps: they are kept
+# over a resume, and compared between runs.
 _OF_MACHINE = {
-    "lr": False,
-    "grad_norm": False,
-    "skipped_steps": False,
-    "time": True,
-    "data_time": True,
-    "rank_data_time": True,
-    "eta_seconds": True,
-    "images_per_second": True,
-    "peak_memory": True,
+    "time",
+    "data_time",
+    "rank_data_time",
+    "eta_seconds",
+    "images_per_second",
 }
-
-
 # The last word may be of a class, whose name has any letters: bbox_EMA/AP-traffic light
 _AVERAGED = re.compile(r"_EMA/[^/]+$|/ema_\w+$")
 
 
 def is_of_machine(name: str) -> bool:
-    """Whether a value of the log depends on the machine: a time, a speed or its memory."""
-    return _OF_MACHINE.get(name, False)
+    """Whether a value of the log depends on the machine: a time or a speed."""
+    return name in _OF_MACHINE
 
 
 def is_loss(name: str) -> bool:
     """Whether a value of the log is a loss, of training or ("validation/...") of a test set."""
-    return "loss" in name and name not in _OF_MACHINE
+    return "loss" in name
 
 
 def is_of_averaged_weights(name: str) -> bool:

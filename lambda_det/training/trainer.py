@@ -32,7 +32,7 @@ from lambda_det.training.hooks import (
     Forecast,
     LRScheduler,
     RunWriter,
-    SpeedAndMemory,
+    Speed,
 )
 from lambda_det.training.loading import batches_ahead
 from lambda_det.training.randomness import Purpose, seed_all
@@ -149,7 +149,7 @@ class Trainer(TrainerBase):
         """
         return [
             hooks.IterationTimer(),
-            SpeedAndMemory(),
+            Speed(),
             LRScheduler(),
             Forecast(),
             self.evaluation,
