@@ -3,7 +3,7 @@
 The processes leave a scheduler's signals to the process that trains, which decides what these mean:
 PyTorch's own handlers would end them in the middle of a step. PyTorch has no public place for that,
 so the signals are held back around the start of a process (:func:`_signals_held_back`,
-:class:`_ProcessStart`). Batches go through shared memory, or through pipes where it is scarce, as
+:func:`_start_process`). Batches go through shared memory, or through pipes where it is scarce, as
 in Docker: PyTorch's DataLoader would wait there until its timeout.
 """
 
@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
 from typing import Any, TypeVar
@@ -119,7 +120,6 @@ class ImageLoader(DataLoader):
         num_workers: int = 0,
         timeout: float = 0,
         collate_fn: Callable[[list[Any]], Any] = default_collate,
-        generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
         """
@@ -128,7 +128,6 @@ class ImageLoader(DataLoader):
             num_workers: processes that load images.
             timeout: seconds to wait for a batch of a process; 0: no limit.
             collate_fn: makes a batch of a list of items.
-            generator: of torch's seeds for the processes.
             options: of torch's DataLoader.
         """
         super().__init__(
@@ -137,13 +136,18 @@ class ImageLoader(DataLoader):
             timeout=timeout if num_workers else 0,
             # Each new iterator draws its seed from this generator. From the global one, an iterator
             # with processes would draw more numbers than one without.
-            generator=generator or torch.Generator(),
-            worker_init_fn=_ProcessStart(),
-            collate_fn=_Packing(collate_fn) if num_workers else collate_fn,
+            generator=torch.Generator(),
+            worker_init_fn=partial(_start_process, os.getpid()),
+            collate_fn=partial(_packed, collate_fn) if num_workers else collate_fn,
             multiprocessing_context=LOADERS_START_BY if num_workers else None,
             **options,
         )
-        self._said_so = False
+        if num_workers and _is_shared_memory_scarce():
+            logger.warning(
+                f"Less than {_SCARCE >> 20} MiB of {_SHARED_MEMORY} are free: batches go through "
+                "pipes, which takes a little longer. Docker gives a container more by "
+                "--shm-size=8g or --ipc=host."
+            )
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches; the processes end with the iterator.
@@ -155,7 +159,7 @@ class ImageLoader(DataLoader):
             batches = super().__iter__()
         try:
             for batch in batches:
-                yield self._unpacked(*batch) if self.num_workers else batch
+                yield _unpacked(batch) if self.num_workers else batch
         except DataError as error:  # torch puts the stack trace of a loader process before it
             raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
         finally:
@@ -164,35 +168,22 @@ class ImageLoader(DataLoader):
             if self.num_workers:
                 batches._shutdown_workers()
 
-    def _unpacked(self, packed: bytes, is_scarce: bool) -> Any:
-        if is_scarce and not self._said_so:
-            self._said_so = True
-            logger.warning(
-                f"Less than {_SCARCE >> 20} MiB of {_SHARED_MEMORY} are free: batches go through "
-                "pipes, which takes a little longer. Docker gives a container more by "
-                "--shm-size=8g or --ipc=host."
-            )
-        try:
-            return pickle.loads(packed)
-        except (OSError, EOFError) as error:  # of a connection to the process that shares it
-            raise RuntimeError("DataLoader worker ended while it handed over a batch") from error
+
+def _unpacked(packed: bytes) -> Any:
+    """The batch that :func:`_packed` made."""
+    try:
+        return pickle.loads(packed)
+    except (OSError, EOFError) as error:  # of a connection to the process that shares it
+        raise RuntimeError("DataLoader worker ended while it handed over a batch") from error
 
 
-class _Packing:
-    """Makes a batch of a list of items in a loader process, and packs it."""
+def _packed(collate: Callable[[list[Any]], Any], items: list[Any]) -> bytes:
+    """A batch of items of a loader process, with its tensors in shared memory if there is enough.
 
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, items: list[Any]) -> tuple[bytes, bool]:
-        """The batch, with its tensors in shared memory if that is not scarce; and if it is.
-
-        An object that cannot be pickled raises its error here, which reaches the main process.
-        """
-        batch = self._collate(items)
-        is_scarce = _is_shared_memory_scarce()
-        pack = pickle.dumps if is_scarce else ForkingPickler.dumps
-        return bytes(pack(batch)), is_scarce
+    An object that cannot be pickled raises its error here, which reaches the main process.
+    """
+    pack = pickle.dumps if _is_shared_memory_scarce() else ForkingPickler.dumps
+    return bytes(pack(collate(items)))
 
 
 def _is_shared_memory_scarce() -> bool:
@@ -200,21 +191,15 @@ def _is_shared_memory_scarce() -> bool:
     return is_there and shutil.disk_usage(_SHARED_MEMORY).free < _SCARCE
 
 
-class _ProcessStart:
+def _start_process(parent: int, number: int) -> None:
     """What a loader process does first."""
-
-    def __init__(self) -> None:
-        self._parent = os.getpid()
-
-    def __call__(self, number: int) -> None:
-        _leave_signals_to(self._parent)  # first: threads that start later block them as well
-        sys.excepthook = _report_unless_disconnected
-        # By a thread, because the kernel would take the end of the iterating thread for the
-        # parent's
-        end_with_parent(self._parent, by_main_thread=False)
-        # One thread for each process: there are as many as cores to use.
-        cv2.setNumThreads(0)
-        torch.set_num_threads(1)
+    _leave_signals_to(parent)  # first: threads that start later block them as well
+    sys.excepthook = _report_unless_disconnected
+    # By a thread, because the kernel would take the end of the iterating thread for the parent's
+    end_with_parent(parent, by_main_thread=False)
+    # One thread for each process: there are as many as cores to use.
+    cv2.setNumThreads(0)
+    torch.set_num_threads(1)
 
 
 def _report_unless_disconnected(
@@ -233,7 +218,7 @@ def _report_unless_disconnected(
 def _signals_held_back() -> Iterator[None]:
     """Have a process that is started in the meantime begin with a scheduler's signals held back.
 
-    PyTorch gives it a handler that obeys any SIGTERM before it calls :class:`_ProcessStart`, and a
+    PyTorch gives it a handler that obeys any SIGTERM before it calls :func:`_start_process`, and a
     spawned one imports for seconds before that.
     """
     if LOADERS_START_BY is None:

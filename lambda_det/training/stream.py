@@ -13,7 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from detectron2.data.samplers import RepeatFactorTrainingSampler, TrainingSampler
+from detectron2.data.samplers import (
+    RandomSubsetTrainingSampler,
+    RepeatFactorTrainingSampler,
+    TrainingSampler,
+)
 from detectron2.utils import comm
 
 from lambda_det.training.randomness import Purpose, generator
@@ -46,22 +50,22 @@ class Sources:
         """Whether all files can be kept together, so that any order reads each of them once."""
         return int(self.sizes.sum()) <= self.kept
 
-    def together(self, indices: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def together(self, indices: list[int], rng: np.random.Generator) -> list[int]:
         """Reorder records so that each file is read once.
 
         The files come in a random order, in groups that can be kept together, and the records of a
         group are shuffled.
         """
-        order = rng.permutation(len(self.sizes))
-        group_of_file = np.empty(len(order), int)
+        group_of_file = np.empty(len(self.sizes), int)
         group = filled = 0
-        for file in order:
+        for file in rng.permutation(len(self.sizes)):
             filled += self.sizes[file]
             if filled > self.kept:
                 group, filled = group + 1, self.sizes[file]
             group_of_file[file] = group
         groups = group_of_file[self.of_record[indices]]
-        return indices[np.lexsort((rng.permutation(len(indices)), groups))]
+        order = np.lexsort((rng.permutation(len(indices)), groups))
+        return [indices[place] for place in order]
 
 
 class Stream:
@@ -97,9 +101,9 @@ class Stream:
         self._sampler = sampler
         self._images = images
         self._is_wide = is_wide
-        self._own_seeds = own_seeds
         self._group_size = images // comm.get_world_size()
         self._is_shared = type(sampler).__iter__ in _SPLITTERS
+        self._own_seeds = own_seeds and self._is_shared
         self._sources = sources if self._is_shared and sources and not sources.fit else None
         self._said_so = False
 
@@ -112,17 +116,14 @@ class Stream:
         """
         rank, size = comm.get_rank(), self._images // comm.get_world_size()
         # Every process draws the whole batch of a shared stream, and keeps its share
-        if self._is_shared:
-            drawn, offset = self._images, rank * size
-        else:
-            drawn, offset = size, 0
-            if first and not self._said_so:
-                self._said_so = True
-                logger.warning(
-                    f"{type(self._sampler).__name__} is not a sampler of Detectron2, so the order "
-                    f"of images continues only if the sampler always gives the same one; {first} "
-                    "batch(es) are left out."
-                )
+        drawn, offset = (self._images, rank * size) if self._is_shared else (size, 0)
+        if first and not self._is_shared and not self._said_so:
+            self._said_so = True
+            logger.warning(
+                f"{type(self._sampler).__name__} is not a sampler of Detectron2, so the order of "
+                f"images continues only if the sampler always gives the same one; {first} "
+                "batch(es) are left out."
+            )
         indices = self._indices(seed, first * drawn)
         for batch in itertools.count(first):
             own = list(itertools.islice(indices, drawn))[offset : offset + size]
@@ -133,15 +134,13 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """What the order depends on, apart from the run's seed and the place in it."""
-        state = {"group_size": self._group_size}
-        if self._own_seeds:
-            state["sampler_seeds"] = _seeds_of(self._sampler)
-        return state
+        seeds = {"sampler_seeds": _seeds_of(self._sampler)} if self._own_seeds else {}
+        return {"group_size": self._group_size, **seeds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the order of the run that this state belongs to."""
         self._group_size = state["group_size"]
-        if self._own_seeds and state.get("sampler_seeds"):
+        if self._own_seeds and "sampler_seeds" in state:
             self._sampler = _with_seeds(self._sampler, **state["sampler_seeds"])
 
     def _indices(self, seed: int, start: int) -> Iterator[int]:
@@ -149,67 +148,76 @@ class Stream:
         if self._is_wide is None or self._group_size == 1:
             return self._by_source(seed, start)
         window = self._group_size * _GROUPS
-        first, offset = divmod(start, window)
-        indices = self._by_source(seed, first * window)
-        return itertools.islice(self._grouped(indices, seed, first), offset, None)
+        return _by_window(self._by_source, window, self._grouped, Purpose.GROUPS, seed, start)
 
     def _by_source(self, seed: int, start: int) -> Iterator[int]:
         """The order before it is grouped by orientation, from position ``start`` on."""
         if self._sources is None:
-            return itertools.islice(self._ungrouped(seed), start, None)
-        window = len(self._sources.of_record)
-        first, offset = divmod(start, window)
-        indices = itertools.islice(self._ungrouped(seed), first * window, None)
-        return itertools.islice(self._together(indices, seed, first), offset, None)
+            return self._ungrouped(seed, start)
+        window, reorder = len(self._sources.of_record), self._sources.together
+        return _by_window(self._ungrouped, window, reorder, Purpose.SOURCES, seed, start)
 
-    def _together(self, indices: Iterator[int], seed: int, first: int) -> Iterator[int]:
-        for number in itertools.count(first):
-            window = np.fromiter(itertools.islice(indices, len(self._sources.of_record)), int)
-            rng = generator(Purpose.SOURCES, seed, number)
-            yield from self._sources.together(window, rng).tolist()
-
-    def _ungrouped(self, seed: int) -> Iterator[int]:
+    def _ungrouped(self, seed: int, start: int) -> Iterator[int]:
+        """The order of the sampler, from position ``start`` on."""
         if not self._is_shared:
-            return iter(self._sampler)
+            return itertools.islice(self._sampler, start, None)
         sampler = self._sampler
         if not self._own_seeds:
             order, subset = generator(Purpose.SAMPLERS, seed).integers(2**31, size=2).tolist()
             sampler = _with_seeds(sampler, order, subset)
-        return sampler._infinite_indices()
+        return itertools.islice(sampler._infinite_indices(), start, None)
 
-    def _grouped(self, indices: Iterator[int], seed: int, first: int) -> Iterator[int]:
+    def _grouped(self, window: list[int], rng: np.random.Generator) -> list[int]:
+        """Reorder a window in groups of one orientation; the last, which may be smaller, stays."""
         size = self._group_size
+        parted = sorted(window, key=lambda index: not self._is_wide(index))
+        groups = rng.permutation(len(parted) // size)
+        grouped = [index for g in groups for index in parted[g * size : (g + 1) * size]]
+        return grouped + parted[len(grouped) :]
+
+
+def _by_window(
+    order: Callable[[int, int], Iterator[int]],
+    window: int,
+    reorder: Callable[[list[int], np.random.Generator], list[int]],
+    purpose: Purpose,
+    seed: int,
+    start: int,
+) -> Iterator[int]:
+    """An order of which each window is reordered for itself, from position ``start`` on.
+
+    Args:
+        order: gives from seed and position the order that is reordered.
+        window: positions of one window.
+        reorder: gets the indices of a window, and random numbers of its own.
+        purpose: of the random numbers.
+    """
+    first, offset = divmod(start, window)
+    indices = order(seed, first * window)
+
+    def windows() -> Iterator[list[int]]:
         for number in itertools.count(first):
-            window = list(itertools.islice(indices, size * _GROUPS))
-            if not window:
+            if not (taken := list(itertools.islice(indices, window))):
                 return
-            wide = [index for index in window if self._is_wide(index)]
-            tall = [index for index in window if not self._is_wide(index)]
-            parted = wide + tall
-            rng = generator(Purpose.GROUPS, seed, number)
-            # In the last window of a finite sampler, the incomplete group comes last.
-            groups = len(parted) // size
-            for group in rng.permutation(groups):
-                yield from parted[group * size : (group + 1) * size]
-            yield from parted[groups * size :]
+            yield reorder(taken, generator(purpose, seed, number))
+
+    return itertools.islice(itertools.chain.from_iterable(windows()), offset, None)
 
 
-def _seeds_of(sampler: Any) -> dict[str, int | None]:
-    return {
-        "order": getattr(sampler, "_seed", None),
-        "subset": getattr(sampler, "_seed_subset", None),
-    }
+def _seeds_of(sampler: TrainingSampler | RepeatFactorTrainingSampler) -> dict[str, int]:
+    return {"order": sampler._seed, "subset": getattr(sampler, "_seed_subset", 0)}
 
 
-def _with_seeds(sampler: Any, order: int | None, subset: int | None) -> Any:
+def _with_seeds(
+    sampler: TrainingSampler | RepeatFactorTrainingSampler, order: int, subset: int
+) -> TrainingSampler | RepeatFactorTrainingSampler:
     """A copy of one of Detectron2's samplers with other seeds.
 
     A sampler draws its seeds when it is made, before the run knows whether it is resumed.
     """
     sampler = copy.copy(sampler)
-    if order is not None and hasattr(sampler, "_seed"):
-        sampler._seed = order
-    if subset is not None and hasattr(sampler, "_seed_subset"):  # of RandomSubsetTrainingSampler
+    sampler._seed = order
+    if isinstance(sampler, RandomSubsetTrainingSampler):
         sampler._seed_subset = subset
         shuffled = torch.randperm(sampler._size, generator=torch.Generator().manual_seed(subset))
         sampler._indexes_subset = shuffled[: sampler._size_subset]
