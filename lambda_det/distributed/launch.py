@@ -134,20 +134,13 @@ def check_device(device: str, num_gpus: int, key: str = "MODEL.DEVICE") -> torch
     if parsed.type != "cuda":
         return parsed
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    named = parsed.index is not None
-    if named and num_gpus > 1:
+    needed = num_gpus if parsed.index is None else parsed.index + 1
+    if needed > there or (num_gpus > 1 and parsed.index is not None):
         raise ConfigError(
-            f"{option(key, device)} is one GPU, and --num-gpus {num_gpus} wants one for each "
-            f"process: set {option(key, 'cuda')} for the first ones, or leave --num-gpus out."
-        )
-    if num_gpus > there or (named and parsed.index >= there):
-        cures = [f"add {option(key, 'cpu')} at the end of the command line"]
-        if there:
-            other = option(key, f"cuda:{there - 1}") + " or a lower one"
-            cures.insert(0, f"set {other}" if named else f"lower --num-gpus to {there}")
-        raise ConfigError(
-            f"{option(key, device)} with --num-gpus {num_gpus} needs more GPUs than are here; "
-            f"PyTorch {torch.__version__} sees {there}: {' or '.join(cures)}."
+            f"{option(key, device)} with --num-gpus {num_gpus} does not fit the GPUs that are "
+            f"here; PyTorch {torch.__version__} sees {there}: lower --num-gpus, set "
+            f"{option(key, 'cuda')} for the first ones, or add {option(key, 'cpu')} at the end of "
+            "the command line."
         )
     return parsed
 

@@ -16,7 +16,7 @@ import yaml
 from detectron2.config import CfgNode
 
 from lambda_det.config import CONFIGS, REMOVED_KEYS, leaves, read_plain
-from lambda_det.errors import ConfigError, reason, refused, suggest
+from lambda_det.errors import ConfigError, refused, suggest
 from lambda_det.training.run_folder import CONFIG, RunFolder
 
 # The configurations that Detectron2 installs
@@ -70,41 +70,25 @@ class ConfigFile:
         Raises:
             ConfigError: the file is missing or not a mapping, or has other objects than plain data.
         """
-        if self._recorded is not None:
-            return self._load_recorded()
-        if not Path(self.path).is_file():
+        if self._recorded is None and not Path(self.path).is_file():
             there = {str(path) for path in Path(self.path).parent.glob("*.yaml")}
             there |= {f"configs/{p.relative_to(CONFIGS)}" for p in CONFIGS.rglob("*.yaml")}
             raise ConfigError(
                 f"There is no config file {self.path}{suggest(self.path, sorted(there))}"
             )
-        try:
-            loaded = _reader(self).load_yaml_with_base(self.path)
-        except OSError as error:
-            raise ConfigError(
-                f"A _BASE_ of {self.path} cannot be read: {error.filename or error}."
-            ) from error
-        # a tag of Python; an impossible date; not UTF-8; a file that is its own _BASE_
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise ConfigError(
-                f"{self.path} or its _BASE_ is not valid YAML of plain values: {reason(error)}"
-            ) from error
-        except (TypeError, AttributeError, AssertionError):
-            loaded = None
-        if not isinstance(loaded, dict):
-            raise ConfigError(
-                f"{self.path} or its _BASE_ is not a mapping of keys to values, such as `SOLVER:` "
-                "with an indented `MAX_ITER: 1000` under it."
-            )
-        return loaded
-
-    def _load_recorded(self) -> dict[str, Any]:
-        what = f"The configuration that {self.path} records cannot be read"
-        errors = (yaml.YAMLError, ValueError, RecursionError)
-        with refused(ConfigError, what, "use another copy", *errors):
-            loaded = yaml.safe_load(self.text)
+        what = f"{self.path} or its _BASE_ is no YAML of keys and plain values"
+        advice = "write it such as `SOLVER:` with an indented `MAX_ITER: 1000` under it"
+        # A _BASE_ that is not there; a tag of Python; an impossible date; not UTF-8; a file that is
+        # its own _BASE_; and by what Detectron2 refuses what is no mapping
+        of_reading = (OSError, yaml.YAMLError, ValueError, RecursionError)
+        of_types = (TypeError, AttributeError, AssertionError)
+        with refused(ConfigError, what, advice, *of_reading, *of_types):
+            if self._recorded is None:
+                loaded = _reader(self).load_yaml_with_base(self.path)
+            else:
+                loaded = yaml.safe_load(self.text)
             if not isinstance(loaded, dict):
-                raise ValueError("it is no mapping")
+                raise ValueError("it is not a mapping")
             return loaded
 
     @property
@@ -116,9 +100,10 @@ class ConfigFile:
         if Path(self.path).suffix == ".py":
             return True
         try:
-            return _has_nodes(read_plain(self.text))
+            content = read_plain(self.text)  # which may have the tags of Python
         except (OSError, ValueError, TypeError, yaml.YAMLError):
             return False
+        return isinstance(content, dict) and isinstance(content.get("model"), dict)
 
 
 def _reader(file: ConfigFile) -> type[CfgNode]:
@@ -138,24 +123,17 @@ def _reader(file: ConfigFile) -> type[CfgNode]:
     return Reader
 
 
-def _has_nodes(content: Any) -> bool:
-    """Whether it is the content of a LazyConfig, and not keys in capitals."""
-    return isinstance(content, dict) and isinstance(content.get("model"), dict)
-
-
 def kind_of(file: ConfigFile) -> str:
     """What a configuration file describes, by its content: LAZY, DETECTOR or CLASSIFIER.
 
     A file that cannot be read counts as a detector's; its reader reports the error.
     """
-    if Path(file.path).suffix == ".py":
+    if file.is_lazy:
         return LAZY
     try:
         content = file.content
-    except ConfigError:  # a LazyConfig that a run saved may have the tags of Python
-        return LAZY if file.is_lazy else DETECTOR
-    if _has_nodes(content):
-        return LAZY
+    except ConfigError:
+        return DETECTOR
     model = content.get("MODEL")
     is_recipe = "DATA" in content or (isinstance(model, dict) and "NAME" in model)
     return CLASSIFIER if is_recipe else DETECTOR
@@ -182,16 +160,19 @@ def read_config(
     if file and file.is_recorded:
         settings = [(key, value) for key, value in settings if key not in REMOVED_KEYS]
     opts = list(opts or [])
-    _check_pairs(opts)
-    pairs = list(zip(opts[::2], opts[1::2], strict=True))
-    for given, where in ((settings, file and file.path), (pairs, "the command line")):
-        for key, _ in given:
-            refuse_removed(key, where)
-    add_keys(cfg, settings + pairs)
-    for key, value in settings:
-        _set(cfg, key, value, file.path)
-    for key, value in pairs:
-        _set(cfg, key, value, "the command line")
+    if len(opts) % 2:
+        raise ConfigError(
+            f"Keys are given in pairs KEY VALUE, and {opts[-1]!r} has no partner; write "
+            "SOLVER.MAX_ITER 1000, without =."
+        )
+    pairs = zip(opts[::2], opts[1::2], strict=True)
+    given = [(key, value, file.path) for key, value in settings]
+    given += [(key, value, "the command line") for key, value in pairs]
+    for key, _, where in given:
+        refuse_removed(key, where)
+    add_keys(cfg, [(key, value) for key, value, _ in given])
+    for key, value, where in given:
+        _set(cfg, key, value, where)
 
 
 def refuse_removed(key: str, where: str) -> None:
@@ -202,14 +183,6 @@ def refuse_removed(key: str, where: str) -> None:
     """
     if key in REMOVED_KEYS:
         raise ConfigError(f"{where} sets {key}, which there is no longer: {REMOVED_KEYS[key]}")
-
-
-def _check_pairs(opts: list[str]) -> None:
-    if len(opts) % 2:
-        raise ConfigError(
-            f"Keys are given in pairs KEY VALUE, and {opts[-1]!r} has no partner; write "
-            "SOLVER.MAX_ITER 1000, without =."
-        )
 
 
 def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:

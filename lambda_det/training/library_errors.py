@@ -87,15 +87,16 @@ def explained(settings: Settings, values: Values = tuple) -> Iterator[None]:
         if is_out_of_files(error):
             raise DiskError(f"{OUT_OF_FILES} {workers}. {_continuation(folder)}") from error
         if _OF_A_LOADER.match(str(error)):
-            timeout = settings.key("timeout")
+            # a separate error may say why the process has ended
+            is_told = _OF_A_LOADER.match(str(error.__cause__))
+            told = reason(error.__cause__ if is_told else error).rstrip(".")
             guard = "" if LOADERS_START_BY == "fork" else f" Or {MAIN_GUARD}."
             raise DataError(
-                f"{_texts(error)} Lower {workers} where memory is short or too many files are "
-                f"open, set it to 0 to see the image, or raise {timeout} where the disk is slow."
+                f"{told}. Lower {workers} where memory is short or too many files are open, set it "
+                f"to 0 to see the image, or raise {settings.key('timeout')} where the disk is slow."
                 f"{guard} {_continuation(folder)}"
             ) from error
-        of_system = _os_error(error)
-        if of_system is None:
+        if (of_system := _os_error(error)) is None:
             raise
         what = of_system.filename or f"A file of the run in {folder}"
         raise _disk_error(what, of_system, folder) from error
@@ -124,14 +125,6 @@ def _continuation(folder: str) -> str:
     last = RunFolder(folder).last
     good = f"The last good checkpoint is {last}" if last else "There is no checkpoint yet"
     return f"{good}; the same command with --resume continues."
-
-
-def _texts(error: BaseException) -> str:
-    """What torch says about a loader process, and about the cause if that is a separate error."""
-    texts = [reason(error)]
-    if error.__cause__ is not None and _OF_A_LOADER.match(str(error.__cause__)):
-        texts.append(reason(error.__cause__))
-    return " ".join(text.rstrip(".") + "." for text in texts)
 
 
 def _os_error(error: BaseException) -> OSError | None:

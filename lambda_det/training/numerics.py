@@ -138,9 +138,8 @@ def _is_finite(x: Tensor) -> bool:
 def _count(x: Tensor) -> str:
     """How many numbers are NaN or infinite, in words."""
     nan, infinite = int(x.isnan().sum()), int(x.isinf().sum())
-    numbers = {"NaN": nan, "infinite": infinite}
-    counts = " and ".join(f"{number} {word}" for word, number in numbers.items() if number)
-    return f"{nan + infinite} of {x.numel()} numbers are not finite, {counts}"
+    total = nan + infinite
+    return f"{total} of {x.numel()} numbers are not finite, {infinite} infinite and {nan} NaN"
 
 
 def _inputs(args: tuple) -> str:

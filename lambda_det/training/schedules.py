@@ -7,14 +7,14 @@ that all tasks have.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from functools import partial
+from operator import attrgetter, mul
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +49,7 @@ _RISING: Rule = (
     "numbers above 0 that rise",
 )
 # What all optimisers and the warm-up read
-_OF_ALL: Mapping[str, Rule] = {
+_OF_ALL: dict[str, Rule] = {
     "BASE_LR": ABOVE_0,
     "WEIGHT_DECAY": _NOT_NEGATIVE,
     "WEIGHT_DECAY_BIAS": _NOT_NEGATIVE_OR_NONE,
@@ -87,12 +87,10 @@ def _sgd(groups: list[dict], solver: CfgNode) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, momentum=solver.MOMENTUM, nesterov=solver.NESTEROV, foreach=True)
 
 
-def _adam(groups: list[dict], solver: CfgNode) -> torch.optim.Optimizer:
-    return torch.optim.Adam(groups, betas=tuple(solver.BETAS))
-
-
-def _adamw(groups: list[dict], solver: CfgNode) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(groups, betas=tuple(solver.BETAS))
+def _adam(
+    kind: type[torch.optim.Optimizer], groups: list[dict], solver: CfgNode
+) -> torch.optim.Optimizer:
+    return kind(groups, betas=tuple(solver.BETAS))
 
 
 def _rmsprop(groups: list[dict], solver: CfgNode) -> torch.optim.Optimizer:
@@ -111,8 +109,10 @@ def _rmsprop(groups: list[dict], solver: CfgNode) -> torch.optim.Optimizer:
 _ADAMS_LR, _ADAMS_LIMIT = 5e-4, 0.01
 OPTIMIZERS = {
     "sgd": Optimizer(_sgd, {"MOMENTUM": _BELOW_1}, base_lr=None),
-    "adam": Optimizer(_adam, {"BETAS": _TWO_BELOW_1}, _ADAMS_LR, _ADAMS_LIMIT),
-    "adamw": Optimizer(_adamw, {"BETAS": _TWO_BELOW_1}, _ADAMS_LR, _ADAMS_LIMIT),
+    **{
+        name: Optimizer(partial(_adam, kind), {"BETAS": _TWO_BELOW_1}, _ADAMS_LR, _ADAMS_LIMIT)
+        for name, kind in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW))
+    },
     "rmsprop": Optimizer(_rmsprop, {"MOMENTUM": _BELOW_1}),
 }
 
@@ -243,7 +243,7 @@ def _exponential(solver: CfgNode, span: Span) -> Callable[[float], float]:
 
 def _equal_decays(solver: CfgNode, span: Span) -> Callable[[float], float]:
     count = solver.NUM_DECAYS
-    rates = list(itertools.accumulate([1.0, *[solver.GAMMA] * count], lambda a, b: a * b))
+    rates = list(itertools.accumulate([1.0, *[solver.GAMMA] * count], mul))
     return lambda share: rates[min(int((share + _EPSILON) * (count + 1)), count)]
 
 
@@ -265,6 +265,12 @@ SCHEDULES = {
         "WarmupPolyLR",
         is_multiplied=True,
     ),
+}
+# The rules of all keys that only some optimisers or schedules read
+_OF_SOME = {
+    key: rule
+    for row in (*OPTIMIZERS.values(), *SCHEDULES.values())
+    for key, rule in row.keys.items()
 }
 
 
@@ -293,25 +299,23 @@ def warn_of_unread(
         needs: by a key, the one that has to be on where it is read. Others need the ENABLED of
             their section, if it has one.
     """
-    chosen: set[str] = set()
-    rows = (*OPTIMIZERS.values(), *SCHEDULES.values())
-    with contextlib.suppress(ConfigError):  # which is raised where they are made
-        chosen = {*optimizer_of(cfg.SOLVER).keys, *schedule_of(cfg.SOLVER, schedule).keys}
+    solver = cfg.SOLVER
+    chosen = {*optimizer_of(solver).keys, *schedule_of(solver, schedule).keys}
     for key in opts[::2]:
         section, _, name = key.rpartition(".")
-        if chosen and section == "SOLVER" and name not in chosen:
-            if any(name in row.keys for row in rows):
-                _say_unread(key, f"another SOLVER.OPTIMIZER or SOLVER.{schedule}")
+        needed = ""
+        if section == "SOLVER" and name in _OF_SOME.keys() - chosen:
+            needed = f"another SOLVER.OPTIMIZER or SOLVER.{schedule}"
         # a recipe that was derived is off, and its keys were read
         elif section and section != "RECIPE":
             has_switch = "ENABLED" in attrgetter(section)(cfg)
-            needed = needs.get(key, f"{section}.ENABLED" if has_switch else key)
-            if needed != key and not attrgetter(needed)(cfg):
-                _say_unread(key, needed)
-
-
-def _say_unread(key: str, needed: str) -> None:
-    logger.warning(f"Nothing reads {key} without {needed}: set that as well, or leave {key} out")
+            switch = needs.get(key, f"{section}.ENABLED" if has_switch else key)
+            if switch != key and not attrgetter(switch)(cfg):
+                needed = switch
+        if needed:
+            logger.warning(
+                f"Nothing reads {key} without {needed}: set that as well, or leave {key} out"
+            )
 
 
 def check_solver(solver: CfgNode) -> None:
@@ -320,9 +324,7 @@ def check_solver(solver: CfgNode) -> None:
     Raises:
         ConfigError: it names the key, its value and what is allowed.
     """
-    rows = (*OPTIMIZERS.values(), *SCHEDULES.values())
-    for rules in (_OF_ALL, *(row.keys for row in rows)):
-        for key, rule in rules.items():
-            if key in solver:
-                check(f"SOLVER.{key}", solver[key], rule)
+    for key, rule in (_OF_ALL | _OF_SOME).items():
+        if key in solver:
+            check(f"SOLVER.{key}", solver[key], rule)
     optimizer_of(solver)

@@ -240,11 +240,12 @@ class TrainStep:
             images: of the batch.
             cure: a sentence about a cure that is likely here, before the usual ones.
         """
+        named = f" (images {listed(images, _IMAGES_NAMED)})" if images else ""
         hint = "; the same command with --resume --debug-numerics names the layer"
         return (
-            f"{what} at iteration {self.iteration}{_listed_images(images)}; the weights were left "
-            f"as they were, and the last good checkpoint is {self._last_checkpoint() or 'none yet'}"
-            f". {cure}What usually helps is {self._task.advice}{'' if self._debugger else hint}."
+            f"{what} at iteration {self.iteration}{named}; the weights were left as they were, and "
+            f"the last good checkpoint is {self._last_checkpoint() or 'none yet'}. {cure}What "
+            f"usually helps is {self._task.advice}{'' if self._debugger else hint}."
         )
 
     # --------------------------------------------------------------------------------------- state
@@ -274,11 +275,6 @@ def clip_gradients(parameters: list[nn.Parameter], clipping: Clipping) -> None:
             clip_grad_value_(parameter, clipping.limit)
         else:
             clip_grad_norm_(parameter, clipping.limit, clipping.norm_type)
-
-
-def _listed_images(images: list[str]) -> str:
-    """The first few of the images, in brackets after the place where something happened."""
-    return f" (images {listed(images, _IMAGES_NAMED)})" if images else ""
 
 
 def _listed(losses: Mapping[str, Tensor]) -> str:
