@@ -598,7 +598,7 @@ FAULTS = [
     _fault(
         "Evaluations of own data take about a fifth",
         "lambda_det/training/log.py",
-        "                _write_above_bars(screen)\n",
+        "        _write_above_bars(screen)\n",
         "",
         "training/test_log.py::test_a_line_and_a_bar_never_share_a_line_of_the_screen",
     ),

@@ -63,10 +63,8 @@ class LRScheduler(hooks.LRScheduler):
             own = [names[id(p)] for g in groups if g["initial_lr"] == rate for p in g["params"]]
             whose = commonpath(name.replace(".", "/") for name in own).replace("/", ".")
             # Two rates may belong to parameters below the same module.
-            if not whose:
-                whose = f"{rate:g} at first"
-            elif f"lr/{whose}" in self._groups:
-                whose = f"{whose} {rate:g} at first"
+            if not whose or f"lr/{whose}" in self._groups:
+                whose = f"{whose} {rate:g} at first".lstrip()
             self._groups[f"lr/{whose}"] = number
 
     def after_step(self) -> None:
@@ -74,19 +72,6 @@ class LRScheduler(hooks.LRScheduler):
             rate = self.trainer.optimizer.param_groups[number]["lr"]
             self.trainer.storage.put_scalar(name, rate, smoothing_hint=False)
         self.scheduler.step()
-
-
-class Speed(HookBase):
-    """Records the images per second of all processes, with the time of waiting."""
-
-    def before_step(self) -> None:
-        self._start = time.perf_counter()
-
-    def after_step(self) -> None:
-        # The check for finite losses has waited for the device already
-        seconds = time.perf_counter() - self._start
-        if images := self.trainer.settings.images_per_step:
-            self.trainer.storage.put_scalar("images_per_second", images / seconds)
 
 
 class Forecast(HookBase):

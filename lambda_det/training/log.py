@@ -8,17 +8,18 @@ in each.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import logging.handlers
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from detectron2.utils import comm
-from detectron2.utils.logger import setup_logger
+from detectron2.utils.logger import _ColorfulFormatter
 from tabulate import tabulate
+from termcolor import colored
 from tqdm import tqdm
 
 from lambda_det.errors import escape_record
@@ -42,7 +43,7 @@ _SHOWN = (
 _PACKAGE, _NUMBERS = "lambda_det", "detectron2.utils.events"
 # The "extra" of a record that stands in log.txt alone, such as results of a part of an evaluation
 ONLY_IN_FILE = {"only_in_file": True}
-_LINE = "[%(asctime)s] %(name)s %(levelname)s: %(message)s"
+_LINE, _TIME = "[%(asctime)s] %(name)s %(levelname)s: %(message)s", "%m/%d %H:%M:%S"
 
 
 class BufferedLog(logging.handlers.MemoryHandler):
@@ -58,7 +59,8 @@ class BufferedLog(logging.handlers.MemoryHandler):
 
     def __init__(self, *, quiet: bool = False, earlier: Iterable[logging.LogRecord] = ()) -> None:
         super().__init__(10_000, logging.CRITICAL + 1, flushOnClose=False)
-        self._quiet, self._opened = quiet, []
+        self._quiet = quiet
+        self._opened: list[logging.Handler] = []
         self.buffer += earlier
 
     def take(self) -> list[logging.LogRecord]:
@@ -79,26 +81,30 @@ class BufferedLog(logging.handlers.MemoryHandler):
         rank = comm.get_rank()
         path = Path(folder, f"{LOG}.rank{rank}" if rank else LOG)
         file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
-        file.setFormatter(logging.Formatter(_LINE, "%m/%d %H:%M:%S"))
-        for name in _LOGGERS:
-            logger = logging.getLogger(name)
+        file.setFormatter(logging.Formatter(_LINE, _TIME))
+        self._opened = [file] if rank else [self._screen(), file]
+        for handler in self._opened:
+            handler.addFilter(escape_record)  # names of classes and files
+        for logger in map(logging.getLogger, _LOGGERS):
+            logger.propagate = False
             logger.removeHandler(self)
-            before = list(logger.handlers)
-            # without its cache, with which a second run would continue the log of the first
-            inspect.unwrap(setup_logger)(distributed_rank=rank, name=name)
-            for screen in (h for h in logger.handlers if h not in before):
-                screen.addFilter(self._is_shown)
-                _write_above_bars(screen)
-            logger.addHandler(file)
-            opened = [h for h in logger.handlers if h not in before]
-            for handler in opened:
-                handler.addFilter(escape_record)  # names of classes and files
-            self._opened += [(logger, h) for h in opened]
+            for handler in self._opened:
+                logger.addHandler(handler)
         logging.raiseExceptions = False  # a full disk would print a stack trace for each record
         for record in self.buffer:
-            for handler in logging.getLogger(record.name.partition(".")[0]).handlers:
+            for handler in self._opened:
                 handler.handle(record)
         self.buffer.clear()
+
+    def _screen(self) -> logging.Handler:
+        """The handler of the screen, with lines as Detectron2 has them."""
+        screen = logging.StreamHandler(sys.stdout)
+        line = colored("[%(asctime)s %(name)s]: ", "green") + "%(message)s"
+        names = {"root_name": "detectron2", "abbrev_name": "d2"}
+        screen.setFormatter(_ColorfulFormatter(line, _TIME, **names))
+        screen.addFilter(self._is_shown)
+        _write_above_bars(screen)
+        return screen
 
     def _is_shown(self, record: logging.LogRecord) -> bool:
         if record.levelno >= logging.WARNING:
@@ -110,8 +116,9 @@ class BufferedLog(logging.handlers.MemoryHandler):
         return record.name.startswith(_PACKAGE) or record.name == _NUMBERS
 
     def __exit__(self, *_: object) -> None:
-        for logger, handler in (*self._opened, *((logging.getLogger(n), self) for n in _LOGGERS)):
-            logger.removeHandler(handler)
+        for handler in (self, *self._opened):
+            for logger in map(logging.getLogger, _LOGGERS):
+                logger.removeHandler(handler)
             with contextlib.suppress(OSError):  # of a full disk
                 handler.close()
         for record in self.buffer:
@@ -160,7 +167,6 @@ _OF_MACHINE = {
     "data_time",
     "rank_data_time",
     "eta_seconds",
-    "images_per_second",
 }
 # The last word may be of a class, whose name has any letters: bbox_EMA/AP-traffic light
 _AVERAGED = re.compile(r"_EMA/[^/]+$|/ema_\w+$")

@@ -36,6 +36,7 @@ _SECONDS_TO_LOCK = 2.0
 # On file systems without locks, newer versions of filelock would use a plain file as the lock,
 # which a killed run leaves behind
 _IS_NEW = "fallback_to_soft" in inspect.signature(FileLock.__init__).parameters
+_NOT_SET = "not set"  # the value of a key that a configuration does not have
 
 Change = tuple[str, Any, Any]  # key, value in the saved config.yaml, value now
 
@@ -367,14 +368,6 @@ def check_model(content: Any, path: str | os.PathLike) -> None:
     """
     if not isinstance(content, dict) or "model" not in content:
         raise WeightsError(f"{path} holds no model, so it is no checkpoint of a run.")
-
-
-class _NotSet:
-    def __repr__(self) -> str:
-        return "not set"
-
-
-_NOT_SET = _NotSet()
 
 
 def _is_argument(key: str, values: Mapping[str, Any]) -> bool:

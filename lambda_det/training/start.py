@@ -85,6 +85,8 @@ def _work(
         if torch.device(settings.device).type == "cpu":
             keep_memory()
         if comm.is_main_process():
+            # which would warn on the screen that it finds no GPU
+            logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
             about = f"Command line: {vars(args)}\n{collect_env_info()}"
             logger.info(about, extra=ONLY_IN_FILE)
         logger.info(
@@ -144,8 +146,6 @@ def train(
         checkpoint = _read_newest_on_all(folder) if resume else None
         if resume and checkpoint is None:
             logger.info(f"--resume: {folder} holds no checkpoint, so this starts")
-        if checkpoint is None:
-            _check_weights_exist(task)
         trainer = Trainer(task, checkpoint, debug_numerics=debug_numerics)
         if progress and comm.is_main_process():
             trainer.register_hooks([Progress()])
@@ -290,15 +290,7 @@ def _weights_to_evaluate(task: Task, resume: bool) -> Checkpoint:
             f"the command line, or --resume for the last checkpoint of "
             f"{settings.key('output_dir')}."
         )
-    _check_weights_exist(task)
     return Checkpoint(settings.weights, on_all(lambda: read_weights(settings.weights)))
-
-
-def _check_weights_exist(task: Task) -> None:
-    path = task.settings.weights
-    if path and "://" not in path and not os.path.isfile(path.split("?")[0]):
-        key = task.settings.key("weights")
-        raise WeightsError(f"{key} {path} is not there; it must name a file of weights.")
 
 
 def _read_newest_on_all(folder: str) -> Checkpoint | None:

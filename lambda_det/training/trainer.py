@@ -32,7 +32,6 @@ from lambda_det.training.hooks import (
     Forecast,
     LRScheduler,
     RunWriter,
-    Speed,
 )
 from lambda_det.training.loading import batches_ahead
 from lambda_det.training.randomness import Purpose, seed_all
@@ -149,7 +148,6 @@ class Trainer(TrainerBase):
         """
         return [
             hooks.IterationTimer(),
-            Speed(),
             LRScheduler(),
             Forecast(),
             self.evaluation,

@@ -1,18 +1,15 @@
 """Runs of a tiny recipe on tiny images."""
 
-from functools import partial
-
 import pytest
 
 from lambda_det.classification import load_recipe, parser
-from lambda_det.training import log
 from tests.classification.tiny import NETWORK, RECIPE, make_images
+from tests.training.toy import let_logs_reach_pytest
 
 
 @pytest.fixture(autouse=True)
 def logs_reach_pytest(monkeypatch):
-    """Detectron2's logs keep to their own handlers, which caplog is none of."""
-    monkeypatch.setattr(log, "setup_logger", partial(log.setup_logger, enable_propagation=True))
+    let_logs_reach_pytest(monkeypatch)
 
 
 @pytest.fixture(scope="session")

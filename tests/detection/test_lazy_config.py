@@ -74,9 +74,9 @@ def test_an_argument_that_only_one_has_is_a_change_and_a_setting_is_none(tmp_pat
         key: list(map(repr, values)) for key, values in changes(tmp_path, started, now).items()
     }
     assert found == {
-        "optimizer.nesterov": ["True", "not set"],
-        "optimizer.params._target_": ["not set", "'builtins.sorted'"],
-        "optimizer.params.a": ["not set", "2"],
+        "optimizer.nesterov": ["True", "'not set'"],
+        "optimizer.params._target_": ["'not set'", "'builtins.sorted'"],
+        "optimizer.params.a": ["'not set'", "2"],
     }
 
 

@@ -3,7 +3,7 @@
 import itertools
 import re
 import shutil
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,11 @@ from detectron2.modeling import GeneralizedRCNN
 
 from lambda_det.detection import DetectionTask, parser, run, schedule
 from lambda_det.errors import ConfigError, Preempted
-from lambda_det.training import log
 from lambda_det.training import trainer as trainer_module
 from tests.reliability.ends import Killed, end_here, kill_before
 from tests.reliability.runs import DETECTOR, assert_same_run, content, differences, metrics
 from tests.shapes import data_words
+from tests.training.toy import let_logs_reach_pytest
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -49,7 +49,7 @@ def short_log_period(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def logs_reach_pytest(monkeypatch):
-    monkeypatch.setattr(log, "setup_logger", partial(log.setup_logger, enable_propagation=True))
+    let_logs_reach_pytest(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ from lambda_det.training import checkpointer, start
 from lambda_det.training import hooks as our_hooks
 from lambda_det.training import trainer as trainer_module
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.hooks import Speed
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.run_folder import RunFolder, RunLock
 from lambda_det.training.task import RAW, Task
@@ -357,18 +356,6 @@ def test_all_processes_take_the_checkpoint_of_the_first(folder, monkeypatch):
     first[0] = str(folder / "elsewhere/model_0000001.pth")
     with pytest.raises(WeightsError, match=r"Not every process finds .*elsewhere"):
         start._read_newest_on_all(str(folder / "elsewhere"))
-
-
-def test_the_speed_is_recorded(folder, monkeypatch):
-    """Images by the seconds of a step."""
-    clock = iter((10.0, 12.5))
-    monkeypatch.setattr(our_hooks.time, "perf_counter", lambda: next(clock))
-    hook = Speed()
-    with EventStorage() as storage:
-        hook.trainer = SimpleNamespace(storage=storage, settings=settings(images_per_step=8))
-        hook.before_step()
-        hook.after_step()
-    assert storage.latest()["images_per_second"][0] == 3.2
 
 
 def test_a_schedule_is_refused_before_the_model_is_made(folder):

@@ -1,11 +1,13 @@
 """A model small enough to train in a moment, for the tests of the training step."""
 
+import logging
 from dataclasses import dataclass
 
 import torch
 from detectron2.utils.events import EventStorage
 from torch import nn
 
+from lambda_det.training.log import BufferedLog
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import Settings
 from lambda_det.training.step import TrainStep
@@ -101,3 +103,15 @@ def settings(**changes) -> Settings:
     """Settings of a short run on the CPU."""
     usual = {"output_dir": "run", "device": "cpu", "seed": 0, "weights": "", "max_iter": 6}
     return Settings(**{**usual, "images_per_step": 2, **changes})
+
+
+def let_logs_reach_pytest(monkeypatch):
+    """The log of a run keeps to its own handlers, which caplog is none of."""
+    opened = BufferedLog.open
+
+    def open_and_propagate(log, folder):
+        opened(log, folder)
+        for name in ("fvcore", "detectron2", "lambda_det"):
+            logging.getLogger(name).propagate = True
+
+    monkeypatch.setattr(BufferedLog, "open", open_and_propagate)
