@@ -119,12 +119,8 @@ def run_tests(python: Path) -> str:
 
 def read_rows() -> dict[str, str]:
     """The rows of the page, by pair."""
-    rows = {}
-    for line in PAGE.read_text("utf-8").splitlines() if PAGE.exists() else ():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("| 3"):
-            rows[f"{cells[0]}:{cells[1]}"] = line
-    return rows
+    rows = re.findall(r"^(\| (3\.\d+) \| (\S+) \|.*)$", PAGE.read_text("utf-8"), re.MULTILINE)
+    return {f"{python}:{torch}": row for row, python, torch in rows}
 
 
 def write_page(rows: dict[str, str]) -> None:

@@ -468,7 +468,7 @@ def find_config_file(name: str) -> str:
     An existing file of that name comes first. Any other name is returned as it is.
     """
     brought = CONFIGS / name.removeprefix("configs/")
-    return str(brought) if name and not Path(name).is_file() and brought.is_file() else name
+    return str(brought) if not Path(name).is_file() and brought.is_file() else name
 
 
 def on_resume(keys: Mapping[str, str], key: str) -> str:

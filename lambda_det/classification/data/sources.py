@@ -103,8 +103,8 @@ class FileSource(Source):
     def load(self, index: int) -> np.ndarray:
         path = os.path.join(self._root, self.name(index))
         what, advice = f"The image {path} cannot be read", "put it back, or take it out of the data"
-        with refused(DataError, what, advice, OSError), open(path, "rb", buffering=0) as file:
-            data = file.readall()
+        with refused(DataError, what, advice, OSError):
+            data = Path(path).read_bytes()
         return decode_image(data, path)
 
 
