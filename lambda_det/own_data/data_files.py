@@ -11,12 +11,12 @@ from typing import Any
 from lambda_det.detection.data.coco_format import READER
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.files import read_text
+from lambda_det.own_data.fit_input import Row
 from lambda_det.own_data.flags import PARTS
 from lambda_det.own_data.held_out import Split, hold_out, smallest_share
 from lambda_det.own_data.labels.conversion import as_coco, as_single_class
 from lambda_det.own_data.layouts import find_images, find_parts
 
-Row = tuple[str, str, str]  # a row of the table of choices: what, the choice, and why
 # Labels in COCO's format with the folder of their images, by "train", "test" and "rest", which is a
 # test part that is not used
 Parts = dict[str, tuple[str, str]]

@@ -35,8 +35,17 @@ from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.modeling.specs import STRIDE
 from lambda_det.own_data import fit
-from lambda_det.own_data.data_files import Parts, Row, read_data
-from lambda_det.own_data.fit_input import SIZES, TILES, Asked, Choice, fit_input, merge, sizes_for
+from lambda_det.own_data.data_files import Parts, read_data
+from lambda_det.own_data.fit_input import (
+    SIZES,
+    TILES,
+    Asked,
+    Choice,
+    Row,
+    fit_input,
+    merge,
+    sizes_for,
+)
 from lambda_det.own_data.flags import AUTO, names_data, refuse_unnamed
 from lambda_det.own_data.run_data import FILE_KEYS, PreparedRun, keep_file, write_data
 from lambda_det.own_data.start import DEFAULT, Machine, choose_recipe
@@ -102,7 +111,7 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
     begun = time.monotonic()
     given_keys = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
     folder = Path(given_keys.get("OUTPUT_DIR") or (config or get_config(DEFAULT)).OUTPUT_DIR)
-    run = PreparedRun.of(folder) if args.resume else None
+    run = PreparedRun(folder) if args.resume and (folder / "config.yaml").is_file() else None
     if config is None and run is None:
         if args.resume and not names_data(args):
             RunFolder(folder).refuse_no_run()
@@ -251,7 +260,7 @@ def _fitted(
     alone, or more (``is_derived``). ``cfg`` has the keys that are known by now.
     """
     args, run = given.args, given.run
-    continued = run is not None and run.is_of(start.file)
+    continued = run is not None and Path(start.file).resolve() == run.file.resolve()
     tile = _tile_to_fit(given)
     fits_input = start.is_chosen or tile is not None
     if args.eval_only or not (is_derived or fits_input):

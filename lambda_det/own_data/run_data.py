@@ -138,19 +138,13 @@ class PreparedRun:
         sources: what it keeps of its beginning; {} where it has no data of its own.
     """
 
-    def __init__(self, file: Path, sources: dict[str, Any]) -> None:
-        self.file = file
-        self.sources = sources
-
-    @classmethod
-    def of(cls, folder: Path) -> PreparedRun | None:
-        """The run in a folder; None where there is none.
-
+    def __init__(self, folder: Path) -> None:
+        """
         Raises:
             DataError: what it says of its labels is damaged.
         """
-        file = folder / "config.yaml"
-        return cls(file, read_sources(folder)) if file.is_file() else None
+        self.file = folder / "config.yaml"
+        self.sources = read_sources(folder)
 
     @cached_property
     def config(self) -> CfgNode:
@@ -160,9 +154,6 @@ class PreparedRun:
             ConfigError: it is damaged.
         """
         return load_config(argparse.Namespace(config_file=str(self.file), opts=[]))
-
-    def is_of(self, file: str) -> bool:
-        return os.path.realpath(file) == os.path.realpath(self.file)
 
     def data(
         self, args: argparse.Namespace, given: Mapping[str, str], temporary: Path

@@ -45,24 +45,23 @@ def contents_of_yolo(file: Path, to_train: bool) -> dict[str, Content]:
     homes = [file.parent / home, file.parent] if isinstance(home, str) else [file.parent]
     if not any(map(content.get, _KEYS)):
         content |= _lists_beside(file)
-    paths: dict[str, list[Path]] = {}
-    folders: dict[str, Path] = {}
+    images: dict[str, tuple[list[Path], Path]] = {}
     for key in filter(content.get, _KEYS):
         part = PART_OF_WORD[key]
-        if part not in paths and (places := _places(file, part, key, content[key], homes)):
-            paths[part], folders[part] = _images_in(file, part, places, homes)
-    if to_train and paths and "train" not in paths:
+        if part not in images and (places := _places(file, part, key, content[key], homes)):
+            images[part] = _images_in(file, part, places, homes)
+    if to_train and images and "train" not in images:
         raise DataError(
-            f"{file} names images for {' and '.join(paths)}, but not for train; its keys are "
+            f"{file} names images for {' and '.join(images)}, but not for train; its keys are "
             f"{listed(content, 9)}."
         )
-    if paths.get("val") == paths.get("train"):  # as in examples that overfit on purpose
-        paths.pop("val", None)
+    if images.get("val") == images.get("train"):  # as in examples that overfit on purpose
+        images.pop("val", None)
     contents = {}
-    for part in paths:
-        labels = read_labels(file, folders[part], paths[part])
+    for part, (paths, folder) in images.items():
+        labels = read_labels(file, folder, paths)
         labels[READER]["labels"] = f"{file} ({part})"
-        contents[part] = (labels, folders[part])
+        contents[part] = (labels, folder)
     return contents
 
 

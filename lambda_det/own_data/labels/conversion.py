@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def read_labels(
     placed = _placed(rows, row.images == "one", pictures, findings)
     if row.read is read_labelme:
         # few images are right where images were exchanged
-        for image, path in placed[:: -(-len(placed) // _COMPARED)]:
+        for path, image in [*placed.items()][:: -(-len(placed) // _COMPARED)]:
             if shows_another(image.source, path):
                 findings.add(OTHER_COPY, f"{image.source}: {path}")
     for path in _without_labels(placed, pictures):
@@ -129,27 +129,29 @@ def _is_list(place: Path) -> bool:
 # ------------------------------------------------------------------ the image of a file of labels
 def _placed(
     rows: Iterable[LabelledImage], are_alone: bool, images: NamedImages, findings: Findings
-) -> list[tuple[LabelledImage, Path]]:
-    """Labelled images that exist, with their files.
-
-    Args:
-        rows: the images.
-        are_alone: whether a file of labels belongs to one image, and may have its name.
-
-    Raises:
-        DataError: no image exists, or two labels name the same one.
+) -> dict[Path, LabelledImage]:
+    """Labelled images that exist, by their files; a file of labels of one image may have its name.
+    Where no image exists, and where two labels name the same one, they are refused.
     """
-    placed, missing = [], []
+    missing: list[tuple[LabelledImage, MissingImage]] = []
+    placed: dict[Path, LabelledImage] = {}
     for row in rows:
         try:
-            placed.append((row, _image_of(row, are_alone, images, findings)))
+            path = _image_of(row, are_alone, images, findings)
         except MissingImage as error:
             missing.append((row, error))
+            continue
+        if path in placed:
+            both = " and ".join(f"{one.source}: {one.name}" for one in (row, placed[path]))
+            raise DataError(
+                f"{printable(both)} both name {path}; correct the name in one of them, or give one "
+                "of the files alone."
+            )
+        placed[path] = row
     if missing and not placed:
         raise missing[0][1]
     for row, _ in missing:
         findings.add(NO_IMAGE, f"{row.source}: {row.name}")
-    _refuse_second_claims(placed)
     return placed
 
 
@@ -187,36 +189,17 @@ def _image_of(row: LabelledImage, is_alone: bool, images: NamedImages, findings:
     return named
 
 
-def _without_labels(
-    placed: Iterable[tuple[LabelledImage, Path]], images: NamedImages
-) -> list[Path]:
+def _without_labels(used: Collection[Path], images: NamedImages) -> list[Path]:
     """The images that no labels name, without drawings of the labels, which have the names of
     images.
     """
-    used = {path for _, path in placed}
     names = {normal(path.stem) for path in used}
     return [path for path in images.paths if path not in used and normal(path.stem) not in names]
 
 
-def _refuse_second_claims(placed: Iterable[tuple[LabelledImage, Path]]) -> None:
-    """
-    Raises:
-        DataError: two files, or two entries of one file, mean the same image.
-    """
-    claims: dict[Path, LabelledImage] = {}
-    for row, path in placed:
-        first = claims.setdefault(path, row)
-        if first is not row:
-            both = [f"{one.source}: {one.name}" for one in (row, first)]
-            raise DataError(
-                f"{printable(' and '.join(both))} both name {path}; correct the name in one of "
-                "them, or give one of the files alone."
-            )
-
-
 # -------------------------------------------------------------------------------------- the content
 def _content(
-    placed: Sequence[tuple[LabelledImage, Path]], folder: Path, classes: Sequence[str]
+    placed: Mapping[Path, LabelledImage], folder: Path, classes: Sequence[str]
 ) -> dict[str, Any]:
     """The lists of a file in COCO's format; ``check`` and the reader of records find out whether a
     size that labels state is the image's.
@@ -224,7 +207,7 @@ def _content(
     ids = {name: number for number, name in enumerate(classes, 1)}
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for number, (row, path) in enumerate(placed, 1):
+    for number, (path, row) in enumerate(placed.items(), 1):
         width, height = row.size or size_of(path)
         image = {"id": number, "file_name": path.relative_to(folder).as_posix()}
         image["source"] = str(row.source)
@@ -252,10 +235,10 @@ def _content(
 def _log(
     place: Path,
     name: str,
-    placed: Sequence[tuple[LabelledImage, Path]],
+    placed: Mapping[Path, LabelledImage],
     findings: Findings,
 ) -> None:
-    counts = Counter(thing.label for row, _ in placed for thing in row.objects)
+    counts = Counter(thing.label for row in placed.values() for thing in row.objects)
     objects = ", ".join(f"{count} {label}" for label, count in counts.most_common())
     count = counted(len(placed), "image")
     logger.info(f"{place}: {name}, {count} with {objects or 'no object'}")

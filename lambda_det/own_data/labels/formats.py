@@ -45,9 +45,7 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
             return name, [file for file in files if file.name == "data.yaml"] or files
     if place.is_file() and _OPENING_OF_JSON.match(decoded(place.read_bytes())):
         return COCO, [place]  # the reader of COCO's format says what is wrong with the file
-    refusal = (
-        f"{place} holds no labels of a known format ({', '.join(FORMATS)}); {_seen(place, there)}"
-    )
+    refusal = f"{place} holds no labels of a known format ({', '.join(FORMATS)}); {_seen(there)}"
     if place.is_dir() and (outputs := outputs_below(place)):
         written = listed(outputs)
         refusal += f"; {written}, which this program wrote, is read only where it is named itself"
@@ -139,10 +137,8 @@ def _json_keys(text: str) -> Iterator[str]:
 _OPENING, _COLON, _COMMA = (re.compile(rf"\s*{sign}\s*") for sign in ("{", ":", ","))
 
 
-def _seen(place: Path, there: list[Path]) -> str:
-    """What the files in a folder that was named, or that file, look like, for the end of a
-    sentence.
-    """
+def _seen(there: list[Path]) -> str:
+    """What files of no known format look like, for the end of a sentence."""
     labels = [file for file in there if file.suffix.lower() == ".txt" and looks_like_labels(file)]
     if labels:
         lists = [file for file in there if file.suffix.lower() == ".txt" and is_list_of_names(file)]
@@ -151,7 +147,5 @@ def _seen(place: Path, there: list[Path]) -> str:
             f"{len(labels)} files such as {labels[0]} look like YOLO's labels, but a list of the "
             f"names of their classes is missing; {names}"
         )
-    if len(there) == 1 and (there == [place] or there[0].name.lower().endswith(_ENDINGS)):
-        return f"{there[0]} has none of the signs {', '.join(_OF_SIGN)} at its top"
     endings = Counter(file.suffix.lower() or file.name for file in there)
     return f"there are {listed(f'{count} {ending}' for ending, count in endings.most_common())}"

@@ -240,12 +240,13 @@ def _among_labels(path: Path) -> Path:
 def _text_files(folder: Path) -> dict[str, Path]:
     """The files .txt of a folder by their names without ending, in the normal form of Unicode."""
     try:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if entry.name.lower().endswith(".txt")]
+        names = sorted(
+            os.listdir(folder)
+        )  # where there are both, a.txt comes after a.TXT and counts
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    # where there are both, a.txt comes after a.TXT and counts
-    return {normal(name[: -len(".txt")]): folder / name for name in sorted(names)}
+    texts = (folder / name for name in names if name.lower().endswith(".txt"))
+    return {normal(file.stem): file for file in texts}
 
 
 def _unused(folder: Path, home: Path, used: set[Path | None], listing: Listing) -> Iterator[Path]:
