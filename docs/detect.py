@@ -110,9 +110,7 @@ def merge(tiles: Sequence[tuple[Sequence[int], Detections]], height: int, width:
 def _best_first(
     corners: np.ndarray, found: Sequence[Detections], starts: np.ndarray
 ) -> list[tuple[float, int, int]]:
-    """Pairs of detections of two tiles that are one object: negative IoU and numbers, the best
-    first.
-    """
+    """Negative IoU and numbers of detections of two tiles that are one object, the best first."""
     pairs = []
     for a, one in enumerate(found):
         low = np.maximum(corners[a, :2], corners[a + 1 :, :2])
@@ -145,10 +143,7 @@ def _pairs(
 def _areas(
     a: Detections, i: int, b: Detections, j: int, limits: np.ndarray | None
 ) -> tuple[float, float, float]:
-    """The areas of two detections, and the area that both have, within limits.
-
-    They are of the masks, or of the boxes where a mask is missing or empty.
-    """
+    """Two areas and the common one within limits, of boxes where a mask is missing or empty."""
     if a.masks is not None and len(a.masks[i]) and len(b.masks[j]):
         one, other = a.masks[i], b.masks[j]
         if limits is not None:
@@ -164,9 +159,7 @@ def _areas(
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The rectangle [.., 4] that two rectangles share; it ends before it begins where there is
-    none.
-    """
+    """The rectangle [.., 4] that two rectangles share; without one it ends before it begins."""
     low = np.maximum(a[..., :2], b[..., :2])
     return np.concatenate([low, np.minimum(a[..., 2:], b[..., 2:])], -1)
 

@@ -135,13 +135,7 @@ def _keep_literal(cfg: CfgNode, opts: Sequence[str]) -> None:
 
 
 def _find_moved_files(cfg: CfgNode, folder: Path, opts: Sequence[str]) -> None:
-    """Find the files of labels in the folder of a run, where it was moved together with them.
-
-    Args:
-        cfg: its configuration, which names them by their places of then.
-        folder: where the configuration is now.
-        opts: keys and values of the command line; files that they name are not looked for.
-    """
+    """Find files of labels, but those of ``opts``, in a run's folder that was moved with them."""
     for name in ("TRAIN_JSON", "TEST_JSON"):
         recorded = cfg.DATASETS[name]
         if not recorded or "://" in recorded or f"DATASETS.{name}" in opts[::2]:

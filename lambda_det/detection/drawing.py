@@ -286,9 +286,7 @@ _LABEL_STEPS = (
 
 
 class _Visualizer(Visualizer):
-    """Detectron2's visualizer with boxes that are visible on any picture and do not hide small
-    objects.
-    """
+    """Detectron2's, with boxes that are visible on any picture and do not hide small objects."""
 
     def draw_box(
         self,
@@ -331,10 +329,8 @@ _MIDDLE = 127.5
 
 
 def _color(index: int) -> tuple[float, float, float]:
-    """The colour of a class, RGB from 0 to 1; after the table far in hue from its neighbours.
-
-    Detectron2's palette has black, white and dark colours among its first 80.
-    """
+    """The colour of a class, RGB from 0 to 1; after the table far in hue from its neighbours."""
+    # Detectron2's palette has black, white and dark colours among its first 80
     if index < len(_COLOURS):
         return to_rgb(_COLOURS[index])
     return colorsys.hsv_to_rgb((_MAGENTA + 0.618 * index) % 1, (0.9, 0.6)[index % 2], 1.0)

@@ -317,10 +317,8 @@ class _MaskEvaluator(SemSegEvaluator):
 
 
 def _read_labels(path: str, dtype: type, classes: int, ignored: int) -> np.ndarray:
-    """A semantic mask [H, W], turned as its EXIF data say, which training does too.
-
-    Detectron2's own reader fails with numpy 2, and turns a TIFF twice.
-    """
+    """A semantic mask [H, W], turned as its EXIF data say, which training does too."""
+    # Detectron2's own reader fails with numpy 2, and turns a TIFF twice
     what = f"The semantic mask {printable(path)} cannot be read"
     # Pillow may raise anything for a broken file
     with refused(DataError, what, "make it again", Exception):

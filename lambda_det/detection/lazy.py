@@ -140,10 +140,8 @@ _ABSENT = object()
 
 
 def _check_key(config: DictConfig, key: str) -> None:
-    """Refuse a key that does not exist and that is no argument of a node's target: a typing error.
-
-    Detectron2 adds it to the configuration, where nothing reads it.
-    """
+    """Refuse a key that is neither there nor an argument of a node's target: a typing error."""
+    # Detectron2 adds it to the configuration, where nothing reads it
     section = key.rpartition(".")[0]
     node = OmegaConf.select(config, section) if section else config
     is_call = isinstance(node, DictConfig) and "_target_" in node

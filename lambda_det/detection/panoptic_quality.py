@@ -124,11 +124,8 @@ def _read_ids(path: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _check_segments(path: str, ids: np.ndarray, segments: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse ground truth [H, W] whose ids differ from the described ones.
-
-    Both kinds of difference would raise PQ without a message: a segment without pixels or without
-    a description would not count as missed.
-    """
+    """Refuse ground truth [H, W] whose ids differ from the described ones."""
+    # a segment without pixels or without a description would not count as missed, and raise PQ
     described = {segment["id"] for segment in segments}
     if differing := (set(np.unique(ids).tolist()) - {VOID}) ^ described:
         raise DataError(

@@ -237,33 +237,22 @@ class DetectionTask(Task):
         return model
 
     def _check_evaluations(self, model: nn.Module) -> None:
-        """Refuse a named implementation that the evaluations after the training cannot use.
-
-        Raises:
-            ConfigError: it computes in 16 bits, and they in float32.
-        """
-        key, precision = self.settings.key("test_precision"), self.settings.test_precision
+        """Refuse a named implementation of 16 bits before evaluations in float32 fail with it."""
         names = {getattr(layer, "implementation", "") for layer in model.modules()}
-        if precision == "float32" and "fused" in names:
+        if self.settings.test_precision == "float32" and "fused" in names:
             raise ConfigError(
                 "The implementation fused computes in 16 bits, and evaluations compute in float32: "
-                f"set {key} to bfloat16, or MODEL.LAMBDA_RESNET.IMPLEMENTATION to auto, which "
-                "takes fused where it can."
+                f"set {self.settings.key('test_precision')} to bfloat16, or "
+                "MODEL.LAMBDA_RESNET.IMPLEMENTATION to auto, which takes fused where it can."
             )
 
     def _check_compilation(self, model: nn.Module) -> None:
-        """Refuse to compile a backbone where that cannot serve.
-
-        Raises:
-            ConfigError: it has the reason.
-        """
-        settings = self.settings
-        if not settings.compile:
-            return
-        backbone, one_size = getattr(model, "backbone", None), self.components.one_size
-        if why := why_not(backbone, settings.device, one_size=one_size):
-            asked, other = (settings.option("compile", value) for value in (True, False))
-            raise ConfigError(f"{asked} cannot be: {why}; set {other}.")
+        """Refuse to compile a backbone where that cannot serve."""
+        settings, backbone = self.settings, getattr(model, "backbone", None)
+        if settings.compile and (
+            why := why_not(backbone, settings.device, one_size=self.components.one_size)
+        ):
+            raise ConfigError(f"{settings.key('compile')} is True, and {why}; set it to False.")
 
     def distribute(self, model: nn.Module) -> nn.Module:
         if self.settings.compile:
@@ -407,10 +396,7 @@ class _HandedOver(NamedTuple):
 
 
 def _best_scores(results: Results) -> dict[str, float]:
-    """The score with the best F1 of the weights, raw or averaged, that were evaluated.
-
-    It is of masks where there are masks, as the best checkpoint is, and on the first test set.
-    """
+    """The score with the best F1 on the first test set by weights, of masks where there are any."""
     values = flatten_results_dict(results)
     best = {}
     for weights, ending in ((RAW, ""), (EMA, "_EMA")):

@@ -59,10 +59,8 @@ def mean_losses(
 
 
 def _with_losses(model: nn.Module) -> nn.Module:
-    """A copy that gives losses while its backbone and its norms are as in a test.
-
-    It draws no images, and the divisor of a RetinaNet's losses stays as in the training.
-    """
+    """A copy that gives losses while its backbone and its norms are as in a test."""
+    # It draws no images, and the divisor of a RetinaNet's losses stays as in the training
     model = copied(model).train()
     for module in model.modules():
         if "vis_period" in vars(module):

@@ -146,7 +146,7 @@ def test_a_backbone_is_compiled_for_the_training_alone(monkeypatch):
         assert not any(part._compiled_call_impl for part in other.modules())
     cfg.INPUT.LSJ.ENABLED = False
     task = DetectionTask(cfg)
-    with pytest.raises(ConfigError, match=r"MODEL\.COMPILE True .*INPUT\.LSJ"):
+    with pytest.raises(ConfigError, match=r"MODEL\.COMPILE is True.*INPUT\.LSJ"):
         task.build_model()
     task._is_trained = False  # as an evaluation is
     task.build_model()

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-from PIL import Image
 from tqdm import tqdm
 
 from lambda_det.detection.data.image_folder import walk
@@ -27,7 +26,7 @@ from lambda_det.detection.prediction.predictor import (
     read_bgr,
 )
 from lambda_det.detection.prediction.tables import Tables
-from lambda_det.errors import ConfigError, DataError, listed, printable
+from lambda_det.errors import ConfigError, DataError, listed, printable, refused
 from lambda_det.files import SUFFIXES, refuse_existing, writing_to
 
 logger = logging.getLogger(__name__)
@@ -99,8 +98,8 @@ def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
     if folder.resolve() in made.parents:
         files = [file for file in files if made not in file.resolve().parents]
     if is_folder:
-        there, files = files, list(filter(_is_image, files))
-        others = {path.suffix.lower() or path.name for path in set(there).difference(files)}
+        others = {path.suffix.lower() or path.name for path in files} - set(SUFFIXES)
+        files = [path for path in files if path.suffix.lower() in SUFFIXES]
         if others:
             logger.warning(
                 f"{path}: files of {listed(sorted(others), 5)} are not read as images; write "
@@ -112,15 +111,6 @@ def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
             "behind another option, such as --output DIR."
         )
     return folder, files
-
-
-def _is_image(path: Path) -> bool:
-    """Whether a file of a folder is an image by its ending, or without one by its content."""
-    if path.suffix:
-        return path.suffix.lower() in SUFFIXES
-    with contextlib.suppress(Exception), Image.open(path):  # Pillow may raise anything
-        return True
-    return False
 
 
 def _target(output: Path, relative: Path) -> Path:
@@ -227,11 +217,11 @@ def _draw_video(
     collectors: Sequence[Annotations | Tables],
     with_labels: bool,
 ) -> tuple[Counter[str], int]:
-    """Draw all frames in the size and rate of the video; an odd side gets one pixel more.
-
-    Returns:
-        The number of instances of each class in all frames, and the number of frames.
-    """
+    """Draw all frames in the video's size and rate; return instances by class, and frames."""
+    what = f"The video {printable(image.source)} has a name that is no Unicode"
+    # OpenCV ends the process at such a name
+    with refused(DataError, what, "rename the file or its folder", UnicodeEncodeError):
+        f"{image.source}{image.target}".encode()
     capture = cv2.VideoCapture(str(image.source))
     first = capture.read()[1]
     if first is None:
@@ -268,8 +258,6 @@ def _draw_video(
         # The end of a file is written on release, which reports no full disk
         if cv2.VideoCapture(str(temporary)).get(cv2.CAP_PROP_FRAME_COUNT) < drawn:
             raise OSError("frames are missing in it; look whether the disk has free space")
-    if drawn < announced:
-        logger.warning("%s ends after %d of %d frames.", image.source, drawn, announced)
     return counts, drawn
 
 
