@@ -73,15 +73,12 @@ def _look_at(
         faults = pool.map(look, files)
         disable = None if progress else True  # None: unless it is a terminal
         faults = tqdm(faults, "images opened", len(files), leave=False, disable=disable)
-        for file, fault in zip(files, faults, strict=True):
-            if fault:
-                report.add(*fault)
-            elif file.pop("turned", False):
-                report.add(TURNED, file["name"])
+        for fault in filter(None, faults):
+            report.add(*fault)
 
 
 def _whole_fault(file: dict[str, Any]) -> tuple[Kind, str] | None:
-    """The fault of an image, which is read as a whole; a turn is noted in the report."""
+    """The fault of an image, which is read as a whole, or its turn."""
     if fault := _head_fault(file):
         return fault
     if fault := decoding_fault(file):
@@ -89,10 +86,10 @@ def _whole_fault(file: dict[str, Any]) -> tuple[Kind, str] | None:
     path = file["file_name"]
     with PathManager.open(path, "rb") as opened, Image.open(opened) as image:
         # a size in the labels shows a turn by 90 degrees, unless the image is a square
-        file["turned"] = orientation(image) != 1 and (
+        is_turned = orientation(image) != 1 and (
             file["own_size"] or image.size[0] == image.size[1] or upright_size(image) == image.size
         )
-    return None
+    return (TURNED, file["name"]) if is_turned else None
 
 
 def _head_fault(file: dict[str, Any]) -> tuple[Kind, str] | None:

@@ -46,7 +46,6 @@ from lambda_det.detection.data.truth import (
     around,
     corners,
     decide,
-    is_area,
     mask_of,
     turned_rectangle,
 )
@@ -194,9 +193,8 @@ def _take_images(file: _File) -> None:
         _take_size(image, report)
         other = first.setdefault(normal(os.path.normpath(path)), entry)
         if other["id"] != number:
-            names = f"{other['file_name']} and {name}" if other["file_name"] != name else name
-            words = f"{names}, with the ids {other['id']} and {number}, would both be {path}"
-            report.add(kinds.ID, words)
+            words = f"{other['file_name']} (id {other['id']}) and {name} (id {number})"
+            report.add(kinds.ID, f"{words} are one image, {path}")
 
 
 def _take_size(image: dict[str, Any], report: Report) -> None:
@@ -338,18 +336,20 @@ def _decided(
         return None
     x0, y0, x1, y1 = corners(annotation)
     area, box_area = entry.get("area"), (x1 - x0) * (y1 - y0)
+    if not isinstance(area, (int, float)) or not 0 <= area < FAR**2:
+        area = None
     # the box as it was written, before it was cut at the border
     written = given["bbox"][2] * given["bbox"][3] if is_box(given["bbox"]) else box_area
-    if is_area(area) and not 0 < area <= _MOST_AREA * written + _ROUNDED_AREA:
+    if area is not None and not 0 < area <= _MOST_AREA * written + _ROUNDED_AREA:
         # COCO's results by size would count it among objects of another size
         words = f"area {area:g} of a box of {box_area:g} square pixels, whose area is taken"
         file.add(kinds.MEANT, entry, words)
         area = None
     outlines = annotation.get("segmentation")
-    are_several = is_area(area) and isinstance(outlines, list) and len(outlines) > 1
-    if are_several and area < _FILLED * max(map(area_of, outlines)):
+    are_several = isinstance(outlines, list) and len(outlines) > 1
+    if are_several and area is not None and area < _FILLED * max(map(area_of, outlines)):
         file.add(kinds.FILLED, entry, f"area {area:g} of {len(outlines)} polygons")
-    return {**annotation, "area": area if is_area(area) else box_area}
+    return {**annotation, "area": box_area if area is None else area}
 
 
 def _moved(points: Sequence[float], by: float) -> list[float]:

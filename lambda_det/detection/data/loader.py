@@ -199,14 +199,12 @@ def training_records(cfg: CfgNode) -> list[Record] | Dataset:
     """
     for name in cfg.DATASETS.TRAIN:
         check_files(name)
-    keypoints = 0
-    if cfg.MODEL.KEYPOINT_ON:
-        keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE
+    fewest = cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE
     try:
         records = get_detection_dataset_dicts(
             cfg.DATASETS.TRAIN,
             filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
-            min_keypoints=keypoints,
+            min_keypoints=fewest if cfg.MODEL.KEYPOINT_ON else 0,
             proposal_files=cfg.DATASETS.PROPOSAL_FILES_TRAIN if cfg.MODEL.LOAD_PROPOSALS else None,
         )
     except AssertionError as error:

@@ -375,11 +375,6 @@ def _is_whole(counts: str | bytes) -> bool:
     return bool((digits < 64).all()) and not (len(digits) and digits[-1] & 32)
 
 
-def is_area(value: Any) -> bool:
-    """Whether a value can be the area of an object, in pixels."""
-    return isinstance(value, (int, float)) and 0 <= value < FAR**2
-
-
 def is_polygon(points: Any) -> bool:
     """Whether ``points`` is [x0, y0, x1, y1, ...] with at least three points, none of them FAR."""
     try:

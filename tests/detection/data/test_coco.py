@@ -77,7 +77,7 @@ RUNS = {"size": [48, 64], "counts": [10, 500, 2562]}
 # fmt: off
 FINDINGS = [
     (kinds.ID, put("images", 1, id=10), "id 10", 6),
-    (kinds.ID, put("images", 1, file_name="./10.png"), "ids 10 and 20", 8),
+    (kinds.ID, put("images", 1, file_name="./10.png"), "(id 10) and ./10.png (id 20)", 8),
     (kinds.ID, put("categories", 1, id=1), "id 1", 4),
     (kinds.ID, _fifth(image_id=99), "annotation 5 of image 99: image_id 99", 7),
     (kinds.ID, _fifth(category_id=2), "annotation 5 of image 30 (30.png, 64x48): category_id 2", 7),
@@ -320,11 +320,15 @@ def test_images_are_found_below_the_folder(content, write, folder, name):
     ("there", "names", "words"),
     [
         (["one/a.png", "two/a.png"], ["a.png"], "one/a.png, .*two/a.png"),
-        (["one/a.png"], ["/me/two/a.png", "one/a.png"], "two/a.png and one/a.png, .*ids 0 and 1"),
+        (
+            ["one/a.png"],
+            ["/me/two/a.png", "one/a.png"],
+            r"two/a.png \(id 0\) and one/a.png \(id 1\)",
+        ),
         (["one/a.png", "two/b.png"], ["/me/two/a.png"], "/me/two/a.png"),
-        (["one/a.png"], ["/me/two/a.png", "/me/three/a.png"], "two/a.png and /me/three/a.png"),
+        (["one/a.png"], ["/me/two/a.png", "/me/three/a.png"], "two/a.png .*/me/three/a.png"),
         # the folder's own name is a part of the second
-        (["a.png"], ["one/a.png", "set/a.png"], "one/a.png and set/a.png, .*would both be .*a.png"),
+        (["a.png"], ["one/a.png", "set/a.png"], "one/a.png .*set/a.png .*one image, .*a.png"),
     ],
 )
 def test_names_that_do_not_say_which_image(tmp_path, there, names, words):

@@ -332,11 +332,6 @@ def test_data_and_batches_that_are_refused(monkeypatch, build, data, options, na
         build(data, mapper=dict, **options)
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter([{}])
-
-
 def test_everything_can_be_sent_to_a_spawned_worker(eleven):
     """Where processes are not forked, as on macOS, and from Python 3.14 on."""
     eleven.DATALOADER.NUM_WORKERS = 1
