@@ -30,7 +30,7 @@ from lambda_det.weights.backbone_file import (
     save_backbone,
 )
 from lambda_det.weights.loading import load, read_weights
-from lambda_det.weights.names import bare_name, is_counter, tensors_only
+from lambda_det.weights.names import bare_name, is_weight, tensors_only
 from lambda_det.weights.provenance import (
     AUTHOR,
     DETECTRON2_PIXELS,
@@ -132,7 +132,7 @@ def read_network(
         if model is None:
             raise _unnamed(source, "lambda_resnet50")
         name, options = model, norm_option(model, "BN")
-    weights = content.get("model") if raw else initial_weights(content)[0]
+    weights, _ = initial_weights(content, raw=raw)
     state, about = tensors_only(weights, source), {k: content[k] for k in _ABOUT if k in content}
     modules = {bare_name(tensor).split(".")[0] for tensor in state}
     if "res5" not in modules:  # a C4 detector has it in its heads, where others have convolutions
@@ -231,7 +231,7 @@ def _tensors_of(network: nn.Module) -> dict[str, Tensor]:
     return {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in network.state_dict().items()
-        if not is_counter(name)
+        if is_weight(name)
     }
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from torch import nn
 
@@ -19,7 +20,7 @@ from lambda_det.errors import WeightsError, listed
 from lambda_det.files import TEMPORARY, replace_file, sync_folder
 from lambda_det.training.library_errors import writing
 from lambda_det.training.run_folder import RunFolder, check_model, is_numbered
-from lambda_det.weights.formats import check_torch_file, write_torch
+from lambda_det.weights.formats import read_torch
 from lambda_det.weights.loading import load, read_weights
 
 
@@ -116,7 +117,7 @@ class SafeCheckpointer(DetectionCheckpointer):
         self.wait()
         states = {key: item.state_dict() for key, item in self.checkpointables.items()}
         content = io.BytesIO()  # the training goes on with the tensors
-        write_torch({"model": self.model.state_dict(), **states, **extra}, content)
+        torch.save({"model": self.model.state_dict(), **states, **extra}, content)
         path = self._path(name)
         self.logger.info(f"Saving checkpoint to {path}")
         self._submit(path, lambda: self._write(path, content, extra.get("iteration")))
@@ -178,7 +179,7 @@ def check_checkpoint(path: str | Path) -> None:
         WeightsError: it is damaged, or is something else.
         OSError: it is not there or cannot be read.
     """
-    check_model(check_torch_file(path), path)
+    check_model(read_torch(path, mmap=True), path)
 
 
 def link_file(path: str | Path, link: str | Path) -> None:

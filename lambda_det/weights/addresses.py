@@ -15,8 +15,6 @@ from lambda_det.version import __version__
 from lambda_det.weights.backbone_file import read_backbone
 from lambda_det.weights.public import SCHEMES
 
-__all__ = ["PublicWeights", "register_public_weights"]
-
 # The function in another module that makes a backbone file of published weights
 CONVERTER = "lambda_det.export.backbone:convert_public"
 

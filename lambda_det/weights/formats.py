@@ -71,28 +71,21 @@ def is_torch_load_unsafe() -> bool:
     return torch.__version__ < (2, 10)
 
 
-def read_torch(path: str | Path) -> Any:
+def read_torch(path: str | Path, *, mmap: bool = False) -> Any:
     """Read a file of ``torch.save``: tensors, arrays, plain values and containers of them.
 
     Verifies the checksums in the file, which ``torch.load`` ignores.
+
+    Args:
+        path: of the file.
+        mmap: only verify it, in the time of one read and next to no memory. Do not use the tensors,
+            which are mapped from the disk: one that is longer than its member of the archive shows
+            the bytes behind it.
 
     Raises:
         WeightsError: the file is damaged or holds anything else.
         OSError: the file is missing or cannot be opened.
     """
-    return _read_torch(path, mmap=False)
-
-
-def check_torch_file(path: str | Path) -> Any:
-    """As :func:`read_torch`, but map the tensors from the disk instead of copying them.
-
-    Use it to verify a file. It takes the time of one read and next to no memory. Do not use the
-    tensors: a tensor that is longer than its member of the archive shows the bytes behind it.
-    """
-    return _read_torch(path, mmap=True)
-
-
-def _read_torch(path: str | Path, *, mmap: bool) -> Any:
     try:
         zipped = _check_members(path)
         with _numpy_allowed():
@@ -210,11 +203,6 @@ def read_safetensors(path: str | Path) -> dict[str, Any]:
 _ABOUT = "lambda_det"  # key of the metadata that holds all entries but "model", as JSON
 
 
-def write_torch(content: Mapping[str, Any], file: IO[bytes]) -> None:
-    """``torch.save`` of a plain dict."""
-    torch.save(dict(content), file)
-
-
 def _write_safetensors(content: Mapping[str, Any], file: IO[bytes]) -> None:
     model: Mapping[str, Tensor] = content["model"]
     about = json.dumps({key: value for key, value in content.items() if key != "model"})
@@ -222,7 +210,7 @@ def _write_safetensors(content: Mapping[str, Any], file: IO[bytes]) -> None:
 
 
 READERS = {".pkl": read_pickle, ".safetensors": read_safetensors}  # others: read_torch
-WRITERS = {".pth": write_torch, ".safetensors": _write_safetensors}
+WRITERS = {".pth": torch.save, ".safetensors": _write_safetensors}
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -235,14 +223,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     Raises:
         WeightsError: the file is missing or damaged, or holds anything else.
     """
-    try:
+    with refused(WeightsError, f"{path} cannot be read", "check its path", OSError):
         content = READERS.get(Path(path).suffix, read_torch)(path)
-    except FileNotFoundError as error:
-        raise WeightsError(f"There is no checkpoint file {path}; check the path.") from error
-    except OSError as error:
-        raise WeightsError(
-            f"{path} cannot be read ({error.strerror or error}); check its path and permissions."
-        ) from error
     if not isinstance(content, dict):
         raise WeightsError(f"{path} holds a {type(content).__name__} instead of a state dict.")
     return content

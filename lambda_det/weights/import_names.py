@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambda_det.weights.names import is_counter, tensors_only
+from lambda_det.weights.names import is_weight, tensors_only
 from lambda_det.weights.provenance import IMAGENET_PIXELS
 
 # Regular expressions and replacements, one after the other
@@ -260,8 +260,8 @@ def import_weights(content: Mapping[str, Any], path: str | Path) -> dict[str, An
         for pattern, change in _CHANGES.items():
             if re.search(pattern, name):
                 tensor = change(tensor)
-        if not is_counter(name):
+        if is_weight(name):
             model[name if name.startswith(HEADS) else f"backbone.{name}"] = tensor
     # Frozen norms count no batches
-    _complete(model, frozen=rules is _RCNN_V1 and not any(map(is_counter, state)))
+    _complete(model, frozen=rules is _RCNN_V1 and all(map(is_weight, state)))
     return {"model": model, "meta": {"imported": source, **IMAGENET_PIXELS.as_meta()}}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 from torch import Tensor, nn
 
@@ -17,29 +16,26 @@ from lambda_det.weights.backbone_file import fold_normalisation
 from lambda_det.weights.formats import check_address, read_checkpoint
 from lambda_det.weights.import_names import HEADS, import_weights
 from lambda_det.weights.names import (
-    Fit,
     backbone_prefixes,
     bare_name,
     check_shared,
     compare,
     fitting,
-    is_counter,
+    is_weight,
     named_as_in,
-    note_other_classes,
     tensors_only,
 )
 from lambda_det.weights.provenance import (
     PixelSettings,
     check_layers,
     check_provenance,
+    entry,
     format_options,
     initial_weights,
     recorded_network,
     wanted_pixels,
 )
 from lambda_det.weights.public import is_public, read_public
-
-__all__ = ["CLASS_LAYERS", "LoadReport", "load", "read_weights"]
 
 # Detectron2 is imported in the functions that need it, because backbones are also loaded without
 # it.
@@ -64,8 +60,6 @@ _STRUCTURE = {
     "head.": "MODEL.RETINANET.NUM_CONVS and NORM",
     "backbone.fpn_": "MODEL.FPN.IN_FEATURES and NORM",
 }
-# Set from the configuration; checkpoints of some versions of Detectron2 hold them
-_PIXEL_BUFFERS = ("pixel_mean", "pixel_std")
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ class LoadReport:
     Attributes:
         file: its path or URL.
         weights: which weights of the file were loaded, in words.
-        wanted: number of tensors of the model, without counters.
+        wanted: number of tensors of the model.
         afresh: names of tensors that the file does not have.
         unused: names in the file that the model does not have.
         pixels: settings that the weights need now; None where the file does not record them.
@@ -139,17 +133,19 @@ def load(
             f"{file} holds the weights of {network}{format_options(options)}, but the backbone is "
             f"{name}: use a file of {name}, or create the backbone {network!r}."
         )
-    weights, which = content.get("model"), "the weights"
-    if averaged:
-        weights, which = initial_weights(content)
-    prefixes = backbone_prefixes(model)
+    weights, which = initial_weights(content, raw=not averaged)
+    prefixes, own = backbone_prefixes(model), model.state_dict()
     # Of several backbones, each must be in the file under its own name
     prefix = prefixes[0] if len(prefixes) == 1 and not complete else None
-    state = _named_as_in_model(model.state_dict(), prefix, weights, content, file)
-    if complete:
-        _check_complete(model, state, file)
-    else:
+    state = _named_as_in_model(own, prefix, weights, content, file)
+    if not complete:
+        _fill_res5_heads(own, state)
         _check_start(model, state, prefixes, content, file)
+    # Surplus tensors count as well: those of a deeper network are a superset with equal shapes.
+    elif not (fit := compare(own, state)):
+        raise WeightsError(
+            f"{file} does not match this model: {fit}; is it of the same configuration?"
+        )
     wanted = wanted_pixels(content)
     if pixels is not None:
         if wanted is not None and pixels.differences(wanted):
@@ -157,15 +153,14 @@ def load(
         pixels.check(wanted, file)
     check_layers(model, content, file)
     check_shared(model, state, file)
-    fits = fitting(model.state_dict(), state)
+    fits = fitting(own, state)
     model.load_state_dict(fits, strict=False)
-    own = _own_tensors(model)
     report = LoadReport(
         file=str(file),
         weights=which,
-        wanted=len(own),
-        afresh=tuple(tensor for tensor in own if tensor not in fits),
-        unused=tuple(tensor for tensor in state if tensor not in fits and not is_counter(tensor)),
+        wanted=sum(map(is_weight, own)),
+        afresh=tuple(tensor for tensor in own if tensor not in fits and is_weight(tensor)),
+        unused=tuple(tensor for tensor in state if tensor not in fits and is_weight(tensor)),
         pixels=wanted,
     )
     logger.info(str(report))
@@ -194,7 +189,6 @@ def read_weights(file: str | Path) -> dict[str, Any]:
         logger.info(f"Weights: {public.describe()}")
         return content if "model" in content else {"model": content}
     path, _, query = str(file).partition("?")
-    options = parse_qs(query)
     if "://" in path:
         from detectron2.utils.file_io import PathManager
 
@@ -204,21 +198,15 @@ def read_weights(file: str | Path) -> dict[str, Any]:
             path = PathManager.get_local_path(path)
     content = read_checkpoint(path)
     if path.endswith(".pyth"):  # of pycls
-        model = content.get("model_state", {})
-        content = {"model": model, "__author__": "pycls", "matching_heuristics": True}
+        content = {"model": content.get("model_state", {}), "matching_heuristics": True}
     content = import_weights(content, file)
     if "model" not in content:
         content = {"model": content}
-    if options.pop("matching_heuristics", None) == ["True"]:
+    if query == "matching_heuristics=True":
         content["matching_heuristics"] = True
-    if options:
-        raise WeightsError(f"{file} has the options {listed(options)}, which are not known.")
+    elif query:
+        raise WeightsError(f"{file} has the options {query}, which are not known; leave them out.")
     return content
-
-
-def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    own = model.state_dict().items()
-    return {name: t for name, t in own if not is_counter(name) and name not in _PIXEL_BUFFERS}
 
 
 def _named_as_in_model(
@@ -240,7 +228,7 @@ def _named_as_in_model(
         return state
     # Detectron2's search by the ends of names is for tensors that are not found under their whole
     # names, such as the res5 of a backbone in the heads of a C4 detector.
-    free = {name: t for name, t in own.items() if name not in state and not is_counter(name)}
+    free = {name: t for name, t in own.items() if name not in state and is_weight(name)}
     left = {name: state[name] for name in state if name not in own}
     if not (free and left):
         return state
@@ -291,55 +279,28 @@ def _fold(
     return pixels
 
 
-def _check_complete(model: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> None:
-    fit = compare(_own_tensors(model), state)
-    # Surplus tensors count as well: those of a deeper network are a superset with equal shapes.
-    fit = replace(fit, unexpected=[n for n in fit.unexpected if n not in _PIXEL_BUFFERS])
-    if not fit:
-        raise WeightsError(
-            f"{path} does not match this model: {listed(fit.sentences())}; is it of the same "
-            "configuration?"
-        )
-
-
 def _check_start(
     model: nn.Module,
-    state: dict[str, Tensor],
+    state: Mapping[str, Tensor],
     prefixes: list[str],
     content: Mapping[str, Any],
     path: str | Path,
 ) -> None:
     """Refuse a file without the whole backbone, or with heads of other shapes."""
-    _fill_res5_heads(model.state_dict(), state)
-    about = _about(content)
+    own, about = _without_classes(model.state_dict()), entry(content, "meta")
     if "imported" in about and any(name.startswith(HEADS) for name in state):
         _check_structure(model, state, path, about)
-    own = _own_tensors(model)
-    note_other_classes(own, state, path)
-    own = _without_classes(own)
+    network, options = recorded_network(content)
+    network = network or about.get("model") or about.get("imported") or "another network"
     for prefix in prefixes:
-        fit = compare(own, state, prefix)
-        if len(fit.missing) == fit.wanted:
+        if not (fit := compare(own, state, prefix)):
             raise WeightsError(
-                f"Nothing of the backbone is in {path}: {_which(content, fit)}the model wants "
-                f"{listed(fit.missing)}, the file has {listed(state)}."
+                f"{path} does not hold this backbone, which would be partly random: {fit}; the "
+                f"file is of {network}{format_options(options)} and has {listed(state)}: check "
+                "the path of the weights and the name and options of the backbone."
             )
-        if not fit:
-            raise WeightsError(
-                f"{path} does not hold this backbone, which would be partly random: "
-                f"{fit.summary()}; {_which(content, fit)}check the path of the weights and the "
-                "name and options of the backbone."
-            )
-    fit = compare(own, state)
-    if fit.reshaped:
-        wrong = replace(fit, missing=(), unexpected=()).sentences()
-        raise WeightsError(f"{path} does not fit the model: {listed(wrong)}.")
-
-
-def _about(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a file says of itself under "meta", if anything."""
-    about = content.get("meta")
-    return about if isinstance(about, Mapping) else {}
+    if reshaped := compare(own, state).reshaped:
+        raise WeightsError(f"{path} does not fit the model: {listed(reshaped)}.")
 
 
 def _without_classes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -351,7 +312,7 @@ def _check_structure(
     model: nn.Module, state: Mapping[str, Tensor], path: str | Path, about: Mapping[str, Any]
 ) -> None:
     """Refuse an imported detector with other modules than the model; only masks may be missing."""
-    tensors = [_without_classes(_own_tensors(model)), _without_classes(state)]
+    tensors = [_without_classes(model.state_dict()), _without_classes(state)]
     keys = []
     for module, keys_of_module in _STRUCTURE.items():
         here, there = ({n: t.shape for n, t in x.items() if n.startswith(module)} for x in tensors)
@@ -366,15 +327,3 @@ def _check_structure(
             f"{path} holds {about['imported']}, and the model has another structure: set {keys[0]} "
             "as there, or start from that configuration."
         )
-
-
-def _which(content: Mapping[str, Any], fit: Fit) -> str:
-    """Clauses on what differs: only the scope of the lambda layers, or the network."""
-    clauses = ""
-    embeddings = [shapes for n, shapes in fit.reshaped.items() if n.endswith("position.embedding")]
-    if embeddings and len(embeddings) == len(fit.reshaped) and not fit.missing:
-        there, here = ("x".join(map(str, shape[-2:])) for shape in embeddings[0])
-        clauses = f"its lambda layers have the scope {there}, the backbone's {here}; "
-    network, options = recorded_network(content)
-    network = network or _about(content).get("model") or _about(content).get("imported")
-    return clauses + (f"the file is of {network}{format_options(options)}; " if network else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,17 +15,16 @@ from torch import Tensor, nn
 from lambda_det.errors import WeightsError, listed
 from lambda_det.foundation import Backbone
 
-logger = logging.getLogger(__name__)
-
 _WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel and AveragedModel; torch.compile
 _OWNERS = ("backbone", "bottom_up")  # classifiers and detectors; FPN
-# Counters do not change what a network computes
-_COUNTERS = ("num_batches_tracked", "n_averaged")
+# Counters do not change what a network computes, and the configuration sets the pixel settings,
+# which checkpoints of some versions of Detectron2 hold
+_NO_WEIGHTS = ("num_batches_tracked", "n_averaged", "pixel_mean", "pixel_std")
 
 
-def is_counter(name: str) -> bool:
-    """Whether the tensor only counts steps. Such tensors may be missing or left over."""
-    return name.rpartition(".")[2] in _COUNTERS
+def is_weight(name: str) -> bool:
+    """Whether a tensor must be in model and file; others may be missing or left over."""
+    return name.rpartition(".")[2] not in _NO_WEIGHTS
 
 
 def _stripped(name: str, prefixes: Iterable[str]) -> str:
@@ -144,35 +142,27 @@ class Fit:
     Attributes:
         wanted: number of tensors of the model.
         missing: names that the file lacks.
-        reshaped: name to (shape in the file, shape in the model), where these differ.
+        reshaped: a phrase for each tensor of another shape.
         unexpected: names in the file that belong to the same submodules but not to the model.
     """
 
     wanted: int
     missing: tuple[str, ...]
-    reshaped: Mapping[str, tuple[list[int], list[int]]]
+    reshaped: tuple[str, ...]
     unexpected: tuple[str, ...]
 
     def __bool__(self) -> bool:
         return not (self.missing or self.reshaped or self.unexpected)
 
-    def sentences(self) -> list[str]:
-        """One phrase for each tensor that does not match."""
-        return [
-            *(
-                f"{name} has shape {there} in the file but {here} in the model"
-                for name, (there, here) in self.reshaped.items()
-            ),
+    def __str__(self) -> str:
+        phrases = [
+            *self.reshaped,
             *(f"{name} is missing" for name in self.missing),
             *(f"{name} is only in the file" for name in self.unexpected),
         ]
-
-    def summary(self) -> str:
-        """The number of tensors that do not match, and the first of them."""
-        failing = len(self.missing) + len(self.reshaped)
-        extra = f" and {len(self.unexpected)} are too many" if self.unexpected else ""
         return (
-            f"{failing} of its {self.wanted} tensors don't match{extra}: {listed(self.sentences())}"
+            f"{len(self.missing) + len(self.reshaped)} of its {self.wanted} tensors don't match, "
+            f"{len(self.unexpected)} are too many: {listed(phrases)}"
         )
 
 
@@ -180,18 +170,24 @@ def compare(own: Mapping[str, Tensor], state: Mapping[str, Tensor], prefix: str 
     """Compare names and shapes of the tensors whose names begin with ``prefix``.
 
     Args:
-        own: the state dict of the model. Running statistics are required, counters are not.
+        own: the state dict of the model. What is no weight, see :func:`is_weight`, does not count.
         state: the tensors of the file, as returned by :func:`named_as_in`.
         prefix: of the tensors to compare.
     """
-    wanted = [name for name in own if name.startswith(prefix) and not is_counter(name)]
+    wanted = [name for name in own if name.startswith(prefix) and is_weight(name)]
     modules = _first_words(wanted, prefix)
-    others = (n for n in state if n not in own and n.startswith(prefix) and not is_counter(n))
-    shapes = {n: (list(state[n].shape), list(own[n].shape)) for n in wanted if n in state}
+    others = (n for n in state if n not in own and n.startswith(prefix) and is_weight(n))
+    both = [
+        (name, list(state[name].shape), list(own[name].shape)) for name in wanted if name in state
+    ]
     return Fit(
         wanted=len(wanted),
         missing=tuple(name for name in wanted if name not in state),
-        reshaped={name: pair for name, pair in shapes.items() if pair[0] != pair[1]},
+        reshaped=tuple(
+            f"{name} has shape {there} in the file but {here} in the model"
+            for name, there, here in both
+            if there != here
+        ),
         unexpected=tuple(n for n in others if n[len(prefix) :].split(".")[0] in modules),
     )
 
@@ -221,28 +217,9 @@ def check_shared(model: nn.Module, state: Mapping[str, Tensor], path: str | Path
         if name not in state or state[name].shape != parameter.shape:
             continue
         other = first.setdefault(id(parameter), name)
-        if other != name and not torch.allclose(
-            state[name].double(), state[other].double(), rtol=0, atol=0, equal_nan=True
-        ):
+        if other != name and not torch.equal(state[name], state[other]):
             raise WeightsError(
                 f"{path} holds different tensors {other} and {name}, which are one and the same in "
                 "the model: share in it only what the file shares (share_positions of lambda "
                 "layers)."
             )
-
-
-def note_other_classes(
-    own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str | Path
-) -> None:
-    """Log if the last layer of a classifier's weights does not fit, as ImageNet-21k's may not."""
-    ours, theirs = (
-        next((w for name, w in tensors.items() if bare_name(name) == "linear.weight"), None)
-        for tensors in (own, state)
-    )
-    if theirs is not None and ours is None:
-        logger.info(f"{path} is for {len(theirs)} classes: only its backbone is loaded")
-    elif theirs is not None and ours.shape != theirs.shape:
-        logger.warning(
-            f"{path} is for {len(theirs)} classes and the model for {len(ours)}: the last layer "
-            "starts from random weights"
-        )

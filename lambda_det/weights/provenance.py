@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -127,9 +128,12 @@ DETECTRON2_PIXELS = PixelSettings("BGR", list(IMAGENET_MEAN[::-1]), [1.0, 1.0, 1
 def _same(one: str | Sequence[float], other: str | Sequence[float]) -> bool:
     if isinstance(one, str) or isinstance(other, str):
         return one == other
-    return len(one) == len(other) and all(
-        math.isclose(a, b, rel_tol=1e-5) for a, b in zip(one, other, strict=True)
-    )
+    return len(one) == len(other) and np.allclose(one, other, rtol=1e-5, atol=0)
+
+
+def entry(content: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """What a file says under the first of the keys that has a mapping; {} for none."""
+    return next((content[key] for key in keys if isinstance(content.get(key), Mapping)), {})
 
 
 def wanted_pixels(content: Mapping[str, Any]) -> PixelSettings | None:
@@ -139,8 +143,8 @@ def wanted_pixels(content: Mapping[str, Any]) -> PixelSettings | None:
         content: of any file of weights.
     """
     for key in ("meta", "recipe", RUN):
-        about = content.get(key)
-        if isinstance(about, Mapping) and all(about.get(name) is not None for name in _RECORDED):
+        about = entry(content, key)
+        if all(about.get(name) is not None for name in _RECORDED):
             return PixelSettings(*(about[name] for name in _RECORDED))
     return None
 
@@ -152,16 +156,14 @@ def recorded_network(content: Mapping[str, Any]) -> tuple[str | None, Mapping[st
         content: of a backbone file, or of a checkpoint of a classifier or a detector.
     """
     about = _recorded(content)
-    name, options = about.get("model"), about.get("options")
-    if not isinstance(name, str):
-        return None, {}
-    return name, options if isinstance(options, Mapping) else {}
+    name = about.get("model")
+    return (name, entry(about, "options")) if isinstance(name, str) else (None, {})
 
 
 def _recorded(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a file records about its network."""
     keys = ("meta",) if content.get("__author__") == AUTHOR else ("recipe", RUN)
-    return next((content[key] for key in keys if isinstance(content.get(key), Mapping)), {})
+    return entry(content, *keys)
 
 
 class Origin(NamedTuple):
@@ -180,9 +182,7 @@ class Origin(NamedTuple):
     @classmethod
     def of(cls, file: str, content: Mapping[str, Any], *, raw: bool = False) -> Origin:
         """The origin of the weights in ``content``, of a checkpoint or a backbone file."""
-        about = content.get("meta")
-        about = about if isinstance(about, Mapping) else {}
-        iteration = content.get("iteration")
+        about, iteration = entry(content, "meta"), content.get("iteration")
         step = iteration + 1 if type(iteration) is int else about.get("step")
         return cls(file, step, about.get("weights") == "ema" or ("ema" in content and not raw))
 
@@ -202,37 +202,40 @@ def check_layers(model: nn.Module, content: Mapping[str, Any], path: str | Path)
     Raises:
         WeightsError: the file records other options than a backbone has.
     """
-    recorded = _recorded(content).get("options")
-    unseen = {key: o.unseen for key, o in LAMBDA_LAYER_KEYS.items() if o.unseen is not None}
+    about = _recorded(content)
+    if "options" not in about:
+        return
     networks = [module for module in model.modules() if hasattr(module, "created_as")]
-    for network in networks if isinstance(recorded, Mapping) else ():
-        for key, default in unseen.items():
-            name = key.lower()
-            there, here = (given.get(name, default) for given in (recorded, network.created_as[1]))
-            if there != here:
-                raise WeightsError(
-                    f"{path} holds weights of lambda layers with {name} {there!r}, and the "
-                    f"model's have {here!r}: set MODEL.LAMBDA_RESNET.{key} (in Python and "
-                    f"LazyConfigs {name}) to {there!r}."
-                )
+    for network, (key, option) in itertools.product(networks, LAMBDA_LAYER_KEYS.items()):
+        name, both = key.lower(), (entry(about, "options"), network.created_as[1])
+        there, here = (given.get(name, option.unseen) for given in both)
+        if option.unseen is not None and there != here:
+            raise WeightsError(
+                f"{path} holds weights of lambda layers with {name} {there!r}, and the model's "
+                f"have {here!r}: set MODEL.LAMBDA_RESNET.{key} (in Python and LazyConfigs {name}) "
+                f"to {there!r}."
+            )
 
 
-def format_options(options: Any) -> str:
+def format_options(options: Mapping[str, Any]) -> str:
     """Options as text to append to the name of a model, such as " (norm BN, scope 3)"."""
-    if not isinstance(options, Mapping) or not options:
-        return ""
-    return f" ({', '.join(f'{name} {value}' for name, value in options.items())})"
+    said = ", ".join(f"{name} {value}" for name, value in options.items())
+    return f" ({said})" if said else ""
 
 
-def initial_weights(content: Mapping[str, Any]) -> tuple[Any, str]:
+def initial_weights(content: Mapping[str, Any], *, raw: bool = False) -> tuple[Any, str]:
     """The weights to start a training from: the averaged (EMA) ones if the checkpoint has them.
+
+    Args:
+        content: of the checkpoint.
+        raw: take the others nevertheless.
 
     Returns:
         The state dict, and its description for messages.
     """
-    average = content.get("ema")
-    if isinstance(average, Mapping) and isinstance(average.get("model"), Mapping):
-        return average["model"], "the averaged (EMA) weights"
+    average = entry(entry(content, "ema"), "model")
+    if average and not raw:
+        return average, "the averaged (EMA) weights"
     return content.get("model", content), "the weights"
 
 
@@ -250,7 +253,8 @@ def checksum(state: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None)
         digest.update(tensor.flatten().view(torch.uint8).numpy())
     if meta is not None:
         rest = {key: value for key, value in meta.items() if key != "sha256"}
-        digest.update(json.dumps(rest, sort_keys=True).encode())
+        # a value that no export writes makes another sum
+        digest.update(json.dumps(rest, sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
 
@@ -262,20 +266,15 @@ def check_provenance(content: Mapping[str, Any], path: str | Path) -> None:
     Raises:
         WeightsError: the checksum does not match the content, or the format is another one.
     """
-    meta = content.get("meta")
-    if content.get("__author__") != AUTHOR or not isinstance(meta, Mapping):
+    meta = entry(content, "meta")
+    if content.get("__author__") != AUTHOR or not meta:
         return
     if meta.get("format") != FORMAT:
         raise WeightsError(
             f"{path} has format {meta.get('format')}, and this lambda_det reads format {FORMAT}: "
             "export the backbone again, or install the version that wrote the file."
         )
-    state = tensors_only(content.get("model"), path)
-    try:
-        actual = checksum(state, meta)
-    except TypeError:  # meta holds a value that no export writes
-        actual = None
-    if meta.get("sha256") != actual:
+    if meta.get("sha256") != checksum(tensors_only(content.get("model"), path), meta):
         raise WeightsError(
             f"{path} was changed after it was written: its checksum does not match its content; "
             "export the backbone again."

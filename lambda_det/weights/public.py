@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlparse
 
 import torch
@@ -34,32 +34,18 @@ _TORCHVISION = {
     "RetinaNet_ResNet50_FPN_V2_Weights": "resnet50",
 }
 
-
-class _InPackage(NamedTuple):
-    """Weights in this package, ``files/NAME.pth``; docs/results.md has their card.
-
-    Attributes:
-        model: our name of the network.
-        license: of the file, and whom to name.
-        figures: what they were trained on.
-    """
-
-    model: str
-    license: str
-    figures: str
-
-
+# Weights in this package, files/NAME.pth, of which docs/results.md has the card
 OWN = {
-    "mobilenet_v2_openimages": _InPackage(
-        "mobilenet_v2",
-        "Apache-2.0 (Google, MediaPipe; converted)",
-        "trained on boxes of 23 classes of Open Images, in a detector",
-    ),
-    "lambda_resnet26_slim": _InPackage(
-        "lambda_resnet26_slim",
-        "Apache-2.0; its photographs, Tiny ImageNet's, are for research",
-        "top-1 41.4 % on Tiny ImageNet",
-    ),
+    "mobilenet_v2_openimages": {
+        "model": "mobilenet_v2",
+        "license": "Apache-2.0 (Google, MediaPipe; converted)",
+        "figures": "trained on boxes of 23 classes of Open Images, in a detector",
+    },
+    "lambda_resnet26_slim": {
+        "model": "lambda_resnet26_slim",
+        "license": "Apache-2.0; its photographs, Tiny ImageNet's, are for research",
+        "figures": "top-1 41.4 % on Tiny ImageNet",
+    },
 }
 # timm's weights of these networks, the first of a network first
 _TIMM_FILES = (
@@ -111,8 +97,8 @@ class PublicFile:
         origin: address to download the file from.
         place: where to put it on a machine that cannot download it.
         download: returns the path of the file, after a download if need be.
-        model: our name of the network; None if only the tensors show it.
         license: as its publisher states it.
+        model: our name of the network; None if only the tensors show it.
         pixels: None if only the tensors show them.
         figures: what is known of their accuracy, in words.
     """
@@ -121,8 +107,8 @@ class PublicFile:
     origin: str
     place: Path
     download: Callable[[], str]
+    license: str
     model: str | None = None
-    license: str | None = None
     pixels: PixelSettings | None = None
     figures: str = ""
 
@@ -146,7 +132,7 @@ class PublicFile:
     def describe(self) -> str:
         """Source, licence and figures in one line."""
         figures = f", {self.figures}" if self.figures else ""
-        return f"{self.url} from {self.origin}, licence {self.license or 'not stated'}{figures}"
+        return f"{self.url} from {self.origin}, licence {self.license}{figures}"
 
 
 def is_public(path: str | Path) -> bool:
@@ -197,9 +183,9 @@ def read_public(url: str) -> tuple[dict[str, Any], PublicFile]:
 def _own(url: str, name: str) -> PublicFile:
     if name not in OWN:
         raise _no_such(url, name, OWN)
-    place, own = Path(__file__).with_name("files") / f"{name}.pth", OWN[name]
+    place = Path(__file__).with_name("files") / f"{name}.pth"
     # there is nothing to download: a file that is missing is named when it is read
-    return PublicFile(url, "this package", place, lambda: str(place), **own._asdict())
+    return PublicFile(url, "this package", place, lambda: str(place), **OWN[name])
 
 
 def _timm(url: str, name: str) -> PublicFile:

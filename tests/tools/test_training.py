@@ -181,7 +181,7 @@ REFUSED = [
 ]
 REFUSED_ALIKE = [
     (["--eval-only", "--resume"], {}, "holds none"),
-    ([], OTHER, "Nothing of the backbone"),
+    ([], OTHER, "does not hold this backbone"),
     (["--eval-only"], OTHER, "is missing"),
     ([], {"network": "lambda_resnet51"}, "lambda_resnet50"),
     ([], {"device": "gpu"}, "'gpu' is no device"),

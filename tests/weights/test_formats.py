@@ -6,6 +6,7 @@ import pickle
 import random
 import tarfile
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,11 +15,9 @@ from safetensors.torch import save
 
 from lambda_det.errors import WeightsError
 from lambda_det.weights.formats import (
-    check_torch_file,
     read_pickle,
     read_safetensors,
     read_torch,
-    write_torch,
 )
 
 
@@ -34,7 +33,7 @@ def state():
 @pytest.fixture(scope="module")
 def data(state):
     file = io.BytesIO()
-    write_torch(state, file)
+    torch.save(state, file)
     return file.getvalue()
 
 
@@ -48,7 +47,7 @@ def _same(one, other):
     return type(one) is type(other) and one == other
 
 
-READERS = pytest.mark.parametrize("read", [read_torch, check_torch_file])
+READERS = pytest.mark.parametrize("read", [read_torch, partial(read_torch, mmap=True)])
 
 
 @READERS

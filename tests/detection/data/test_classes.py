@@ -3,12 +3,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.detection.data import check_detector_data, classes, register_coco_files
 from lambda_det.detection.data.predictions import Detector
 from lambda_det.errors import DataError
-from lambda_det.weights.formats import write_torch
 
 DETECTOR = Detector("GeneralizedRCNN", keys={"test": "DATASETS.TEST"})
 
@@ -83,7 +83,7 @@ def test_a_checkpoint_holds_all_that_a_data_set_says(extra):
         evaluator_type="coco",
     )
     described = classes.facts_of(["nowhere", extra])
-    write_torch({"model": {}, "dataset": described}, io.BytesIO())
+    torch.save({"model": {}, "dataset": described}, io.BytesIO())
     assert described == {
         **same,
         "thing_ids": [9, 7],
