@@ -56,7 +56,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     text = "by which AP may differ, such as where --fixed pads images (default: %(default)s)"
     add("--apart", type=float, default=MOST, metavar="AP", help=text)
     text = "images that a detector's file takes at once, or 'any' for any number (default: 1)"
-    add("--batch", dest="together", type=_batch, metavar="N", help=text)  # `batch`: for trainings
+    add(
+        "--batch", dest="together", type=_batch, default=1, metavar="N", help=text
+    )  # `batch`: for trainings
     text = "size of the images of a detector's file, for runtimes that want fixed shapes"
     add("--fixed", type=_size, metavar="HxW", help=text)
     add("--overwrite", action="store_true", help="replace OUTPUT if it is there")
@@ -84,8 +86,6 @@ def run(args: argparse.Namespace) -> int:
     from lambda_det.export.sources import network_to_export
     from lambda_det.weights.provenance import Origin
 
-    options = {"batch": args.together, "fixed": args.fixed}
-    options |= {"backbone_only": args.backbone_only or None}
     network = network_to_export(
         args.source,
         checkpoint=args.checkpoint,
@@ -93,7 +93,9 @@ def run(args: argparse.Namespace) -> int:
         opts=args.opts,
         proof=args.proof,
         apart=args.apart,
-        **{name: value for name, value in options.items() if value is not None},
+        backbone_only=args.backbone_only,
+        batch=args.together,
+        fixed=args.fixed,
     )
     # The screen of now: what pycocotools prints is kept from it
     say = partial(print, flush=True, file=sys.stdout)

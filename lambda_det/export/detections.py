@@ -35,8 +35,6 @@ from torch.nn import functional as F
 
 from lambda_det.export.portable import dense
 
-__all__ = ["CANDIDATES", "DENSE", "exportable_detections", "not_covered", "proposals_in_order"]
-
 DENSE = (RetinaNet, FCOS)
 CANDIDATES = 1000  # boxes of an image that NMS compares in the end
 ROUNDS = 20  # on photographs no more than 12 changed anything

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.tiles import Tiling
-from lambda_det.errors import ConfigError, DataError, WeightsError, refused
+from lambda_det.errors import ConfigError, DataError, WeightsError, listed, refused
 from lambda_det.export import onnx_file
-
-__all__ = ["ExportedDetector"]
 
 
 class ResizeInto(ResizeShortestEdgeAtLeastOnePixel):
@@ -31,9 +29,8 @@ class ResizeInto(ResizeShortestEdgeAtLeastOnePixel):
     def get_transform(self, image: np.ndarray) -> Transform:
         resize = super().get_transform(image)
         height, width = image.shape[:2]
-        sides = (height, width)
-        if hasattr(resize, "new_h"):  # with a size of 0 it does nothing
-            sides = (resize.new_h, resize.new_w)
+        # with a size of 0 it does nothing
+        sides = getattr(resize, "new_h", height), getattr(resize, "new_w", width)
         scale = min(1.0, *(most / side for most, side in zip(self.fixed, sides, strict=True)))
         new_height, new_width = (max(int(side * scale + 0.5), 1) for side in sides)
         return ResizeTransform(height, width, new_height, new_width)
@@ -59,22 +56,20 @@ class ExportedDetector:
             device: "cpu" or None, which is the same.
 
         Raises:
-            ConfigError: another device, a package is missing, or the file is no detector.
-            DataError: the file is no export.
+            ConfigError: another device, or the file is no detector of ``lambda-det export``.
             WeightsError: it cannot be loaded.
         """
         if device not in (None, "cpu"):
             raise ConfigError(f"--device is {device}, and {path} is computed on the CPU here.")
         # ONNX Runtime has its own errors
         with refused(WeightsError, f"{path} cannot be loaded", "", Exception):
-            self.about = about = onnx_file.metadata(path)
-            if "outputs" not in about:
-                raise DataError(f"{path} has no metadata of lambda-det export; give a file of it.")
-            self._run = onnx_file.read(path, about["outputs"])
-        if "boxes" not in about["outputs"]:
+            about, self._run = onnx_file.read(path)
+        if "boxes" not in (outputs := about.get("outputs", ())):
             raise ConfigError(
-                f"{path} is no detector: its outputs are {', '.join(about['outputs'])}."
+                f"{path} is no detector of lambda-det export: its metadata name the outputs "
+                f"{listed(outputs)}."
             )
+        self.about = about
         self._path = path
         self.batch, self._fixed = about["batch"], about["fixed"]
         self.tiling = Tiling.of_meta(about.get("tile"))
@@ -94,35 +89,21 @@ class ExportedDetector:
         Raises:
             DataError: the file cannot compute an image of this size.
         """
-        results, step = [], self.batch or max(len(inputs), 1)
-        for start in range(0, len(inputs), step):
-            some = inputs[start : start + step]
-            size = "x".join(map(str, some[0]["image"].shape[:0:-1]))
-            what = f"{self._path} cannot compute an image of {size} pixels"
-            with refused(DataError, what, "", Exception):  # ONNX Runtime has its own
-                outputs = self._outputs([entry["image"] for entry in some])
-            for entry, values in zip(some, outputs, strict=True):
-                instances = Instances(tuple(entry["image"].shape[1:]))
-                instances.pred_boxes = Boxes(values["boxes"])
-                instances.scores, instances.pred_classes = values["scores"], values["classes"]
-                if "masks" in values:
-                    instances.pred_masks = values["masks"]
-                result = detector_postprocess(instances, entry["height"], entry["width"])
-                results.append({"instances": result})
+        groups: dict[tuple[int, ...], list[int]] = {}  # one if the size is fixed
+        for i, entry in enumerate(inputs):
+            groups.setdefault(self._canvas(entry["image"]), []).append(i)
+        results: list[dict[str, Instances]] = [{}] * len(inputs)
+        for canvas, members in groups.items():
+            what = f"{self._path} cannot compute an image of {'x'.join(map(str, canvas))} pixels"
+            step = self.batch or len(members)
+            for start in range(0, len(members), step):
+                some = members[start : start + step]
+                with refused(DataError, what, "", Exception):  # ONNX Runtime has its own
+                    outputs = self._run(*self.fill([inputs[i]["image"] for i in some]))
+                for place, i in enumerate(some):
+                    values = {name: tensor[place] for name, tensor in outputs.items()}
+                    results[i] = {"instances": _pasted(values, inputs[i])}
         return results
-
-    def _outputs(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
-        """The outputs of the file for each image [3, H, W] of at most one batch."""
-        outputs: list[dict[str, Tensor]] = [{}] * len(images)
-        groups: dict[Any, list[int]] = {}  # one if the size is fixed
-        for i, image in enumerate(images):
-            groups.setdefault(self._canvas(image), []).append(i)
-        for members in groups.values():
-            by_name = self._run(*self.fill([images[i] for i in members]))
-            counts = by_name.pop("count").tolist()
-            for place, i in enumerate(members):
-                outputs[i] = {name: x[place, : counts[place]] for name, x in by_name.items()}
-        return outputs
 
     def _canvas(self, image: Tensor) -> tuple[int, ...]:
         """The height and width of the canvas for an image [3, H, W] alone; a larger one would
@@ -140,3 +121,14 @@ class ExportedDetector:
             sizes[i] = torch.tensor([height, width])
             batch[i, :height, :width] = image.permute(1, 2, 0)
         return batch, sizes
+
+
+def _pasted(values: Mapping[str, Tensor], entry: Mapping[str, Any]) -> Instances:
+    """The detections of one image in its own pixels, with masks pasted."""
+    found = {name: tensor[: values["count"]] for name, tensor in values.items() if tensor.dim()}
+    instances = Instances(tuple(entry["image"].shape[1:]))
+    instances.pred_boxes = Boxes(found["boxes"])
+    instances.scores, instances.pred_classes = found["scores"], found["classes"]
+    if "masks" in found:
+        instances.pred_masks = found["masks"]
+    return detector_postprocess(instances, entry["height"], entry["width"])

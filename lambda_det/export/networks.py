@@ -21,8 +21,6 @@ from lambda_det.modeling.fold import fold_norms
 if TYPE_CHECKING:
     from lambda_det.export.proof import ValidationImages
 
-__all__ = ["Network", "backbone_network", "detector_network"]
-
 
 @dataclass(frozen=True)
 class Network:

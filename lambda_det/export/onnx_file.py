@@ -7,7 +7,7 @@ import importlib.util
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,8 +21,6 @@ from torch.fx.experimental import _config
 from lambda_det.errors import ConfigError
 from lambda_det.export.detections import exportable_detections
 from lambda_det.export.networks import Network
-
-__all__ = ["OPSET", "PACKAGES", "check_possible", "finish", "metadata", "read", "record", "write"]
 
 OPSET = 18  # the one that torch.onnx writes without converting versions
 # names of the sizes of a graph's input; with an FPN, over its largest stride
@@ -43,19 +41,6 @@ def check_possible() -> None:
         )
 
 
-@contextlib.contextmanager
-def _recording() -> Iterator[None]:
-    """Let PyTorch record graphs that hold for every size, also of Detectron2's detectors."""
-    with (
-        torch.no_grad(),
-        _config.patch(backed_size_oblivious=True),  # also for sizes of 1
-        # Before PyTorch 2.15 the size of a pooled map asks for the remainder of a division
-        mock.patch.object(torch._meta_registrations, "div_rtn", lambda x, y: x // y),
-        exportable_detections(),
-    ):
-        yield
-
-
 def record(network: Network, example: tuple[Tensor, ...]) -> ExportedProgram:
     """Record the graph of a network for its free sizes."""
     # Before 2.14 PyTorch wants maps of two positions; the file does not
@@ -70,7 +55,13 @@ def record(network: Network, example: tuple[Tensor, ...]) -> ExportedProgram:
             for axis, unit in zip(axes, units, strict=True)
         }
     shapes = ({**count, **sides}, count)[: len(example)]
-    with _recording():
+    with (
+        torch.no_grad(),
+        _config.patch(backed_size_oblivious=True),  # also for sizes of 1
+        # Before PyTorch 2.15 the size of a pooled map asks for the remainder of a division
+        mock.patch.object(torch._meta_registrations, "div_rtn", lambda x, y: x // y),
+        exportable_detections(),
+    ):
         return torch.export.export(network.module, example, dynamic_shapes=shapes, strict=False)
 
 
@@ -135,37 +126,21 @@ def finish(path: Path, about: Mapping[str, Any]) -> None:
     onnx.save(model, path)
 
 
-def _open(path: Path, *, optimized: bool = True) -> Any:
-    """Open a file in ONNX Runtime; without optimization, which takes less time, only to inspect it.
-
-    Raises:
-        ConfigError: the package is missing.
+def read(path: Path) -> tuple[dict[str, Any], Callable[..., dict[str, Tensor]]]:
+    """A file in ONNX Runtime on the CPU: the metadata that :func:`finish` wrote, and the file as a
+    function from tensors to outputs by name.
     """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ConfigError(
-            f"{path} needs onnxruntime, which is missing: pip install onnxruntime"
-        ) from error
-    options = onnxruntime.SessionOptions()
-    if not optimized:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    import onnxruntime
 
-
-def metadata(path: Path) -> dict[str, Any]:
-    """The metadata that :func:`finish` wrote to a file."""
-    about = dict(_open(path, optimized=False).get_modelmeta().custom_metadata_map)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    about = dict(session.get_modelmeta().custom_metadata_map)
     for key, text in about.items():
         with contextlib.suppress(ValueError, RecursionError):  # plain words
             about[key] = json.loads(text)
-    return about
-
-
-def read(path: Path, outputs: Sequence[str]) -> Callable[..., dict[str, Tensor]]:
-    """A file in ONNX Runtime on the CPU, as a function from tensors to outputs by name."""
-    session = _open(path)
-    inputs = [tensor.name for tensor in session.get_inputs()]
+    inputs, outputs = (
+        [tensor.name for tensor in tensors]
+        for tensors in (session.get_inputs(), session.get_outputs())
+    )
 
     def run(*given: Tensor) -> dict[str, Tensor]:
         arrays = [x.cpu().numpy() for x in given]
@@ -175,4 +150,4 @@ def read(path: Path, outputs: Sequence[str]) -> Callable[..., dict[str, Tensor]]
             for name, value in zip(outputs, values, strict=True)
         }
 
-    return run
+    return about, run

@@ -7,8 +7,6 @@ from pathlib import Path
 from lambda_det.errors import ConfigError
 from lambda_det.files import refuse_existing
 
-__all__ = ["check_output", "sidecar"]
-
 
 def sidecar(path: Path) -> Path:
     """The JSON file beside an exported network."""

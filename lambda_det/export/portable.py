@@ -20,8 +20,6 @@ from lambda_det.layers.lambda_layer import normalize_keys
 from lambda_det.layers.local import dilated
 from lambda_det.native.calls import copied
 
-__all__ = ["portable_copy"]
-
 TILE = 8  # queries along each side of a tile
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,6 @@ from lambda_det.errors import ConfigError, Stage, counted, duration
 from lambda_det.export import MOST
 from lambda_det.export.detections import proposals_in_order
 from lambda_det.export.exported import ExportedDetector
-
-__all__ = ["Proof", "ValidationImages", "prove", "prove_on", "validation_images"]
 
 Detector = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 BATCH = 4  # images at once, for a file that takes any number
@@ -144,21 +143,18 @@ class ValidationImages:
     """What a detector's file is compared on.
 
     Attributes:
-        task: with the data of the run, which are registered.
-        loader: of the images, or of their tiles.
+        name: of their data set, which is registered.
+        part: of an image, "tile", where the run cuts images; else "image".
+        loader: of these parts.
         limit: number of them, from the first ones; of tiles all of the last image are taken.
         most: by which AP may differ.
     """
 
-    task: DetectionTask
+    name: str
+    part: str
     loader: Iterable[list[dict[str, Any]]]
     limit: int
     most: float
-
-    @property
-    def name(self) -> str:
-        """Of their data set."""
-        return self.task.components.test_sets[0]
 
 
 def validation_images(run: SavedRun, limit: int, most: float = MOST) -> ValidationImages:
@@ -169,17 +165,19 @@ def validation_images(run: SavedRun, limit: int, most: float = MOST) -> Validati
     """
     task = DetectionTask(copy.deepcopy(run.config))
     task.register_data()
-    if not task.components.test_sets:
+    components = task.components
+    if not components.test_sets:
         raise ConfigError("The run has no validation images.")
-    data = task.components.test_sets[0]
+    data = components.test_sets[0]
     if (kind := MetadataCatalog.get(data).get("evaluator_type")) not in (None, "coco"):
         raise ConfigError(f"{data} is evaluated as {kind}, and only AP as COCO has it is compared.")
-    classes.check(task.components.detector, [data], run.classes, "the run")
+    classes.check(components.detector, [data], run.classes, "the run")
     task.check_data(train=False)
-    loader = task.components.make_test_loader(data)
+    loader = components.make_test_loader(data)
     if not {"input_format", "min_size_test"} <= run.about().keys():
         raise ConfigError("The evaluation of the run does more to images than to resize them.")
-    return ValidationImages(task, loader, limit, most)
+    part = "tile" if components.tiling else "image"
+    return ValidationImages(data, part, loader, limit, most)
 
 
 def prove_on(images: Iterable[str], model: Detector, file: ExportedDetector, proof: Proof) -> None:
@@ -206,9 +204,7 @@ def prove(images: ValidationImages, model: Detector, file: ExportedDetector, sta
         file: the same detector exported. It gets as many images at once as it takes.
         stage: is told how long it takes, after the first images.
     """
-    components, loader, limit = images.task.components, images.loader, images.limit
     proof, ids, seconds = Proof(most=images.most), [], np.zeros(2)
-    what = "tile" if components.tiling else "image"
     tasks = ("bbox", "segm") if "masks" in file.about["outputs"] else ("bbox",)
     # pycocotools prints, which is kept from the screen
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
@@ -218,7 +214,9 @@ def prove(images: ValidationImages, model: Detector, file: ExportedDetector, sta
         ]
         for evaluator in evaluators:
             evaluator.reset()
-        entries, total = _first(chain.from_iterable(loader), limit), _number(loader, limit)
+        entries = _first(chain.from_iterable(images.loader), images.limit)
+        dataset = getattr(images.loader, "dataset", None)
+        total = min(images.limit, length_hint(dataset, images.limit))  # where it has no length
         while batch := list(islice(entries, file.batch or BATCH)):
             inputs = [as_input(_pixels(entry, file.channels), file.resize) for entry in batch]
             times = [time.perf_counter()]
@@ -235,22 +233,17 @@ def prove(images: ValidationImages, model: Detector, file: ExportedDetector, sta
             rest = duration((total - len(ids)) * seconds.sum() / len(ids))
             if len(ids) == len(batch) < total:
                 stage.say(
-                    f"AP of the run and of the file on {total} {what}s of {images.name}: about "
-                    f"{rest}; --proof N takes another number"
+                    f"AP of the run and of the file on {total} {images.part}s of {images.name}: "
+                    f"about {rest}; --proof N takes another number"
                 )
-            stage.left = f"{len(ids)} of {total} {what}s, about {rest} left"
+            stage.left = f"{len(ids)} of {total} {images.part}s, about {rest} left"
         stage.left = "AP is computed"
         results = [evaluator.evaluate(img_ids=[*dict.fromkeys(ids)]) for evaluator in evaluators]
     proof.where = f"{counted(len({*ids}), 'image')} of {images.name}"
     proof.rows = {f"{kind} AP": tuple(r[kind]["AP"] for r in results) for kind in tasks}
-    proof.rows[f"seconds a{'n' * (what == 'image')} {what}"] = tuple(seconds / max(len(ids), 1))
+    article = "an" if images.part == "image" else "a"
+    proof.rows[f"seconds {article} {images.part}"] = tuple(seconds / max(len(ids), 1))
     return proof
-
-
-def _number(loader: Iterable[Any], limit: int) -> int:
-    """The number of images, or of tiles, up to a limit that a loader without a size has."""
-    dataset = getattr(loader, "dataset", None)
-    return min(limit, len(dataset)) if hasattr(dataset, "__len__") else limit
 
 
 def _first(entries: Iterable[dict[str, Any]], limit: int) -> Iterator[dict[str, Any]]:

@@ -31,8 +31,6 @@ from lambda_det.export.output import check_output, sidecar
 from lambda_det.export.proof import Proof, prove, prove_on
 from lambda_det.files import replace_text
 
-__all__ = ["SIZES", "TOLERANCE", "ExportReport", "differences", "export_network"]
-
 logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-4  # float32 sums in another order, and kernels rounded to float32
@@ -139,7 +137,7 @@ def export_network(
             made = output, time.perf_counter() - start, temporary.stat().st_size
             with stage("comparing the file with the model", say) as comparing:
                 if not network.detector:
-                    report = ExportReport(*made, _compare(network, temporary, outputs))
+                    report = ExportReport(*made, _compare(network, temporary))
                 else:
                     file, proof = ExportedDetector(temporary), Proof()
                     if network.validation:
@@ -216,9 +214,9 @@ def _fitting(network: Network, size: tuple[int, int]) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def _compare(network: Network, path: Path, outputs: Sequence[str]) -> dict[str, dict[str, float]]:
+def _compare(network: Network, path: Path) -> dict[str, dict[str, float]]:
     """The errors of a backbone's file, by the size of the input."""
-    run, found = onnx_file.read(path, outputs), {}
+    (_, run), found = onnx_file.read(path), {}
     for seed, size in enumerate(SIZES, 1):
         x = pattern(_fitting(network, size), seed % 2 + 1, seed).to(network.device)
         try:
