@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -67,14 +68,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _size(word: str) -> tuple[int, int]:
-    height, _, width = word.partition("x")
-    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+    if not (sides := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", word)):
         raise argparse.ArgumentTypeError(f"{word!r} is no size such as 480x640, height first")
-    return int(height), int(width)
+    return int(sides[1]), int(sides[2])
 
 
 def _batch(word: str) -> int:
-    if word != "any" and not (word.isdecimal() and int(word)):
+    if not re.fullmatch(r"any|[1-9]\d*", word):
         raise argparse.ArgumentTypeError(f"{word!r} is neither a number from 1 nor 'any'")
     return 0 if word == "any" else int(word)
 

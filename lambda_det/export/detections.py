@@ -17,7 +17,7 @@ those of Detectron2's own functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -47,7 +47,7 @@ def exportable_detections() -> Iterator[None]:
         stack.enter_context(patch_builtin_len(("detectron2.structures.instances",)))
         for where, name, replacement in (
             (anchor_generator, "_create_grid_offsets", _create_grid_offsets),
-            (rpn.StandardRPNHead, "forward", _rpn_head(rpn.StandardRPNHead.forward)),
+            (rpn.StandardRPNHead, "forward", _rpn_head),
             (rpn, "find_top_rpn_proposals", _find_top_rpn_proposals),
             (fast_rcnn, "fast_rcnn_inference", _fast_rcnn_inference),
             (cascade_rcnn, "fast_rcnn_inference", _fast_rcnn_inference),
@@ -72,7 +72,7 @@ def proposals_in_order() -> Iterator[None]:
         yield
 
 
-_find = rpn.find_top_rpn_proposals
+_find, _rpn_forward = rpn.find_top_rpn_proposals, rpn.StandardRPNHead.forward
 
 
 def _find_in_order(
@@ -80,11 +80,8 @@ def _find_in_order(
 ) -> list[Instances]:
     # ranks take the place of the logits, from which nothing else is computed
     flat = torch.cat(list(logits), 1)
-    order = flat.sort(dim=1, descending=True, stable=True).indices
-    count = flat.shape[1]
-    ranks = torch.arange(count, 0, -1, device=flat.device, dtype=torch.float32)
-    ranks = torch.zeros_like(flat, dtype=torch.float32).scatter_(1, order, ranks.expand_as(flat))
-    ranks = torch.where(flat.isfinite(), ranks, flat.float())  # infinite ones are left out
+    places = flat.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    ranks = torch.where(flat.isfinite(), -places.float(), flat.float())  # infinite are left out
     sizes = [each.shape[1] for each in logits]
     return _find(proposals, list(ranks.split(sizes, 1)), *options, **named)
 
@@ -98,14 +95,10 @@ def _create_grid_offsets(
     return (xs.flatten() + offset) * stride, (ys.flatten() + offset) * stride
 
 
-def _rpn_head(forward: Callable[..., tuple[list[Tensor], ...]]) -> Callable[..., Any]:
+def _rpn_head(head: nn.Module, features: list[Tensor]) -> tuple[list[Tensor], ...]:
     """Compute the same maps with their channels last in memory, as the RPN then reads them."""
-
-    def channels_last(head: nn.Module, features: list[Tensor]) -> tuple[list[Tensor], ...]:
-        maps = forward(head, features)
-        return tuple([dense(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) for x in y] for y in maps)
-
-    return channels_last
+    maps = _rpn_forward(head, features)
+    return tuple([dense(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) for x in y] for y in maps)
 
 
 def _boxes_of(boxes: Boxes, tensor: Tensor) -> None:

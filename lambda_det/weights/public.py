@@ -20,8 +20,8 @@ from lambda_det.weights.provenance import IMAGENET_PIXELS, PixelSettings
 _TIMM = {
     **{f"resnetrs{n}": f"resnet_rs{n}_se" for n in (50, 101, 152, 200, 270, 350, 420)},
     "mobilenetv2_100": "mobilenet_v2",
-    **{n: n for n in ("resnet50", "lambda_resnet26t", "lambda_resnet26rpt_256")},
-    "lambda_resnet50ts": "lambda_resnet50ts",
+    "resnet50": "resnet50",
+    **{f"lambda_resnet{n}": f"lambda_resnet{n}" for n in ("26t", "26rpt_256", "50ts")},
 }
 _TORCHVISION = {
     "ResNet50_Weights": "resnet50",
