@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
 from lambda_det.config import read_plain
@@ -24,7 +23,6 @@ from lambda_det.modeling.build import create_backbone, norm_option
 from lambda_det.modeling.specs import STAGES
 from lambda_det.version import __version__
 from lambda_det.weights.backbone_file import (
-    check_target,
     fold_normalisation,
     read_backbone,
     save_backbone,
@@ -39,22 +37,13 @@ from lambda_det.weights.provenance import (
     PixelSettings,
     check_provenance,
     checksum,
+    entry,
     format_options,
     initial_weights,
     recorded_network,
     wanted_pixels,
 )
 from lambda_det.weights.public import fetch
-
-__all__ = [
-    "convert_public",
-    "export_backbone",
-    "extract_backbone",
-    "passes",
-    "read_network",
-    "read_source",
-    "verify_backbone",
-]
 
 _ABOUT = "recipe", "run", "meta"  # what a checkpoint says of its network
 _SIZE = 96, 128  # sides of the image on which a file is compared, so nothing is padded
@@ -90,7 +79,7 @@ def read_source(path: str, model: str | None = None) -> dict[str, Any]:
             "use weights with one."
         )
     if model is None:
-        raise _unnamed(f"{path} ({meta['imported']})", "resnet50")
+        raise _unnamed(f"{path} ({meta['imported']})")
     recipe = {
         "model": model,
         "options": {},
@@ -102,10 +91,10 @@ def read_source(path: str, model: str | None = None) -> dict[str, Any]:
     return {"model": content["model"], "recipe": recipe}
 
 
-def _unnamed(source: str, name: str) -> WeightsError:
+def _unnamed(source: str) -> WeightsError:
     return WeightsError(
         f"{source} does not say which network it holds; name it with --model of lambda-det "
-        f"backbone, such as --model {name}."
+        "backbone, such as --model lambda_resnet50."
     )
 
 
@@ -130,7 +119,7 @@ def read_network(
     name, options = recorded_network(content)
     if name is None:
         if model is None:
-            raise _unnamed(source, "lambda_resnet50")
+            raise _unnamed(source)
         name, options = model, norm_option(model, "BN")
     weights, _ = initial_weights(content, raw=raw)
     state, about = tensors_only(weights, source), {k: content[k] for k in _ABOUT if k in content}
@@ -186,18 +175,21 @@ def extract_backbone(
             has the averaged weights and the raw ones are asked for.
     """
     check_provenance(content, source)
-    written = content.get("meta", {}) if content.get("__author__") == AUTHOR else {}
-    if raw and written.get("weights") == "ema":
+    origin, recipe = Origin.of(source, content, raw=raw), entry(content, "recipe")
+    if raw and origin.averaged:
         raise WeightsError(
             f"{source} is a backbone file of the 'ema' weights; name the checkpoint it was made "
             "from to get others."
         )
     network = read_network(content, raw=raw, model=model, source=source)
-    state, pixels, recipe = _tensors_of(network), wanted_pixels(content), content.get("recipe")
-    origin, results = Origin.of(source, content, raw=raw), content.get("results", {})
-    is_classifier = isinstance(recipe, Mapping)
-    name, options = network.created_as
-    meta = dict(content.get("meta", {})) | {
+    state = {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in network.state_dict().items()
+        if is_weight(name)
+    }
+    pixels, (name, options) = wanted_pixels(content), network.created_as
+    meta = {
+        **entry(content, "meta"),
         "model": name,
         "options": dict(options),
         "stages": [s for s in ("stem", *STAGES) if any(n.startswith(f"{s}.") for n in state)],
@@ -206,17 +198,17 @@ def extract_backbone(
         "format": FORMAT,
         "lambda_det": __version__,
     }
-    if is_classifier:
+    if recipe:  # of a classifier
         state, pixels = fold_normalisation(network, state, pixels)
         side, unseen = _trained_at(recipe), []
         if side:
             state, unseen = forget_unseen(state, network, side)
-        kind = "ema" if origin.averaged else "raw"
+        kind, results = "ema" if origin.averaged else "raw", content.get("results", {})
         meta |= {key: recipe[key] for key in ("source", "license") if key in recipe}
         meta |= {
             "recipe": recipe.get("config", ""),
             "folded": True,
-            "trained_at": side or 0,  # pixels of an image's side; 0 where it is unknown
+            "trained_at": side,  # pixels of an image's side; 0 where it is unknown
             "unseen": unseen,  # embeddings whose values for offsets beyond that are 0
             "accuracy": {part: dict(by[kind]) for part, by in results.items() if kind in by},
         }
@@ -224,15 +216,6 @@ def extract_backbone(
     _check_trained(state, source)
     meta["sha256"] = checksum(state, meta)
     return {"model": state, "__author__": AUTHOR, "matching_heuristics": True, "meta": meta}
-
-
-def _tensors_of(network: nn.Module) -> dict[str, Tensor]:
-    """Copies of its tensors without counters."""
-    return {
-        name: tensor.detach().clone(memory_format=torch.contiguous_format)
-        for name, tensor in network.state_dict().items()
-        if is_weight(name)
-    }
 
 
 def forget_unseen(
@@ -275,15 +258,15 @@ def forget_unseen(
     return state, changed
 
 
-def _trained_at(recipe: Mapping[str, Any]) -> int | None:
-    """The side in pixels of the images that a classifier was trained on, as its recipe says."""
-    with contextlib.suppress(yaml.YAMLError, AttributeError, KeyError, TypeError):
-        side = read_plain(str(recipe["config"]))["INPUT"]["SIZE"]
-        return side if type(side) is int and side > 0 else None
-    return None
+def _trained_at(recipe: Mapping[str, Any]) -> int:
+    """The side in pixels of the images that a classifier was trained on; 0 where it is unknown."""
+    with contextlib.suppress(KeyError):
+        return read_plain(recipe["config"])["INPUT"]["SIZE"]
+    return 0
 
 
 def _check_trained(state: Mapping[str, Tensor], source: str) -> None:
+    """Refuse what is not finite, and statistics that no image was used for."""
     broken = [name for name, tensor in state.items() if not tensor.isfinite().all()]
     if broken:
         raise WeightsError(f"{source} holds NaN or infinity in {listed(broken)}; use another one.")
@@ -303,11 +286,7 @@ def _check_trained(state: Mapping[str, Tensor], source: str) -> None:
 
 
 def export_backbone(
-    content: Mapping[str, Any],
-    path: str | Path,
-    checkpoint: Mapping[str, Any],
-    *,
-    overwrite: bool = False,
+    content: Mapping[str, Any], path: Path, checkpoint: Mapping[str, Any]
 ) -> dict[str, float]:
     """Write a backbone file under a temporary name, verify it, and rename it if it passes.
 
@@ -317,7 +296,6 @@ def export_backbone(
         content: made by :func:`extract_backbone`.
         path: see :func:`lambda_det.weights.backbone_file.save_backbone`.
         checkpoint: from which the content was made.
-        overwrite: replace an existing file.
 
     Returns:
         The errors of :func:`verify_backbone`; the file is there if it :func:`passes`.
@@ -325,12 +303,11 @@ def export_backbone(
     Raises:
         ConfigError: the file cannot be written.
     """
-    check_target(path, overwrite=overwrite)
-    path = Path(path)
-    # A folder, so that the temporary file has the final suffix and name
-    folder = tempfile.TemporaryDirectory(prefix=".unverified_", dir=path.parent)
-    with writing_to(path), folder as place:
-        temporary = Path(place, path.name)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(writing_to(path))
+        # A folder, so that the temporary file has the final suffix and name
+        folder = tempfile.TemporaryDirectory(prefix=".unverified_", dir=path.parent)
+        temporary = Path(stack.enter_context(folder), path.name)
         save_backbone(content, temporary)
         errors = verify_backbone(temporary, checkpoint)
         if passes(errors):
@@ -401,7 +378,7 @@ def convert_public(path: str, target: Path) -> str:
     if "source" not in checkpoint.get("recipe", {}):
         return fetch(path).local_path()
     content = extract_backbone(checkpoint, source=path)
-    errors = export_backbone(content, target, checkpoint, overwrite=True)
+    errors = export_backbone(content, target, checkpoint)
     if not passes(errors):
         raise WeightsError(f"{path} cannot be converted: its features differ by {errors}.")
     return str(target)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lambda_det.detection.command_line import add_checkpoint_flags
 from lambda_det.errors import ConfigError, command_parser, exit_status
-from lambda_det.files import refuse_missing
+from lambda_det.files import refuse_existing, refuse_missing
 
 EXAMPLES = """examples:
   %(prog)s output/imagenet/model_best.pth output/backbone.pth
@@ -41,7 +39,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         file of timm or torchvision; or published weights: lambda://NAME, timm://NAME,
         torchvision://ENUM.MEMBER or hf://OWNER/REPOSITORY/FILE"""
     add("source", metavar="RUN", help=text)
-    add("output", help="the backbone file: .pth or .safetensors")
+    add("output", type=Path, help="the backbone file: .pth or .safetensors")
     add_checkpoint_flags(parser)
     text = "the network, where the file does not name it, as none of timm and torchvision does"
     add("--model", metavar="NAME", help=text)
@@ -54,49 +52,32 @@ def export(args: argparse.Namespace) -> int:
     from lambda_det.detection.saved_run import with_network
     from lambda_det.export.backbone import export_backbone, extract_backbone, passes, read_source
     from lambda_det.training.run_folder import find_checkpoint
-    from lambda_det.weights.backbone_file import check_target
+    from lambda_det.weights.formats import WRITERS
+    from lambda_det.weights.provenance import wanted_pixels
     from lambda_det.weights.public import is_public
 
     path = args.source
     if not is_public(path):
         path = find_checkpoint(path, args.checkpoint)
-    if Path(args.output).resolve() == Path(path).resolve():
+    if args.output.resolve() == Path(path).resolve():
         raise ConfigError(f"{args.output} is the checkpoint itself; give OUTPUT another name.")
-    check_target(args.output, overwrite=args.overwrite)
+    if args.output.suffix not in WRITERS:
+        raise ConfigError(f"{args.output} must end in one of {', '.join(WRITERS)}.")
+    refuse_existing(args.output, args.overwrite)
     checkpoint = with_network(read_source(path, args.model), path)
-    content = extract_backbone(
-        checkpoint,
-        raw=args.raw,
-        model=args.model,
-        source=path,
-    )
-    errors = export_backbone(content, args.output, checkpoint, overwrite=args.overwrite)
-    print(f"checkpoint: {path}\n{about(content)}")
+    content = extract_backbone(checkpoint, raw=args.raw, model=args.model, source=path)
+    errors = export_backbone(content, args.output, checkpoint)
+    print(f"checkpoint: {path}")
+    for key, value in content["meta"].items():
+        if key != "recipe":
+            print(f"{key}: {value}")
+    print(f"pixel settings: {wanted_pixels(content) or 'not recorded'}")
     passed = passes(errors)
     print(f"{'verified' if passed else 'FAILED'}: largest relative error of the features:")
     for name, error in errors.items():
         print(f"  {name}: {error:.1e}")
     print(f"{args.output} was {'' if passed else 'not '}written")
     return 0 if passed else 1
-
-
-def about(content: Mapping[str, Any]) -> str:
-    """What the meta of a backbone file says, line by line; the recipe is left out."""
-    from lambda_det.weights.provenance import format_options, wanted_pixels
-
-    meta = {key: value for key, value in content["meta"].items() if value not in (None, "", [], {})}
-    accuracy = (
-        f"{part} " + ", ".join(f"{name} {value:.2f}" for name, value in values.items())
-        for part, values in meta.get("accuracy", {}).items()
-    )
-    meta |= {
-        "model": f"{meta['model']}{format_options(meta.get('options'))}",
-        "stages": ", ".join(meta["stages"]),
-        "pixels": wanted_pixels(content) or "not recorded",
-        "accuracy": "; ".join(accuracy) or "not recorded",
-    }
-    left_out = {"recipe", "options", "input_format", "pixel_mean", "pixel_std", "format"}
-    return "\n".join(f"{key + ':':<12}{meta[key]}" for key in meta if key not in left_out)
 
 
 def main(argv: list[str] | None = None) -> int:

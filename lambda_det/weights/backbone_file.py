@@ -11,43 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lambda_det.errors import ConfigError, WeightsError
-from lambda_det.files import refuse_existing, replace_file, writing_to
+from lambda_det.errors import WeightsError
+from lambda_det.files import replace_file
 from lambda_det.foundation import FrozenBatchNorm2d
 from lambda_det.weights.formats import WRITERS, read_checkpoint
 from lambda_det.weights.names import tensors_only
 from lambda_det.weights.provenance import AUTHOR, PixelSettings, check_provenance
 
 
-def check_target(path: str | Path, *, overwrite: bool = False) -> None:
-    """Check that a backbone file can be written to ``path``. Writes nothing.
-
-    Raises:
-        ConfigError: the suffix is unknown, or the file exists and ``overwrite`` is not set.
-    """
-    path = Path(path)
-    if path.suffix not in WRITERS:
-        raise ConfigError(
-            f"The name of the backbone file {path} must end in one of {', '.join(WRITERS)}."
-        )
-    refuse_existing(path, overwrite)
-
-
-def save_backbone(content: Mapping[str, Any], path: str | Path, *, overwrite: bool = False) -> None:
+def save_backbone(content: Mapping[str, Any], path: str | Path) -> None:
     """Write a backbone file. After a crash it is complete or not there.
 
     Args:
         content: made by :func:`lambda_det.export.backbone.extract_backbone`.
-        path: ends in .pth, which Detectron2's own checkpointer reads, or .safetensors.
-        overwrite: replace an existing file.
-
-    Raises:
-        ConfigError: see :func:`check_target`, or the file cannot be written.
+        path: ends in .pth, which Detectron2's own checkpointer reads, or .safetensors. Its folder
+            must exist.
     """
-    check_target(path, overwrite=overwrite)
-    path = Path(path)
-    with writing_to(path):
-        replace_file(path, lambda file: WRITERS[path.suffix](content, file))
+    replace_file(path, lambda file: WRITERS[Path(path).suffix](content, file))
 
 
 def read_backbone(path: str | Path) -> dict[str, Any]:

@@ -25,9 +25,9 @@ def test_a_file_that_fits(checkpoint, tmp_path, capsys):
     out = capsys.readouterr().out
     content = read_backbone(path)
     for words in (
-        "lambda_resnet26_slim (norm BN, scope 3)",
-        "ema",
-        "held_out top1 2.00, top5 6.00",
+        "model: lambda_resnet26_slim\noptions: {'norm': 'BN', 'scope': 3}",
+        "weights: ema",
+        "'held_out': {'top1': 2.0, 'top5': 6.0}",
         content["meta"]["sha256"],
         "MODEL.PIXEL_MEAN [103.53, 116.28, 123.675]",
         "verified",
@@ -37,10 +37,10 @@ def test_a_file_that_fits(checkpoint, tmp_path, capsys):
 
 def test_raw_weights_of_a_folder(checkpoint, tmp_path, capsys):
     """A run's folder is enough: its checkpoint says what it is of."""
-    path = str(tmp_path / "b.safetensors")
+    path = str(tmp_path / "new" / "b.safetensors")
     assert tool.main([str(Path(checkpoint).parent), path, "--raw"]) == 0
     out = capsys.readouterr().out
-    assert checkpoint in out and "top1 1.00" in out and "INPUT.FORMAT BGR" in out
+    assert checkpoint in out and "'top1': 1.0," in out and "INPUT.FORMAT BGR" in out
     assert read_backbone(path)["meta"]["weights"] == "model"
 
 
@@ -57,6 +57,7 @@ def test_a_file_that_computes_something_else(checkpoint, tmp_path, capsys, monke
         (["no.pth", "b.pth"], "no.pth"),
         (["empty", "b.pth"], "no training was started"),
         (["{run}", "old.pth"], "--overwrite"),
+        (["{run}", "old.pth/b.pth"], "old.pth/b.pth"),
         (["{run}", "{run}", "--overwrite"], "model_best.pth"),
     ],
 )

@@ -56,7 +56,7 @@ def test_features_of_other_weights(checkpoint, tmp_path):
     content, path = extract_backbone(checkpoint), tmp_path / "b.pth"
     assert not passes(export_backbone(content, path, other)) and not list(tmp_path.iterdir())
     path.write_text("old")
-    assert not passes(export_backbone(content, path, other, overwrite=True))
+    assert not passes(export_backbone(content, path, other))
     assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
