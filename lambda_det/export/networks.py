@@ -123,7 +123,9 @@ def check_exportable(model: nn.Module) -> None:
 def _check_detector(model: nn.Module) -> None:
     """Raise ConfigError where a model does not predict boxes as DetectorGraph does."""
     # Only GeneralizedRCNN itself: a derived class, such as PanopticFPN, does more
-    plain = _is_rcnn(model) and type(model).inference is GeneralizedRCNN.inference
+    plain = (
+        isinstance(model, GeneralizedRCNN) and type(model).inference is GeneralizedRCNN.inference
+    )
     why = why_not_exported(model)
     if not (plain or isinstance(model, DENSE)):
         why = f"{type(model).__name__} does not predict boxes as GeneralizedRCNN or RetinaNet does"
@@ -142,10 +144,6 @@ def _check_detector(model: nn.Module) -> None:
         raise ConfigError(f"{why}; export only the backbone instead.")
 
 
-def _is_rcnn(model: nn.Module) -> bool:
-    return isinstance(model, GeneralizedRCNN)
-
-
 def _limit(model: nn.Module, name: str) -> Any:
     """An attribute of the last choice of boxes; None where a detector does not have it."""
     return next((getattr(m, name) for m in model.modules() if hasattr(m, name)), None)
@@ -153,7 +151,8 @@ def _limit(model: nn.Module, name: str) -> Any:
 
 def _most(model: nn.Module) -> int:
     """The largest number of detections on an image."""
-    return _limit(model, "test_topk_per_image" if _is_rcnn(model) else "max_detections_per_image")
+    is_rcnn = isinstance(model, GeneralizedRCNN)
+    return _limit(model, "test_topk_per_image" if is_rcnn else "max_detections_per_image")
 
 
 def fields(instances: Instances) -> dict[str, Tensor]:
@@ -214,7 +213,7 @@ class DetectorGraph(nn.Module):
         """Detections on each image; in ``exportable_detections`` one object for all images."""
         model = self.model
         features = model.backbone(images.tensor)
-        if _is_rcnn(model):
+        if isinstance(model, GeneralizedRCNN):
             proposals, _ = model.proposal_generator(images, features, None)
             return model.roi_heads(images, features, proposals, None)[0]
         features = [features[name] for name in model.head_in_features]

@@ -189,15 +189,9 @@ def _gather(x: Tensor, places: Tensor) -> Tensor:
 
 
 def _in_windows(embedding: Tensor) -> Tensor:
-    """The embedding for each query of a tile, in its place in the tile's window, and 0 elsewhere.
+    """[k, u, r_y, r_x] in each query's window of a tile, 0 elsewhere: [(y, x), k, (u, window)].
 
-    The place lies as far from the window's corner as the query lies from the tile's.
-
-    Args:
-        embedding: [k, u, r_y, r_x].
-
-    Returns:
-        [(y, x), k, (u, window)].
+    Its place lies as far from the window's corner as the query lies from the tile's.
     """
     edge = TILE - 1
     wide = F.pad(embedding, (edge, edge, edge, edge))

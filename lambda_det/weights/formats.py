@@ -106,16 +106,7 @@ def read_torch(path: str | Path, *, mmap: bool = False) -> Any:
 
 
 def _check_members(path: str | Path) -> bool:
-    """Verify the members of a zip archive, the format of ``torch.save`` since PyTorch 1.6.
-
-    Returns:
-        False if the file is no zip archive and nothing was verified.
-
-    Raises:
-        zipfile.BadZipFile: a member is compressed, or differs from its checksum. Broken archives
-            may raise others.
-        pickle.UnpicklingError: the file is a tar archive, which is not safe to read.
-    """
+    """Verify a zip archive, the format of ``torch.save`` since PyTorch 1.6; False if it is none."""
     with open(path, "rb") as file:
         if file.read(4) != b"PK\x03\x04":
             # The format before PyTorch 0.1.10. With weights_only=True it can still run a program

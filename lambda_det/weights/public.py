@@ -174,7 +174,7 @@ def read_public(url: str) -> tuple[dict[str, Any], PublicFile]:
     if public.pixels is not None:
         if not imported:
             raise WeightsError(f"{path} does not hold the tensors of {url}; download it again.")
-        content["meta"] |= {**public.pixels.as_meta(), "model": public.model}
+        content["meta"]["model"] = public.model
     if imported:
         content["meta"] |= {"license": public.license, "source": url}
     return content, public
