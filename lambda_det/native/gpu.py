@@ -8,11 +8,12 @@ it there.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -389,39 +390,32 @@ def _say_that_it_takes_time() -> None:
 # What cannot be kept is compiled by each process, which costs seconds and no kernels
 
 
-@functools.cache
-def _folder() -> Path | None:
-    """Where compiled kernels are kept; None where they cannot be, which the log says."""
-    try:
-        return cache.own_folder()
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
-        return _not_kept(error)
-
-
+_folder = functools.cache(cache.own_folder)
 _unkept: list[str] = []  # what was in the way; the first reason is said
 
 
-def _not_kept(error: Exception) -> None:
-    if not _unkept:
-        _logger.warning("Kernels of the GPU are compiled for this process alone: %s", error)
-    _unkept.append(str(error))
+@contextlib.contextmanager
+def _if_it_can_be_kept() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        if not _unkept:
+            _logger.warning("Kernels of the GPU are compiled for this process alone: %s", error)
+        _unkept.append(str(error))
 
 
 def _kept(name: str) -> bytes | None:
     """What the cache has by this name."""
-    try:
-        file = cache.find(folder, name, ".cubin") if (folder := _folder()) else None
-        return file.read_bytes() if file else None
-    except OSError as error:
-        return _not_kept(error)
+    with _if_it_can_be_kept():
+        if (folder := _folder()) and (file := cache.find(folder, name, ".cubin")):
+            return file.read_bytes()
+    return None
 
 
 def _keep(code: _Code) -> None:
-    try:
+    with _if_it_can_be_kept():
         if folder := _folder():
             cache.keep(folder, code.name, ".cubin", code.text)
-    except OSError as error:
-        _not_kept(error)
 
 
 def _kernels(index: int, program: Program, code: bytes) -> list[Kernel]:

@@ -219,7 +219,7 @@ NOT_HERE = {
     "an old driver": ({"driver.cuModuleLoadData": lambda code: (REFUSED, None)}, "too old"),
     "an old GPU": ({"capability": (7, 5)}, r"7\.5"),
     "a new GPU": ({"capability": (13, 0)}, r"13\.0"),
-    "little memory": ({"shared_bytes": 64 * 1024}, "65536 bytes"),
+    "little memory": ({"shared_bytes": 64 * 1024}, "cuFuncSetAttribute says"),
     "of AMD": ({}, "no NVIDIA GPU"),
     "not compiled": ({}, "NVRTC"),
     "wrong numbers": ({}, "an error of 0.3"),

@@ -269,7 +269,7 @@ def forget() -> None:
 
     of_gpu = gpu._bindings, gpu.describe, gpu.missing, gpu._context
     of_gpu += gpu._folder, gpu._say_that_it_takes_time
-    for function in (*of_gpu, fused._lack_of_memory, fused._load, fused._plans):
+    for function in (*of_gpu, fused._load, fused._plans):
         function.cache_clear()
     gpu._codes.clear()
     gpu._unkept.clear()

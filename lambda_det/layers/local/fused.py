@@ -127,12 +127,12 @@ _LEAST_SHARE = 1 / 5
 
 
 def fitting(kind: str, device: gpu.Gpu) -> tuple[Form, ...]:
-    """The forms of a kind among which a GPU chooses; none if it has too little shared memory."""
-    lists = (
-        tuple(form for form in forms if form.shared_bytes <= device.shared_bytes)
-        for forms in FORMS[kind]
-    )
-    return next(filter(None, lists), ())
+    """The forms of a kind among which a GPU chooses.
+
+    The second list fits all that have the capability. The driver refuses what does not fit.
+    """
+    first, second = FORMS[kind]
+    return tuple(form for form in first if form.shared_bytes <= device.shared_bytes) or second
 
 
 def form_for(kind: str, device: gpu.Gpu, batch: int, height: int, width: int, v: int) -> Form:
@@ -154,17 +154,7 @@ def pays(queries: Tensor, embedding: Tensor) -> bool:
 @torch.compiler.assume_constant_result  # so torch.compile does not trace the questions
 def _missing(index: int) -> str | None:
     """Why this GPU cannot run the kernels; None if it can."""
-    return gpu.missing(index) or _lack_of_memory(index)
-
-
-@functools.cache
-def _lack_of_memory(index: int) -> str | None:
-    device = gpu.describe(index)
-    if all(fitting(kind, device) for kind in FORMS):
-        return None
-    least = max(min(form.shared_bytes for form in forms) for _, forms in FORMS.values())
-    found = f"its programs have {device.shared_bytes} bytes of shared memory"
-    return gpu.said(index, f"{found}, and the kernels need {least}")
+    return gpu.missing(index)
 
 
 def _unfit(queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
@@ -304,18 +294,13 @@ def _wrong(
     batch, height, width = 2, 13, 19
     place = gpu.device(index)
     numbers = torch.Generator(place).manual_seed(0)  # not the user's, whose state must stay
-    shapes = _Tensors(
-        (batch, height, width, HEADS, QUERY_DEPTH),
-        (batch, height, width, v, 1),
-        (QUERY_DEPTH, 1, SCOPE, SCOPE),
-        (batch, height, width, HEADS, v),
+    *factors, grad = (
+        torch.randn(shape, generator=numbers, device=place).to(dtype).float()
+        for shape in _Shapes.of(batch, height, width, v)
     )
-    exact = _Tensors(
-        *(torch.randn(shape, generator=numbers, device=place).to(dtype).float() for shape in shapes)
-    )
-    inputs = _Tensors(*(x.to(dtype) for x in exact))._replace(embedding=exact.embedding)
+    queries, values, embedding = factors
+    inputs = _Tensors(queries.to(dtype), values.to(dtype), embedding, grad.to(dtype))
     with torch.no_grad(), torch.autocast(place.type, enabled=False):
-        *factors, grad = exact
         wanted = [torch.empty_like(x) for x in (grad, *factors)]
         query_first.fill_output(wanted[0], *factors)
         query_first.fill_gradients(*wanted[1:], grad, *factors)
@@ -336,11 +321,10 @@ _PROVED = 0.01
 
 def try_out(index: int) -> str | None:
     """Load the kernels of a small layer on a GPU, forward and backward; why that fails, or None."""
-    shapes = (1, 24, 24, HEADS, QUERY_DEPTH), (1, 24, 24, 64, 1), (QUERY_DEPTH, 1, SCOPE, SCOPE)
-    place = gpu.device(index)
-    inputs = [torch.zeros(shape, device=place, dtype=torch.bfloat16) for shape in shapes]
+    options = {"device": gpu.device(index), "dtype": torch.bfloat16, "requires_grad": True}
+    *shapes, _ = _Shapes.of(1, 24, 24, VALUE_DEPTH)
     with torch.enable_grad():
-        return unsupported(*(x.requires_grad_() for x in inputs))
+        return unsupported(*(torch.zeros(shape, **options) for shape in shapes))
 
 
 def forms_of(index: int) -> str:
@@ -360,19 +344,34 @@ _SUMMING = 72  # programs
 
 
 class _Tensors(NamedTuple):
-    """What the kernels read.
+    """What the kernels read; the embedding is in float32.
 
-    Attributes:
-        queries: [b, H, W, 4, 16].
-        values: [b, H, W, v, 1].
-        embedding: [16, 1, 23, 23] in float32.
-        grad: of the output, [b, H, W, 4, v]; None for the output itself.
+    ``grad`` is of the output, and None where the output itself is computed.
     """
 
     queries: Tensor
     values: Tensor
     embedding: Tensor
     grad: Tensor | None
+
+
+class _Shapes(NamedTuple):
+    """Of what the kernels take, and of the output."""
+
+    queries: tuple[int, ...]
+    values: tuple[int, ...]
+    embedding: tuple[int, ...]
+    output: tuple[int, ...]
+
+    @classmethod
+    def of(cls, batch: int, height: int, width: int, depth: int) -> _Shapes:
+        v = _padded_depth(depth)
+        return cls(
+            (batch, height, width, HEADS, QUERY_DEPTH),
+            (batch, height, width, v, 1),
+            (QUERY_DEPTH, 1, SCOPE, SCOPE),
+            (batch, height, width, HEADS, v),
+        )
 
 
 def _run(
@@ -411,23 +410,22 @@ def _is_dense(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
     return is_whole and x.is_contiguous() and x.data_ptr() % 16 == 0
 
 
-def _part(whole: Tensor, shape: Sequence[int], offsets: Sequence[int]) -> Tensor:
-    """The view of this shape; ``offsets`` are of the last dimensions, the others are 0."""
-    starts = (*[0] * (len(shape) - len(offsets)), *offsets)
-    for dim, (start, size) in enumerate(zip(starts, shape, strict=True)):
+def _part(whole: Tensor, shape: Sequence[int]) -> Tensor:
+    """The view of this shape: at the start of each side, and of a scope in the middle."""
+    is_embedding = whole.dim() == 4
+    for dim, size in enumerate(shape):
+        start = (SCOPE - size) // 2 if is_embedding and dim >= 2 else 0
         whole = whole.narrow(dim, start, size)
     return whole
 
 
-def _filled(
-    x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, offsets: Sequence[int] = ()
-) -> Tensor:
-    """``x`` as a dense tensor of this shape, at these offsets, with zeros around it."""
+def _filled(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """``x`` as a dense tensor of this shape, with zeros around it."""
     if _is_dense(x, shape, dtype):
         return x
     make = x.new_empty if x.shape == shape else x.new_zeros
     filled = make(shape, dtype=dtype)
-    _part(filled, x.shape, offsets).copy_(x)
+    _part(filled, x.shape).copy_(x)
     return filled
 
 
@@ -436,33 +434,10 @@ def _room(target: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return target if _is_dense(target, shape, dtype) else target.new_empty(shape, dtype=dtype)
 
 
-def _put(target: Tensor, result: Tensor, offsets: Sequence[int] = ()) -> None:
+def _put(target: Tensor, result: Tensor) -> None:
     """Copy a result from a tensor that is filled up, unless it is there already."""
     if result is not target:
-        target.copy_(_part(result, target.shape, offsets))
-
-
-class _Shapes(NamedTuple):
-    """What the kernels take, and where the embedding lies in theirs."""
-
-    queries: tuple[int, ...]
-    values: tuple[int, ...]
-    embedding: tuple[int, ...]
-    output: tuple[int, ...]
-    offsets: tuple[int, int]
-
-    @classmethod
-    def of(cls, values: Tensor, embedding: Tensor) -> _Shapes:
-        batch, height, width, depth, _ = values.shape
-        v = _padded_depth(depth)
-        scope_y, scope_x = embedding.shape[2:]
-        return cls(
-            (batch, height, width, HEADS, QUERY_DEPTH),
-            (batch, height, width, v, 1),
-            (QUERY_DEPTH, 1, SCOPE, SCOPE),
-            (batch, height, width, HEADS, v),
-            ((SCOPE - scope_y) // 2, (SCOPE - scope_x) // 2),
-        )
+        target.copy_(_part(result, target.shape))
 
 
 def _by_heads(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
@@ -472,17 +447,23 @@ def _by_heads(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
     return list(zip(*(x.split(HEADS, 3) for x in tensors), strict=True))
 
 
-def _check(queries: Tensor, values: Tensor, embedding: Tensor) -> None:
-    """The kernels get addresses: what does not fit would be read as something else."""
+def _planned(
+    kinds: tuple[str, ...], queries: Tensor, values: Tensor, embedding: Tensor
+) -> list[_Plan] | str:
+    """The plans for tensors, or why there are none.
+
+    The kernels get addresses: what does not fit would be read as something else.
+    """
     if why := _unfit(queries, values, embedding):
         raise ValueError(f"fused cannot compute this: {why}")
+    return _plans(kinds, gpu.index_of(queries), queries.dtype, *values.shape[:4])
 
 
 def _shared(values: Tensor, embedding: Tensor, shapes: _Shapes) -> tuple[Tensor, Tensor]:
     """Values and embedding as the kernels take them, for all groups of heads."""
     return (
         _filled(values, shapes.values, values.dtype),
-        _filled(embedding, shapes.embedding, torch.float32, shapes.offsets),
+        _filled(embedding, shapes.embedding, torch.float32),
     )
 
 
@@ -503,12 +484,11 @@ def fill_output(output: Tensor, queries: Tensor, values: Tensor, embedding: Tens
     """
     if output.numel() == 0:
         return
-    _check(queries, values, embedding)
-    plans = _plans(("output",), gpu.index_of(queries), queries.dtype, *values.shape[:4])
+    plans = _planned(("output",), queries, values, embedding)
     if isinstance(plans, str):
         query_first.fill_output(output, queries, values, embedding.to(queries.dtype))
         return
-    shapes, dtype = _Shapes.of(values, embedding), queries.dtype
+    shapes, dtype = _Shapes.of(*values.shape[:4]), queries.dtype
     with torch.cuda.device_of(queries):
         shared = _shared(values, embedding, shapes)
         for target, q in _by_heads(output, queries):
@@ -534,15 +514,13 @@ def fill_gradients(
     if grad.numel() == 0:
         grad_embedding.zero_()
         return
-    _check(queries, values, embedding)
-    kinds = "queries", "values", "embedding"
-    plans = _plans(kinds, gpu.index_of(queries), queries.dtype, *values.shape[:4])
+    plans = _planned(("queries", "values", "embedding"), queries, values, embedding)
     if isinstance(plans, str):
         results = grad_queries, grad_values, grad_embedding
         embedding = embedding.to(queries.dtype)
         query_first.fill_gradients(*results, grad, queries, values, embedding)
         return
-    shapes, dtype = _Shapes.of(values, embedding), queries.dtype
+    shapes, dtype = _Shapes.of(*values.shape[:4]), queries.dtype
     groups = _by_heads(grad_queries, queries, grad)
     of_values, of_embedding = grad_values, grad_embedding
     sums: tuple[Tensor, Tensor] | None = None  # of the groups, which share values and embedding
@@ -566,4 +544,4 @@ def fill_gradients(
             else:
                 sums = sums[0].float() + results[1], sums[1].float() + results[2]
         _put(grad_values, sums[0])
-        _put(grad_embedding, sums[1], shapes.offsets)
+        _put(grad_embedding, sums[1])
