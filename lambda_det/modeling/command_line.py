@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import fnmatch
 
+from tabulate import tabulate
+
 from lambda_det.errors import command_parser, exit_status
 
 EXAMPLES = """examples:
@@ -76,15 +78,9 @@ def rows(patterns: list[str], image_size: int | None = None) -> list[list[str]]:
 
 
 def as_text(table: list[list[str]]) -> str:
-    """The header and the rows, in columns of equal width."""
-    widths = [max(map(len, column)) for column in zip(HEADER, *table, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if index in (0, len(row) - 1) else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [HEADER, *table]
-    )
+    """The header and the rows; names are flush left, and figures flush right."""
+    sides = ["left", *["right"] * (len(HEADER) - 2), "left"]
+    return tabulate(table, HEADER, "plain", disable_numparse=True, colalign=sides)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,23 +30,6 @@ class Complexity:
     multiply_adds_query_first: int
 
 
-# Operations of the position output by the shapes of queries [b, H, W, h, k], values [b, H, W, v, u]
-# and embedding [k, u, r_y, r_x]. Sums over offsets that lead out of the map are counted, as they
-# are for a convolution.
-def _lambda_first(queries: Any, values: Any, embedding: Any) -> int:
-    *positions, heads, k = queries
-    *_, v, u = values
-    offsets = embedding[-2] * embedding[-1]
-    return 2 * torch.Size(positions).numel() * k * v * (offsets * u + heads)
-
-
-def _query_first(queries: Any, values: Any, embedding: Any) -> int:
-    *positions, heads, k = queries
-    *_, v, u = values
-    offsets = embedding[-2] * embedding[-1]
-    return 2 * torch.Size(positions).numel() * heads * offsets * u * (k + v)
-
-
 def measure(model: nn.Module, image_size: int) -> Complexity:
     """Count a model's parameters, and its multiply-adds for one square image.
 
@@ -66,8 +50,16 @@ def measure(model: nn.Module, image_size: int) -> Complexity:
     saved = []  # operations of each lambda layer that one has less with the query contracted first
 
     def position_output(queries: Any, values: Any, embedding: Any, **_: Any) -> int:
-        query_first = _query_first(queries, values, embedding)
-        saved.append(_lambda_first(queries, values, embedding) - query_first)
+        """Operations, of the shapes [b, H, W, h, k], [b, H, W, v, u] and [k, u, r_y, r_x].
+
+        Offsets that lead out of the map count, as they do for a convolution.
+        """
+        *positions, heads, k = queries
+        *_, v, u = values
+        offsets = embedding[-2] * embedding[-1] * u
+        query_first = 2 * math.prod(positions) * heads * offsets * (k + v)
+        lambda_first = 2 * math.prod(positions) * k * v * (offsets + heads)
+        saved.append(lambda_first - query_first)
         return query_first
 
     operators = {torch.ops.lambda_det.query_first: position_output}
