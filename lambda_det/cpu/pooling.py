@@ -4,16 +4,24 @@ CPU.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from detectron2.layers import ROIAlign
-from detectron2.modeling.roi_heads import FastRCNNConvFCHead, StandardROIHeads
+from detectron2.modeling.roi_heads import FastRCNNConvFCHead
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lambda_det.native import call, longs, missing, new_map, pixels, readable
+from lambda_det.native import (
+    call,
+    is_recorded,
+    layout_of,
+    longs,
+    missing,
+    new_map,
+    pixels,
+    readable,
+)
 from lambda_det.native.calls import differentiable_once, is_hooked
 
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
@@ -34,13 +42,10 @@ def patch_pooling(model: nn.Module, on: bool = True, *, in_float32: bool = False
             and 1024, so boxes in a large image would move by up to 2 pixels; in float16 by up to
             half a pixel.
     """
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if type(child) in (ROIAlign, _ROIAlign):
-                child = copy.copy(child)
-                child.__class__ = _ROIAlign if on else ROIAlign
-                child.in_float32 = in_float32
-                setattr(parent, name, child)
+    for module in model.modules():
+        if type(module) in (ROIAlign, _ROIAlign):
+            module.__class__ = _ROIAlign if on else ROIAlign
+            module.in_float32 = in_float32
 
 
 class _ROIAlign(ROIAlign):
@@ -50,8 +55,7 @@ class _ROIAlign(ROIAlign):
         """Features [B, C, H, W] and boxes [K, 5] give [K, C, h, w]."""
         x = input.float() if self.in_float32 else input
         rois = rois.to(x.dtype)
-        # Traced and compiled networks keep torchvision's operator
-        if torch.jit.is_tracing() or torch.compiler.is_compiling() or not _pays(x, rois):
+        if is_recorded() or not _pays(x, rois):  # graphs have torchvision's operator
             return super().forward(x, rois).to(input.dtype)
         return _Pooled.apply(x, *self._grid(rois), self.output_size).to(input.dtype)
 
@@ -90,7 +94,7 @@ class _Pooled(torch.autograd.Function):
         size: tuple[int, int],
     ) -> Tensor:
         """[B, C, H, W] to [K, C, h, w], in the layout of the input."""
-        ctx.shape, ctx.layout = x.shape, _layout(x)
+        ctx.shape, ctx.layout = x.shape, layout_of(x)
         ctx.save_for_backward(image, start, bins, points)
         output = new_map(x, len(image), x.shape[1], *size)
         boxes = image, start, bins, points
@@ -104,11 +108,6 @@ class _Pooled(torch.autograd.Function):
         sizes = _sizes(ctx.shape, grad)
         call("pool_gradient", grad.dtype, sizes, pixels(grad), *ctx.saved_tensors, pixels(of_x))
         return (of_x.contiguous(memory_format=ctx.layout), *[None] * 5)
-
-
-def _layout(x: Tensor) -> torch.memory_format:
-    last = x.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format
 
 
 def _sizes(shape: torch.Size, pooled: Tensor) -> Any:
@@ -129,16 +128,14 @@ def convolve_pooled(model: nn.Module, on: bool = True) -> None:
     """
     if on and not without_mkl():
         return
-    for heads in model.modules():
-        if isinstance(heads, StandardROIHeads):
-            for head in heads.box_head.modules():  # a cascade has several
-                if type(head) is not FastRCNNConvFCHead or not head.fcs:
-                    continue
-                if on and (is_hooked(head.flatten) or is_hooked(head.fc1)):
-                    continue  # the hooks expect vectors
-                if type(head.fc1) is (nn.Linear if on else _ConvolvedLinear):
-                    head.flatten = nn.Identity() if on else nn.Flatten()
-                    head.fc1.__class__ = _ConvolvedLinear if on else nn.Linear
+    for head in model.modules():
+        if type(head) is not FastRCNNConvFCHead or not head.fcs:
+            continue
+        if on and (is_hooked(head.flatten) or is_hooked(head.fc1)):
+            continue  # the hooks expect vectors
+        if type(head.fc1) is (nn.Linear if on else _ConvolvedLinear):
+            head.flatten = nn.Identity() if on else nn.Flatten()
+            head.fc1.__class__ = _ConvolvedLinear if on else nn.Linear
 
 
 def without_mkl() -> bool:
@@ -149,11 +146,9 @@ def without_mkl() -> bool:
 class _ConvolvedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Maps [K, C, h, w] give [K, C']; PyTorch's layer computes anything else."""
-        # A graph may run on another processor, and on any number of boxes
-        graph = torch.jit.is_tracing() or torch.compiler.is_compiling()
-        if x.dim() != 4 or (not graph and x.shape[-1] == self.in_features):
+        if x.dim() != 4 or (not is_recorded() and x.shape[-1] == self.in_features):
             return super().forward(x)
-        if graph or not self._pays(x):
+        if is_recorded() or not self._pays(x):
             return super().forward(x.flatten(1))
         weight = self.weight.view(len(self.weight), *x.shape[1:])
         weight = weight.contiguous(memory_format=torch.channels_last)

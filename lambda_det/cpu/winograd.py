@@ -30,7 +30,17 @@ from torchvision.ops.misc import Conv2dNormActivation
 
 from lambda_det.cpu.folding import folded, is_foldable
 from lambda_det.cpu.pooling import without_mkl
-from lambda_det.native import call, has, lay_out, longs, missing, new_map, pixels, readable
+from lambda_det.native import (
+    call,
+    has,
+    is_recorded,
+    lay_out,
+    longs,
+    missing,
+    new_map,
+    pixels,
+    readable,
+)
 from lambda_det.native.calls import differentiable_once, is_hooked
 
 _LEAST = 128  # channels: the error of a sum over fewer would be more than twice PyTorch's
@@ -65,8 +75,7 @@ def use_winograd(model: nn.Module, on: bool = True) -> None:
 class _Conv2d(Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, C', H', W']."""
-        # Traced and compiled networks keep PyTorch's operators
-        if torch.jit.is_tracing() or torch.compiler.is_compiling():
+        if is_recorded():  # graphs have PyTorch's operators
             return super().forward(x)
         norm, activation = self.norm, self.activation
         if readable(x, self.weight) and is_foldable(norm, self.weight):
@@ -96,7 +105,8 @@ class _Conv2d(Conv2d):
         if self.kernel_size == (1, 1) and dtype == torch.float32 and _left_to_mkl():
             # A dilation, which moves no tap, keeps PyTorch from MKL
             return F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
-        if self._is_depthwise_with_stride() and _learns_in_bfloat16(x, weight, bias):
+        in_bfloat16 = dtype == torch.bfloat16 and _has_one_dtype(dtype, x, weight, bias)
+        if in_bfloat16 and self._is_depthwise_with_stride() and _learns(x, weight):
             # In bfloat16 oneDNN's gradients take 5 to 20 times the time of those in float32
             with torch.autocast("cpu", enabled=False):
                 bias = bias if bias is None else bias.float()
@@ -119,7 +129,7 @@ class _PlainConv2d(_Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, C', H', W']."""
-        if torch.jit.is_tracing() or torch.compiler.is_compiling():
+        if is_recorded():
             return nn.Conv2d.forward(self, x)
         return self._convolved(x, self.weight, self.bias)
 
@@ -134,7 +144,7 @@ FAST_CONVOLUTIONS: dict[type[nn.Conv2d], type[nn.Conv2d]] = {
 class _Folding(nn.Sequential):
     def forward(self, input: Tensor) -> Tensor:
         """What the modules in their order compute, with norms in the convolutions before them."""
-        if torch.jit.is_tracing() or torch.compiler.is_compiling():
+        if is_recorded():
             return super().forward(input)
         is_folded = False
         for module, behind in pairwise([*self, None]):
@@ -175,13 +185,10 @@ def _left_to_mkl() -> bool:
     return torch.get_num_threads() == 1 and without_mkl()
 
 
-def _learns_in_bfloat16(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether PyTorch would convolve them in bfloat16 on the CPU, with gradients."""
-    if not readable(x, weight) or not _has_one_dtype(x, weight, torch.bfloat16):
-        return False
-    if bias is not None and not _has_one_dtype(x, bias, torch.bfloat16):
-        return False
-    return torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+def _learns(x: Tensor, weight: Tensor) -> bool:
+    """Whether a convolution on the CPU has gradients."""
+    needed = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    return needed and readable(x, weight)
 
 
 def _computed_in(x: Tensor) -> torch.dtype:
@@ -189,25 +196,19 @@ def _computed_in(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
 
 
-def _has_one_dtype(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether PyTorch would convolve both in this dtype; autocast leaves float64 alone."""
-    if _computed_in(x) != dtype:
-        return False
+def _has_one_dtype(dtype: torch.dtype, *tensors: Tensor | None) -> bool:
+    """Whether a convolution in this dtype takes them; autocast leaves float64 alone."""
     fitting = {dtype, torch.float32} if torch.is_autocast_enabled("cpu") else {dtype}
-    return {x.dtype, weight.dtype} <= fitting
-
-
-def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether PyTorch would convolve them; the kernel gets pointers and checks nothing."""
-    if bias is not None and not (readable(bias) and bias.shape == weight.shape[:1]):
-        return False
-    return readable(x, weight) and x.dim() == 4 and x.shape[1] == weight.shape[1]
+    return {x.dtype for x in tensors if x is not None} <= fitting
 
 
 def _pays(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> bool:
-    if not _fits(x, weight, bias) or dtype not in _PAYS_FROM:
+    # The kernel gets pointers and checks nothing
+    if bias is not None and not (readable(bias) and bias.shape == weight.shape[:1]):
         return False
-    if not _has_one_dtype(x, weight, dtype):
+    if not readable(x, weight) or x.dim() != 4 or x.shape[1] != weight.shape[1]:
+        return False
+    if dtype not in _PAYS_FROM or not _has_one_dtype(dtype, x, weight):
         return False
     if not weight.is_contiguous(memory_format=torch.channels_last):
         return False  # the output is, and in this network no map should be
@@ -258,9 +259,8 @@ class _Winograd(torch.autograd.Function):
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
         if rectified is not None:
             grad = torch.ops.aten.threshold_backward(grad, rectified, 0)
-        with torch.autocast(
-            "cpu", enabled=False
-        ):  # the products of a gradient in float32 stay in it
+        # The products of a gradient in float32 stay in it
+        with torch.autocast("cpu", enabled=False):
             dense, sparse = _Dense(grad), _Sparse.of(grad)
 
             def by(factor: Tensor) -> _Sparse | _Dense:

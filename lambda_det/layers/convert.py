@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lambda_det.layers.lambda_layer import LambdaLayer
+from lambda_det.native.calls import put_in
 
 logger = logging.getLogger(__name__)
 
@@ -112,15 +113,11 @@ def convert_lambda_layers(model: nn.Module, *, implementation: str = "auto") -> 
         for layer in model.modules()
         if (read := _reader_of(layer)) is not None
     }
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child in replaced:
-                setattr(parent, name, replaced[child])
     logger.info(f"Replaced {len(replaced)} lambda layers")
-    return replaced.get(model, model)
+    return put_in(model, replaced)
 
 
-def _reader_of(module: nn.Module | None) -> Callable[[nn.Module], _Weights] | None:
+def _reader_of(module: nn.Module) -> Callable[[nn.Module], _Weights] | None:
     for names, read in _READERS:
         if all(hasattr(module, name) for name in names):
             return read
@@ -165,5 +162,5 @@ def _convert(source: nn.Module, weights: _Weights, implementation: str) -> nn.Mo
         query_bias, _, value_bias = weights.projection_bias.split(layer.rows)
         layer.query_norm.running_mean -= query_bias
         layer.value_norm.running_mean -= value_bias[value_order]
-    converted = layer if weights.pool is None else nn.Sequential(layer, weights.pool)
-    return converted.train(source.training)
+    layer = layer if weights.pool is None else nn.Sequential(layer, weights.pool)
+    return layer.train(source.training)

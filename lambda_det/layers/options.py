@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError
+from lambda_det.native import is_recorded
 
 
 def by(size: Sequence[int]) -> str:
@@ -128,7 +129,7 @@ def check_mask(mask: Tensor, shape: Sequence[int]) -> None:
             "mask > 0."
         )
     # A comparison of sizes would bind a graph to the sizes that it is made with.
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if is_recorded():
         return
     batch, _, *size = shape
     positions = math.prod(size)

@@ -138,7 +138,7 @@ class StagedBackbone(Backbone):
         """The stages, in their order."""
         return [getattr(self, name) for name in self.stage_names]
 
-    def freeze(self, freeze_at: int = 0) -> StagedBackbone:
+    def freeze(self, freeze_at: int) -> None:
         """Freeze the stem and stages up to number ``freeze_at``: the stem is 1, res2 is 2.
 
         A number below 0 freezes none, as in Detectron2.
@@ -146,7 +146,6 @@ class StagedBackbone(Backbone):
         for name in ("stem", *self.stage_names)[: max(freeze_at, 0)]:
             frozen = getattr(self, name).requires_grad_(False)
             setattr(self, name, FrozenBatchNorm2d.convert_frozen_batchnorm(frozen))
-        return self
 
     def output_shape(self) -> dict[str, ShapeSpec]:
         """Channels and stride of each map of ``out_features``."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lambda_det.cpu.folding import FOLDABLE_NORMS
 from lambda_det.distributed.connection import join_processes
-from lambda_det.native.calls import differentiable_once
+from lambda_det.native.calls import differentiable_once, put_in
 
 _PER_CHANNEL = (0, 2, 3)
 
@@ -136,30 +136,16 @@ def convert_sync_norms(model: nn.Module, device: str | torch.device) -> nn.Modul
     Returns:
         The model, or its replacement.
     """
-    replaced = (NaiveSyncBatchNorm,)
+    kinds = (NaiveSyncBatchNorm,)
     if torch.device(device).type != "cuda":
-        replaced += (nn.SyncBatchNorm,)
-    return _convert(model, replaced, {})
+        kinds += (nn.SyncBatchNorm,)
+    return put_in(model, {one: _like(one) for one in model.modules() if isinstance(one, kinds)})
 
 
-def _convert(module: nn.Module, replaced: tuple[type, ...], done: dict) -> nn.Module:
-    if module in done:  # one norm may sit in several places, and must stay a single module
-        return done[module]
-    done[module] = module
-    if isinstance(module, replaced):
-        norm = SyncBatchNorm2d(
-            module.num_features,
-            module.eps,
-            module.momentum,
-            module.affine,
-            module.track_running_stats,
-        )
-        norm._parameters = module._parameters
-        norm._buffers = module._buffers
-        norm.training = module.training
-        done[module] = norm
-        return norm
-    for name, child in module._modules.items():
-        if child is not None:
-            module._modules[name] = _convert(child, replaced, done)
-    return module
+def _like(norm: NaiveSyncBatchNorm | nn.SyncBatchNorm) -> SyncBatchNorm2d:
+    """Ours with the parameters, buffers and settings of another norm."""
+    ours = SyncBatchNorm2d(
+        norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats
+    )
+    ours._parameters, ours._buffers = norm._parameters, norm._buffers
+    return ours.train(norm.training)

@@ -31,6 +31,7 @@ from lambda_det.modeling.common import (
 from lambda_det.modeling.padding import PaddingMask
 from lambda_det.modeling.replacements import Replacements
 from lambda_det.modeling.specs import STAGES, ResNetSpec
+from lambda_det.native import is_recorded, layout_of
 from lambda_det.native.calls import is_hooked
 
 _ACTIVATIONS: dict[str, Activation] = {"relu": F.relu_, "silu": F.silu}
@@ -187,7 +188,7 @@ def _is_one_convolution(x: Tensor, pool: nn.Module, conv: nn.Module) -> bool:
     map: 0.85 in place of 3.35 ms on an H200, of 8 maps of 256x256 from 256 to 512 channels. What is
     compiled or recorded has its own ways, and may be for other sizes.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if is_recorded():
         return False
     is_nvidia = x.is_cuda and not torch.version.hip
     halves = type(pool) is nn.AvgPool2d and pool.kernel_size == 2
@@ -207,9 +208,7 @@ def convolve_averages(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
         x = torch.cat([x, x[:, :, -1:]], 2)
     if x.shape[3] % 2:
         x = torch.cat([x, x[..., -1:]], 3)
-    is_last = x.is_contiguous(memory_format=torch.channels_last)
-    layout = torch.channels_last if is_last else torch.contiguous_format
-    weight = (weight / 4).expand(-1, -1, 2, 2).contiguous(memory_format=layout)
+    weight = (weight / 4).expand(-1, -1, 2, 2).contiguous(memory_format=layout_of(x))
     return F.conv2d(x, weight, bias, stride=2)
 
 
@@ -227,9 +226,10 @@ def make_stage(
     norm: Norm,
     in_stride: int,
     layers: Replacements,
-    dilation: Sequence[int] | None = None,
+    dilation: int = 1,
+    multi_grid: Sequence[int] | None = None,
     stochastic_depth: float = 0.0,
-) -> list[Bottleneck]:
+) -> nn.Sequential:
     """The bottleneck blocks of one stage.
 
     Args:
@@ -240,13 +240,14 @@ def make_stage(
         norm: as in :class:`Bottleneck`.
         in_stride: of the input, in pixels of the image.
         layers: makes what replaces convolutions.
-        dilation: of each block; 1 by default.
+        dilation: of the blocks.
+        multi_grid: by which factor each block is dilated further; None for 1.
         stochastic_depth: as in :class:`Bottleneck`.
     """
     channels = spec.channels(name)
     blocks: list[Bottleneck] = []
-    for number in range(1, spec.blocks[STAGES.index(name)] + 1):
-        spacing = 1 if dilation is None else dilation[number - 1]
+    factors = multi_grid or [1] * spec.blocks[STAGES.index(name)]
+    for number, spacing in enumerate((dilation * factor for factor in factors), 1):
         layer = after = None
         if spec.has_lambda(name, number) and layers.follow:
             after = layers.make(name, channels, stride=in_stride * stride)
@@ -269,7 +270,7 @@ def make_stage(
         )
         blocks.append(block)
         in_channels = channels
-    return blocks
+    return nn.Sequential(*blocks)
 
 
 def make_res5(
@@ -290,7 +291,7 @@ def make_res5(
         ConfigError: the network does not take one of the options.
     """
     check_options(LambdaResNet, spec, lambda_options)
-    blocks = make_stage(
+    stage = make_stage(
         spec,
         "res5",
         spec.channels("res4"),
@@ -300,7 +301,7 @@ def make_res5(
         layers=Replacements(spec, norm, **lambda_options),
         stochastic_depth=stochastic_depth,
     )
-    return nn.Sequential(*blocks), spec.channels("res5")
+    return stage, spec.channels("res5")
 
 
 class LambdaResNet(StagedBackbone):
@@ -369,8 +370,7 @@ class LambdaResNet(StagedBackbone):
             # a stage without its stride is dilated by as much
             own_stride = 2 if index > 0 and dilations[name] == widest else 1
             widest = dilations[name]
-            grid = multi_grid if name == "res5" and multi_grid else [1] * spec.blocks[index]
-            blocks = make_stage(
+            modules[name] = make_stage(
                 spec,
                 name,
                 channels,
@@ -378,11 +378,11 @@ class LambdaResNet(StagedBackbone):
                 norm=norm,
                 in_stride=stride,
                 layers=layers,
-                dilation=[widest * step for step in grid],
+                dilation=widest,
+                multi_grid=multi_grid if name == "res5" else None,
                 stochastic_depth=stochastic_depth * (index + 2) / 5,
             )
             channels, stride = spec.channels(name), stride * own_stride
-            modules[name] = nn.Sequential(*blocks)
             shapes[name] = ShapeSpec(channels=channels, stride=stride)
         if out_features is not None and "linear" not in out_features:
             # stages whose maps nobody uses would wait for gradients that never come

@@ -98,6 +98,11 @@ def vector_bytes() -> int:
     return _library().vector_bytes()
 
 
+def is_recorded() -> bool:
+    """Whether a graph is made of what is called, perhaps for other sizes and processors."""
+    return torch.jit.is_tracing() or torch.compiler.is_compiling()
+
+
 def is_transformed() -> bool:
     """Whether torch.func transforms the call; PyTorch 2.4 does not know while it compiles."""
     is_asked = not (torch.__version__.startswith("2.4.") and torch.compiler.is_compiling())
@@ -118,14 +123,18 @@ def pixels(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).contiguous()
 
 
+def layout_of(x: Tensor) -> torch.memory_format:
+    """Whether maps are channels last, or contiguous."""
+    is_last = x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if is_last else torch.contiguous_format
+
+
 def new_map(like: Tensor, *shape: int) -> Tensor:
     """An empty [N, C, H, W], channels last.
 
     The result of a function of autograd must be no view, or it could not be changed in place.
     """
-    return torch.empty(
-        shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last
-    )
+    return torch.empty(shape, dtype=like.dtype, memory_format=torch.channels_last)
 
 
 def longs(numbers: Iterable[int]) -> ctypes.Array:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-
-__all__ = ["copied", "differentiable_once", "has_hooks", "is_hooked"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -46,6 +44,15 @@ def copied(model: Model) -> Model:
     attributes = (x for module in model.modules() for x in vars(module).values())
     computed = [x for x in attributes if isinstance(x, Tensor) and not x.is_leaf]
     return copy.deepcopy(model, {id(x): x.detach().clone() for x in computed})
+
+
+def put_in(model: nn.Module, others: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Put others in all places of some modules of a network; returns it, or what replaces it."""
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child in others:
+                parent._modules[name] = others[child]
+    return others.get(model, model)
 
 
 def differentiable_once(backward: Callable) -> Callable:

@@ -9,8 +9,6 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["FLAGS", "PROCESSORS", "compile_kernels", "files", "run"]
-
 # The objects are linked without libgomp: the process must not hold a second pool of threads beside
 # the one of PyTorch, which has its OpenMP library in the global scope.
 FLAGS = ["-O3", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-std=c++17", "-c"]

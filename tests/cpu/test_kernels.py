@@ -53,10 +53,9 @@ def position_output(dtype):
 
 def _poolers(sampling=0, aligned=True):
     """Ours and Detectron2's."""
-    plain = ROIAlign((3, 5), 0.25, sampling, aligned)
-    model = nn.Sequential(plain)
-    pooling.patch_pooling(model)
-    return model[0], plain
+    ours, plain = (ROIAlign((3, 5), 0.25, sampling, aligned) for _ in range(2))
+    pooling.patch_pooling(ours)
+    return ours, plain
 
 
 def _boxes(count, batch, dtype):
