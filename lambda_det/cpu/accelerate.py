@@ -18,38 +18,30 @@ from lambda_det.native.calls import is_hooked
 from lambda_det.process import keep_memory
 
 
-def accelerate(
-    model: nn.Module,
-    on: bool = True,
-    *,
-    channels_last: bool = True,
-    mixed_precision: bool = False,
-) -> nn.Module:
+def accelerate(model: nn.Module, on: bool = True, *, channels_last: bool = True) -> nn.Module:
     """Let any model of Detectron2 train and predict on a CPU in less time.
 
     3x3 convolutions and ROIAlign take the kernels of this package, norms with fixed statistics are
     folded into the convolutions before them, all maps are channels last, and the process keeps the
-    memory that it frees (:func:`lambda_det.process.keep_memory`). Results differ by
-    rounding. Weights keep their names, shapes and values. On another device, and in traced and
-    compiled graphs, PyTorch's operators are used; torch.jit.script needs the model taken back.
+    memory that it frees (:func:`lambda_det.process.keep_memory`). Results differ by rounding; under
+    autocast boxes are pooled in float32. Weights keep their names, shapes and values. On another
+    device, and in traced and compiled graphs, PyTorch's operators are used; torch.jit.script needs
+    the model taken back.
 
     Args:
         model: is changed.
         on: False undoes all of it except the kept memory; maps are contiguous then.
         channels_last: lay out the weights of convolutions so that all maps are channels last; the
             3x3 convolutions of this package need it.
-        mixed_precision: pool boxes in float32 under autocast. torchvision rounds their corners
-            there: in bfloat16 to every fourth whole number between 512 and 1024.
 
     Returns:
         The model.
     """
     if on and any(parameter.device.type == "cpu" for parameter in model.parameters()):
         keep_memory()
-    patch_pooling(model, on, in_float32=mixed_precision)
+    patch_pooling(model, on)
     if channels_last or not on:
         use_channels_last(model, on)
-        convolve_pooled(model, on)
     use_winograd(model, on)
     return model
 
@@ -58,7 +50,9 @@ def use_channels_last(model: nn.Module, on: bool = True) -> None:
     """Lay the weights of all convolutions out so that their outputs are channels last, or not.
 
     The first convolution lays out the image, and all that follows keeps the layout of its input.
+    The first layers of box heads become convolutions where that is faster.
     """
+    convolve_pooled(model, on)
     left = set()
     for head in model.modules():
         # Detectron2's keypoint loss needs contiguous scores

@@ -1,5 +1,6 @@
-"""ROIAlign in float32 under mixed precision; ROIAlign and the layer behind it on all threads of a
-CPU.
+"""ROIAlign in float32 at least, and on all threads of a CPU as the layer behind it.
+
+Its kernel is native/roi_align.cpp.
 """
 
 from __future__ import annotations
@@ -28,43 +29,37 @@ _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
 _ROWS = 512  # from this number of boxes on, laying out a linear layer's weights pays
 
 
-def patch_pooling(model: nn.Module, on: bool = True, *, in_float32: bool = False) -> None:
-    """Let every ROIAlign of ``model`` take a kernel of ours on a CPU (native/roi_align.cpp).
+def patch_pooling(model: nn.Module, on: bool = True) -> None:
+    """Let every ROIAlign of ``model`` compute in float32 at least, and by our kernel on a CPU.
 
-    torchvision's takes one thread and no vectors, a tenth of a training step on two cores. It stays
+    The output keeps the dtype of the features. Detectron2 rounds boxes to that dtype. bfloat16
+    knows only every fourth whole number between 512 and 1024, so boxes in a large image would move
+    by up to 2 pixels; in float16 by up to half a pixel.
+
+    torchvision takes one thread and no vectors, a tenth of a training step on two cores. It stays
     for other numbers of channels than multiples of 16, in graphs, and without a compiler.
 
     Args:
         model: is changed.
         on: False gives them back what they were.
-        in_float32: compute in float32; the output keeps the dtype of the features. torchvision
-            rounds boxes to that dtype. bfloat16 knows only every fourth whole number between 512
-            and 1024, so boxes in a large image would move by up to 2 pixels; in float16 by up to
-            half a pixel.
     """
+    others = {ROIAlign: _ROIAlign} if on else {_ROIAlign: ROIAlign}
     for module in model.modules():
-        if type(module) in (ROIAlign, _ROIAlign):
-            module.__class__ = _ROIAlign if on else ROIAlign
-            module.in_float32 = in_float32
+        module.__class__ = others.get(type(module), type(module))
 
 
 class _ROIAlign(ROIAlign):
-    in_float32: bool
-
     def forward(self, input: Tensor, rois: Tensor) -> Tensor:
         """Features [B, C, H, W] and boxes [K, 5] give [K, C, h, w]."""
-        x = input.float() if self.in_float32 else input
+        x = input.to(torch.promote_types(input.dtype, torch.float32))
         rois = rois.to(x.dtype)
         if is_recorded() or not _pays(x, rois):  # graphs have torchvision's operator
             return super().forward(x, rois).to(input.dtype)
         return _Pooled.apply(x, *self._grid(rois), self.output_size).to(input.dtype)
 
     def _grid(self, rois: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The image [K] of each box, its start, the size of a bin, and the points in a bin [K, 2]
-        (x, y).
-
-        As torchvision computes them: the number of points jumps with the last digit of a side.
-        """
+        """Each box's image [K], and its start, size of a bin and points in a bin [K, 2] (x, y)."""
+        # As torchvision computes them: the number of points jumps with the last digit of a side
         corners = rois[:, 1:] * self.spatial_scale - (0.5 if self.aligned else 0.0)
         start, sides = corners[:, :2], corners[:, 2:] - corners[:, :2]
         if not self.aligned:

@@ -123,9 +123,7 @@ class _Conv2d(Conv2d):
 
 
 class _PlainConv2d(_Conv2d):
-    """PyTorch's convolution. It calls neither a norm nor an activation, even if it has such
-    attributes.
-    """
+    """PyTorch's convolution, which calls neither a norm nor an activation that it may have."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, C', H', W']."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lambda_det.config import PRECISION, check, leaves
 from lambda_det.cpu.accelerate import accelerate, use_channels_last
-from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
+from lambda_det.cpu.pooling import patch_pooling
 from lambda_det.detection.registry import ARCHITECTURES
 from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
@@ -66,23 +66,16 @@ def build_model(cfg: CfgNode) -> nn.Module:
     Raises:
         ConfigError: the configuration describes no model.
     """
-    return prepare_model(
-        make_model(cfg),
-        cfg.MODEL.DEVICE,
-        mixed_precision=cfg.SOLVER.AMP.ENABLED,
-        channels_last=cfg.MODEL.CHANNELS_LAST,
-    )
+    channels_last = cfg.MODEL.CHANNELS_LAST
+    return prepare_model(make_model(cfg), cfg.MODEL.DEVICE, channels_last=channels_last)
 
 
-def prepare_model(
-    model: nn.Module, device: str, *, mixed_precision: bool, channels_last: bool
-) -> nn.Module:
+def prepare_model(model: nn.Module, device: str, *, channels_last: bool) -> nn.Module:
     """Move any detector of Detectron2's parts to a device, and make it ready for a training there.
 
     Args:
         model: is changed.
         device: to move it to; synchronised norms become norms that work on it.
-        mixed_precision: the forward pass runs under autocast.
         channels_last: the layout of all maps, on which the CPU's own convolutions depend.
     """
     # PyTorch warns about the call by which Detectron2 makes its anchors, and PyTorch 2.15 about
@@ -91,7 +84,7 @@ def prepare_model(
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     model = convert_sync_norms(model, device).to(device)
     patch_point_rend(model)
-    return accelerate(model, channels_last=channels_last, mixed_precision=mixed_precision)
+    return accelerate(model, channels_last=channels_last)
 
 
 def channels_last_pays(device: str, size: tuple[int, int] | None) -> bool:
@@ -134,10 +127,9 @@ def for_inference(
     model = fold_norms(model)
     if channels_last:
         use_channels_last(model)
-        convolve_pooled(model)
     if precision == "float32":
         return model
-    patch_pooling(model, in_float32=True)
+    patch_pooling(model)
     if hasattr(model, "roi_heads"):
         model.roi_heads.register_forward_hook(_found_in_float32)
     for head in model.modules():

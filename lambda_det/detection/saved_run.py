@@ -108,7 +108,6 @@ class SavedRun:
         model = prepare_model(
             self.components.make_model(),
             device,
-            mixed_precision=settings.amp_dtype is not None,
             channels_last=settings.channels_last,
         )
         averaged = self.origin.averaged

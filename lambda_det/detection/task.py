@@ -227,7 +227,6 @@ class DetectionTask(Task):
         model = prepare_model(
             components.make_model(),
             settings.device,
-            mixed_precision=settings.amp_dtype is not None,
             channels_last=fast and settings.channels_last,
         )
         if self._is_trained:
