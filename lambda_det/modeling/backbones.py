@@ -33,7 +33,11 @@ def _build_network(cfg: CfgNode, dilation: dict[str, int], **overrides: Any) -> 
     from lambda_det.modeling.build import create_backbone, norm_option
 
     options = cfg.MODEL.LAMBDA_RESNET
-    _refuse_other_convolutions(cfg)
+    # Its DEPTH, NORM, STEM_OUT_CHANNELS and the like are left over in nearly every file, describe
+    # the network that ours replaces, and are not looked at
+    why = "the networks of MODEL.LAMBDA_RESNET have plain convolutions alone"
+    _value(cfg, "DEFORM_ON_PER_STAGE", ([False] * 4,), why)
+    _value(cfg, "NUM_GROUPS", (1,), why)
     if max(dilation.values()) > 1:
         overrides["dilation"] = dilation
     for key in ("STOCHASTIC_DEPTH", "CHECKPOINT_ACTIVATIONS", "MASK_PADDING"):
@@ -49,22 +53,15 @@ def _build_network(cfg: CfgNode, dilation: dict[str, int], **overrides: Any) -> 
     )
 
 
-def _refuse_other_convolutions(cfg: CfgNode) -> None:
-    """Refuse keys of Detectron2's ResNet that ask for what our blocks do not have.
-
-    Its DEPTH, NORM, STEM_OUT_CHANNELS and the like are left over in nearly every file, describe the
-    network that ours replaces, and are not looked at.
-    """
-    options = cfg.MODEL.RESNETS
-    asked = {
-        "DEFORM_ON_PER_STAGE": any(options.DEFORM_ON_PER_STAGE),
-        "NUM_GROUPS": options.NUM_GROUPS != 1,
-    }
-    for key in (key for key, is_asked in asked.items() if is_asked):
+def _value(cfg: CfgNode, key: str, possible: tuple, why: str) -> Any:
+    """The value of a key of ``MODEL.RESNETS``, which must be a possible one."""
+    value = cfg.MODEL.RESNETS.get(key, possible[0])  # some keys are DeepLab's
+    if value not in possible:
         raise ConfigError(
-            f"MODEL.RESNETS.{key} is {options[key]}, but the networks of MODEL.LAMBDA_RESNET have "
-            "only plain convolutions; leave it at its default, or take build_resnet_backbone."
+            f"MODEL.RESNETS.{key} is {value}, but here it can be "
+            f"{' or '.join(map(str, possible))}: {why}."
         )
+    return value
 
 
 @BACKBONE_REGISTRY.register()
@@ -77,13 +74,9 @@ def build_lambda_resnet_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> Backbo
     Raises:
         ConfigError: a key asks for what the network cannot be.
     """
-    options = cfg.MODEL.RESNETS
-    if options.get("RES4_DILATION", 1) != 1:
-        raise ConfigError(
-            f"MODEL.RESNETS.RES4_DILATION is {options.RES4_DILATION}, which is DeepLab's; set "
-            "MODEL.BACKBONE.NAME to build_lambda_resnet_deeplab_backbone, which follows it."
-        )
-    return _build_network(cfg, {"res5": _dilation(cfg, "RES5_DILATION", (1, 2))})
+    why = "others need MODEL.BACKBONE.NAME build_lambda_resnet_deeplab_backbone"
+    _value(cfg, "RES4_DILATION", (1,), why)
+    return _build_network(cfg, {"res5": _value(cfg, "RES5_DILATION", (1, 2), why)})
 
 
 @BACKBONE_REGISTRY.register()
@@ -101,36 +94,19 @@ def build_lambda_resnet_deeplab_backbone(cfg: CfgNode, input_shape: ShapeSpec) -
             "build_lambda_resnet_deeplab_backbone needs the configuration keys of DeepLab; call "
             "detectron2.projects.deeplab.add_deeplab_config(cfg) before a file is read."
         )
-    dilation = {
-        "res4": _dilation(cfg, "RES4_DILATION", (1, 2)),
-        "res5": _dilation(cfg, "RES5_DILATION", (1, 2, 4)),
-    }
-    if dilation["res4"] == 2 and dilation["res5"] != 4:
-        raise ConfigError(
-            f"MODEL.RESNETS.RES5_DILATION is {dilation['res5']}; with RES4_DILATION 2 it must be "
-            "4, as in Detectron2's DeepLab."
-        )
-    return _build_network(cfg, dilation, multi_grid=list(cfg.MODEL.RESNETS.RES5_MULTI_GRID))
-
-
-def _dilation(cfg: CfgNode, key: str, possible: tuple[int, ...]) -> int:
-    value = cfg.MODEL.RESNETS[key]
-    if value not in possible:
-        raise ConfigError(
-            f"MODEL.RESNETS.{key} is {value}; here it can be {' or '.join(map(str, possible))}."
-        )
-    return value
+    why = "Detectron2's DeepLab has RES5_DILATION 4 with RES4_DILATION 2, and none above these"
+    res4 = _value(cfg, "RES4_DILATION", (1, 2), why)
+    res5 = _value(cfg, "RES5_DILATION", (4,) if res4 == 2 else (1, 2, 4), why)
+    multi_grid = list(cfg.MODEL.RESNETS.RES5_MULTI_GRID)
+    return _build_network(cfg, {"res4": res4, "res5": res5}, multi_grid=multi_grid)
 
 
 def _build_fpn(
     cfg: CfgNode, input_shape: ShapeSpec, make_top: Callable[[Backbone], nn.Module]
 ) -> FPN:
+    why = "an FPN needs each stage at half the resolution of the one before"
+    _value(cfg, "RES5_DILATION", (1,), why)
     bottom_up = build_lambda_resnet_backbone(cfg, input_shape)
-    if cfg.MODEL.RESNETS.RES5_DILATION != 1:
-        raise ConfigError(
-            f"MODEL.RESNETS.RES5_DILATION is {cfg.MODEL.RESNETS.RES5_DILATION}, but an FPN needs "
-            "each stage at half the resolution of the one before; set it to 1."
-        )
     return FPN(
         bottom_up=bottom_up,
         in_features=cfg.MODEL.FPN.IN_FEATURES,

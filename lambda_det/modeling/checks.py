@@ -109,10 +109,7 @@ def check_dilation(
     result = {name: dilation.get(name, 1) for name in STAGES}
     numbers = list(result.values())
     whole = all(type(number) is int for number in numbers)
-    if (
-        not (whole and set(dilation) <= {*STAGES[1:]} and numbers == sorted(numbers))
-        or numbers[0] != 1
-    ):
+    if not (whole and set(dilation) <= {*STAGES[1:]} and numbers == sorted(numbers)):
         raise ConfigError(
             f"The dilation of the stages is {dilation}; {', '.join(STAGES[1:])} can have whole "
             "numbers from 1, each at least the number of the stage before."
