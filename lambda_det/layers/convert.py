@@ -18,27 +18,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class _Weights:
-    """The weights and sizes of a foreign layer in our terms.
+    """The weights and sizes of a foreign layer in our terms."""
 
-    Attributes:
-        heads, query_depth, intra_depth: |h|, |k| and |u|.
-        projection: [queries + keys + values, dim, 1, 1]; keys are rows (u, k), values rows (u, v).
-        projection_bias: or None.
-        embedding: [k, u, r_y, r_x].
-        position_bias: [k] or None.
-        is_global: whether the embedding spans a whole map instead of a local scope.
-        pool: what follows the layer inside its module, or None.
-    """
-
-    heads: int
-    query_depth: int
-    intra_depth: int
-    projection: Tensor
+    heads: int  # |h|
+    query_depth: int  # |k|
+    intra_depth: int  # |u|
+    projection: Tensor  # [queries + keys + values, dim, 1, 1]; rows (h, k), (u, k) and (u, v)
     projection_bias: Tensor | None
-    embedding: Tensor
-    position_bias: Tensor | None
-    is_global: bool = False
-    pool: nn.Module | None = None
+    embedding: Tensor  # [k, u, r_y, r_x]
+    position_bias: Tensor | None  # [k]
+    is_global: bool = False  # the embedding spans a whole map instead of a local scope
+    pool: nn.Module | None = None  # what follows the layer inside its module
 
 
 def _timm(layer: nn.Module) -> _Weights:

@@ -34,10 +34,8 @@ def why_not(backbone: nn.Module | None, device: str, *, one_size: bool | None) -
 
 @functools.cache
 def _fault_of_compiler(device: str) -> str | None:
-    """What fails where a function of one line is compiled; None if nothing does.
-
-    It needs a C compiler for CPUs, and that and Triton for GPUs.
-    """
+    """What fails where a function of one line is compiled; None if nothing does."""
+    # It needs a C compiler for CPUs, and that and Triton for GPUs
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.zeros(2, device=device))
     except Exception as error:  # of Dynamo, of a compiler's process, of a Python that is too new

@@ -121,9 +121,7 @@ def _ends_with_convolution(module: nn.Module) -> bool:
 
 
 def _squeezes_early(block: Bottleneck, free: set[nn.Module]) -> bool:
-    """Whether the mean over a block's last map equals its last convolution of the mean of the
-    input.
-    """
+    """Whether the mean over a block's last map is its last convolution of the input's mean."""
     conv, se = block.conv3, block.se
     if type(se) is not SqueezeExcitation or type(conv) not in _CONVOLUTIONS_WITH_NORM:
         return False

@@ -28,9 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 def _build(compiler: list[str]) -> Path:
-    """Compile for this processor, or take the library that an earlier process of this user
-    compiled.
-    """
+    """A library for this processor: compiled, or that of an earlier process of this user."""
     native = ["-march=native"]
     # the compiler's macros show its version and every instruction set that it would use here
     macros = compiling.run([*compiler, *native, "-dM", "-E", "-x", "c++", os.devnull])

@@ -88,7 +88,10 @@ def find(folder: Path, name: str, suffix: str) -> Path | None:
     Its name has a digest of the content, because half a file would end the process that loads it.
     """
     for file in folder.glob(f"{name}_*{suffix}"):
-        if _is_of_this_user(file) and file.stem.endswith(digest(file.read_bytes())):
+        about = file.lstat()
+        is_own = about.st_uid == os.geteuid() and stat.S_ISREG(about.st_mode)
+        is_private = is_own and not about.st_mode & _BY_OTHERS
+        if is_private and file.stem.endswith(digest(file.read_bytes())):
             return file
     return None
 
@@ -109,10 +112,3 @@ def keep(folder: Path, name: str, suffix: str, content: bytes) -> Path:
         os.unlink(written)
         raise
     return kept
-
-
-def _is_of_this_user(file: Path) -> bool:
-    """Whether a file belongs to this user, and no one else can write it."""
-    about = file.lstat()
-    is_private = about.st_uid == os.geteuid() and not about.st_mode & _BY_OTHERS
-    return is_private and stat.S_ISREG(about.st_mode)

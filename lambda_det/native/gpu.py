@@ -88,11 +88,7 @@ class Unavailable(RuntimeError):
 
 @functools.cache
 def _bindings(name: str) -> ModuleType:
-    """The module ``driver`` or ``nvrtc``.
-
-    Raises:
-        Unavailable: it, or its library, is not installed.
-    """
+    """The module ``driver`` or ``nvrtc``, with its library."""
     try:
         module = importlib.import_module(f"cuda.bindings.{name}")
     except ImportError as error:
@@ -140,11 +136,7 @@ def describe(index: int) -> Gpu:
 
 
 def _architecture(capability: tuple[int, int]) -> int:
-    """The newest architecture whose machine code this GPU runs, such as 90 for sm_90.
-
-    Raises:
-        Unavailable: NVRTC knows none.
-    """
+    """The newest architecture whose machine code this GPU runs, such as 90 for sm_90."""
     nvrtc = _bindings("nvrtc")
     major, minor = capability
     known = [x for x in _call(nvrtc.nvrtcGetSupportedArchs) if x // 10 == major and x % 10 <= minor]
@@ -218,10 +210,8 @@ def _all_options(program: Program, architecture: int) -> list[str]:
 
 
 def _key(index: int, program: Program, architecture: int) -> str:
-    """Of everything that decides what is compiled and whether it works.
-
-    What was proved on one kind of GPU is proved again on another one of its architecture.
-    """
+    """Of everything that decides what is compiled and whether it works."""
+    # What was proved on one kind of GPU is proved again on another one of its architecture
     driver, nvrtc = _bindings("driver"), _bindings("nvrtc")
     versions = _call(driver.cuDriverGetVersion), *_call(nvrtc.nvrtcVersion)
     facts = (
@@ -352,17 +342,11 @@ def compile_together(index: int, programs: Sequence[Program]) -> None:
 
 
 class _Code(NamedTuple):
-    """Machine code.
+    """Machine code."""
 
-    Attributes:
-        name: of its file.
-        text: what the driver loads.
-        is_new: whether it was compiled now, and not found in the cache.
-    """
-
-    name: str
-    text: bytes
-    is_new: bool
+    name: str  # of its file
+    text: bytes  # what the driver loads
+    is_new: bool  # compiled now, and not found in the cache
 
 
 _codes: dict[tuple[int, Program], _Code] = {}  # of the GPUs of this process

@@ -222,18 +222,9 @@ _INPUTS = "Tensor queries, Tensor values, Tensor embedding"
 
 
 def _operator(name: str, module: ModuleType) -> tuple[CustomOpDef, CustomOpDef]:
-    """An operator with a backward pass, so that torch.compile keeps both whole.
-
-    Only the inputs are kept for the backward pass, which cannot itself be differentiated.
-
-    Args:
-        name: of the operator, in ``torch.ops.lambda_det``.
-        module: has ``fill_output(output, queries, values, embedding)``, and ``fill_gradients`` with
-            the three gradients, the output's gradient, queries, values and embedding.
-
-    Returns:
-        The operators of both.
-    """
+    """Operators of a module's ``fill_output`` and ``fill_gradients``, in torch.ops.lambda_det."""
+    # torch.compile keeps both whole. Only the inputs are kept for the backward pass, which cannot
+    # itself be differentiated.
 
     def compute(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
         output = _empty_output(queries, values, embedding)

@@ -44,15 +44,13 @@ def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _sizes(queries: Tensor, values: Tensor, embedding: Tensor) -> _Sizes:
-    batch, height, width, heads, k = queries.shape
-    v, u = values.shape[3:]
-    scope_y, scope_x = embedding.shape[2:]
+    k, (v, u), (scope_y, scope_x) = queries.shape[4], values.shape[3:], embedding.shape[2:]
     # The kernel gets pointers: tensors that do not fit together would be read beyond their ends.
     if (
         values.shape[:3] != queries.shape[:3]
         or embedding.shape[:2] != (k, u)
         or scope_y % 2 + scope_x % 2 != 2
-        or min(height, width, heads, v) < 1
+        or min(*queries.shape[1:4], v) < 1
     ):
         raise ValueError(
             f"Queries {list(queries.shape)}, values {list(values.shape)} and embedding "
@@ -60,22 +58,9 @@ def _sizes(queries: Tensor, values: Tensor, embedding: Tensor) -> _Sizes:
             "[b, H, W, v, u] and [k, u, r_y, r_x] with odd r_y and r_x."
         )
     lanes = vector_bytes() // _sum_dtype(queries.dtype).itemsize
-    rp = _padded(scope_x, lanes)
-    return _Sizes(
-        batch=batch,
-        height=height,
-        width=width,
-        heads=heads,
-        k=k,
-        v=v,
-        u=u,
-        scope_y=scope_y,
-        scope_x=scope_x,
-        rp=rp,
-        kp=_padded(k, lanes),
-        vp=_padded(v, lanes),
-        wp=width - 1 + rp,  # width of the window that the last query's vectors reach
-    )
+    rp, kp, vp = (_padded(size, lanes) for size in (scope_x, k, v))
+    wp = queries.shape[2] - 1 + rp  # width of the window that the last query's vectors reach
+    return _Sizes(*queries.shape, v, u, scope_y, scope_x, rp, kp, vp, wp)
 
 
 def _dense(x: Tensor, channels: int, dtype: torch.dtype) -> Tensor:

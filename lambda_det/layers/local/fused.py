@@ -158,10 +158,7 @@ def _missing(index: int) -> str | None:
 
 
 def _unfit(queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
-    """Why the kernels do not take tensors of these shapes and dtypes; None if they do.
-
-    The embedding is used in the queries' dtype.
-    """
+    """Why the kernels do not take tensors of these shapes and dtypes; None if they do."""
     k, u, *scope = embedding.shape
     fits = queries.shape[:3] == values.shape[:3] and (k, u) == (queries.shape[4], values.shape[4])
     if not fits:  # kernels get addresses, and zeros would fill up what is missing
@@ -287,10 +284,8 @@ def _plans(
 def _wrong(
     kernels: Sequence[gpu.Kernel], index: int, dtype: torch.dtype, form: Form, v: int
 ) -> str | None:
-    """Compare the kernels of a form with query_first in float32; what is wrong, or None.
-
-    Tiles reach over each border of this map, and a program has several.
-    """
+    """Compare the kernels of a form with query_first in float32; what is wrong, or None."""
+    # Tiles reach over each border of this map, and a program has several
     batch, height, width = 2, 13, 19
     place = gpu.device(index)
     numbers = torch.Generator(place).manual_seed(0)  # not the user's, whose state must stay
@@ -344,15 +339,12 @@ _SUMMING = 72  # programs
 
 
 class _Tensors(NamedTuple):
-    """What the kernels read; the embedding is in float32.
-
-    ``grad`` is of the output, and None where the output itself is computed.
-    """
+    """What the kernels read."""
 
     queries: Tensor
     values: Tensor
-    embedding: Tensor
-    grad: Tensor | None
+    embedding: Tensor  # in float32
+    grad: Tensor | None  # of the output; None where the output itself is computed
 
 
 class _Shapes(NamedTuple):
@@ -381,15 +373,7 @@ def _run(
     result: Tensor,
     inputs: _Tensors,
 ) -> None:
-    """Launch the kernels of a form on dense tensors of the kernels' own sizes.
-
-    Args:
-        form: what is computed.
-        kernels: of the form.
-        programs: to start, of its first kernel.
-        result: the output, or the gradient of queries, values or embedding; the latter in float32.
-        inputs: of the kernels.
-    """
+    """Let the kernels of a form fill ``result``; all tensors are dense and of their own sizes."""
     queries, values, embedding, grad = inputs
     sizes = queries.shape[:3]
     if form.kind == "output":
@@ -450,10 +434,8 @@ def _by_heads(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
 def _planned(
     kinds: tuple[str, ...], queries: Tensor, values: Tensor, embedding: Tensor
 ) -> list[_Plan] | str:
-    """The plans for tensors, or why there are none.
-
-    The kernels get addresses: what does not fit would be read as something else.
-    """
+    """The plans for tensors, or why there are none."""
+    # The kernels get addresses: what does not fit would be read as something else
     if why := _unfit(queries, values, embedding):
         raise ValueError(f"fused cannot compute this: {why}")
     return _plans(kinds, gpu.index_of(queries), queries.dtype, *values.shape[:4])

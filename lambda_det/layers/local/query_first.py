@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -66,29 +65,30 @@ def chunk_numel(device: torch.device, dtype: torch.dtype) -> int:
 
 @functools.cache
 def _chunk_bytes(gpu: int) -> int:
-    """A share of what is free on a GPU when this is first asked, as a power of two.
-
-    Sums follow the order of the chunks, so equal sizes give equal bits: in all steps of a run, and
-    because of the power of two mostly in all runs on such a GPU.
-    """
+    """A share of what is free on a GPU when this is first asked, as a power of two."""
+    # Sums follow the order of the chunks, so equal sizes give equal bits: in all steps of a run,
+    # and because of the power of two mostly in all runs on such a GPU.
     free, _ = torch.cuda.mem_get_info(gpu)
     free += torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
     return 1 << max(int(free * CHUNK_SHARE), 1).bit_length() - 1
 
 
-def _chunks(batch: int, tiling: Tiling, tiles: int) -> Iterator[Chunk]:
+def _chunks(batch: int, tiling: Tiling, tiles: int) -> list[Chunk]:
     """Cut the [batch, rows, columns] grid of tiles into boxes of at most ``tiles`` tiles."""
     columns = min(tiling.columns, max(tiles, 1))
     rows = min(tiling.rows, max(tiles // tiling.columns, 1))
     images = max(min(batch, tiles // (tiling.columns * tiling.rows)), 1)
-    for b in range(0, batch, images):
-        for row in range(0, tiling.rows, rows):
-            for column in range(0, tiling.columns, columns):
-                yield (
-                    slice(b, min(b + images, batch)),
-                    slice(row, min(row + rows, tiling.rows)),
-                    slice(column, min(column + columns, tiling.columns)),
-                )
+    sides = (batch, images), (tiling.rows, rows), (tiling.columns, columns)
+    return list(itertools.product(*(_spans(length, step) for length, step in sides)))
+
+
+def _spans(length: int, step: int) -> list[slice]:
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+def _matrices(x: Tensor, chunk: Chunk) -> Tensor:
+    """The tiles of a chunk as [t, (y, x, h), c], or their windows as [t, (u, window), v]."""
+    return x[chunk].flatten(0, 2).flatten(1, 3)
 
 
 def _tiles(x: Tensor, tiling: Tiling) -> Tensor:
@@ -115,13 +115,10 @@ def _windows(padded: Tensor, tiling: Tiling) -> Tensor:
     return padded.as_strided((batch, *tiles, intra, *window, depth), strides)
 
 
+# The r_y x r_x scores of a query lie at its own place in the window. All other numbers are 0 and
+# stay 0, because every chunk writes to the same places.
 class _Scores:
-    """The buffer that holds the scores of a chunk, [tiles, tile y, tile x, h, u, window y, window
-    x].
-
-    The r_y x r_x scores of a query lie at its own place in the window. All other numbers are 0 and
-    stay 0, because every chunk writes to the same places.
-    """
+    """The buffer of a chunk's scores, [tiles, tile y, tile x, h, u, window y, window x]."""
 
     def __init__(self, tiles: int, heads: int, tiling: Tiling, embedding: Tensor) -> None:
         _, intra, scope_y, scope_x = embedding.shape
@@ -161,7 +158,7 @@ def _prepare(queries: Tensor, values: Tensor, embedding: Tensor):
     padded = F.pad(planes, (0, 0, left, right, top, bottom)).contiguous()
     per_tile = heads * embedding.shape[1] * math.prod(tiling[2:])
     limit = chunk_numel(queries.device, queries.dtype) // per_tile
-    chunks = list(_chunks(batch, tiling, limit))
+    chunks = _chunks(batch, tiling, limit)
     sizes = [math.prod(span.stop - span.start for span in chunk) for chunk in chunks]
     scores = _Scores(max(sizes, default=0), heads, tiling, embedding)
     return tiling, _tiles(queries, tiling), padded, chunks, scores
@@ -173,9 +170,7 @@ def fill_output(output: Tensor, queries: Tensor, values: Tensor, embedding: Tens
     windows = _windows(padded, tiling)
     results = queries.new_empty((*query_tiles.shape[:-1], values.shape[3]))
     for chunk in chunks:
-        tiles = query_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), k]
-        window = windows[chunk].flatten(0, 2).flatten(1, 3)  # [t, (u, window), v]
-        result = scores.fill(tiles) @ window
+        result = scores.fill(_matrices(query_tiles, chunk)) @ _matrices(windows, chunk)
         results[chunk] = result.view_as(results[chunk])
     _untile(results, output)
 
@@ -202,9 +197,7 @@ def fill_gradients(
     apart_y = math.ceil(tiling.window_height / tiling.height)
     apart_x = math.ceil(tiling.window_width / tiling.width)
     for chunk in chunks:
-        tiles = query_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), k]
-        window = windows[chunk].flatten(0, 2).flatten(1, 3)  # [t, (u, window), v]
-        grad_tile = grad_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), v]
+        tiles, grad_tile = _matrices(query_tiles, chunk), _matrices(grad_tiles, chunk)
         of_window = scores.fill(tiles).transpose(1, 2) @ grad_tile
         targets = of_windows[chunk]
         of_window = of_window.view(targets.shape)
@@ -215,6 +208,7 @@ def fill_gradients(
         ):
             some = (slice(None), slice(row, None, apart_y), slice(column, None, apart_x))
             targets[some].add_(of_window[some])
+        window = _matrices(windows, chunk)
         of_scores = scores.take(grad_tile @ window.transpose(1, 2))  # [(t, y, x, h), (u, r)]
         of_queries[chunk] = (of_scores @ scores.embedding.t()).view_as(of_queries[chunk])
         # Tile by tile, because a GPU might sum one product over all queries in 16 bits.
