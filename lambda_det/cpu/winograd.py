@@ -105,8 +105,8 @@ class _Conv2d(Conv2d):
         if self.kernel_size == (1, 1) and dtype == torch.float32 and _left_to_mkl():
             # A dilation, which moves no tap, keeps PyTorch from MKL
             return F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
-        in_bfloat16 = dtype == torch.bfloat16 and _has_one_dtype(dtype, x, weight, bias)
-        if in_bfloat16 and self._is_depthwise_with_stride() and _learns(x, weight):
+        is_slow = dtype == torch.bfloat16 and self._is_depthwise_with_stride()
+        if is_slow and _has_one_dtype(dtype, x, weight, bias) and _learns(x, weight):
             # In bfloat16 oneDNN's gradients take 5 to 20 times the time of those in float32
             with torch.autocast("cpu", enabled=False):
                 bias = bias if bias is None else bias.float()
