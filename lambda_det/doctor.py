@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import platform
-import shutil
 import sys
 import textwrap
 import traceback
@@ -16,7 +15,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from typing import NamedTuple
 
 from lambda_det.errors import command_parser
@@ -55,8 +53,6 @@ _DISTRIBUTIONS = (
     "onnx",
     "onnxruntime",
 )
-_SHARED_MEMORY = Path("/dev/shm")
-_LEAST_SHARED = 2**30  # bytes; a container of Docker has 64 MiB by default
 
 
 class Fault(Exception):
@@ -216,19 +212,6 @@ def _gpus() -> str:
 # The machine --------------------------------------------------------------------------------------
 
 
-def _shared_memory() -> str:
-    if not _SHARED_MEMORY.is_dir():
-        return "not as a folder"
-    size = shutil.disk_usage(_SHARED_MEMORY)
-    if size.free < _LEAST_SHARED:
-        raise Fault(
-            f"{_SHARED_MEMORY} has {size.free / 2**20:.0f} MiB left of "
-            f"{size.total / 2**20:.0f}; processes that load images hand over batches through it, "
-            "and more slowly through pipes when it is full."
-        )
-    return f"{size.free / 2**30:.1f} GiB free"
-
-
 def _processor() -> str:
     """Whether the processor computes in bfloat16, and what that means for a training on it."""
     from lambda_det.training.precision import has_bfloat16
@@ -325,13 +308,6 @@ CHECKS = (
         "and a home that can be written.",
         "Lambda layers take several times as long there.",
         needs=("torch", "lambda_det", "GPUs"),
-        breaks=False,
-    ),
-    Check(
-        "shared memory",
-        _shared_memory,
-        "Give a container more (docker run --shm-size=8g, or --ipc=host), or remove what is left "
-        "there.",
         breaks=False,
     ),
     Check("processor", _processor, needs=("torch",)),

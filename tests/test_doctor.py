@@ -1,10 +1,8 @@
 """``lambda-det doctor``: what it finds, what it says, and that it runs where little else does."""
 
 import os
-import shutil
 import subprocess
 import sys
-from collections import namedtuple
 from importlib import import_module, metadata
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from lambda_det.doctor import CHECKS, Check, Fault, examine
 ROOT = Path(__file__).parents[1]
 BY_NAME = {check.name: check for check in CHECKS}
 # Of a machine or a Detectron2, which may have them where the tests run
-CIRCUMSTANCES = {"detectron2._C", "GPUs", "shared memory", ".pth files"}
+CIRCUMSTANCES = {"detectron2._C", "GPUs", ".pth files"}
 
 
 def look(name):
@@ -126,19 +124,6 @@ def test_gpus(monkeypatch):
 def test_the_processor(monkeypatch, has, said):
     monkeypatch.setattr("lambda_det.training.precision.has_bfloat16", lambda device: has)
     assert look("processor")[0].startswith(said)
-
-
-def test_shared_memory(monkeypatch, tmp_path):
-    usage = namedtuple("usage", "total used free")
-    for folder, size, said in (
-        ("none", 0, None),
-        (".", 2**26, "64 MiB left of 64"),
-        (".", 2**33, None),
-    ):
-        monkeypatch.setattr(doctor, "_SHARED_MEMORY", tmp_path / folder)
-        monkeypatch.setattr(shutil, "disk_usage", lambda _, size=size: usage(size, 0, size))
-        problem = look("shared memory")[1]
-        assert said in problem if said else problem is None
 
 
 def _faulty():
