@@ -142,11 +142,7 @@ def detector_parser() -> argparse.ArgumentParser:
     """The flags of a detector's training, including those for own data."""
     from lambda_det.detection.command_line import parser
 
-    def add_flags(result: argparse.ArgumentParser) -> None:
-        for name in FLAGS:
-            _named(name)(result)
-
-    result = parser(add_flags)
+    result = parser([_named(name) for name in FLAGS])
     result.set_defaults(config_file=None)  # without a name it follows from machine and data
     return result
 

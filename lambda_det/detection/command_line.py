@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lambda_det.training.command_line import YAML_EXAMPLES, run_parser
 
@@ -56,23 +56,18 @@ _LAZY_NAMES = {
 
 
 def parser(
-    add_first: Callable[[argparse.ArgumentParser], None] = lambda result: None,
+    add_first: Sequence[Callable[[argparse.ArgumentParser], None]] = (),
 ) -> argparse.ArgumentParser:
     """The flags of a training that a YAML file describes, and the flags that name its data.
 
     Args:
-        add_first: adds flags that the help shows before these.
+        add_first: each adds flags that the help shows before these.
     """
-
-    def add(result: argparse.ArgumentParser) -> None:
-        add_first(result)
-        _add_file_flags(result)
-
     return run_parser(
         "lambda_det.detection.task:DetectionTask",
         "Train and evaluate a detector described by a configuration file.",
         _EXAMPLES + YAML_EXAMPLES,
-        add_first=add,
+        add_first=[*add_first, _add_file_flags],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,7 @@ def run_parser(
     description: str,
     examples: str,
     names: dict[str, str] | None = None,
-    add_first: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+    add_first: Sequence[Callable[[argparse.ArgumentParser], None]] = (),
 ) -> argparse.ArgumentParser:
     """Detectron2's usual flags of a training, and --debug-numerics.
 
@@ -74,7 +74,7 @@ def run_parser(
         examples: shown after the flags; ``%(prog)s`` is the program.
         names: what "config", "folder", "weights", "device", "cpu" and "opts" are called in the
             help; by default as in YAML files.
-        add_first: adds groups of flags, which the help shows before these.
+        add_first: each adds groups of flags, which the help shows before these.
     """
     names = names or _YAML_NAMES
     result = _Parser(
@@ -83,7 +83,8 @@ def run_parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.set_defaults(check="")  # a function of the flags, as "module:name", which imports little
-    add_first(result)
+    for add in add_first:
+        add(result)
     run = result.add_argument_group("the run")
     add_config_flag(run, names["config"])
     run.add_argument("--output", metavar="DIR", help=f"folder of the run; {names['folder']}")
