@@ -144,15 +144,16 @@ def evaluate_main(argv: list[str] | None = None) -> int:
         EVALUATE_EXAMPLES,
     )
     add = parser.add_argument
-    text = "folder of a run, or one of its checkpoints"
-    add("run", metavar="RUN", help=text)
+    add("run", metavar="RUN", help="folder of a run, or one of its checkpoints")
     add("--data", metavar="DIR", help="a data set; default: the run's")
     add("--part", choices=_PARTS, help="default: test, or the one that there is")
-    text = "labels of any format, instead"
-    add("--json", metavar="FILE_OR_DIR", help=text)
+    add("--json", metavar="FILE_OR_DIR", help="labels of any format, instead")
     add("--images", metavar="DIR", help="the folder of their images")
-    text = "of the results, new or of an earlier evaluation; default: below RUN/evaluations"
-    add("--output", metavar="DIR", help=text)
+    add(
+        "--output",
+        metavar="DIR",
+        help="of the results, new or of an earlier evaluation; default: below RUN/evaluations",
+    )
     add("--device", metavar="D", help="cpu or cuda; default: MODEL.DEVICE")
     add_checkpoint_flags(parser)
     add("opts", nargs="*", help="configuration keys and values")

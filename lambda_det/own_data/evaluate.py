@@ -37,7 +37,7 @@ from lambda_det.training.task import EMA, RAW, Results
 from lambda_det.weights.loading import load
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class ResultsOnData:
     """A trained detector on some data.
 
@@ -78,10 +78,7 @@ class ResultsOnData:
         """The results by the names of :attr:`lambda_det.Run.evaluations`, such as "box AP"."""
         return {label_of(n, with_weights=False): r.value for n, r in self.results.items()}
 
-    def __repr__(self) -> str:
-        return str(self)  # the last line of a notebook's cell shows it
-
-    def __str__(self) -> str:
+    def __repr__(self) -> str:  # which the last line of a notebook's cell shows
         rows = []
         for name, result in self.results.items():
             own = self.own.get(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -25,7 +24,11 @@ def folder_of_coco(file: Path, above: Path, is_of_part: Callable[[Path], bool]) 
         DataError: no folder holds its images, or several hold the same names.
     """
     names = _names(file)
-    whole = [folder for folder in _folders(above) if _holds(folder, names)]
+    whole = [
+        folder
+        for folder in _folders(above)
+        if names and all((folder / name).is_file() for name in names)
+    ]
     if not whole:
         return _spread(file, above, names, is_of_part)
     whole = list(filter(is_of_part, whole)) or whole
@@ -53,12 +56,6 @@ def _folders(above: Path) -> list[Path]:
                 break
             folders[folder] = None
     return sorted(folders)
-
-
-def _holds(folder: Path, names: Collection[str]) -> bool:
-    with contextlib.suppress(ValueError):  # names that no file can have
-        return bool(names) and all((folder / name).is_file() for name in names)
-    return False
 
 
 def _spread(

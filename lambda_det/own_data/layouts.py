@@ -196,7 +196,7 @@ def _of_coco(root: Path, files: list[Path], home: Path, to_train: bool) -> dict[
         groups["train"] = groups.pop("")
     parts = {}
     for part, candidates in (_with_train(root, groups) if to_train else groups).items():
-        file = Path(only(root, candidates))
+        file = only(root, candidates)
         try:
             images = _images_of(file, root, home)
         except DataError:
@@ -223,7 +223,7 @@ def _contents(
     """The labels of each part."""
     contents: dict[str, Content] = {}
     if FORMATS[name].read is read_yolo:
-        contents = contents_of_yolo(Path(only(root, files)), to_train)
+        contents = contents_of_yolo(only(root, files), to_train)
     elif lists := _lists_of_voc(root):
         for part, file in lists.items():
             images = file.parents[2] / "JPEGImages"
@@ -288,4 +288,4 @@ def _lists_of_voc(root: Path) -> dict[str, Path]:
     if "trainval" in lists and "train" not in lists:
         lists["train"] = lists["trainval"]
         lists.pop("val", None)
-    return {part: Path(only(root, lists[part])) for part in PART_WORDS if part in lists}
+    return {part: only(root, lists[part]) for part in PART_WORDS if part in lists}

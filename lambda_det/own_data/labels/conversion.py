@@ -65,9 +65,9 @@ def read_labels(
     name, files = recognise(home)
     row = FORMATS[name]
     if row.read is None:
-        return read_json(only(home, files))
+        return read_json(str(only(home, files)))
     if row.images == "all":
-        files = [Path(only(home, files))]
+        files = [only(home, files)]
     folder = Path(images or (home if home.is_dir() else home.parent))
     pictures = NamedImages(folder, paths)
     if home != place:
@@ -251,7 +251,7 @@ def _log(
 _LISTS = FORMATS["YOLO with a list of names"].endings
 
 
-def only(place: Path, files: list[Path]) -> str:
+def only(place: Path, files: list[Path]) -> Path:
     """The file of labels where there must be a single one. Lists of the same names count as one.
 
     Raises:
@@ -260,7 +260,7 @@ def only(place: Path, files: list[Path]) -> str:
     are_names = all(file.name.endswith(_LISTS) for file in files)
     if len(files) > 1 and not (are_names and len({file.read_bytes() for file in files}) == 1):
         raise DataError(f"{place} holds {listed(map(str, files))}; name one of them.")
-    return str(files[0])
+    return files[0]
 
 
 def as_coco(*places: tuple[str, str], folder: Path, classes: Sequence[str] = ()) -> list[str]:
@@ -281,7 +281,7 @@ def as_coco(*places: tuple[str, str], folder: Path, classes: Sequence[str] = ())
         path = Path(place)
         name, there = recognise(path) if path.exists() and not _is_list(path) else ("", [])
         if name == COCO:
-            files[index] = only(path, there)
+            files[index] = str(only(path, there))
         elif path.exists():
             contents[index] = read_labels(path, images)
     give_all_classes(contents.values(), classes)

@@ -265,18 +265,21 @@ def _unused(folder: Path, home: Path, used: set[Path | None], listing: Listing) 
 
 def looks_like_labels(file: Path) -> bool:
     """Whether the first line with words is an object: a number and at least four more."""
-    with file.open("rb") as opened:
-        lines = decoded(opened.read(_HEAD)).splitlines()
-    words = next(filter(None, map(str.split, lines)), [])
+    words = next(filter(None, map(str.split, _head(file).splitlines())), [])
     return len(words) > 4 and all(map(_NUMBER.fullmatch, words[:5]))
 
 
 def is_list_of_names(file: Path) -> bool:
     """Whether a text file may be a list of the names of classes: some short lines of words."""
+    text = _head(file)
+    lines = list(filter(None, map(str.strip, text.splitlines())))
+    return len(lines) > 0 and len(text) <= _HEAD and all(len(line.split()) <= 4 for line in lines)
+
+
+def _head(file: Path) -> str:
+    """The first bytes of a file, one more than a list of names may have."""
     with file.open("rb") as opened:
-        lines = decoded(opened.read(_HEAD + 1))
-    words = list(filter(None, map(str.strip, lines.splitlines())))
-    return len(words) > 0 and len(lines) <= _HEAD and all(len(w.split()) <= 4 for w in words)
+        return decoded(opened.read(_HEAD + 1))
 
 
 def _object(
