@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from detectron2.config import CfgNode
 from omegaconf import DictConfig
@@ -15,37 +15,10 @@ from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.saved_run import SavedRun
 from lambda_det.errors import ConfigError, DataError, listed
 from lambda_det.files import refuse_missing
-from lambda_det.own_data.coco_files import identifying_stem
 from lambda_det.own_data.labels.conversion import as_coco, as_single_class, give_all_classes
 from lambda_det.own_data.labels.table import COCO
-from lambda_det.own_data.layouts import find_images, find_parts
+from lambda_det.own_data.layouts import Part, find_images, find_parts
 from lambda_det.own_data.run_data import FOLDER, read_sources
-
-
-class DataToEvaluate(NamedTuple):
-    """What is evaluated on.
-
-    Attributes:
-        labels: a file in COCO's format.
-        images: the folder of its images.
-        source: the user's own labels.
-    """
-
-    labels: Path
-    images: Path
-    source: str
-
-    @property
-    def name(self) -> str:
-        """That of the labels with a digest of their content: of the folder of the results."""
-        return identifying_stem(self.labels)
-
-    def copied_to(self, folder: Path) -> DataToEvaluate:
-        """The same data with the labels in a folder."""
-        copied = folder / f"{self.name}.json"
-        if copied.absolute() != self.labels.absolute():
-            copied.write_bytes(self.labels.read_bytes())
-        return self._replace(labels=copied)
 
 
 def choose_data(
@@ -56,7 +29,7 @@ def choose_data(
     labels: str | None,
     images: str | None,
     temporary: Path,
-) -> DataToEvaluate | None:
+) -> Part | None:
     """The data that the flags name; None for the data on which the run is evaluated.
 
     Args:
@@ -94,30 +67,26 @@ def choose_data(
     return chosen
 
 
-def _of_labels(
-    labels: str, images: str | None, temporary: Path, classes: Sequence[str]
-) -> DataToEvaluate:
+def _of_labels(labels: str, images: str | None, temporary: Path, classes: Sequence[str]) -> Part:
     refuse_missing(labels)
     pictures = images or str(find_images(labels))
     (file,) = as_coco((labels, pictures), folder=temporary, classes=classes)
-    return DataToEvaluate(Path(file), Path(pictures), labels)
+    return Part(Path(file), Path(pictures), labels, "")
 
 
-def _of_folder(
-    data: str, part: str | None, temporary: Path, classes: Sequence[str]
-) -> DataToEvaluate:
+def _of_folder(data: str, part: str | None, temporary: Path, classes: Sequence[str]) -> Part:
     form, places, _ = find_parts(data, folder=temporary, to_train=False)
     parts = {place.name: place for place in places}
-    labels, images, source, _ = parts[_chosen(parts, part, data)]
+    chosen = parts[_chosen(parts, part, data)]
     if form != COCO and classes:
         # only this part: another one may have objects of classes that the run does not have
-        content = read_json(str(labels))
+        content = read_json(str(chosen.labels))
         give_all_classes([content], classes)
-        labels.write_text(json.dumps(content), "utf-8")
-    return DataToEvaluate(labels, images, source)
+        chosen.labels.write_text(json.dumps(content), "utf-8")
+    return chosen
 
 
-def _of_run(cfg: CfgNode, home: Path, part: str | None) -> DataToEvaluate | None:
+def _of_run(cfg: CfgNode, home: Path, part: str | None) -> Part | None:
     """A part of the data that were prepared for a run; None where there are none."""
     data = cfg.DATASETS
     parts = {
@@ -131,7 +100,7 @@ def _of_run(cfg: CfgNode, home: Path, part: str | None) -> DataToEvaluate | None
         return None
     part = _chosen(parts, part, str(home))
     labels, images = parts[part]
-    chosen = DataToEvaluate(Path(labels), Path(images), labels)
+    chosen = Part(Path(labels), Path(images), labels, part)
     advice = (
         f"{home} keeps the labels of its part {part} as they were when it began; correct your own, "
         f"and evaluate with --data DIR --part {part}."
@@ -152,7 +121,7 @@ def _chosen(parts: Mapping[str, Any], part: str | None, where: str) -> str:
     return part
 
 
-def _check(data: DataToEvaluate, advice: str = "") -> None:
+def _check(data: Part, advice: str = "") -> None:
     """Refuse labels, and a part without an object, naming the user's own file."""
     try:
         report = file_report(data.labels, data.images)

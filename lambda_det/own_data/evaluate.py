@@ -27,7 +27,9 @@ from lambda_det.detection.saved_run import SavedRun, open_run
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, UserError, counted, printable
 from lambda_det.files import disk_of, replace_text
-from lambda_det.own_data.data_to_evaluate import DataToEvaluate, choose_data
+from lambda_det.own_data.coco_files import identifying_stem
+from lambda_det.own_data.data_to_evaluate import choose_data
+from lambda_det.own_data.layouts import Part
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import evaluate_run
 from lambda_det.own_data.report.reading import EVALUATION, Result, label_of, results_of
@@ -136,10 +138,11 @@ def evaluate(
         BufferedLog(quiet=True) as log,
     ):
         chosen = choose_data(saved, home, data, part, labels, images, Path(temporary))
-        folder = Path(output) if output else home / "evaluations" / (chosen.name if chosen else "")
+        name = identifying_stem(chosen.labels) if chosen else ""
+        folder = Path(output) if output else home / "evaluations" / name
         with disk_of(folder):
             _take_folder(folder, is_named=bool(output))
-            chosen = chosen and chosen.copied_to(folder)
+            chosen = chosen and _copied(chosen, folder / f"{name}.json")
             task = DetectionTask(_configuration(saved, folder, chosen)).prepare(train=False)
             task.check_weights(saved.content, saved.origin.file)
             task.check_data(train=False)
@@ -182,10 +185,15 @@ def _remove_results(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
+def _copied(data: Part, file: Path) -> Part:
+    """The same data with the labels in the folder of the results, where they may be already."""
+    if file.absolute() != data.labels.absolute():
+        shutil.copyfile(data.labels, file)
+    return data._replace(labels=file)
+
+
 # ----------------------------------------------------------------------------------- the evaluation
-def _configuration(
-    saved: SavedRun, folder: Path, data: DataToEvaluate | None
-) -> CfgNode | DictConfig:
+def _configuration(saved: SavedRun, folder: Path, data: Part | None) -> CfgNode | DictConfig:
     """The configuration of the run with other data and another folder."""
     config = copy.deepcopy(saved.config)
     if isinstance(config, DictConfig):
