@@ -365,8 +365,8 @@ class Predictor:
         """
         _order(channels)
         is_array = isinstance(images, np.ndarray)
-        is_path = isinstance(images, str | os.PathLike)
-        if images.ndim != 4 if is_array else is_path or not isinstance(images, Iterable):
+        is_one = isinstance(images, str | os.PathLike) or not isinstance(images, Iterable)
+        if is_one or (is_array and images.ndim != 4):
             (found,) = self._predict([images], channels)
             return replace(found, image=_bgr(images, channels) if is_array else images)
         found, rest = [], iter(images)
@@ -397,7 +397,7 @@ class Predictor:
     def _detected_in_tiles(self, pixels: np.ndarray) -> Instances:
         """The instances of an image [H, W, 3] of any size, a batch of its tiles at a time."""
         height, width = pixels.shape[:2]
-        image, tiles = WholeImage(height, width), list(self.tiling.tiles(height, width))
+        image, tiles = WholeImage(height, width), self.tiling.tiles(height, width)
         for start in range(0, len(tiles), self._batch_size):
             batch = tiles[start : start + self._batch_size]
             found = self._detected([pixels[t.y0 : t.y1, t.x0 : t.x1] for t in batch])
