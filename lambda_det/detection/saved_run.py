@@ -39,7 +39,7 @@ from lambda_det.training.run_folder import find_checkpoint
 from lambda_det.training.task import EMA, RAW
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.loading import load, read_weights
-from lambda_det.weights.provenance import BEST_SCORES, RUN, Origin, recorded_network
+from lambda_det.weights.provenance import BEST_SCORES, RUN, Origin, entry, recorded_network
 
 # Keys of the weights that a training starts from; a run's own weights are in its checkpoints
 _WEIGHTS = ("MODEL.WEIGHTS", "train.init_checkpoint")
@@ -73,10 +73,7 @@ class SavedRun:
     @property
     def best_score(self) -> float | None:
         """The score with the best F1 at the evaluation of these weights; None if it is unknown."""
-        entry = self.content.get(RUN)
-        scores = entry.get(BEST_SCORES) if isinstance(entry, Mapping) else None
-        if not isinstance(scores, Mapping):  # of another trainer of Detectron2
-            return None
+        scores = entry(entry(self.content, RUN), BEST_SCORES)
         return usable_score(scores.get(EMA if self.origin.averaged else RAW))
 
     def about(self) -> dict[str, Any]:
@@ -211,17 +208,16 @@ def with_network(content: Mapping[str, Any], file: str) -> Mapping[str, Any]:
     config = load_any_config(argparse.Namespace(config_file=str(beside), opts=[]))
     components = read_components(config)
     with torch.device("meta"):
-        entry = recorded_backbone(components.make_backbone())
+        backbone = recorded_backbone(components.make_backbone())
     pixels = components.pixels.as_meta() if components.pixels else {}
-    return {**content, RUN: {**pixels, **entry}} if entry else content
+    return {**content, RUN: {**pixels, **backbone}} if backbone else content
 
 
 def _configuration(
     content: Mapping[str, Any], file: str, opts: Sequence[str]
 ) -> CfgNode | DictConfig:
     """The configuration of a checkpoint, recorded in it or beside it."""
-    entry = content.get(RUN)
-    text = entry.get("config") if isinstance(entry, Mapping) else None
+    text = entry(content, RUN).get("config")
     if isinstance(text, str):
         return load_saved_config(text, opts, file)
     beside = Path(file).with_name("config.yaml")

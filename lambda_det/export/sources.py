@@ -80,10 +80,8 @@ def network_to_export(
 
 def _network_of_file(file: str, content: Mapping[str, Any]) -> Network:
     """The backbone of a file that records its network."""
-    name, options = (
-        content.get("meta", content.get("recipe"))["model"],
-        recorded_network(content)[1],
-    )
+    name, options = recorded_network(content)
+    name = name or content["meta"]["model"]
     backbone = create_backbone(name, weights=file, **options)
     pixels = backbone.pixel_settings.as_meta() if backbone.pixel_settings else {}
     return backbone_network(

@@ -162,7 +162,6 @@ def test_the_size_of_a_map_does_not_matter(size):
     ("output", "expected", "passes"),
     [
         (MAP * 0, MAP * 0, True),
-        (MAP[:0], MAP[:0], True),
         (MAP * 1e-20, MAP * 0, False),
         (MAP, MAP * torch.nan, False),
         (MAP * torch.inf, MAP * torch.inf, False),
