@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+from typing import Any
 
 from tabulate import tabulate
 
@@ -41,7 +42,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def rows(patterns: list[str], image_size: int | None = None) -> list[list[str]]:
+def rows(patterns: list[str], image_size: int | None = None) -> list[list[Any]]:
     """A row for each network whose name matches a pattern.
 
     Raises:
@@ -65,19 +66,19 @@ def rows(patterns: list[str], image_size: int | None = None) -> list[list[str]]:
             [
                 name,
                 f"{counted.params / 1e6:.2f}",
-                "" if paper.params is None else f"{paper.params:g}",
-                str(size),
+                paper.params,
+                size,
                 f"{2 * counted.multiply_adds / 1e9:.2f}",
                 f"{2 * counted.multiply_adds_query_first / 1e9:.2f}",
-                "" if paper.flops is None else f"{paper.flops:g}",
-                "" if paper.top1 is None else f"{paper.top1:g}",
+                paper.flops,
+                paper.top1,
                 "; ".join(filter(None, (spec.paper.source, spec.paper.note))),
             ]
         )
     return table
 
 
-def as_text(table: list[list[str]]) -> str:
+def as_text(table: list[list[Any]]) -> str:
     """The header and the rows; names are flush left, and figures flush right."""
     sides = ["left", *["right"] * (len(HEADER) - 2), "left"]
     return tabulate(table, HEADER, "plain", disable_numparse=True, colalign=sides)

@@ -142,45 +142,33 @@ _LAMBDA_RESNETS: dict[int, tuple[tuple[int, int, int, int], tuple[int, ...]]] = 
 _NOT_FROM_TEXT = "the text gives another figure"
 _WITH_SE = "M by the text, with squeeze-and-excitation in c4's convolution blocks"
 
-# Tables 13, 15, 16 and 18; top-1 at the image size given
-_PAPER_RS: dict[str, tuple[int, PaperFigures]] = {
-    "lambda_resnet50": (160, PaperFigures(top1=79.2, source="Table 18")),
-    "lambda_resnet101": (
-        224,
-        PaperFigures(36.9, top1=82.3, source="Table 13", note=f"47.38 {_WITH_SE}"),
-    ),
-    "lambda_resnet101_c4": (224, PaperFigures(26.0, top1=82.6, source="Table 13")),
-    "lambda_resnet152": (
-        256,
-        PaperFigures(51.4, top1=83.4, source="Table 13", note=f"67.17 {_WITH_SE}"),
-    ),
-    "lambda_resnet152_c4": (
-        256,
-        PaperFigures(35.1, top1=83.4, source="Tables 13, 15", note="84.0 at 320x320"),
-    ),
-    "lambda_resnet200_c4": (320, PaperFigures(42, top1=84.3, source="Table 15")),
-    "lambda_resnet270": (256, PaperFigures(top1=84.2, source="Table 18")),
-    "lambda_resnet270_c4_7x7": (
-        256,
-        PaperFigures(flops=34, top1=84.0, source="Table 16", note="operations: " + _NOT_FROM_TEXT),
-    ),
-    "lambda_resnet350": (320, PaperFigures(top1=84.7, source="Table 18")),
-    "lambda_resnet420": (320, PaperFigures(top1=84.9, source="Table 18")),
-    "resnet_rs101": (224, PaperFigures(44.6, top1=81.3, source="Table 13")),
-    "resnet_rs101_se": (224, PaperFigures(63.6, top1=81.8, source="Table 13")),
-    "resnet_rs152": (256, PaperFigures(60.2, top1=82.5, source="Table 13")),
-    "resnet_rs152_se": (256, PaperFigures(86.6, top1=83.0, source="Table 13")),
+# Image size, and the paper's figures for it as PaperFigures has them; Tables 13, 15, 16 and 18
+_PAPER_RS: dict[str, tuple[Any, ...]] = {
+    "lambda_resnet50": (160, None, None, 79.2, "Table 18"),
+    "lambda_resnet101": (224, 36.9, None, 82.3, "Table 13", f"47.38 {_WITH_SE}"),
+    "lambda_resnet101_c4": (224, 26.0, None, 82.6, "Table 13"),
+    "lambda_resnet152": (256, 51.4, None, 83.4, "Table 13", f"67.17 {_WITH_SE}"),
+    "lambda_resnet152_c4": (256, 35.1, None, 83.4, "Tables 13, 15", "84.0 at 320x320"),
+    "lambda_resnet200_c4": (320, 42, None, 84.3, "Table 15"),
+    "lambda_resnet270": (256, None, None, 84.2, "Table 18"),
+    "lambda_resnet270_c4_7x7": (256, None, 34, 84.0, "Table 16", "operations: " + _NOT_FROM_TEXT),
+    "lambda_resnet350": (320, None, None, 84.7, "Table 18"),
+    "lambda_resnet420": (320, None, None, 84.9, "Table 18"),
+    "resnet_rs101": (224, 44.6, None, 81.3, "Table 13"),
+    "resnet_rs101_se": (224, 63.6, None, 81.8, "Table 13"),
+    "resnet_rs152": (256, 60.2, None, 82.5, "Table 13"),
+    "resnet_rs152_se": (256, 86.6, None, 83.0, "Table 13"),
 }
 
 # Table 12: the vanilla ResNet-50 with lambda layers in some stages
-_PLACEMENTS: dict[str, PaperFigures] = {
-    "c2": PaperFigures(25.5, top1=77.3, source="Table 12"),
-    "c23": PaperFigures(25.0, top1=77.2, source="Table 12"),
-    "c234": PaperFigures(21.7, top1=77.8, source="Table 12"),
-    "c2345": PaperFigures(15.0, top1=78.4, source="Table 12"),
-    "c345": PaperFigures(15.1, top1=78.3, source="Table 12"),
-    "c45": PaperFigures(15.4, 10.0, 78.3, "Tables 10, 12", _NOT_FROM_TEXT),
-    "c5": PaperFigures(18.8, top1=77.3, source="Table 12"),
+_PLACEMENTS: dict[str, tuple[Any, ...]] = {
+    "c2": (25.5, None, 77.3, "Table 12"),
+    "c23": (25.0, None, 77.2, "Table 12"),
+    "c234": (21.7, None, 77.8, "Table 12"),
+    "c2345": (15.0, None, 78.4, "Table 12"),
+    "c345": (15.1, None, 78.3, "Table 12"),
+    "c45": (15.4, 10.0, 78.3, "Tables 10, 12", _NOT_FROM_TEXT),
+    "c5": (18.8, None, 77.3, "Table 12"),
 }
 
 # Table 8: (|k|, |h|, |u|) with all 3x3 convolutions replaced; the scope is 7x7 where |u| > 1. And
@@ -218,13 +206,14 @@ def _specs() -> dict[str, NetworkSpec]:
     for name in ("lambda_resnet26", "resnet_rs26", "resnet_rs26_se"):
         specs[f"{name}_slim"] = replace(specs[name], width=16)
     specs["lambda_resnet270_c4_7x7"] = replace(specs["lambda_resnet270_c4"], layer={"scope": 7})
-    for name, (image_size, paper) in _PAPER_RS.items():
-        specs[name] = replace(specs[name], image_size=image_size, paper=paper)
+    for name, (image_size, *figures) in _PAPER_RS.items():
+        specs[name] = replace(specs[name], image_size=image_size, paper=PaperFigures(*figures))
 
     vanilla = ResNetSpec((3, 4, 6, 3), "vanilla")
     specs["resnet50"] = replace(vanilla, paper=PaperFigures(25.6, top1=76.9, source="Table 3"))
-    for placement, paper in _PLACEMENTS.items():
-        stages = dict.fromkeys((f"res{digit}" for digit in placement[1:]), ALL)
+    for placement, figures in _PLACEMENTS.items():
+        stages = {f"res{digit}": ALL for digit in placement[1:]}
+        paper = PaperFigures(*figures)
         specs[f"resnet50_lambda_{placement}"] = replace(vanilla, lambda_blocks=stages, paper=paper)
     everywhere = replace(vanilla, lambda_blocks=dict.fromkeys(STAGES, ALL))
     for (k, h, u), (params, top1, note) in _ABLATIONS.items():
