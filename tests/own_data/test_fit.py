@@ -47,7 +47,9 @@ def cfg():
 
 def make_records(images, sizes=((50, 50),), classes=(0,)):
     """Images with one object of each size, the classes in turn over the images."""
-    return [record(sizes, classes=[classes[n % len(classes)]]) for n in range(images)]
+    return [
+        record(sizes, classes=[classes[n % len(classes)]], name=f"{n}.png") for n in range(images)
+    ]
 
 
 def derived(cfg, records, machine=CPU):
