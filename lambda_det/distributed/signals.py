@@ -211,7 +211,6 @@ def die_of(number: int) -> None:
 # They leave their work together, so that none waits for one that has left. A process that
 # ``--num-gpus`` has started keeps its connections until all have ended, and one that waited for it
 # would wait for half an hour (``connection.AT_LENGTH``).
-Batch = TypeVar("Batch")
 # between two lines about the time that is left
 _SECONDS_BETWEEN_LINES = 30
 
@@ -226,7 +225,7 @@ def leave_if_asked() -> None:
         raise StopRequest(number)
 
 
-class UntilAsked(Generic[Batch]):
+class UntilAsked(Generic[T]):
     """Batches for work without collective calls, such as an evaluation's.
 
     Each process may have another number of them. A process that was asked to stop takes no more.
@@ -234,13 +233,13 @@ class UntilAsked(Generic[Batch]):
     Where the work takes long, the log says how much of these batches is left.
     """
 
-    def __init__(self, batches: Iterable[Batch]) -> None:
+    def __init__(self, batches: Iterable[T]) -> None:
         self._batches = batches
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[T]:
         """
         Raises:
             StopRequest: on all processes, if one was asked to stop.

@@ -19,7 +19,7 @@ from torch import nn
 from lambda_det.errors import WeightsError, listed
 from lambda_det.files import TEMPORARY, replace_file, sync_folder
 from lambda_det.training.library_errors import writing
-from lambda_det.training.run_folder import RunFolder, check_model, is_numbered
+from lambda_det.training.run_folder import RunFolder, check_model, iteration_of
 from lambda_det.weights.formats import read_torch
 from lambda_det.weights.loading import load, read_weights
 
@@ -94,7 +94,7 @@ class SafeCheckpointer(DetectionCheckpointer):
                 ) from error
         folder, name = os.path.split(os.path.abspath(path))
         is_own = self.save_to_disk and folder == os.path.abspath(self.save_dir)
-        if is_own and checkpointables is None:
+        if is_own and checkpointables is None and os.path.basename(RunFolder(folder).last) != name:
             RunFolder(folder).point_to(name)
 
     # -------------------------------------------------------------------------------------- saving
@@ -169,7 +169,8 @@ class SafeCheckpointer(DetectionCheckpointer):
         replace_file(path, lambda file: file.write(content.getbuffer()), check_checkpoint)
         folder.point_to(name)
         if self._keep is not None:
-            folder.remove_old(self._keep if is_numbered(name) else self._keep - 1, iteration)
+            others = self._keep - (iteration_of(name) < 0)  # the final one has no number
+            folder.remove_old(others, iteration)
 
 
 def check_checkpoint(path: str | Path) -> None:

@@ -41,9 +41,6 @@ class ConfigFile:
         self.path = os.fspath(path)
         self._recorded = text
 
-    def __repr__(self) -> str:
-        return f"ConfigFile({self.path!r})"
-
     @cached_property
     def text(self) -> str:
         """

@@ -162,11 +162,9 @@ def _floats(results: Mapping[str, Any]) -> Results:
 
 
 def _first_of(metrics: Iterable[str], values: Mapping[str, float]) -> str:
-    """The first result that one of the names means; "" where there is none.
-
-    It is the result of that name, or else the first one with more in its name: the data set before
-    it, or that it is of averaged weights, or both.
-    """
+    """The first result that one of the names means; "" where there is none."""
+    # It is the result of that name, or else the first one with more in its name: the data set
+    # before it, or that it is of averaged weights, or both
     for metric in metrics:
         if metric in values:
             return metric

@@ -211,11 +211,9 @@ class RunWriter(HookBase):
         return {"written": written, "values": dict(sorted(values.items()))}
 
     def _is_due(self) -> bool:
-        """Whether the files get a line for this step.
-
-        Each evaluation has one of its own: a line has the last value of each name, and of two
-        evaluations within a period of the log the first would be lost.
-        """
+        """Whether there is a line for this step."""
+        # Each evaluation has one of its own: a line has the last value of each name, and of two
+        # evaluations within a period of the log the first would be lost
         trainer = self.trainer
         return (trainer.iter + 1) % trainer.settings.log_period == 0 or trainer.evaluation.is_due()
 

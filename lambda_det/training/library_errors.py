@@ -149,7 +149,6 @@ _MOST_KEYS = 8  # that a sentence names
 _MOST_LETTERS = 160  # of the lines that it quotes
 _STACK = "Traceback (most recent call last)"
 _PLAIN = (str, int, float, list, tuple)  # of the values that a configuration holds
-_LIBRARIES = {"detectron2": "Detectron2", "torch": "PyTorch"}
 
 
 class _Place(NamedTuple):
@@ -251,7 +250,6 @@ def _sentence(
             "name of your own project is registered when its module is imported "
             "(docs/use_in_your_project.md)."
         )
-    library = _LIBRARIES.get(place.module, place.module)
     words = f": {reason(error)}" if re.search("[a-z]{2}", str(error)) else ""
     lines = textwrap.shorten(place.lines, _MOST_LETTERS, placeholder=" ...")
-    return ConfigError(f"{what}; {library} refuses it in `{lines}`{words}.")
+    return ConfigError(f"{what}; {place.module} refuses it in `{lines}`{words}.")

@@ -178,10 +178,8 @@ def _unpacked(packed: bytes) -> Any:
 
 
 def _packed(collate: Callable[[list[Any]], Any], items: list[Any]) -> bytes:
-    """A batch of items of a loader process, with its tensors in shared memory if there is enough.
-
-    An object that cannot be pickled raises its error here, which reaches the main process.
-    """
+    """A batch of a loader process, with its tensors in shared memory if there is enough."""
+    # An object that cannot be pickled raises its error here, which reaches the main process
     pack = pickle.dumps if _is_shared_memory_scarce() else ForkingPickler.dumps
     return bytes(pack(collate(items)))
 
@@ -205,22 +203,18 @@ def _start_process(parent: int, number: int) -> None:
 def _report_unless_disconnected(
     error_type: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Leave out that the process that takes the batches has been killed while it took one.
-
-    Python's thread that hands shared memory over prints it with a stack trace. The process that has
-    started the killed one says what happened, and this one ends with its parent.
-    """
+    """Leave out that the process that takes the batches has been killed while it took one."""
+    # Python's thread that hands shared memory over prints it with a stack trace. The process that
+    # has started the killed one says what happened, and this one ends with its parent
     if not issubclass(error_type, (ConnectionError, EOFError)):
         sys.__excepthook__(error_type, error, trace)
 
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Have a process that is started in the meantime begin with a scheduler's signals held back.
-
-    PyTorch gives it a handler that obeys any SIGTERM before it calls :func:`_start_process`, and a
-    spawned one imports for seconds before that.
-    """
+    """Have a process that is started in the meantime begin with a scheduler's signals held back."""
+    # PyTorch gives it a handler that obeys any SIGTERM before it calls _start_process, and a
+    # spawned one imports for seconds before that
     if LOADERS_START_BY is None:
         start_tracker()  # else it would be started below, and let some signals through
     if not _CAN_WAIT:
@@ -234,10 +228,7 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def _leave_signals_to(parent: int) -> None:
-    """Ignore a scheduler's signals to all processes of a job; the parent decides what they mean.
-
-    A SIGTERM from the parent, which ends its processes with it, is obeyed.
-    """
+    """Obey of a scheduler's signals only a SIGTERM from the parent, which decides about all."""
     if not _CAN_WAIT:
         for number in set(SIGNALS) - {signal.SIGTERM}:
             signal.signal(number, signal.SIG_IGN)

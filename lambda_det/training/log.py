@@ -127,10 +127,8 @@ class BufferedLog(logging.handlers.MemoryHandler):
 
 
 def _write_above_bars(screen: logging.StreamHandler) -> None:
-    """Have a handler clear the bars of a progress before each line, and draw them again below it.
-
-    Without a lock, which a loader process that is killed would keep: at worst a bar is drawn twice.
-    """
+    """Have a handler clear the bars of a progress before each line, and draw them below it."""
+    # Without a lock, which a loader process that is killed would keep: a bar may be there twice
     emit = screen.emit
 
     def emit_above(record: logging.LogRecord) -> None:

@@ -60,11 +60,9 @@ class NumericsDebugger:
             self._computing.clear()
 
     def _before(self, name: str, is_leaf: bool, module: nn.Module, args: tuple) -> tuple | None:
-        """Check the inputs, and register the check of their gradients.
-
-        A view of each input has a separate gradient, without the share of other modules that read
-        the same input.
-        """
+        """Check the inputs, and register the check of their gradients."""
+        # A view of each input has a separate gradient, without the share of other modules that
+        # read the same input
         if not self._active:
             return None
         for x in _tensors(args):
@@ -77,9 +75,7 @@ class NumericsDebugger:
         return tuple(self._with_hook(arg, what, module) for arg in args)
 
     def _of_input(self, x: Tensor, name: str, module: nn.Module) -> str:
-        """The message about a module's input, which comes from the enclosing module or from the
-        data.
-        """
+        """The message about an input, which comes from the enclosing module or from the data."""
         if not self._computing:
             return f"The data hold an input in which {_count(x)}"
         outer_name, outer, args = self._computing[-1]
@@ -119,9 +115,7 @@ def _named(name: str, module: nn.Module) -> str:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The floating-point tensors in the input or output of a module, also in Detectron2's
-    structures.
-    """
+    """The floating-point tensors that a module gets or gives, also in Detectron2's structures."""
     for leaf in tree_leaves(value):
         if hasattr(leaf, "get_fields"):  # Instances
             yield from _tensors(leaf.get_fields())

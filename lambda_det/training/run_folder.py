@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import logging
+import math
 import os
 import re
 from collections import defaultdict
@@ -223,7 +224,7 @@ class RunFolder:
             named = (self.path / _BEST, Path(self.last or self.path / PUSHED))
             return next((str(path) for path in named if path.is_file()), self.last)
         # model_0000099.pth is saved after 100 steps
-        steps = {str(int(path.stem[6:]) + 1): path for path in self.numbered()}
+        steps = {str(iteration_of(path.name) + 1): path for path in self.numbered()}
         if which not in steps:
             raise WeightsError(
                 f"{self.path} has no checkpoint {which!r}; choose best, last, or one of the steps "
@@ -263,14 +264,13 @@ class RunFolder:
                 f"none yet; start one with lambda-det train --data DIR --output {self.path}."
             )
 
-    def numbered(self, last: int | None = None) -> list[Path]:
+    def numbered(self, last: float = math.inf) -> list[Path]:
         """Checkpoints by their iteration, oldest first; up to iteration ``last`` if it is given.
 
         Later ones are there when somebody went back to an older one.
         """
-        matches = ((path, _NUMBERED.fullmatch(path.name)) for path in self.path.glob("*.pth"))
-        steps = {path: int(match[1]) for path, match in matches if match}
-        kept = [path for path, step in steps.items() if last is None or step <= last]
+        steps = {path: iteration_of(path.name) for path in self.path.glob("*.pth")}
+        kept = [path for path, step in steps.items() if 0 <= step <= last]
         return sorted(kept, key=steps.get)
 
     def candidates(self) -> list[Path]:
@@ -281,8 +281,8 @@ class RunFolder:
         """
         if os.path.isfile(self.last):
             named = Path(self.last)
-            match = _NUMBERED.fullmatch(named.name)
-            before = self.numbered(int(match[1]) if match else None)
+            iteration = iteration_of(named.name)
+            before = self.numbered(iteration if iteration >= 0 else math.inf)
             return [named, *(path for path in reversed(before) if path.name != named.name)]
         checkpoints = self.numbered()[::-1]
         final = self.path / _FINAL
@@ -356,9 +356,10 @@ def find_checkpoint(path: str | os.PathLike, which: str = "best") -> str:
     return RunFolder(path).find(which) if Path(path).is_dir() else str(path)
 
 
-def is_numbered(name: str) -> bool:
-    """Whether the name of a file is a checkpoint's with its iteration."""
-    return _NUMBERED.fullmatch(name) is not None
+def iteration_of(name: str) -> int:
+    """The iteration in the name of a checkpoint's file, such as model_0000099.pth; -1 for none."""
+    match = _NUMBERED.fullmatch(name)
+    return int(match[1]) if match else -1
 
 
 def check_model(content: Any, path: str | os.PathLike) -> None:

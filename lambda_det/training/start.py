@@ -294,13 +294,7 @@ def _weights_to_evaluate(task: Task, resume: bool) -> Checkpoint:
 
 
 def _read_newest_on_all(folder: str) -> Checkpoint | None:
-    """The newest whole checkpoint of a run folder, which the first process finds for all.
-
-    Each process reads it once.
-
-    Raises:
-        WeightsError: there are checkpoints and none is whole, or not every process can read it.
-    """
+    """The newest whole checkpoint of a run folder, which the first process finds for all."""
     checkpoint = on_main_process(lambda: RunFolder(folder).read_newest())
     path = comm.all_gather(checkpoint.path if checkpoint else "")[0]
     if not path:

@@ -157,13 +157,10 @@ def estimate_statistics(
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [C], biased variance [C] and count [1] of values [B, C, ...], in float64.
-
-    There may be no values, in a detector's head on an image without proposals.
-    """
+    """Mean [C], biased variance [C] and count [1] of values [B, C, ...], in float64."""
     channels = x.shape[1]
     count = torch.full((1,), x.numel() // channels, dtype=torch.float64, device=x.device)
-    if x.numel() == 0:
+    if x.numel() == 0:  # in a detector's head on an image without proposals
         return *count.new_zeros(2, channels), count
     var, mean = torch.var_mean(x.float(), [0, *range(2, x.dim())], correction=0)
     return mean.double(), var.double(), count

@@ -136,9 +136,7 @@ class TrainStep:
         self._step(grad_norm)
 
     def _without_sync(self, index: int):
-        """Leave out the reduction of gradients over processes: it is needed once a step, not once a
-        batch.
-        """
+        """Reduce the gradients over processes after the last batch of a step alone."""
         if isinstance(self.model, DistributedDataParallel) and index + 1 < self.accumulate:
             return self.model.no_sync()
         return nullcontext()
@@ -155,12 +153,7 @@ class TrainStep:
             yield
 
     def _agree(self, losses: dict[str, Tensor], images: list[str]) -> float:
-        """Agree with the other processes on whether the step may be taken.
-
-        Returns:
-            The norm of all gradients, before they are clipped; not finite if loss scaling has to
-            skip the step.
-        """
+        """Agree whether the step may be taken; the norm of all gradients before clipping."""
         if self.grad_scaler.is_enabled():
             self.grad_scaler.unscale_(self.optimizer)
         grads = [p.grad for p in self._parameters() if p.grad is not None]
@@ -233,13 +226,7 @@ class TrainStep:
         return self._sentence(f"{what}{where} ({values})", images if bad else [])
 
     def _sentence(self, what: str, images: list[str], cure: str = "") -> str:
-        """What happened, where, and what to do.
-
-        Args:
-            what: the beginning of the sentence.
-            images: of the batch.
-            cure: a sentence about a cure that is likely here, before the usual ones.
-        """
+        """What happened, where, and what to do; ``cure`` is a sentence before the usual cures."""
         named = f" (images {listed(images, _IMAGES_NAMED)})" if images else ""
         hint = "; the same command with --resume --debug-numerics names the layer"
         return (

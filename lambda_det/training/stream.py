@@ -45,11 +45,6 @@ class Sources:
     sizes: np.ndarray
     kept: int
 
-    @property
-    def fit(self) -> bool:
-        """Whether all files can be kept together, so that any order reads each of them once."""
-        return int(self.sizes.sum()) <= self.kept
-
     def together(self, indices: list[int], rng: np.random.Generator) -> list[int]:
         """Reorder records so that each file is read once.
 
@@ -104,7 +99,9 @@ class Stream:
         self._group_size = images // comm.get_world_size()
         self._is_shared = type(sampler).__iter__ in _SPLITTERS
         self._own_seeds = own_seeds and self._is_shared
-        self._sources = sources if self._is_shared and sources and not sources.fit else None
+        # Files that can all be kept are each read once in any order
+        is_reordered = self._is_shared and sources and sources.sizes.sum() > sources.kept
+        self._sources = sources if is_reordered else None
         self._said_so = False
 
     def batches(self, seed: int, first: int) -> Iterator[list[Key]]:
@@ -184,14 +181,7 @@ def _by_window(
     seed: int,
     start: int,
 ) -> Iterator[int]:
-    """An order of which each window is reordered for itself, from position ``start`` on.
-
-    Args:
-        order: gives from seed and position the order that is reordered.
-        window: positions of one window.
-        reorder: gets the indices of a window, and random numbers of its own.
-        purpose: of the random numbers.
-    """
+    """What ``order`` gives, with each window of it reordered for itself, from ``start`` on."""
     first, offset = divmod(start, window)
     indices = order(seed, first * window)
 
@@ -211,10 +201,8 @@ def _seeds_of(sampler: TrainingSampler | RepeatFactorTrainingSampler) -> dict[st
 def _with_seeds(
     sampler: TrainingSampler | RepeatFactorTrainingSampler, order: int, subset: int
 ) -> TrainingSampler | RepeatFactorTrainingSampler:
-    """A copy of one of Detectron2's samplers with other seeds.
-
-    A sampler draws its seeds when it is made, before the run knows whether it is resumed.
-    """
+    """A copy of one of Detectron2's samplers with other seeds."""
+    # A sampler draws its seeds when it is made, before the run knows whether it is resumed
     sampler = copy.copy(sampler)
     sampler._seed = order
     if isinstance(sampler, RandomSubsetTrainingSampler):

@@ -208,10 +208,7 @@ class Trainer(TrainerBase):
         self.saved_as = name
 
     def _last_saved(self) -> str:
-        """The last good checkpoint, for the report of an error; "" where there is none.
-
-        It waits for one that is being written; if that fails, the failure is only logged.
-        """
+        """The last good checkpoint, once what is being written is; "" where there is none."""
         try:
             self.checkpointer.wait()
         except UserError as error:
@@ -241,7 +238,7 @@ class Trainer(TrainerBase):
                     "was."
                 )
         for whose, now in self._images_of_norms().items():
-            before = state.get("images_of_norms", {}).get(whose, now)  # of another version
+            before = state["images_of_norms"].get(whose, now)
             if before != now:
                 logger.warning(
                     f"Batch norms normalise by the images that {whose} takes at once: {now} from "
@@ -282,7 +279,6 @@ class Trainer(TrainerBase):
             )
         logger.info(self.task.describe_schedule(self.start_iter))
         logger.info(f"Random numbers and the order of images are drawn from seed {self.seed}")
-        folder = self.settings.output_dir
         with catch_signals(), EventStorage(self.start_iter) as self.storage:
             try:
                 self._begin(self.loader, self.seed, self.start_iter)
@@ -318,7 +314,8 @@ class Trainer(TrainerBase):
                 self._record()
                 by_hand = request.signal == signal.SIGINT
                 name = "Ctrl-C" if by_hand else signal.Signals(request.signal).name
-                saved = Path(folder, f"{self.saved_as}.pth")  # the first process may write it yet
+                # the first process may write it yet
+                saved = Path(self.settings.output_dir, f"{self.saved_as}.pth")
                 raise (Interrupted if by_hand else Preempted)(
                     f"Stopped by {name} after step {self.iter + 1}; {saved} holds all of it: the "
                     "same command with --resume continues."
