@@ -176,7 +176,7 @@ OTHER = {"weights": "{other}"}
 # Where the sentence names a key, it is that of the file's kind
 REFUSED = [
     (["--eval-only"], {}, "{weights}"),
-    ([], {"weights": "nowhere.pth"}, "no checkpoint file nowhere.pth"),
+    ([], {"weights": "nowhere.pth"}, "nowhere.pth cannot be read"),
     ([], {"images": 3, "accumulate": 2}, "{images}"),
 ]
 REFUSED_ALIKE = [
