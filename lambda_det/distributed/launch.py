@@ -134,8 +134,9 @@ def check_device(device: str, num_gpus: int, key: str = "MODEL.DEVICE") -> torch
     if parsed.type != "cuda":
         return parsed
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    needed = num_gpus if parsed.index is None else parsed.index + 1
-    if needed > there or (num_gpus > 1 and parsed.index is not None):
+    is_one = parsed.index is not None
+    # PyTorch makes negative numbers of those above 127
+    if num_gpus > there or (is_one and (num_gpus > 1 or not 0 <= parsed.index < there)):
         raise ConfigError(
             f"{option(key, device)} with --num-gpus {num_gpus} does not fit the GPUs that are "
             f"here; PyTorch {torch.__version__} sees {there}: lower --num-gpus, set "

@@ -49,7 +49,7 @@ def test_a_result_is_where_its_row_says(task, metric, tmp_path):
     assert [line.get_label() for line in axes.lines] == [label] * metric.is_drawn
     plt.close(axes.figure)
     found = results_of(lines, False)
-    shown = ResultsOnData(tmp_path, "", "", found, {}, None, 1)
+    shown = ResultsOnData(tmp_path, "", "", found, {}, None, 1, [])
     assert (label in str(shown)) is (label in shown.to_dict()) is metric.is_drawn
     if metric.ending.startswith("/"):
         best = {kind + metric.ending for kind in metric.best_of}

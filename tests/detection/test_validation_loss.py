@@ -97,10 +97,11 @@ def test_nothing_is_drawn_and_the_normalizer_of_the_training_stays(normalizer):
 
 def test_an_evaluation_alone_has_no_losses(monkeypatch):
     cfg, asked = tiny_config(), []
-    cfg.TEST.LOSS = True
+    cfg.TEST.LOSS, cfg.DATASETS.TEST = True, ("shapes_val",)
+    monkeypatch.setattr(DetectionTask, "_evaluate_on", lambda *args: None)
     monkeypatch.setattr(DetectionTask, "_add_losses", lambda *args: asked.append(args))
     task = DetectionTask(cfg)
-    task.evaluate({RAW: None}, final=True)
+    task.evaluate({RAW: nn.Identity()}, final=True)
     assert len(asked) == 1
-    task.prepare(train=False).evaluate({RAW: None}, final=True)
+    task.prepare(train=False).evaluate({RAW: nn.Identity()}, final=True)
     assert len(asked) == 1

@@ -23,7 +23,7 @@ def runs(tmp_path):
                 "total_loss": 3.0 - i / 100,
                 "lr": 0.1,
                 "time": len(name) + i,
-                "peak_memory": len(name) + i,
+                "data_time": len(name) + i,
             }
             for i in (9, 19, 29, 39)
         ]
