@@ -113,7 +113,9 @@ def best_score(classes: Sequence[ClassMatches]) -> float | None:
         # of each threshold the last, and lowest, score of the class that reaches it
         reached = np.searchsorted(-scores, -thresholds, side="right")
         total += np.concatenate([[0], _f1(precision, recall)])[reached]
-    return float(thresholds[np.argmax(total)])
+    place = int(np.argmax(total))
+    # Between it and the next lower score, where the rounding of another program takes none away
+    return float(thresholds[max(place - 1, 0) : place + 1].mean())
 
 
 def _f1(precision: np.ndarray, recall: np.ndarray) -> np.ndarray:

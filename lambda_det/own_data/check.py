@@ -174,7 +174,7 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
     if not arguments.no_images and print_copies(images):
         status = 1
     for _, _, why in fit.background(reports[0]):
-        print(f"lambda-det train takes {why}.\n")
+        print(f"lambda-det train: {why}.\n")
     if not arguments.no_images and len(reports) == 1:
         files = (Path(file["file_name"]) for file in reports[0].files)
         if hint := films(files):

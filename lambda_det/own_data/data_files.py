@@ -51,7 +51,7 @@ def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> tup
     asked = args.data or (args.config_file is None and args.train_json)
     if asked and "test" not in parts and args.val_share is None:
         split = split._replace(share=smallest_share(*parts["train"], split.group_by))
-        part = f"{split.share:g} of the images" if split.share else "none: too few images"
+        part = f"a share of {split.share:g}" if split.share else "none: too few images"
         why = "no part of the data is called val; --val-share changes it"
         if "rest" in parts:
             why += ", and the test part is for the end"

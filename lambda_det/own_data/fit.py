@@ -130,7 +130,7 @@ def fit(
 
 
 def background(report: Report) -> list[Choice]:
-    """Whether images without an object are trained on, which is decided before :func:`fit`.
+    """Whether images of empty label files are trained on, which is decided before :func:`fit`.
 
     YOLO's empty label files are written by somebody who found nothing. An image without a label
     file may be one that nobody has looked at, and beside such ones all are left out.
@@ -141,13 +141,15 @@ def background(report: Report) -> list[Choice]:
     Args:
         report: of the images to train on.
     """
-    filled = report.images - report.empty
-    if EMPTY_FILE not in report.findings or NO_FILE in report.findings:
+    if EMPTY_FILE not in report.findings or not report.empty:
         return []
-    if not 0 < report.empty <= _MOST_EMPTY * filled:
-        return []
-    why = f"{counted(report.empty, 'image')} with an empty label file, as background"
-    return [Choice("DATALOADER.FILTER_EMPTY_ANNOTATIONS", False, why)]
+    key, what = "DATALOADER.FILTER_EMPTY_ANNOTATIONS", counted(report.empty, "image")
+    if missing := report.findings.get(NO_FILE):
+        why = f"{what} without an object left out, because {missing.count} have no label file"
+        return [Choice(key, True, why)]
+    if report.empty > _MOST_EMPTY * (report.images - report.empty):
+        return [Choice(key, True, f"{what} without an object left out: more than the others")]
+    return [Choice(key, False, f"{what} with an empty label file as background")]
 
 
 def check(cfg: CfgNode) -> None:

@@ -20,6 +20,7 @@ from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.errors import ConfigError, DataError, counted, listed, refused
 from lambda_det.own_data.coco_files import name_labels, stem_with_part, write_coco
 from lambda_det.own_data.labels.objects import small_grey
+from lambda_det.training.log import show
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
     labels, of = report.json_file, held_out + len(train["images"])
     how = "stratified" if split.stratify else "by the hash of their names"
     how += f", in groups by {split.group_by}" if split.group_by else ", copies on one side"
-    logger.info(f"Held out to evaluate on: {held_out} of {of} images of {labels}, {how}")
+    show(f"Held out to evaluate on: {held_out} of {of} images of {labels}, {how}")
     if not split.group_by and (hint := films(Path(f["file_name"]) for f in report.files)):
         logger.warning(f"{labels}: {hint}")
     if unseen := _classes(train) - _classes(val):

@@ -248,9 +248,10 @@ def test_yolos_empty_label_files_are_background(data, capsys, empty, missing, gi
     make(photographs, {f"{number}.txt": line for number, line in enumerate(lines)})
     make(photographs, {"data.yaml": "names: [cell]\n"})
     check_main([str(photographs)])
-    assert (f"{empty} images with an empty label file" in capsys.readouterr().out) is (
-        are_taken or bool(given)
-    )
+    printed = capsys.readouterr().out
+    assert (f"{empty} images with an empty label file" in printed) is (are_taken or bool(given))
+    left_out = empty + missing if empty and not (are_taken or given) else 0
+    assert (f"{left_out} images without an object left out" in printed) is bool(left_out)
     run = data.parent / "run"
     args = prepared("--data", photographs, "--val-share", 0, "--output", run, *given)
     assert args.config.DATALOADER.FILTER_EMPTY_ANNOTATIONS is not are_taken

@@ -212,9 +212,8 @@ def training_records(cfg: CfgNode) -> list[Record] | Dataset:
             raise
         visible = ", with visible keypoints," if cfg.MODEL.KEYPOINT_ON else ""
         raise DataError(
-            f"{', '.join(map(file_of, cfg.DATASETS.TRAIN))}: no annotation{visible} is left to "
-            "train on once those without a usable mask are out; lambda-det check lists what is "
-            "wrong."
+            f"{', '.join(map(file_of, cfg.DATASETS.TRAIN))}: there is no annotation{visible} to "
+            "train on, or none that can be used; lambda-det check lists what is wrong."
         ) from error
     return _cut(cfg, records)
 

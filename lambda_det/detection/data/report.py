@@ -59,7 +59,7 @@ FILLED = Kind(DOUBTFUL, "mask of less area than its polygons: a hole in it is fi
 DENSE = Kind(NOTED, "image with more than COCO's 100 objects, which AP counts nevertheless")
 EMPTY = Kind(
     NOTED,
-    "image without an object: evaluated, and left out of training unless "
+    "image without an object: evaluated, and trained on only where "
     "DATALOADER.FILTER_EMPTY_ANNOTATIONS is False",
 )
 UNSEEN = Kind(NOTED, "class without an object")

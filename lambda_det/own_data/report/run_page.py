@@ -268,6 +268,7 @@ def _add_confusion(page: Page, detections: Detections, whose: str) -> None:
     page.section(
         "Confusion of classes",
         f"Boxes of a score of {detections.score:.3g} or more{whose}, at an IoU of 0.5. "
+        "Of boxes on one object the one with the highest score takes it, of whatever class. "
         "Rows are the true classes; the last column counts the objects that are missed at this "
         f"score, the last row false predictions. The colour is the share of the whole row.{shown}",
     )
