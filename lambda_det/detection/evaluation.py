@@ -222,10 +222,12 @@ def check_evaluators(cfg: CfgNode) -> None:
                 f"{name} in DATASETS.TEST, of the evaluator_type {kind}, needs a package that is "
                 f"not installed: {install}."
             )
-        if kind == "cityscapes_instance" and not cfg.MODEL.MASK_ON:
+        finds_masks = cfg.MODEL.MASK_ON and cfg.MODEL.META_ARCHITECTURE != "RetinaNet"
+        if kind == "cityscapes_instance" and not finds_masks:
             raise ConfigError(
                 f"{name} in DATASETS.TEST, of the evaluator_type {kind}, has only an AP of masks, "
-                "and MODEL.MASK_ON False finds only boxes; evaluate on other data."
+                f"and {cfg.MODEL.META_ARCHITECTURE} with MODEL.MASK_ON {cfg.MODEL.MASK_ON} finds "
+                "only boxes; evaluate on other data."
             )
     needed = {"META_ARCHITECTURE": "GeneralizedRCNN", "KEYPOINT_ON": False, "LOAD_PROPOSALS": False}
     unfit = [f"MODEL.{key} {cfg.MODEL[key]}" for key in needed if cfg.MODEL[key] != needed[key]]

@@ -159,7 +159,9 @@ def build_optimizer(
     )
     if not groups:
         raise ConfigError("No parameter of the model is trained: all are frozen; leave some free.")
-    return optimizer_of(solver).make(groups, solver)
+    optimizer = optimizer_of(solver).make(groups, solver)
+    optimizer.defaults["lr"] = rate  # by which the log knows the announced rate
+    return optimizer
 
 
 def check_rate(solver: CfgNode, *, is_given: bool) -> None:

@@ -288,6 +288,7 @@ def test_the_package_of_lvis_counts_with_todays_numpy(tmp_path):
         ("cityscapes_panoptic_seg", [], "cityscapes_panoptic_seg"),
         ("mine", [], "mine"),
         ("cityscapes_instance", ["MODEL.MASK_ON", False], "MODEL.MASK_ON False"),
+        ("cityscapes_instance", ["MODEL.META_ARCHITECTURE", "RetinaNet"], "RetinaNet"),
     ],
 )
 def test_data_that_nothing_here_can_evaluate(other_data, monkeypatch, kind, pairs, named):

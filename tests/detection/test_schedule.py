@@ -198,6 +198,7 @@ def test_each_group_has_its_rate_and_decay_of_adamw():
     model = _model()
     optimizer = build_optimizer(_config(*words), model)
     assert type(optimizer) is torch.optim.AdamW
+    assert optimizer.defaults["lr"] == 0.004  # which the log calls lr
     assert {tuple(group["betas"]) for group in optimizer.param_groups} == {(0.8, 0.95)}
     found = {
         parameter: (group["lr"], group["weight_decay"])

@@ -233,7 +233,9 @@ def _confused(run: Evidence) -> Iterator[Change]:
 
 
 def _loose(run: Evidence) -> Iterator[Change]:
-    if loose := run.places("localisation"):
+    loose = run.places("localisation")
+    # the boxes of a short run are loose themselves
+    if loose and not run.has_less_than(_SHORT):
         yield Change(
             "localisation",
             "Look at how tightly the annotations fit.",
