@@ -160,7 +160,8 @@ class RunWriter(HookBase):
         trainer, settings = self.trainer, self.trainer.settings
         written = self._resumed.get("written", trainer.start_iter - 1)
         folder = RunFolder(settings.output_dir)
-        folder.cut_metrics(written + 1)
+        # A state of commit 757bc69b has no values of the line that was due, but the file has it
+        folder.cut_metrics(trainer.start_iter if self._resumed.get("due") else written + 1)
         self._printer = CommonMetricPrinter(trainer.max_iter, window_size=1)
         metrics = JSONWriter(str(folder.metrics_file), window_size=1)
         metrics._last_write = written  # the file has what is older
