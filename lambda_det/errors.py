@@ -147,9 +147,8 @@ def printing(work: Callable[[], int]) -> int:
 
 
 def _leave_closed_pipes() -> bool:
-    """Write what is left for a closed pipe to nowhere, where Python's end would print a stack trace
-    about it; return whether there is such a pipe.
-    """
+    """Write what is left for a closed pipe to nowhere; return whether there is such a pipe."""
+    # Python's end would print a stack trace about it
     found = False
     for stream in (sys.stdout, sys.stderr):
         # as in printing(); and a full disk

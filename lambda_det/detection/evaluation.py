@@ -142,12 +142,10 @@ class TolerantCOCOEvaluator(COCOEvaluator):
             interruptible(evaluate)
 
     def _derive_coco_results(self, coco_eval, iou_type, class_names=None):
-        """As Detectron2's method, but a detector without detections has an AP of 0 and not of NaN.
-
-        The AP of each class has the name of its category, whatever the order of the run's classes.
-        AP_low and AP_high are the ends of the interval in which AP lies by chance of the images.
-        What :data:`lambda_det.detection.results.METRICS` makes of the matches is added.
-        """
+        """As Detectron2's method, but without detections AP is 0 and not NaN."""
+        # The AP of each class has the name of its category, whatever the order of the run's
+        # classes. AP_low and AP_high are the ends of the interval in which AP lies by chance of the
+        # images. What METRICS makes of the matches is added.
         places = self._metadata.get("thing_dataset_id_to_contiguous_id")
         names = class_names
         if coco_eval is not None and names is not None and places:

@@ -154,13 +154,11 @@ def distribute(
 
 
 def _store(rank: int, world_size: int) -> dist.Store:
-    """The store in which the processes find each other's addresses.
-
-    torchrun keeps one store over its restarts, and with PyTorch 2.15 a restarted process would read
-    the address of one that was killed. So each attempt has a prefix of its own. There is none where
-    torchrun makes a store for each attempt, because a torchrun that was started later than others
-    counts fewer attempts.
-    """
+    """The store in which the processes find each other's addresses."""
+    # torchrun keeps one store over its restarts, and with PyTorch 2.15 a restarted process would
+    # read the address of one that was killed. So each attempt has a prefix of its own. There is
+    # none where torchrun makes a store for each attempt, because a torchrun that was started later
+    # than others counts fewer attempts.
     store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=AT_LENGTH))
     is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_kept else "0"

@@ -238,12 +238,7 @@ def _start_processes(main: Main, args: argparse.Namespace, device_type: str) -> 
 
 
 def _meeting_place(args: argparse.Namespace) -> dist.TCPStore:
-    """The store in which all processes find each other; the first machine's command has it.
-
-    Raises:
-        ConfigError: the address cannot be, nobody answers there, or the machine of rank 0 has
-            another number of processes.
-    """
+    """The store in which all processes find each other; the first machine's command has it."""
     host, port = "localhost", 0  # so none of the processes has to find a free port
     if args.num_machines > 1:
         scheme, _, endpoint = args.dist_url.partition("://")
@@ -345,10 +340,8 @@ def under_torchrun() -> bool:
 
 
 def _join_torchrun(main: Main, args: argparse.Namespace, device: str, key: str) -> None:
-    """Run ``main(args)`` in this process, one of those that torchrun has started.
-
-    torchrun ends the others when one has failed, within ``--shutdown-timeout`` (30 s).
-    """
+    """Run ``main(args)`` in this process, one of those that torchrun has started."""
+    # torchrun ends the others when one has failed, within --shutdown-timeout (30 s)
     rank = int(os.environ["RANK"])
     if "TORCHELASTIC_RUN_ID" in os.environ:  # other launchers may end before their processes
         end_with_parent(os.getppid())

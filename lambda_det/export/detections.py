@@ -264,9 +264,7 @@ def _best(
 
 
 def _pool(pooler: poolers.ROIPooler, x: Sequence[Tensor], box_lists: list[Boxes]) -> Tensor:
-    """Pool every box on every level; on the levels of other boxes a box that costs little takes its
-    place.
-    """
+    """Pool every box on every level; boxes of other levels are exchanged for one of little cost."""
     boxes, batch = box_lists[0].tensor, x[0].shape[0]
     each = boxes.reshape(batch, -1, 4)
     images = torch.arange(batch, device=boxes.device)[:, None, None] + torch.zeros_like(

@@ -106,9 +106,7 @@ class ExportedDetector:
         return results
 
     def _canvas(self, image: Tensor) -> tuple[int, ...]:
-        """The height and width of the canvas for an image [3, H, W] alone; a larger one would
-        change its results.
-        """
+        """Height and width of the canvas for an image [3, H, W]; a larger one changes results."""
         stride = self.about["stride"]
         return tuple(self._fixed or [side + -side % stride for side in image.shape[1:]])
 

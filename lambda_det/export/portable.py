@@ -180,19 +180,15 @@ def _places(size: tuple[int, int], scope: Sequence[int], device: torch.device) -
 
 
 def _gather(x: Tensor, places: Tensor) -> Tensor:
-    """The vectors of [b, (H, W), c, d] at places [m, n]: [b, m, n, c, d], 0 beyond the map.
-
-    Runtimes need less time for this than for slices and transpositions.
-    """
+    """The vectors of [b, (H, W), c, d] at places [m, n]: [b, m, n, c, d], 0 beyond the map."""
+    # Runtimes need less time for this than for slices and transpositions
     padded = F.pad(x, (0, 0, 0, 0, 0, 1))
     return padded.index_select(1, places.flatten()).unflatten(1, places.shape)
 
 
 def _in_windows(embedding: Tensor) -> Tensor:
-    """[k, u, r_y, r_x] in each query's window of a tile, 0 elsewhere: [(y, x), k, (u, window)].
-
-    Its place lies as far from the window's corner as the query lies from the tile's.
-    """
+    """[k, u, r_y, r_x] in each query's window of a tile, 0 elsewhere: [(y, x), k, (u, window)]."""
+    # Its place lies as far from the window's corner as the query lies from the tile's
     edge = TILE - 1
     wide = F.pad(embedding, (edge, edge, edge, edge))
     windows = wide.unfold(2, embedding.shape[2] + edge, 1).unfold(3, embedding.shape[3] + edge, 1)

@@ -131,9 +131,8 @@ def pairs(run: Instances, file: Instances) -> tuple[Tensor, Tensor]:
 
 
 def _detections(detector: Detector, inputs: list[dict[str, Any]]) -> list[Instances]:
-    """What a detector finds on each image, a run's with its proposals in the order of ONNX, whose
-    sort is in the seconds of the run.
-    """
+    """What a detector finds on each image, a run's with its proposals in the order of ONNX."""
+    # Their sort is in the seconds of the run
     with torch.no_grad(), proposals_in_order():
         return [output["instances"].to("cpu") for output in detector(inputs)]
 

@@ -164,9 +164,7 @@ def evaluate(
 
 # ------------------------------------------------------------------------------------- its folder
 def _take_folder(folder: Path, *, is_named: bool) -> None:
-    """Make the folder of the results, or take that of an earlier evaluation as it is; refuse a run,
-    and a named one that this program did not write.
-    """
+    """Make the folder of the results, or take that of an earlier evaluation; refuse others."""
     RunFolder(folder).refuse_other_run()
     is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if is_named and not is_new and not (folder / MARK).is_file():
@@ -220,9 +218,7 @@ def _evaluated(task: DetectionTask, saved: SavedRun) -> Results:
 def _results(
     saved: SavedRun, folder: Path, task: DetectionTask, values: Results, source: str
 ) -> ResultsOnData:
-    """The figures of an evaluation beside the run's own; ``source`` names the user's labels, and is
-    "" for the data on which the run is evaluated.
-    """
+    """The figures of an evaluation beside the run's own; ``source`` is "" for the run's data."""
     home, averaged = Path(saved.origin.file).parent, saved.origin.averaged
     names = [name for name in task.components.test_names if is_coco(name)]
     files = [file for name in names for file in _images(*registered_files(name))]

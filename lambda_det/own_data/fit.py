@@ -183,12 +183,10 @@ def _masks(cfg: CfgNode, facts: Facts) -> list[Choice]:
 
 
 def _anchors(cfg: CfgNode, facts: Facts) -> list[Choice]:
-    """Anchors from the boxes at the size of training: a cluster for each level with its steps to
-    the next octave, as many ratios as in the file. A detector with a single level keeps its own.
-
-    256 pixels, 5 epochs, one seed, box AP / AP50: kangaroos 29.2 / 71.1, with the file's 21.8 /
-    59.9; pedestrians 62.6 / 98.6, with the file's 62.8 / 95.6.
-    """
+    """Anchors from the boxes at the size of training: a cluster for each level, and ratios."""
+    # A level has its steps to the next octave. A detector with a single level keeps its own. 256
+    # pixels, 5 epochs, one seed, box AP / AP50: kangaroos 29.2 / 71.1, with the file's 21.8 / 59.9;
+    # pedestrians 62.6 / 98.6, with the file's 62.8 / 95.6.
     generator, strides = cfg.MODEL.ANCHOR_GENERATOR, map_strides(cfg)
     counts = {len(sizes) for sizes in generator.SIZES}
     if len(facts.boxes) < LEAST_BOXES or len(strides) < 2 or len(counts) > 1:
@@ -223,9 +221,8 @@ def _anchors(cfg: CfgNode, facts: Facts) -> list[Choice]:
 
 
 def _clusters(logarithms: np.ndarray, count: int) -> list[float]:
-    """The centres, in rising order, of up to ``count`` clusters of numbers, given by their
-    logarithms: k-means from the quantiles, so the same boxes give the same anchors.
-    """
+    """The rising centres of up to ``count`` clusters of numbers, given by their logarithms."""
+    # It is k-means from the quantiles, so the same boxes give the same anchors
     rising = np.sort(logarithms)
     sums = np.concatenate([[0], np.cumsum(rising)])
     centres = np.unique(np.quantile(rising, (np.arange(count) + 0.5) / count))
@@ -263,9 +260,7 @@ def _detections(cfg: CfgNode, facts: Facts) -> list[Choice]:
 
 # --------------------------------------------------------------------------------------- the batch
 def _of_gpu(cfg: CfgNode, facts: Facts, machine: Machine) -> list[Choice]:
-    """What keeps a GPU busy: loader processes by the cores, and images of a step where the recipe
-    was made for a CPU.
-    """
+    """What keeps a GPU busy: loader processes, and images of a step of a recipe for a CPU."""
     cores = machine.cores // machine.processes
     loaders = min(max(cores - 1, 1), _MOST_LOADERS)
     why = f"{cores} cores for each process of the training"
@@ -289,9 +284,7 @@ def _of_gpu(cfg: CfgNode, facts: Facts, machine: Machine) -> list[Choice]:
 
 
 def _batch(cfg: CfgNode, facts: Facts, machine: Machine) -> list[Choice]:
-    """The batch that fits into the memory of the GPUs, if it is known; else the file's for that
-    number.
-    """
+    """The batch that fits into the memory of the GPUs, if it is known; else the file's."""
     solver, taken = cfg.SOLVER, cfg.RECIPE.MEMORY
     if "SOLVER.IMS_PER_BATCH" in cfg.RECIPE.KEEP:
         return []
@@ -397,9 +390,9 @@ def fit_schedule(cfg: CfgNode, images: int, whole_images: int | None = None) -> 
 
 
 def _learning_rate(cfg: CfgNode, batch: int) -> list[Choice]:
-    """The optimiser's usual rate. With clipped gradients Detectron2's for 16 images is right for 4
-    as well (projects/benchmarks/detectors.md).
-    """
+    """The optimiser's usual rate."""
+    # With clipped gradients Detectron2's for 16 images is right for 4 as well
+    # (projects/benchmarks/detectors.md)
     rate = optimizer_of(cfg.SOLVER).base_lr
     if rate is None:
         rate = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].base_lr
@@ -449,9 +442,8 @@ def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float)
 
 
 def _test_images(cfg: CfgNode, tiling: Tiling | None = None) -> int:
-    """The number of test images, or of their tiles; 0 where there are none, or where they are
-    missing, which the later check refuses.
-    """
+    """The number of test images, or of their tiles; 0 where there are none, or none is found."""
+    # The later check refuses what is missing
     with contextlib.suppress(UserError, OSError, LookupError):
         return number_of_images(cfg.DATASETS.TEST, tiling)
     return 0

@@ -362,11 +362,11 @@ def _tiles(
     classes: Sequence[str],
     others: Sequence[Record],
 ) -> tuple[list[Row], Tiling | None, list[str]]:
-    """Whether images are cut, and into which tiles: as large as the input, so that objects keep
-    their pixels, or larger where most objects would not fit into the overlap of two tiles, or where
-    even the smallest tenth can be reduced. And warnings where most objects are too small and
-    nothing is cut, and where the parts have other scales.
-    """
+    """Whether images are cut, and into which tiles; and warnings."""
+    # Tiles are as large as the input, so that objects keep their pixels, or larger where most
+    # objects would not fit into the overlap of two tiles, or where even the smallest tenth can be
+    # reduced. Warnings say where most objects are too small and nothing is cut, and where the parts
+    # have other scales.
     why = small_objects(size.sides(facts), facts, size.base, classes)
     beside = _tiles_of(facts, sizes, others)
     wanted = asked.tile
@@ -414,9 +414,7 @@ def _tiles(
 
 
 def _side_of_tiles(cfg: CfgNode, facts: Facts, long: float) -> int:
-    """The side of a tile by the rule, in pixels; ``long`` is the length that the overlap should
-    have.
-    """
+    """The side of a tile by the rule, in pixels; ``long`` is the length for the overlap."""
     least = STRIDES_PER_ANCHOR * min(map_strides(cfg) or [STRIDE // STRIDES_PER_ANCHOR])
     spare = max(1.0, float(np.quantile(np.sqrt(facts.boxes.prod(1)), _FEW_SMALL)) / least)
     side = max(cfg.INPUT.MIN_SIZE_TEST * spare, long / _LARGEST_OVERLAP)
@@ -424,10 +422,9 @@ def _side_of_tiles(cfg: CfgNode, facts: Facts, long: float) -> int:
 
 
 def _tiles_of(facts: Facts, sizes: np.ndarray, others: Sequence[Record]) -> int | None:
-    """The side of the tiles that the images to train on are, while images of another part are
-    whole: most are of the largest size, other images are longer, and objects have rather as many
-    pixels in both than the same share of an image. None where they are not.
-    """
+    """The side of the tiles that the training images are already, while another part is whole."""
+    # Most are of the largest size, other images are longer, and objects have rather as many pixels
+    # in both than the same share of an image. None where they are no tiles.
     theirs = Facts.of(others)
     if min(len(facts.boxes), len(theirs.boxes)) < LEAST_OF_CLASS:
         return None
@@ -441,9 +438,7 @@ def _tiles_of(facts: Facts, sizes: np.ndarray, others: Sequence[Record]) -> int 
 
 # ------------------------------------------------------------------------------- small objects
 def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Row], list[Choice]]:
-    """A map of half the stride, and then a larger input, where many objects are smaller than four
-    strides of the finest map.
-    """
+    """A map of half the stride, then a larger input, where many objects are below four strides."""
     cfg, strides, sides = size.cfg, map_strides(size.cfg), size.sides(facts)
     if len(sides) < LEAST_BOXES or not strides:
         return [], []

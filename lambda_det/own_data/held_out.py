@@ -178,9 +178,8 @@ def _halves(
 
 
 def _held_out(content: Mapping[str, Any], files: Mapping[str, Path], split: Split) -> set[Any]:
-    """The ids of the images of a file in COCO's format; ``files`` are theirs by their names in it,
-    which may be paths of another machine.
-    """
+    """The ids of the images to hold out; ``files`` are the images' by their names in the file."""
+    # Names may be paths of another machine
     names = [str(image["file_name"]) for image in content["images"]]
     if split.group_by:
         group_of = _groups_by(split.group_by, names)
@@ -218,9 +217,8 @@ def _groups_by(expression: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def _stratified(counts: Mapping[str, Counter], share: float) -> set[str]:
-    """The groups to hold out, such that a share of each class is: Sechidis et al., ECML 2011. Of
-    each group there are the images of each class, and all of them as None.
-    """
+    """The groups to hold out, such that a share of each class is: Sechidis et al., ECML 2011."""
+    # Of each group there are the images of each class, and all of them as None
     left: Counter = sum(counts.values(), Counter())
     wanted = [{kind: part * count for kind, count in left.items()} for part in (share, 1 - share)]
     waiting = dict(sorted(counts.items(), key=lambda row: _digest(row[0])))

@@ -102,9 +102,7 @@ def find_parts(
 
 
 def _log_folders(root: Path) -> None:
-    """Log what this program wrote among the data, and which folders of images have a word for a
-    part in their names, and are none.
-    """
+    """Log what this program wrote among the data, and folders that only look like parts."""
     if outputs := outputs_below(root):
         logger.info(f"{root}: not read, as this program wrote them: {listed(outputs)}")
     images = (path for path in walk(root) if path.suffix.lower() in SUFFIXES)
@@ -128,9 +126,8 @@ def _labelled(parts: Iterable[Part]) -> set[str]:
 
 
 def _unread(place: Path, name: str, parts: Iterable[Part]) -> list[Path]:
-    """The images of a folder that have labels in another format alone, or are of a format that is
-    not read, unless they are there in another one as well; they are logged.
-    """
+    """The images of a folder that have other labels alone, or are not read; they are logged."""
+    # Those that are there in a format that is read as well do not count
     there = {path: normal(path.stem) for path in walk(place)}
     images = {path: stem for path, stem in there.items() if path.suffix.lower() in SUFFIXES}
     left: list[Path] = []
@@ -239,9 +236,8 @@ def _contents(
 def _split(
     content: dict[str, Any], root: Path, home: Path, of_one: bool
 ) -> dict[str, dict[str, Any]]:
-    """Divide content into parts: by the folder of the labels below ``root``, their subset, or the
-    folder of the image below ``home``. A file of labels of one image has no part in its own name.
-    """
+    """Divide content into parts: by the folder of labels, their subset, or the image's folder."""
+    # A file of labels of one image has no part in its own name
     ids: dict[str, set[int]] = {}
     labelled: dict[str, list[Path]] = {}
     for image in content["images"]:

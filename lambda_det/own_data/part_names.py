@@ -54,11 +54,9 @@ def is_part_alone(name: str) -> bool:
 
 
 def _words_of(name: str) -> list[str]:
-    """The words of the name of a file or folder in small letters.
-
-    TrainImages has two words. TestTube has one, because it may be a class. Any spelling of
-    training and validation together is the word trainval, which is no word for a part.
-    """
+    """The words of the name of a file or folder in small letters."""
+    # TrainImages has two words. TestTube has one, because it may be a class. Any spelling of
+    # training and validation together is the word trainval, which is no word for a part.
     words = []
     for letters in _LETTERS.findall(name):
         inner = [word.lower() for word in _CAMEL_CASE.findall(letters)]

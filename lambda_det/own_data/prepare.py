@@ -149,9 +149,7 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
 
 # -------------------------------------------------------------------------------- the configuration
 def _start(given: _Given, config: CfgNode | None) -> _Start:
-    """The file of ``--config``, else the run that ``--resume`` continues, else the detector whose
-    checkpoint is MODEL.WEIGHTS, else a recipe, which is chosen by the machine.
-    """
+    """The file of ``--config``, or the run to continue, or an earlier detector, or a recipe."""
     args, given_keys, run = given.args, given.keys, given.run
     if config is not None:
         return _Start(config, args.config_file, {})
@@ -239,9 +237,8 @@ def _keys_of_flags(given: _Given, start: _Start) -> dict[str, Any]:
 
 
 def _time_to_spend(given: _Given, begun: float) -> dict[str, Any]:
-    """The keys of ``--time``, until the first steps are timed; a run that is resumed keeps its
-    schedule, once it is set. The command had begun at ``begun``, by ``time.monotonic``.
-    """
+    """The keys of ``--time``, whose command began at ``begun``, by ``time.monotonic``."""
+    # They count until the first steps are timed. A resumed run keeps its schedule, once it is set
     run = given.run
     if given.args.time is None:
         return {}
@@ -256,9 +253,8 @@ def _time_to_spend(given: _Given, begun: float) -> dict[str, Any]:
 def _fitted(
     given: _Given, start: _Start, cfg: CfgNode, rows: list[Row], *, is_derived: bool
 ) -> dict[str, Any]:
-    """The keys that follow from the data, of which two tables of the log say why; sizes and tiles
-    alone, or more (``is_derived``). ``cfg`` has the keys that are known by now.
-    """
+    """The keys that follow from the data: sizes and tiles, or more where ``is_derived``."""
+    # Two tables of the log say why. ``cfg`` has the keys that are known by now.
     args, run = given.args, given.run
     continued = run is not None and Path(start.file).resolve() == run.file.resolve()
     tile = _tile_to_fit(given)
@@ -333,9 +329,7 @@ def _show(rows: Sequence[Row]) -> None:
 
 
 def _told(cfg: CfgNode, known: CfgNode, choices: Sequence[Choice]) -> dict[str, Any]:
-    """The values of choices without keys that are kept; log a table of all, which calls the values
-    of ``known`` given.
-    """
+    """The values of choices without keys that are kept; log all, beside the given of ``known``."""
     if not choices:
         return {}
     rows: list[tuple[str, Any, Any, str]] = []

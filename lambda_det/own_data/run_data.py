@@ -81,10 +81,7 @@ def write_data(args: argparse.Namespace, folder: Path, parts: Parts, labels: str
 
 
 def _refuse_folder_of_data(args: argparse.Namespace, folder: Path) -> None:
-    """
-    Raises:
-        ConfigError: the folder of the run has images of the data, which would be no data later.
-    """
+    """Refuse a folder of the run with images of the data, which would be no data later."""
     named = (args.data, args.train_json, args.train_images, args.test_json, args.test_images)
     places = [os.path.realpath(place) for place in named if place and os.path.isdir(place)]
     here = os.path.realpath(folder)

@@ -139,10 +139,8 @@ def choose_recipe(given: Mapping[str, str], machine: Machine) -> Recipe:
 
 
 def _why_not(url: str, given: str | None) -> str:
-    """Why the weights of a recipe cannot be taken; "" if they can, or others are given.
-
-    They must be whole and in this package, or in the cache, or there is a connection.
-    """
+    """Why the weights of a recipe cannot be taken; "" if they can, or others are given."""
+    # They must be whole and in this package, or in the cache, or there is a connection
     if given is not None:
         return "" if given else "MODEL.WEIGHTS is given as empty"
     if url.startswith("lambda://"):
@@ -160,9 +158,8 @@ def _why_not(url: str, given: str | None) -> str:
 
 @functools.cache
 def _is_connected() -> bool:
-    """Whether the host of timm's weights answers; it is asked once, and not if HF_HUB_OFFLINE is
-    set.
-    """
+    """Whether the host of timm's weights answers; not asked if HF_HUB_OFFLINE is set."""
+    # It is asked once
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         return False
     try:

@@ -63,10 +63,7 @@ class TimeBudget(HookBase):
             self._set_schedule()
 
     def _set_schedule(self) -> None:
-        """
-        Raises:
-            ConfigError: no epoch fits.
-        """
+        """Set as many epochs as fit, or refuse the time where none does."""
         cfg, images = self._task.config, self._images()
         left, step, evaluation = self._measured()
         done = self.trainer.iter + 1
@@ -98,11 +95,10 @@ class TimeBudget(HookBase):
         )
 
     def _set_length(self) -> None:
-        """Make the run longer or shorter by what its steps and evaluations took.
-
-        After whole periods between evaluations fewer steps than half a period are left out, because
-        the evaluation at their end would be wasted. Where nothing fits any more, the run is over.
-        """
+        """Make the run longer or shorter by what its steps and evaluations took."""
+        # After whole periods between evaluations fewer steps than half a period are left out,
+        # because the evaluation at their end would be wasted. Where nothing fits any more, the run
+        # is over.
         cfg, done = self._task.config, self.trainer.iter + 1
         left, step, evaluation = self._measured()
         period = cfg.TEST.EVAL_PERIOD

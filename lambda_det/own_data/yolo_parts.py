@@ -101,11 +101,9 @@ def _places(file: Path, part: str, key: str, value: Any, homes: Iterable[Path]) 
 
 
 def _place(value: str, homes: Iterable[Path]) -> Path | None:
-    """The folder or list of images that data.yaml names, from one of the folders ``homes``.
-
-    Roboflow's paths are one level too high, where another data set may be. For a path of another
-    machine the last parts suffice, if they have the word for the part.
-    """
+    """The folder or list of images that data.yaml names, from one of the folders ``homes``."""
+    # Roboflow's paths are one level too high, where another data set may be. For a path of another
+    # machine the last parts suffice, if they have the word for the part.
     text = value.strip().replace("\\", "/")
     texts = [text.replace("../", ""), text]
     parts = [part for part in text.split("/") if part not in ("", ".", "..")]
@@ -143,8 +141,8 @@ def _images_in(
 
 
 def _listed(list_file: Path, root: Path, homes: Iterable[Path]) -> Iterator[Path]:
-    """The images of a list, by whole paths, from its own folder, from the folder of data.yaml, or
-    by the ends of paths of another machine."""
+    """The images of a list: whole paths, or from one of the folders ``homes``, or by their ends."""
+    # Ends are of paths of another machine
     images = None
     for where, text in lines_of_list(list_file):
         tried = (Path(os.path.abspath(home / text)) for home in (list_file.parent, *homes))

@@ -186,10 +186,8 @@ _CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _complete(model: dict[str, Tensor], *, frozen: bool) -> None:
-    """Adapt the norms: their frozen norms add nothing to the variance, and ours add 1e-5.
-
-    Detectron2's RetinaNet also has a bias before a norm.
-    """
+    """Adapt the norms: their frozen norms add nothing to the variance, and ours add 1e-5."""
+    # Detectron2's RetinaNet also has a bias before a norm
     for name, tensor in list(model.items()):
         if frozen and name.endswith("running_var"):
             model[name] = (tensor.double() - 1e-5).to(tensor.dtype)

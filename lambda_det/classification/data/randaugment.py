@@ -183,11 +183,9 @@ def _blend_with_grey(image: np.ndarray, grey: int, factor: float) -> np.ndarray:
 
 
 def _blend(other: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
-    """``other + factor * (image - other)``, clipped to 0..255 and truncated to integers.
-
-    The reference and Pillow compute it in float32. OpenCV rounds, so half is subtracted; slightly
-    less than half, so an integer stays the same in spite of rounding errors.
-    """
+    """``other + factor * (image - other)``, clipped to 0..255 and truncated to integers."""
+    # The reference and Pillow compute it in float32. OpenCV rounds, so half is subtracted; slightly
+    # less than half, so an integer stays the same in spite of rounding errors.
     return cv2.addWeighted(image, factor, other, 1 - factor, 2**-10 - 0.5)
 
 

@@ -130,9 +130,8 @@ def _is_list(place: Path) -> bool:
 def _placed(
     rows: Iterable[LabelledImage], are_alone: bool, images: NamedImages, findings: Findings
 ) -> dict[Path, LabelledImage]:
-    """Labelled images that exist, by their files; a file of labels of one image may have its name.
-    Where no image exists, and where two labels name the same one, they are refused.
-    """
+    """Labelled images that exist, by their files; missing and doubly named ones are refused."""
+    # A file of labels of one image may have its name
     missing: list[tuple[LabelledImage, MissingImage]] = []
     placed: dict[Path, LabelledImage] = {}
     for row in rows:
@@ -162,14 +161,9 @@ def _names_of_labels(image: str) -> tuple[str, str]:
 
 
 def _image_of(row: LabelledImage, is_alone: bool, images: NamedImages, findings: Findings) -> Path:
-    """The file of a labelled image.
-
-    Images may have been renamed since they were labelled: the name of the file of labels counts
-    where the one in it leads to no image. If both lead to images, nobody knows which is meant.
-
-    Raises:
-        DataError: it is not there, or it is not clear which one it is.
-    """
+    """The file of a labelled image."""
+    # Images may have been renamed since they were labelled: the name of the file of labels counts
+    # where the one in it leads to no image. If both lead to images, nobody knows which is meant.
     where, home, own = str(row.source), row.source.parent, row.source.stem
     names = [f"{row.subset}/{row.name}", row.name] if row.subset else [row.name]
     if not is_alone or normal(own) in _names_of_labels(row.name):
@@ -190,9 +184,8 @@ def _image_of(row: LabelledImage, is_alone: bool, images: NamedImages, findings:
 
 
 def _without_labels(used: Collection[Path], images: NamedImages) -> list[Path]:
-    """The images that no labels name, without drawings of the labels, which have the names of
-    images.
-    """
+    """The images that no labels name, without drawings of the labels."""
+    # Drawings have the names of images
     names = {normal(path.stem) for path in used}
     return [path for path in images.paths if path not in used and normal(path.stem) not in names]
 
@@ -201,9 +194,8 @@ def _without_labels(used: Collection[Path], images: NamedImages) -> list[Path]:
 def _content(
     placed: Mapping[Path, LabelledImage], folder: Path, classes: Sequence[str]
 ) -> dict[str, Any]:
-    """The lists of a file in COCO's format; ``check`` and the reader of records find out whether a
-    size that labels state is the image's.
-    """
+    """The lists of a file in COCO's format."""
+    # The check and the reader of records find out whether a size that labels state is the image's
     ids = {name: number for number, name in enumerate(classes, 1)}
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []

@@ -91,12 +91,8 @@ def format_of(file: Path) -> str | None:
 
 @functools.cache
 def _sign(file: Path, *version: int) -> str | None:
-    """The first sign of a format that is at the top of a file, which may be broken behind it.
-
-    Args:
-        file: it is read as far as it takes.
-        version: its time and size; a changed file is read again.
-    """
+    """The first sign of a format that is at the top of a file; ``version`` tells a changed one."""
+    # The file may be broken behind it, and is read as far as it takes
     content = file.read_bytes()
     if file.suffix.lower() in (".yaml", ".yml"):
         return "names:" if _YOLO.search(decoded(content)) else None
@@ -116,10 +112,8 @@ _YOLO = re.compile(
 
 
 def _json_keys(text: str) -> Iterator[str]:
-    """The keys of a JSON object in their order, and ``*.key`` for the keys of its entries.
-
-    A value is parsed only when the next key is asked for; at a mistake the keys end.
-    """
+    """The keys of a JSON object in their order, and ``*.key`` for the keys of its entries."""
+    # A value is parsed only when the next key is asked for; at a mistake the keys end
     decoder, start = json.JSONDecoder(), _OPENING.match(text)
     with contextlib.suppress(ValueError, RecursionError):
         while start:

@@ -76,10 +76,8 @@ class NamedImages(ImageFolder):
 
 
 def _nearest(images: set[Path], home: Path) -> set[Path]:
-    """The images that share most names of folders with a file of labels.
-
-    Pascal VOC has drawings of its labels beside JPEGImages.
-    """
+    """The images that share most names of folders with a file of labels."""
+    # Pascal VOC has drawings of its labels beside JPEGImages
     images = {path for path in images if path.parent.name == "JPEGImages"} or images
     names = set(home.absolute().parts)
     shared = {path: len(names.intersection(path.absolute().parts)) for path in images}

@@ -37,9 +37,9 @@ def read_xml(file: Path) -> ElementTree.Element:
 
 
 def _in_utf_8(content: bytes) -> bytes:
-    """The content as expat can parse it, which has few encodings, and wants a declaration at the
-    beginning: in UTF-8 without one. Blank lines stay, because messages count lines.
-    """
+    """The content in UTF-8, without a declaration, as expat can parse it."""
+    # Expat has few encodings, and wants a declaration at the beginning. Blank lines stay, because
+    # messages count lines
     if declared := _DECLARED.match(content):
         with contextlib.suppress(LookupError, UnicodeDecodeError):
             content = content.decode(declared[1].decode()).encode()

@@ -90,11 +90,9 @@ def _lines(labels: Path) -> list[tuple[str, list[str]]]:
 
 
 def _are_poses(lines: Sequence[Sequence[str]]) -> bool:
-    """Whether lines are a class, a box and the points of a pose rather than polygons.
-
-    All have as many points, two or more, which lie in the box. By chance the corners of polygons
-    also lie in the box that their first two would make, but are not spread over it.
-    """
+    """Whether lines are a class, a box and the points of a pose rather than polygons."""
+    # All have as many points, two or more, which lie in the box. By chance the corners of polygons
+    # also lie in the box that their first two would make, but are not spread over it.
     try:
         numbers = np.array([words[1:] for words in lines], float)
     except ValueError:  # another number of words in some lines
@@ -177,10 +175,8 @@ def _find_equal_names(file: Path, names: dict[int, str], findings: Findings) -> 
 def _compare_names(
     file: Path, names: dict[int, str], folders: Iterable[Path], findings: Findings
 ) -> None:
-    """Look for another list of names, beside this one or the labels, that contradicts it.
-
-    labelImg writes classes.txt beside the labels, and it numbers the classes in that order.
-    """
+    """Look for another list of names, beside this one or the labels, that contradicts it."""
+    # labelImg writes classes.txt beside the labels, and it numbers the classes in that order
     places = {file.parent, *folders, *(f.parent for f in folders if f.parent.name == "labels")}
     for path in sorted(place / name for place in places for name in os.listdir(place)):
         if path.name.lower().endswith(_LISTS) and is_list_of_names(path):
@@ -193,11 +189,7 @@ def _compare_names(
 
 
 def _far_labels(images: NamedImages, home: Path, findings: Findings) -> dict[Path, Path]:
-    """The only label file of the name of each image below the data, in its part or in none.
-
-    Raises:
-        DataError: there are several.
-    """
+    """The only label file of the name of each image below the data, in its part or in none."""
     root = Path(os.path.commonpath([images.folder.absolute(), home.absolute()]))
     named: dict[str, set[Path]] = {}
     for path in (*walk(images.folder), *walk(home)):
@@ -221,9 +213,7 @@ def _far_labels(images: NamedImages, home: Path, findings: Findings) -> dict[Pat
 
 
 def _label_files(image: Path, beside_names: Path, listing: Listing) -> Iterator[Path]:
-    """The label files of an image: in labels/ where its path has images/, beside it, and beside the
-    names.
-    """
+    """The label files of an image: in labels/ for images/, beside it, and beside the names."""
     for place in (_among_labels(image), image.absolute(), beside_names.absolute()):
         if labels := listing(place.parent).get(normal(place.stem)):
             yield labels
