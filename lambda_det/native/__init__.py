@@ -132,7 +132,8 @@ def new_map(like: Tensor, *shape: int) -> Tensor:
 
     The result of a function of autograd must be no view, or it could not be changed in place.
     """
-    return torch.empty(shape, dtype=like.dtype, memory_format=torch.channels_last)
+    last = torch.channels_last
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=last)
 
 
 def longs(numbers: Iterable[int]) -> ctypes.Array:

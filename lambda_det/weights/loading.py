@@ -312,7 +312,9 @@ def _check_structure(
     model: nn.Module, state: Mapping[str, Tensor], path: str | Path, about: Mapping[str, Any]
 ) -> None:
     """Refuse an imported detector with other modules than the model; only masks may be missing."""
-    tensors = [_without_classes(model.state_dict()), _without_classes(state)]
+    # Imported files have no counters
+    weights = ({n: t for n, t in x.items() if is_weight(n)} for x in (model.state_dict(), state))
+    tensors = [*map(_without_classes, weights)]
     keys = []
     for module, keys_of_module in _STRUCTURE.items():
         here, there = ({n: t.shape for n, t in x.items() if n.startswith(module)} for x in tensors)

@@ -295,6 +295,15 @@ def test_layers_of_other_classes_start_afresh(recipe):
 
 
 @pytest.mark.slow
+def test_norms_that_are_trained_have_counters_which_their_file_lacks():
+    names = ("FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
+    pairs = [word for name in names for word in (f"MODEL.{name}.NORM", "BN")]
+    recipe = "mask_rcnn_resnet50_coco"
+    report = load(on_meta(read(recipe, *pairs)), "w.pth", _imported(recipe))
+    assert report.afresh == report.unused == ()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("theirs", "ours", "pairs", "key"),
     [

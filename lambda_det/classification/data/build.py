@@ -45,7 +45,7 @@ def build_sources(cfg: CfgNode) -> Sources:
         DataError: the data are missing or damaged, or their classes differ.
     """
     data = cfg.DATA
-    if not (data.VAL or data.HELD_OUT):
+    if data.FORMAT == "folder" and not (data.VAL or data.HELD_OUT):
         raise ConfigError(
             "DATA.VAL is empty and DATA.HELD_OUT is 0, so there is nothing to evaluate on; give "
             "one of them."
