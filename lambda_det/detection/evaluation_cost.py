@@ -44,6 +44,8 @@ def number_of_images(names: Iterable[str], tiling: Tiling | None = None) -> int:
             images = file_report(metadata.json_file, metadata.image_root).files
         else:
             images = DatasetCatalog.get(name)
-        for one in images:
-            count += 1 if tiling is None else len(tiling.tiles(one["height"], one["width"]))
+        if tiling is None:
+            count += len(images)
+        else:
+            count += sum(len(tiling.tiles(one["height"], one["width"])) for one in images)
     return count

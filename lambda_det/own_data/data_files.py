@@ -6,11 +6,9 @@ import argparse
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
-from lambda_det.detection.data.coco_format import READER
+from lambda_det.detection.data.coco_format import read_json
 from lambda_det.errors import ConfigError, DataError
-from lambda_det.files import read_text
 from lambda_det.own_data.fit_input import Row
 from lambda_det.own_data.flags import PARTS
 from lambda_det.own_data.held_out import Split, hold_out, smallest_share
@@ -69,12 +67,12 @@ def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> tup
 
 def digest(file: str) -> str:
     """A digest of labels in COCO's format, wherever those lay of which they were made."""
-
-    def without_places(entry: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in entry.items() if key not in ("source", READER)}
-
-    content = json.loads(read_text(file), object_hook=without_places)
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    content = read_json(file)
+    lists = [content.get(name) or [] for name in ("images", "annotations", "categories")]
+    for entry in (entry for one in lists if isinstance(one, list) for entry in one):
+        if isinstance(entry, dict):
+            entry.pop("source", None)
+    return hashlib.sha256(json.dumps(lists, sort_keys=True).encode()).hexdigest()
 
 
 def read_labels(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Parts:

@@ -117,6 +117,9 @@ def run(args: argparse.Namespace) -> None:
     images = plan_files(args.input, args.output, args.overwrite)
     labels = Path(args.output, "labels.json" if args.format == "coco" else "labels")
     made = [args.csv, counts_file(args.csv)] if args.csv else []
+    written = [Path(file).resolve() for file in (args.json, *made) if file]
+    if len(set(written)) < len(written):
+        raise ConfigError("--json and --csv write to one file; name another one.")
     for file in filter(None, (args.json, *made)):
         refuse_existing(file, args.overwrite)
     if args.format:

@@ -68,5 +68,5 @@ def root_name(content: bytes) -> str | None:
     events = ElementTree.iterparse(io.BytesIO(_in_utf_8(content)), ("start",))
     with contextlib.suppress(ElementTree.ParseError, LookupError, ValueError):
         for _, root in events:
-            return root.tag
+            return root.tag.rpartition("}")[2]  # without a namespace
     return None
