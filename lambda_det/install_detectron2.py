@@ -125,7 +125,8 @@ def find_installed() -> str | None:
             "import detectron2 as d, detectron2.modeling; print(d.__version__, 'in', d.__path__[0])"
         )
     except NotInstalled as error:
-        if str(error).endswith("No module named 'detectron2'"):
+        # A folder of that name on PYTHONPATH is no package
+        if str(error).endswith(("'detectron2'", "named 'detectron2.modeling'")):
             return None
         raise NotInstalled(
             f"there is one that cannot be imported ({error}); repair it, or remove it with "

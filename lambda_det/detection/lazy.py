@@ -16,7 +16,7 @@ from detectron2.layers import ShapeSpec
 from detectron2.utils.registry import _convert_target_to_string
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
-from omegaconf import DictConfig, OmegaConf, SCMode
+from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode
 
 from lambda_det.config import FIXED, FREE, PYTHON_TAG, REMOVED_KEYS, SAMPLES
 from lambda_det.config import KEYS as YAML
@@ -136,16 +136,14 @@ def lazy_code(what: str) -> Iterator[None]:
         ) from error
 
 
-_ABSENT = object()
-
-
 def _check_key(config: DictConfig, key: str) -> None:
     """Refuse a key that is neither there nor an argument of a node's target: a typing error."""
     # Detectron2 adds it to the configuration, where nothing reads it
-    section = key.rpartition(".")[0]
+    section, _, name = key.rpartition(".")
     node = OmegaConf.select(config, section) if section else config
     is_call = isinstance(node, DictConfig) and "_target_" in node
-    if is_call or OmegaConf.select(config, key, default=_ABSENT) is not _ABSENT:
+    numbers = range(len(node)) if isinstance(node, ListConfig) else ()
+    if is_call or name in map(str, node if isinstance(node, DictConfig) else numbers):
         return
     raise ConfigError(
         f"The command line sets {key}, which the configuration does not have (+{key}=... adds it)"

@@ -20,9 +20,11 @@ from lambda_det.own_data.layouts import find_images, find_parts
 Parts = dict[str, tuple[str, str]]
 
 
-def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> tuple[Parts, str]:
+def read_data(
+    args: argparse.Namespace, temporary: Path, rows: list[Row]
+) -> tuple[Parts, dict[str, str]]:
     """The data that flags name, with images held out where nothing to evaluate on is named; and the
-    digest of all labels to train on, "" for none.
+    digests of the parts before that.
 
     Args:
         args: of the command line.
@@ -38,7 +40,7 @@ def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> tup
     if args.val_share and args.test_json:
         raise ConfigError("--val-share is for data without a --test-json; give one of them.")
     parts = read_labels(args, temporary, rows)
-    whole = digest(parts["train"][0]) if "train" in parts else ""
+    digests = {part: digest(file) for part, (file, _) in parts.items()}
     if args.single_class:
         rows.append(("classes", "one", "--single-class"))
         parts = {
@@ -57,12 +59,12 @@ def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> tup
     if not split.share:
         if split.group_by or split.stratify:
             raise ConfigError("--group-by and --stratify need a --val-share.")
-        return parts, whole
+        return parts, digests
     if "train" not in parts:
         raise ConfigError("--val-share needs --data or --train-json, to hold out some images.")
     labels, images = parts["train"]
     train, test = hold_out(labels, images, split, folder=temporary)
-    return {**parts, "train": (train, images), "test": (test, images)}, whole
+    return {**parts, "train": (train, images), "test": (test, images)}, digests
 
 
 def digest(file: str) -> str:

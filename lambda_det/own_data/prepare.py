@@ -120,7 +120,7 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as place:
         temporary = Path(place)
         has_data = run is not None and bool(run.sources)
-        parts, digest = ({}, "") if has_data else read_data(args, temporary, rows)
+        parts, digests = ({}, {}) if has_data else read_data(args, temporary, rows)
         given = _Given(args, given_keys, folder, run, parts, temporary)
         start = _start(given, config)
         flags = _keys_of_flags(given, start) | _time_to_spend(given, begun)
@@ -134,7 +134,7 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
         if has_data:
             files = run.data(args, given_keys, temporary)
         else:
-            files = write_data(args, folder, parts, digest)
+            files = write_data(args, folder, parts, digests)
         is_temporary = Path(start.file).parent == temporary
         file = str(keep_file(start.file, folder)) if is_temporary else start.file
         keys |= files

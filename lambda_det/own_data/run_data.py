@@ -37,14 +37,16 @@ FILE_KEYS = [f"DATASETS.{part.upper()}_{what}" for part in PARTS for what in ("J
 
 
 # ---------------------------------------------------------------------------------- a run begins
-def write_data(args: argparse.Namespace, folder: Path, parts: Parts, labels: str) -> dict[str, str]:
+def write_data(
+    args: argparse.Namespace, folder: Path, parts: Parts, digests: Mapping[str, str]
+) -> dict[str, str]:
     """Write the parts of own data into the folder of a run that begins or is only evaluated.
 
     Args:
         args: of the command line.
         folder: of the run.
         parts: that it names.
-        labels: their digest, by which a run that is resumed knows labels that have changed.
+        digests: of its labels, by which a run that is resumed knows those that have changed.
 
     Returns:
         The keys that name the files.
@@ -71,7 +73,7 @@ def write_data(args: argparse.Namespace, folder: Path, parts: Parts, labels: str
             keys |= _keys_of(part, path, images)
     if not args.eval_only:
         sources = {
-            "digest": labels,
+            "digests": digests,
             "single_class": bool(args.single_class),
             "tile": args.tile,
             "rest": rest,
@@ -183,8 +185,12 @@ class PreparedRun:
             if args.test_json:
                 raise
             return keys
-        before = self.sources.get("digest")  # earlier versions wrote others
-        if before and "train" in today and digest(today["train"][0]) != before:
+        before = self.sources.get("digests", {})
+        # Of a part that was held out there is nothing to compare
+        labels = {part: file for part, (file, _) in today.items() if part in before}
+        if args.test_json:
+            labels.pop("test", None)
+        if any(digest(file) != before[part] for part, file in labels.items()):
             logger.warning(
                 f"The labels in {args.data or args.train_json} have changed since the run in "
                 f"{folder} began, which goes on with its own; another --output trains on the new "

@@ -22,7 +22,7 @@ from torch import nn
 from lambda_det.config import FIXED, FREE, on_resume
 from lambda_det.detection import DetectionTask, load_lazy_config
 from lambda_det.detection.data import register_shapes
-from lambda_det.detection.lazy import dump_lazy, read_saved
+from lambda_det.detection.lazy import _check_key, dump_lazy, read_saved
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.run_folder import RunFolder
@@ -236,6 +236,16 @@ def test_the_objects_of_a_saved_file(tmp_path):
     read = read_saved(ConfigFile(file))
     assert read == objects | {"c": (1, 2)}
     assert OmegaConf.create(read, flags={"allow_objects": True}).a == objects["a"]
+
+
+def test_a_value_that_is_left_to_the_command_line():
+    """And a list's items have keys as well."""
+    config = OmegaConf.create({"train": {"x": "???", "steps": [1, 2]}})
+    for key in ("train.x", "train.steps.1"):
+        _check_key(config, key)
+    for key in ("train.y", "train.steps.2", "train.x.z"):
+        with pytest.raises(ConfigError, match=key):
+            _check_key(config, key)
 
 
 @pytest.mark.parametrize(

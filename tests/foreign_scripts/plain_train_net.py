@@ -45,6 +45,9 @@ def main(args):
             multiprocessing_context="spawn" if workers else None,
         )
         print("doubled", *(int(x) for x in loader))
+    if torch.distributed.is_initialized():
+        # PyTorch may abort the end of a process that leaves its group as it is
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

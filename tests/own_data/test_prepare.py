@@ -520,6 +520,17 @@ def test_a_run_keeps_its_labels_and_says_so(run, data, change):
     assert prepared(*words[2:]).config.DATASETS.TRAIN_JSON == cfg.DATASETS.TRAIN_JSON
 
 
+def test_changed_labels_to_evaluate_on_are_named(data):
+    for part in ("train", "val"):
+        shutil.copytree(data, data.parent / "parts" / part)
+    words = "--data", data.parent / "parts", "--output", data.parent / "run"
+    begun(prepared(*words))
+    assert not warned(prepared(*words, "--resume"))
+    label(data.parent / "parts/val", 3, side=25)
+    (message,) = warned(prepared(*words, "--resume"))
+    assert str(data.parent / "parts") in message
+
+
 def test_other_images_to_evaluate_on(run, data):
     """In a training that goes on, and alone; labels of any format."""
     words, cfg = run
@@ -557,6 +568,7 @@ REFUSED = [
     ("--test-json", *OWN, "--val-share", "0.5", "--test-json", "DATA"),
     ("--val-share", *OWN, "--val-share", "0", "--group-by", "a"),
     ("nowhere", *OWN, "--test-json", "nowhere"),
+    ("broken.json", "--train-json", "BROKEN", "--train-images", "DATA"),
     ("--train-json", *BASE, "--images", "DATA"),
     ("--size is 8", *OWN, "--size", "8"),
     ("MAX_SIZE_TEST", *OWN, "--size", "64", "INPUT.MAX_SIZE_TEST", "600"),
@@ -574,7 +586,10 @@ REFUSED = [
 @pytest.mark.parametrize("row", REFUSED, ids=" ".join)
 def test_what_cannot_be_chosen_is_refused(row, data):
     named, *words = row
-    words = [data if word == "DATA" else word for word in words]
+    broken = data.parent / "broken.json"
+    broken.write_text('{"images": [')
+    places = {"DATA": data, "BROKEN": broken}
+    words = [places.get(word, word) for word in words]
     with pytest.raises((ConfigError, DataError, WeightsError), match=named):
         prepared("--output", data.parent / "run", *words)
     assert not (data.parent / "run").exists()

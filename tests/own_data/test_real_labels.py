@@ -116,6 +116,11 @@ CASES = {
         "1 cup",
         "2 images",
     ),
+    "Pascal VOC with a namespace": (
+        of_voc() | {"a.xml": voc("a.png", BOX).replace("<annotation>", '<annotation xmlns="x:y">')},
+        0,
+        "labels of Pascal VOC",
+    ),
     "Pascal VOC behind blank lines": (
         of_voc() | {"a.xml": f'\n\n<?xml version="1.0"?>{voc("a.png", BOX)}'},
         0,

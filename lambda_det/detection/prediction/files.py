@@ -258,6 +258,8 @@ def _draw_video(
         # The end of a file is written on release, which reports no full disk
         if cv2.VideoCapture(str(temporary)).get(cv2.CAP_PROP_FRAME_COUNT) < drawn:
             raise OSError("frames are missing in it; look whether the disk has free space")
+    if drawn < announced:
+        logger.warning("%s ends after %d of %d frames.", image.source, drawn, announced)
     return counts, drawn
 
 

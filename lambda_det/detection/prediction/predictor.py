@@ -331,6 +331,9 @@ class Predictor:
         self.origin = Origin(*(detector.about.get(key) for key in ("weights", "step", "averaged")))
         self.class_names = detector.about.get("classes")
         self.best_score = usable_score(detector.about.get("best_score"))
+        least = detector.about.get("score_threshold") or 0.0
+        if least > self.score_threshold:
+            logger.warning(f"{path} leaves out instances whose score is below {least:g}")
         if "min_size_test" not in detector.about:
             logger.warning(
                 f"{path} does not say how its evaluation resizes images, which does more to them "

@@ -56,6 +56,7 @@ def test_keys_at_the_end_change_the_model_which_computes_in_bfloat16(run, image,
         (("MODEL.WEIGHTS", "other.pth"), "name the checkpoint"),
         (("detector.onnx", "--raw"), "--raw"),
         (("detector.onnx", "MODEL.DEVICE", "cpu"), "MODEL.DEVICE"),
+        (("--json", "a.csv", "--csv", "a.csv"), "--csv"),
     ],
 )
 def test_mistakes_end_in_one_sentence(run, image, tmp_path, capsys, more, words):

@@ -306,18 +306,19 @@ def test_a_video_keeps_its_frames_rate_and_size(predictor, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_film_of_odd_sides_keeps_its_last_pixels(predictor, tmp_path, monkeypatch):
-    """Read by a stand-in, because OpenCV writes no such film."""
+def test_a_film_of_odd_sides_keeps_its_last_pixels(predictor, tmp_path, monkeypatch, caplog):
+    """Read by a stand-in, because OpenCV writes no such film; it breaks off before its end."""
     frames, real = [plain(33, 65, 90)] * 2, cv2.VideoCapture
     film = SimpleNamespace(
         read=lambda left=[*frames, None]: (True, left.pop(0)),
-        get={cv2.CAP_PROP_FRAME_COUNT: 2, cv2.CAP_PROP_FPS: 10}.get,
+        get={cv2.CAP_PROP_FRAME_COUNT: 3, cv2.CAP_PROP_FPS: 10}.get,
     )
     (tmp_path / "odd.avi").touch()
     planned = plan_files([tmp_path / "odd.avi"], tmp_path / "out", False)
     monkeypatch.setattr(cv2, "VideoCapture", lambda p: film if p.endswith("odd.avi") else real(p))
     result = predict(predictor, planned)
     assert real(str(result.written[0])).read()[1].shape == (34, 66, 3)
+    assert "odd.avi ends after 2 of 3 frames" in caplog.text
 
 
 # What OpenCV's writer of videos says where the disk is full: 5 says so, 4 does not
