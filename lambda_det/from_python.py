@@ -171,7 +171,7 @@ class Run:
 
         Args:
             output: an .html file; None for report.html in the folder.
-            options: ``dataset``, ``score`` and ``images``, see
+            options: ``dataset``, ``score`` and ``pictures``, see
                 :func:`lambda_det.own_data.report.run_page.build_report`.
         """
         from lambda_det.own_data.report.run_page import write_report

@@ -159,6 +159,7 @@ def test_one_process_is_this_one():
         ("cuda", 1, 0, "sees 0: .*add MODEL.DEVICE cpu"),
         ("cuda", 4, 2, "--num-gpus 4 .*sees 2"),
         ("cuda:3", 1, 2, "cuda:3 .*sees 2"),
+        ("cuda:999", 1, 2, "cuda:999 .*sees 2"),
         ("cuda:0", 2, 2, "cuda:0 with --num-gpus 2"),
         ("graphics", 1, 0, "graphics"),
     ],
