@@ -145,11 +145,11 @@ def background(report: Report) -> list[Choice]:
         return []
     key, what = "DATALOADER.FILTER_EMPTY_ANNOTATIONS", counted(report.empty, "image")
     if missing := report.findings.get(NO_FILE):
-        why = f"{what} without an object left out, because {missing.count} have no label file"
+        why = f"{what} without an object are left out, because {missing.count} have no label file"
         return [Choice(key, True, why)]
     if report.empty > _MOST_EMPTY * (report.images - report.empty):
-        return [Choice(key, True, f"{what} without an object left out: more than the others")]
-    return [Choice(key, False, f"{what} with an empty label file as background")]
+        return [Choice(key, True, f"{what} without an object are left out: more than the others")]
+    return [Choice(key, False, f"{what} with an empty label file are background")]
 
 
 def check(cfg: CfgNode) -> None:

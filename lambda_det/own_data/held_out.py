@@ -63,6 +63,8 @@ def smallest_share(json_file: str, image_folder: str, group_by: str = "") -> flo
     for share in SHARES:
         with contextlib.suppress(DataError):
             train, val = _halves(json_file, image_folder, Split(share, group_by))
+            if not val["annotations"]:  # there would be nothing to measure by
+                continue
             possible = possible or share
             images, held_out = len(train["images"]) + len(val["images"]), len(val["images"])
             if held_out >= _LEAST_OF_SHARE * share * images:

@@ -72,6 +72,18 @@ def test_few_names_do_not_hold_out_a_single_image(share_out, content, write):
         assert len(share_out(share, files)[1]) >= max(0.5 * share * 44, 2)
 
 
+def test_the_share_holds_out_an_object(share_out, many, content, write):
+    """Of 100 images, of which those that a small share holds out have none."""
+    first = share_out(0.1, many)[1]
+    images = {image["id"]: image["file_name"] for image in content["images"]}
+    content["annotations"] = [
+        a for a in content["annotations"] if images[a["image_id"]] not in first
+    ]
+    files = write(content, "some are empty")
+    held_out = share_out(smallest_share(*files), files)[1]
+    assert held_out & {images[annotation["image_id"]] for annotation in content["annotations"]}
+
+
 def test_each_class_has_its_share(share_out, many, content, write):
     """Of a class of 10 images and of one of 90, whatever their order in the file."""
     ids = [category["id"] for category in content["categories"]]

@@ -251,7 +251,7 @@ def test_yolos_empty_label_files_are_background(data, capsys, empty, missing, gi
     printed = capsys.readouterr().out
     assert (f"{empty} images with an empty label file" in printed) is (are_taken or bool(given))
     left_out = empty + missing if empty and not (are_taken or given) else 0
-    assert (f"{left_out} images without an object left out" in printed) is bool(left_out)
+    assert (f"{left_out} images without an object are left out" in printed) is bool(left_out)
     run = data.parent / "run"
     args = prepared("--data", photographs, "--val-share", 0, "--output", run, *given)
     assert args.config.DATALOADER.FILTER_EMPTY_ANNOTATIONS is not are_taken
