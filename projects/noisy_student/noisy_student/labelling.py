@@ -33,8 +33,6 @@ from noisy_student.pseudo_labels import (
 )
 from noisy_student.teacher import Teacher
 
-__all__ = ["Choice", "Unlabelled", "list_images", "predict", "select"]
-
 logger = logging.getLogger(__name__)
 
 # the most classes that are kept of a prediction, and their least probability

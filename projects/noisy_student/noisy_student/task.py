@@ -26,8 +26,6 @@ from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import ConfigFile
 from noisy_student.pseudo_labels import PseudoLabelSource
 
-__all__ = ["Student", "StudentLoader", "StudentTask", "get_student_config"]
-
 _SEED = 2_000_003  # added to the run's seed, so both kinds of images have different orders
 
 

@@ -16,8 +16,6 @@ from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.names import tensors_only
 from lambda_det.weights.provenance import checksum, format_options, initial_weights
 
-__all__ = ["Teacher", "load_teacher"]
-
 _TIMM = "timm:"
 
 

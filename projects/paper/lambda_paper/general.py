@@ -356,16 +356,9 @@ def _fit(x: Tensor, size: Sequence[int]) -> Tensor:
 def _phases_as_depth(
     values: Tensor, embedding: Tensor, steps: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Values and embedding on the queries' map: position s n + p is intra-depth p of position n.
-
-    Args:
-        values: [b, H', W', v, u].
-        embedding: [k, u, r_y, r_x].
-        steps: (s_y, s_x).
-
-    Returns:
-        [b, ceil(H' / s_y), ceil(W' / s_x), v, u s_y s_x], and [k, u s_y s_x, ..] with odd sides.
-    """
+    """Values and embedding on the queries' map: position s n + p is intra-depth p of position n."""
+    # [b, H', W', v, u], [k, u, r_y, r_x] -> [b, ceil(H' / s_y), ceil(W' / s_x), v, u s_y s_x], and
+    # [k, u s_y s_x, ..] with odd sides
     dims, pads = len(steps), []
     values = _fit(values, [s * -(-n // s) for n, s in zip(values.shape[1:-2], steps, strict=True)])
     for side, step in zip(embedding.shape[2:], steps, strict=True):
@@ -382,15 +375,8 @@ def _phases_as_depth(
 
 
 def _slices_as_depth(values: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
-    """A volume as a batch of slices, each with its neighbours within the scope as intra-depth.
-
-    Args:
-        values: [b, D, H, W, v, u].
-        embedding: [k, u, r_z, r_y, r_x].
-
-    Returns:
-        [b D, H, W, v, u r_z] and [k, u r_z, r_y, r_x]; the values are copied r_z times.
-    """
+    """A volume as a batch of slices, each with its neighbours within the scope as intra-depth."""
+    # [b, D, H, W, v, u], [k, u, r_z, r_y, r_x] -> [b D, H, W, v, u r_z], [k, u r_z, r_y, r_x]
     reach = embedding.shape[2] // 2
     padded = F.pad(values, (0, 0, 0, 0, 0, 0, 0, 0, reach, reach))
     around = padded.unfold(1, embedding.shape[2], 1)  # [b, D, H, W, v, u, r_z]

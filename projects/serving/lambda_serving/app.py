@@ -22,8 +22,6 @@ from lambda_det.errors import UserError
 from lambda_serving.batches import Batches
 from lambda_serving.images import Limits, Refused, as_json, decoded
 
-__all__ = ["make_app"]
-
 logger = logging.getLogger(__name__)
 SIZES = [2**power for power in range(9)]
 

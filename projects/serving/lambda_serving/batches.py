@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["Batches"]
-
 
 class Batches:
     """Collects images until there are enough of them, or the first has waited long enough.

@@ -14,8 +14,6 @@ from pycocotools import mask as coco_masks
 from lambda_det.detection.prediction import Prediction
 from lambda_det.errors import ConfigError
 
-__all__ = ["Limits", "Refused", "as_json", "decoded"]
-
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 
 
