@@ -31,8 +31,6 @@ _LEAST_OF_NAME = 12  # letters of a name that are kept, however narrow its pictu
 _CUT = "..."  # OpenCV has no letters beyond ASCII
 # The legend, in pixels: height of a row, width of a usual letter, and width beside a name
 _LEGEND_ROW, _LETTER_WIDTH, _PATCH_WIDTH = 26, 10, 40
-# The longer side of each half of a pair, in pixels, so that labels are legible
-_PAIR_SIDE = 512
 
 
 def draw_predictions(
@@ -196,33 +194,6 @@ def fullest_crop(
         if shown > most:
             best, most = Tile(*start.tolist(), *(start + own).tolist()), shown
     return best
-
-
-def side_by_side(
-    image: np.ndarray,
-    instances: Instances,
-    annotations: Sequence[dict[str, Any]],
-    class_names: Sequence[str] | None,
-    *,
-    captions: tuple[str, str],
-    name: str,
-    metadata: Metadata,
-) -> np.ndarray:
-    """Draw the predictions at the left and the ground truth at the right, with captions.
-
-    The longer side of each half has 512 pixels. The ``name`` in the captions is cut as
-    :func:`captioned` cuts it. The other arguments are those of :func:`draw_predictions` and
-    :func:`draw_ground_truth`.
-
-    Returns:
-        [height, width, 3] uint8, BGR.
-    """
-    scale = _PAIR_SIDE / max(image.shape[:2])
-    left = draw_predictions(image, instances, class_names, scale, metadata)
-    right = draw_ground_truth(image, annotations, class_names, scale, metadata)
-    gap = np.full((left.shape[0] + _CAPTION_HEIGHT, 4, 3), 255, np.uint8)
-    left, right = captioned(left, captions[0], name), captioned(right, captions[1], name)
-    return np.hstack([left, gap, right])
 
 
 def _name(class_names: Sequence[str] | None, index: int) -> str:

@@ -44,6 +44,16 @@ def to_svg(figure: Figure, label: str) -> str:
     return f'<div class="figure" role="img" aria-label="{html.escape(label)}">{picture}</div>'
 
 
+def to_figure(picture: np.ndarray, caption: str) -> str:
+    """A picture [H, W, 3] of uint8, BGR, as a JPEG within a page, with its caption."""
+    content = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, 85])[1]
+    data = base64.b64encode(content.tobytes()).decode("ascii")
+    return (
+        f'<figure><img alt="{html.escape(caption)}" src="data:image/jpeg;base64,{data}">'
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+    )
+
+
 _PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
@@ -122,7 +132,7 @@ class Page:
         self._sections.append(f'<div class="numbers">{"".join(cells)}</div>')
 
     def figures(self, *figures: str) -> None:
-        """SVG figures beside each other where the window is wide enough."""
+        """Figures beside each other where the window is wide enough, else below each other."""
         self._sections.append(f'<div class="figures">{"".join(figures)}</div>')
 
     def single_figure(self, figure: str) -> None:
@@ -139,15 +149,6 @@ class Page:
             line = "".join(f"<td{name}>{html.escape(cell)}</td>" for name, cell in cells)
             lines.append(f"<tr>{line}</tr>")
         self._sections.append(f'<div class="scroll"><table{kind}>{"".join(lines)}</table></div>')
-
-    def picture(self, picture: np.ndarray, caption: str) -> None:
-        """A picture [H, W, 3] of uint8, RGB, kept in the page as a JPEG."""
-        content = cv2.imencode(".jpg", picture[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, 85])[1]
-        data = base64.b64encode(content.tobytes()).decode("ascii")
-        self._sections.append(
-            f'<figure><img alt="{html.escape(caption)}" src="data:image/jpeg;base64,{data}">'
-            f"<figcaption>{html.escape(caption)}</figcaption></figure>"
-        )
 
     def text(self) -> str:
         return _PAGE.substitute(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from lambda_det.detection.drawing import captioned
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.report.evaluated import evaluate_run
 from lambda_det.own_data.report.figures import draw_totals
@@ -34,7 +35,7 @@ def plot_worst(
     run: str | Path, number: int = 4, *, dataset: str = "", score: float | None = None
 ) -> Image.Image:
     """Draw the images with the worst results at the last evaluation below each other: predictions
-    at the left, the ground truth at the right.
+    at the left, the ground truth at the right, and their counts above.
 
     Args:
         run: its folder.
@@ -46,14 +47,12 @@ def plot_worst(
     """
     if number < 1:
         raise ConfigError(f"The number of images is {number}; give at least 1.")
-    found = evaluate_run(Path(run), dataset, score)
-    of_run = found.ground_truth, found.entries, found.dataset
-    worst = draw_worst(*of_run, score=found.score, limit=number)
-    pairs = [Image.fromarray(np.ascontiguousarray(pair)) for _, pair in worst]
-    width = max(pair.width for pair in pairs)
-    height = sum(pair.height + _GAP for pair in pairs) - _GAP
-    result, top = Image.new("RGB", (width, height), "white"), 0
-    for pair in pairs:
-        result.paste(pair, (0, top))
-        top += pair.height + _GAP
-    return result
+    rows = []
+    for pair in draw_worst(evaluate_run(Path(run), dataset, score), number):
+        gap = np.full((pair.truth.shape[0], _GAP, 3), 255, np.uint8)
+        row = np.hstack([pair.predicted, gap, pair.truth])
+        rows.append(captioned(row, f"{pair.name}: {pair.counts}", pair.name))
+    width = max(row.shape[1] for row in rows)
+    missing = [((0, 0), (0, width - row.shape[1]), (0, 0)) for row in rows]
+    rows = [np.pad(row, m, constant_values=255) for row, m in zip(rows, missing, strict=True)]
+    return Image.fromarray(np.vstack(rows)[:, :, ::-1])

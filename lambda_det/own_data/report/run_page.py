@@ -26,7 +26,7 @@ from lambda_det.own_data.report.advice import Epochs, Evidence, advise
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import Evaluated, evaluate_run
 from lambda_det.own_data.report.figures import CLASSES_CONFUSED, draw_confusion, draw_curves
-from lambda_det.own_data.report.page import Page
+from lambda_det.own_data.report.page import Page, to_figure
 from lambda_det.own_data.report.reading import (
     RunState,
     label_of,
@@ -109,13 +109,12 @@ def build_report(
     _add_confusion(page, evaluated.results[0], _whose(score))
     page.section(
         "The worst images",
-        f"Predictions of a score of {evaluated.score:.3g} or more{_whose(score)} at the left, the "
-        "ground truth at the right.",
+        f"Predictions of a score of {evaluated.score:.3g} or more{_whose(score)}, then the ground "
+        "truth. A box within that of a found object is one more prediction, and counts as false.",
     )
-    of_run = evaluated.ground_truth, evaluated.entries, evaluated.dataset
-    worst = draw_worst(*of_run, score=evaluated.score, limit=pictures)
-    for name, picture in worst:
-        page.picture(picture, name)
+    for pair in draw_worst(evaluated, pictures):
+        predicted = to_figure(pair.predicted, f"{pair.name}: {pair.counts}")
+        page.figures(predicted, to_figure(pair.truth, "ground truth"))
     return page
 
 

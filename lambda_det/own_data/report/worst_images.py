@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,21 +13,38 @@ import torch
 from detectron2.data import MetadataCatalog
 from detectron2.data.catalog import Metadata
 from detectron2.structures import Boxes, BoxMode, Instances
-from pycocotools.coco import COCO
 
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.data.registration import load_records
 from lambda_det.detection.data.tile_records import seen_in
 from lambda_det.detection.data.truth import corners
-from lambda_det.detection.drawing import fullest_crop, side_by_side
+from lambda_det.detection.drawing import draw_ground_truth, draw_predictions, fullest_crop
 from lambda_det.detection.matches import FALSE, evaluation_of, objects_found
 from lambda_det.detection.merging import runs
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.tiles import Tile
+from lambda_det.errors import printable
+from lambda_det.own_data.report.evaluated import Evaluated
 
 # Of an image with a longer side than this, the crop with most errors is drawn: in the page each
-# half has some 500 pixels, in which a whole photograph and its names cannot be seen
+# picture has some 500 pixels, in which a whole photograph and its names cannot be seen
 _CROP = 640
+_SIDE = 512  # pixels of the longer side of a picture, so that labels are legible
+
+
+class Pair(NamedTuple):
+    """An image with its predictions, and with its ground truth.
+
+    Attributes:
+        name: of the image, and that it is cropped.
+        counts: of found and missed objects, and of false predictions, in words.
+        predicted, truth: pictures [H, W, 3] of uint8, BGR.
+    """
+
+    name: str
+    counts: str
+    predicted: np.ndarray
+    truth: np.ndarray
 
 
 class _Judged(NamedTuple):
@@ -60,47 +77,28 @@ class _Judged(NamedTuple):
         return hits / max(hits + missed + false, 1) if missed + false else 1.0, -missed - false
 
 
-def draw_worst(
-    ground_truth: COCO,
-    entries: Sequence[Mapping[str, Any]],
-    dataset: str,
-    *,
-    score: float,
-    limit: int,
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the images with the worst results: predictions at the left, ground truth at the right.
+def draw_worst(evaluated: Evaluated, limit: int) -> Iterator[Pair]:
+    """Yield the images with the worst results, ``limit`` at most.
 
-    Of a large image the crop is drawn in which most of its errors lie. The captions count the
-    errors of the whole image at an IoU of 0.5 of boxes of the same class.
-
-    Args:
-        ground_truth: of the data set.
-        entries: of :func:`lambda_det.own_data.report.evaluated.read_predictions`, on its images.
-        dataset: name of the registered data set that was evaluated.
-        score: lowest score of the predictions to draw.
-        limit: largest number of images.
-
-    Yields:
-        The name of an image, and that it is cropped, and a picture [H, W, 3] of uint8, RGB.
+    Of a large image the crop is drawn in which most of its errors lie. The counts are of the whole
+    image, at the score of the evaluation and an IoU of 0.5 of boxes of the same class.
 
     Raises:
         DataError: an image cannot be read.
     """
-    judged = _judged(ground_truth, entries, dataset, score)
-    for one in sorted(judged, key=lambda one: one.order)[:limit]:
-        yield _pair(one, MetadataCatalog.get(dataset))
+    for one in sorted(_judged(evaluated), key=lambda one: one.order)[:limit]:
+        yield _pair(one, MetadataCatalog.get(evaluated.dataset))
 
 
-def _judged(
-    ground_truth: COCO, entries: Sequence[Mapping[str, Any]], dataset: str, score: float
-) -> Iterator[_Judged]:
-    """Each image of a data set, with its predictions of a score or more."""
-    records = load_records(dataset)
-    class_of = MetadataCatalog.get(dataset).thing_dataset_id_to_contiguous_id
+def _judged(evaluated: Evaluated) -> Iterator[_Judged]:
+    """Each image of a data set, with its predictions of the score of the evaluation or more."""
+    ground_truth, entries = evaluated.ground_truth, evaluated.entries
+    records = load_records(evaluated.dataset)
+    class_of = MetadataCatalog.get(evaluated.dataset).thing_dataset_id_to_contiguous_id
     predictions, found, hit = defaultdict(list), defaultdict(list), set()
     numbers = objects_found(evaluation_of(ground_truth, entries, "bbox"))
     for entry, number in zip(entries, numbers, strict=True):
-        if entry["score"] >= score:
+        if entry["score"] >= evaluated.score:
             place = class_of[entry["category_id"]]
             predictions[entry["image_id"]].append({**entry, "category_id": place})
             found[entry["image_id"]].append(number)
@@ -132,30 +130,22 @@ def _instances(entries: list[dict[str, Any]], record: dict[str, Any]) -> Instanc
     return instances
 
 
-def _pair(judged: _Judged, metadata: Metadata) -> tuple[str, np.ndarray]:
+def _pair(judged: _Judged, metadata: Metadata) -> Pair:
     record, entries = judged.record, judged.entries
-    names = metadata.get("thing_classes")
-    name = title = Path(record["file_name"]).name
-    captions = (
-        "predicted: {} found, {} missed, {} false".format(*judged.counts),
-        f"ground truth: {name}",
-    )
+    name = printable(Path(record["file_name"]).name)
     image = read_image(record)
     crop = _worst_crop(judged)
     if crop is not None:
-        title += ", the part with most errors"
+        name += ", the part with most errors"
         image = np.ascontiguousarray(image[crop.y0 : crop.y1, crop.x0 : crop.x1])
         record, entries = _cut(record, entries, crop)
-    drawn = side_by_side(
-        image,
-        _instances(entries, record),
-        record.get("annotations", []),
-        names,
-        captions=captions,
-        name=name,
-        metadata=metadata,
+    options = metadata.get("thing_classes"), _SIDE / max(image.shape[:2]), metadata
+    return Pair(
+        name,
+        "{} found, {} missed, {} false".format(*judged.counts),
+        draw_predictions(image, _instances(entries, record), *options),
+        draw_ground_truth(image, record.get("annotations", []), *options),
     )
-    return title, drawn[:, :, ::-1]
 
 
 def _worst_crop(judged: _Judged) -> Tile | None:

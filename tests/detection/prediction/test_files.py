@@ -10,14 +10,13 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from detectron2.data.catalog import Metadata
 from detectron2.structures import BoxMode
 from pycocotools import mask as mask_util
 from pycocotools.coco import COCO
 
 from lambda_det.detection import drawing
 from lambda_det.detection.data.label_files import polygons
-from lambda_det.detection.drawing import draw_ground_truth, draw_predictions, side_by_side
+from lambda_det.detection.drawing import draw_ground_truth, draw_predictions
 from lambda_det.detection.prediction import Prediction, Predictor
 from lambda_det.detection.prediction.annotations import Annotations
 from lambda_det.detection.prediction.files import plan_files, predict
@@ -139,19 +138,15 @@ def test_the_truth_is_drawn_in_all_forms_of_segmentation(segmentation):
     assert alone[80:112, 90:150].any() == bool(segmentation)
 
 
-ABOUT = {"captions": ("predicted", "true"), "name": "", "metadata": Metadata()}
-
-
-def test_prediction_stands_left_of_the_truth_in_the_colour_of_its_class():
+def test_prediction_and_truth_have_the_colour_of_their_class():
     # The other way round in the truth: the colour does not follow the order
     objects = instances([[100, 100, 200, 200], [300, 300, 400, 400]], height=512, width=512)
     objects.pred_classes = torch.tensor([2, 1])
     mask = [[400, 400, 500, 400, 500, 500, 400, 500]]  # then all of the truth is filled
     truth = [true_box(400, 400, 100, 100, 3, segmentation=mask)]
     truth += [true_box(x, x, 100, 100, category) for x, category in ((300, 1), (100, 2))]
-    pair = side_by_side(plain(512, 512), objects, truth, None, **ABOUT)
-    assert pair.shape == (512 + 26, 2 * 512 + 4, 3)
-    left, right = pair[26:, :512], pair[26:, 516:]
+    image = plain(512, 512)
+    left, right = draw_predictions(image, objects), draw_ground_truth(image, truth)
     for x in (150, 350):
         assert not differs(left[x, x], right[x, x], 2)
     assert differs(left[150, 150], left[350, 350], 20)
@@ -160,11 +155,12 @@ def test_prediction_stands_left_of_the_truth_in_the_colour_of_its_class():
 
 
 @pytest.mark.parametrize("size", [(427, 640), (601, 640), (640, 427)])
-def test_both_halves_of_a_reduced_pair_have_one_size(size):
+def test_two_reduced_drawings_of_an_image_have_one_size(size):
     """Detectron2 rounds the sides of its drawing down."""
     objects = instances([[10, 10, 90, 90]], True, *size)
-    pair = side_by_side(plain(*size), objects, [true_box(10, 10, 80, 80)], None, **ABOUT)
-    assert pair.shape[1] == 2 * int(512 / 640 * size[1] + 1e-2) + 4
+    image, scale = plain(*size), 512 / 640
+    drawn = draw_predictions(image, objects, scale=scale)
+    assert drawn.shape == draw_ground_truth(image, [true_box(10, 10, 80, 80)], scale=scale).shape
 
 
 # ---- what goes where

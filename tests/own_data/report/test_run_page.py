@@ -20,7 +20,7 @@ from lambda_det.own_data.report import figures, run_page
 from lambda_det.own_data.report.class_results import evaluate_detections
 from lambda_det.own_data.report.command_line import main
 from lambda_det.own_data.report.evaluated import RESULTS, evaluate_run
-from lambda_det.own_data.report.page import Page, new_axes, to_svg
+from lambda_det.own_data.report.page import Page, new_axes, to_figure, to_svg
 from lambda_det.own_data.report.reading import label_of, read_state, results_of
 from lambda_det.own_data.report.run_page import write_report
 from lambda_det.training.run_folder import RunFolder
@@ -209,7 +209,7 @@ def test_page_is_whole_and_fetches_nothing(ground_truth):
         ("class", *columns()), [(one.name, *one.values.values()) for one in detections.classes]
     )
     page.single_figure(figures.draw_confusion(detections))
-    page.picture(np.zeros((8, 8, 3), np.uint8), "a picture")
+    page.figures(to_figure(np.zeros((8, 8, 3), np.uint8), "a <picture>"))
     text = page.text()
     _check(text)
     assert "<script" not in text and "a &lt;run&gt; &amp; more" in text
@@ -308,7 +308,8 @@ def test_a_page_is_as_dark_as_the_screen(run, ground_truth):
 @pytest.mark.slow
 def test_report_of_a_run(run):
     text = _page(run)
-    assert (text.count("<img"), text.count(">100.0</td>") >= 6) == (3, True)
+    assert (text.count("<img"), text.count(">100.0</td>") >= 6) == (6, True)
+    assert re.search(r"<figcaption>[^<]*\d found, 0 missed, 0 false<", text)
     assert "model_0000039.pth" in text and "trained weights" in text
     assert "<b>40</b><span>steps" in text and "<b>0.4</b><span>seconds a step" in text
     assert "base.yaml" in text

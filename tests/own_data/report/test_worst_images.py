@@ -10,7 +10,7 @@ from detectron2.data.datasets import register_coco_instances
 from lambda_det.detection.drawing import captioned
 from lambda_det.detection.evaluation import ground_truth_of
 from lambda_det.errors import DataError
-from lambda_det.own_data.report.evaluated import read_predictions
+from lambda_det.own_data.report.evaluated import Evaluated, read_predictions
 from lambda_det.own_data.report.worst_images import draw_worst
 from tests.coco import annotation, coco_content
 
@@ -41,8 +41,9 @@ def test_objects_are_those_that_were_decided(data, tmp_path):
     content = json.loads((tmp_path / "truth.json").read_text())
     content["annotations"].append({**content["annotations"][2], "id": 99, "bbox": [90, 90, 5, 5]})
     (tmp_path / "truth.json").write_text(json.dumps(content))
-    captions = [name for name, _ in drawn([entry(image, 3) for image in BOXES])]
-    assert captions == ["20.png", "10.png", "30.png"]
+    pairs = drawn([entry(image, 3) for image in BOXES])
+    assert [pair.name for pair in pairs] == ["20.png", "10.png", "30.png"]
+    assert pairs[0].counts == "0 found, 1 missed, 1 false"
 
 
 def entry(image, category, box=None, score=0.9, **more):
@@ -65,9 +66,9 @@ RESULTS = [
 ]
 
 
-def drawn(results, name="fruit", **options):
-    options = {"score": 0.5, "limit": 20, **options}
-    return list(draw_worst(ground_truth_of(name), results, name, **options))
+def drawn(results, name="fruit", score=0.5, limit=20):
+    evaluated = Evaluated(None, name, "", ground_truth_of(name), results, score, [])
+    return list(draw_worst(evaluated, limit))
 
 
 def runs_of(box, size):
@@ -94,22 +95,16 @@ def runs_of(box, size):
     ids=["all", "worst", "threshold", "most errors"],
 )
 def test_the_worst_come_first(data, results, options, expected):
-    assert [name for name, _ in drawn(results, **options)] == expected
+    assert [pair.name for pair in drawn(results, **options)] == expected
 
 
-def halves(picture):
-    """The predicted and the true picture, at a scale of 8."""
-    picture = picture[26:]  # below the caption
-    return picture[:, :512], picture[:, -512:]
-
-
-def test_predictions_are_at_the_left_where_the_file_says(data):
+def test_predictions_are_drawn_where_the_file_says(data):
     box = [34, 20, 26, 20]
     wrong = entry(10, 7, box, segmentation=runs_of(box, (48, 64)))
-    left, right = halves(dict(drawn([wrong]))["10.png"])
-    covered = (left != 90).any(2)
+    (pair,) = (pair for pair in drawn([wrong]) if pair.name == "10.png")
+    covered = (pair.predicted != 90).any(2)  # at a scale of 8
     assert covered[22 * 8 : 38 * 8, 36 * 8 : 58 * 8].all() and not covered[:, : 32 * 8].any()
-    truth = (right != 90).any(2)
+    truth = (pair.truth != 90).any(2)
     assert truth[10 * 8 : 20 * 8, : 40 * 8].any(1).all() and not truth[:, 40 * 8 :].any()  # edges
 
 
@@ -140,11 +135,11 @@ def test_of_a_large_image_the_part_around_its_errors_is_drawn(large, with_mask):
     results = [entry(1, 7, SPOT), entry(1, 3, [100, 100, 50, 50])]
     for one in results if with_mask else ():
         one["segmentation"] = runs_of(one["bbox"], (2000, 3000))
-    ((name, picture),) = drawn(results, name=large)
+    ((name, _, *pictures),) = drawn(results, name=large)
     assert name == "large.png, the part with most errors"
-    assert picture.shape == (512 + 26, 2 * 512 + 4, 3)
-    for half in halves(picture):
-        marked = (np.abs(half.astype(int) - 90) > 20).any(2)
+    for picture in pictures:
+        assert picture.shape == (512, 512, 3)
+        marked = (np.abs(picture.astype(int) - 90) > 20).any(2)
         rows, columns = np.nonzero(marked)
         assert marked[250:262, 245:267].any()  # the object is in the middle
         assert rows.min() > 180 and rows.max() < 320 and columns.min() > 180
@@ -158,9 +153,9 @@ def test_keypoints_are_drawn_on_both_sides(data, tmp_path):
     (tmp_path / "truth.json").write_text(json.dumps(content))
     rules = [("a", "b", (0, 255, 0))]
     MetadataCatalog.get(data).set(keypoint_names=["a", "b"], keypoint_connection_rules=rules)
-    picture = dict(drawn([entry(10, 3, keypoints=points)]))["10.png"]
-    for half in halves(picture):
-        assert (half[40 * 8, 22 * 8 : 48 * 8] != 90).any(1).all()
+    (pair,) = (one for one in drawn([entry(10, 3, keypoints=points)]) if one.name == "10.png")
+    for picture in (pair.predicted, pair.truth):
+        assert (picture[40 * 8, 22 * 8 : 48 * 8] != 90).any(1).all()
 
 
 @pytest.mark.parametrize(
