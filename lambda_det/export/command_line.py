@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import re
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -104,6 +105,11 @@ def run(args: argparse.Namespace) -> int:
     )
     about = network.about
     print(f"weights: {Origin(about['weights'], about['step'], about['averaged'])}\n{report}")
+    if network.detector and report.passed:
+        print(
+            f"next: lambda-det predict {shlex.quote(str(args.output))} --input IMAGES --output DIR; "
+            "elsewhere docs/detect.py of the repository needs no lambda_det"
+        )
     return 0 if report.passed else 1
 
 

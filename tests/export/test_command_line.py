@@ -46,6 +46,7 @@ def test_a_backbone_with_the_options_that_its_file_records(
     assert tool.main([weights, str(path)]) == 0
     out = capsys.readouterr().out
     assert f"verified: {path}" in out and "1x3x193x161" in out and "res5 " in out
+    assert "predict" not in out  # which finds nothing by a backbone
     about = json.loads((tmp_path / "b.onnx.json").read_text())
     assert (about["weights"], about["averaged"]) == (weights, False)
     options = {"scope": 3, "query_softmax": True}
@@ -81,6 +82,7 @@ def test_without_a_comparison_only_by_proof_0(run, tmp_path, monkeypatch, capsys
     assert tool.main([*words, "--overwrite", "--images", photo]) == 0
     said = capsys.readouterr().out
     assert "NOT COMPARED" not in said and "only one of both finds: 0" in said and "AP" not in said
+    assert f"lambda-det predict {tmp_path / 'd.onnx'}" in said and "docs/detect.py" in said
 
 
 def test_a_long_export_is_never_silent(run, tmp_path, monkeypatch, capsys):
