@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import sys
 
 import cv2
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from detectron2.evaluation import inference_on_dataset
 from detectron2.structures import BitMasks, Boxes, Instances
 
+from lambda_det import errors
 from lambda_det.detection.merging import runs
 from lambda_det.detection.prediction import Predictor
 from lambda_det.detection.prediction.files import plan_files, predict
@@ -194,8 +196,15 @@ def test_the_losses_of_an_evaluation_are_those_of_the_tiles_of_a_training(task):
     assert all(len(entry["instances"]) for entry in entries)
 
 
-def test_the_progress_of_predict_counts_tiles(predictor, images, tmp_path, capsys):
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_progress_of_predict_counts_tiles(
+    predictor, images, tmp_path, capsys, monkeypatch, is_terminal
+):
+    """In a bar of a terminal; a file gets a line now and then."""
+    monkeypatch.setattr(errors, "_SILENCE", 0.001)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     cv2.imwrite(str(tmp_path / "1.png"), np.concatenate([images[0], images[1]]))
     predict(predictor(SIZE, 0.0, 1), plan_files([tmp_path], tmp_path / "drawn", False))
     progress = capsys.readouterr().err
-    assert "tile 1 of 2" in progress and "tile 2 of 2" in progress
+    assert "tile 2 of 2" in progress and ("tile 1 of 2" in progress or not is_terminal)
+    assert ("\r" in progress) == is_terminal != ("so far" in progress)

@@ -7,6 +7,7 @@ import glob
 import logging
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,15 @@ from lambda_det.detection.prediction.predictor import (
     read_bgr,
 )
 from lambda_det.detection.prediction.tables import Tables
-from lambda_det.errors import ConfigError, DataError, listed, printable, refused
+from lambda_det.errors import (
+    ConfigError,
+    DataError,
+    Stage,
+    listed,
+    printable,
+    refused,
+    stage,
+)
 from lambda_det.files import SUFFIXES, refuse_existing, writing_to
 
 logger = logging.getLogger(__name__)
@@ -158,6 +167,7 @@ def predict(
 ) -> Outcome:
     """Predict on each file, draw the result, print its counts by class, and show the progress.
 
+    The progress is a bar on a terminal; elsewhere a line on standard error, some every ten seconds.
     A file that cannot be read is skipped with a warning. A drawn video has no sound.
 
     Args:
@@ -171,14 +181,24 @@ def predict(
         DataError: none of the files can be read.
         ConfigError: an image cannot be written.
     """
-    result = Outcome()
-    with tqdm(images, unit="file") as progress:
-        # an image of many tiles takes minutes
-        predictor.on_tiles = lambda done, tiles: progress.set_postfix_str(f"tile {done} of {tiles}")
-        for image in progress:
+    result, has_bar = Outcome(), sys.stderr.isatty()
+
+    def say(text: str) -> None:
+        if not has_bar:
+            print(text, file=sys.stderr)
+
+    def show_tiles(done: int, tiles: int) -> None:  # an image of many takes minutes
+        going.left = f"tile {done} of {tiles} of {printable(image.name)}"
+        progress.set_postfix_str(f"tile {done} of {tiles}")
+
+    predictor.on_tiles = show_tiles
+    progress = tqdm(images, unit="file", disable=not has_bar)
+    with progress, stage("predicting", say) as going:
+        for number, image in enumerate(progress, 1):
+            going.left = f"file {number} of {len(images)}"
             try:
                 if image.is_video:
-                    counts, frames = _draw_video(predictor, image, collectors, with_labels)
+                    counts, frames = _draw_video(predictor, image, collectors, with_labels, going)
                     where = f" in {frames} frames"
                 else:
                     prediction = _draw_image(predictor, image, with_labels)
@@ -216,6 +236,7 @@ def _draw_video(
     image: Input,
     collectors: Sequence[Annotations | Tables],
     with_labels: bool,
+    going: Stage,
 ) -> tuple[Counter[str], int]:
     """Draw all frames in the video's size and rate; return instances by class, and frames."""
     what = f"The video {printable(image.source)} has a name that is no Unicode"
@@ -240,9 +261,11 @@ def _draw_video(
         writer = cv2.VideoWriter(str(temporary), codec, rate, size)
         try:
             total = max(int(announced), 0) or None
-            for frame in tqdm(_frames(first, capture), total=total, desc=image.name, unit="frame"):
+            options = {"total": total, "desc": image.name, "unit": "frame", "disable": None}
+            for frame in tqdm(_frames(first, capture), **options):
                 found = predictor(frame)
                 drawn += 1
+                going.left = f"frame {drawn} of {printable(image.name)}"
                 counts.update(found.counts)
                 for collector in collectors:
                     collector.add(f"{image.name}/{drawn:06d}.png", found)
