@@ -157,9 +157,8 @@ def run(args: argparse.Namespace) -> None:
     print(f"{instances} on {counted(len(result.written), 'image')} in {printable(args.output)}")
     if not result.instances:
         print(
-            f"No instance has a score of {threshold:.3g} or more. A lower --score-threshold shows "
-            "weaker ones, of an exported detector down to the threshold of its export; the page of "
-            "lambda-det report has the best score of each class."
+            f"No instance has a score of {threshold:.3g} or more; a lower --score-threshold shows "
+            "weaker ones."
         )
     if result.unreadable:
         print(f"{len(result.unreadable)} could not be read; see above", file=sys.stderr)
