@@ -45,12 +45,14 @@ def draw_predictions(
     """Draw boxes, masks, keypoints, classes and scores.
 
     Each class has one colour in all pictures. A box has an outline of black or white, whichever
-    differs more from the pixels below it, and the lines of small boxes are thinner.
+    differs more from the pixels below it, and the lines of small boxes are thinner. A box with its
+    label lies above those of lower scores.
 
     Args:
         image: [H, W, 3] uint8, BGR.
-        instances: on the CPU, with ``pred_boxes``, ``pred_classes``, ``scores`` and maybe
-            ``pred_masks`` [N, H, W], a tensor or RunMasks, and ``pred_keypoints`` [N, K, 3].
+        instances: on the CPU, the highest scores first, with ``pred_boxes``, ``pred_classes``,
+            ``scores`` and maybe ``pred_masks`` [N, H, W], a tensor or RunMasks, and
+            ``pred_keypoints`` [N, K, 3].
         class_names: of all classes; None draws the indices. That of an only class is left out,
             because it says nothing and hides small objects.
         scale: size of the picture relative to the image.
@@ -85,7 +87,9 @@ def draw_predictions(
         if keypoints is not None:
             keypoints = keypoints * [scale, scale, 1]
         scale = 1.0
-    return _draw(image, boxes, classes, labels, masks, keypoints, scale, metadata)
+    return _draw(
+        image, boxes, classes, labels, masks, keypoints, scale, metadata, are_best_first=True
+    )
 
 
 def draw_ground_truth(
@@ -212,6 +216,8 @@ def _draw(
     keypoints: Any,
     scale: float,
     metadata: Metadata | None,
+    *,
+    are_best_first: bool = False,
 ) -> np.ndarray:
     visualizer = _Visualizer(image[:, :, ::-1], metadata or Metadata(), scale)
     visualizer.overlay_instances(
@@ -221,9 +227,18 @@ def _draw(
         keypoints=keypoints,
         assigned_colors=[_color(index) for index in classes],
     )
-    for text in visualizer.output.ax.texts:
+    texts = [*visualizer.output.ax.texts]
+    for text in texts:
         text.set_parse_math(False)  # names may have a $ in them
-    _spread(visualizer.output.ax.texts)
+    if are_best_first and texts:
+        frames = [patch for patch in visualizer.output.ax.patches if isinstance(patch, Rectangle)]
+        # Detectron2 drew them in the order of their areas
+        places = np.argsort(np.argsort(-np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)))
+        frames, texts = ([drawn[place] for place in places] for drawn in (frames, texts))
+        for level, (frame, text) in enumerate(zip(frames[::-1], texts[::-1], strict=True)):
+            frame.set_zorder(_LOWEST_LEVEL + level)
+            text.set_zorder(_LOWEST_LEVEL + level)
+    _spread(texts)
     return np.ascontiguousarray(visualizer.output.get_image()[:, :, ::-1])
 
 
@@ -246,6 +261,7 @@ def _spread(labels: Sequence[Text]) -> None:
         label.set_position(to_data.transform((x, y + step * extent.height)))
 
 
+_LOWEST_LEVEL = 3  # above masks and keypoints, in matplotlib's order
 _LABEL_MARGIN = 1  # of the patch behind a label, in pixels
 _LABEL_STEPS = (
     0,

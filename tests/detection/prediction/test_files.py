@@ -116,6 +116,10 @@ def test_labels_do_not_cover_each_other(monkeypatch):
     assert 8 <= len(shown) < len(drawn) == 16
     assert not any(a.overlaps(b) for place, a in enumerate(shown) for b in shown[:place])
     assert all(text.figure.bbox.contains(*text.get_window_extent().min) for text in drawn)
+    # A box lies above the labels of lower scores
+    boxes = instances([[100, 100, 200, 250], [190, 150, 320, 280]], False, 300, 400)
+    edge = draw_predictions(plain(300, 400, 0), boxes, ["cat", "dog"])[105:245, 199:202]
+    assert not differs(edge, edge[10], 9).any()
 
 
 @pytest.mark.parametrize(
