@@ -1,4 +1,4 @@
-"""Predict with an .onnx of lambda-det export: python detect.py detector.onnx photo.jpg."""
+"""Predict with an .onnx of lambda-det export: python detect.py detector.onnx PHOTO.jpg ..."""
 
 import argparse
 import json
@@ -215,10 +215,13 @@ def union(masks: Sequence[np.ndarray]) -> np.ndarray:
 
 def read(path):
     """The photo, upright as its EXIF data say, of three channels of 8 bits."""
-    photo = Image.open(path)
-    if photo.mode.startswith(("I", "F")):  # Pillow would cut its values at 255
-        sys.exit(f"{path} has more than 8 bits a channel (mode {photo.mode}); convert it to 8.")
-    return ImageOps.exif_transpose(photo).convert("RGB")
+    try:
+        photo = Image.open(path)
+        if photo.mode.startswith(("I", "F")):  # Pillow would cut its values at 255
+            sys.exit(f"{path} has more than 8 bits a channel (mode {photo.mode}); convert it to 8.")
+        return ImageOps.exif_transpose(photo).convert("RGB")
+    except Exception as error:  # Pillow has errors of many types
+        sys.exit(f"{path} cannot be read as an image: {error}")
 
 
 def one_class_per_place(found):
@@ -286,31 +289,45 @@ def detect(session, photo, tile):
     return Detections(boxes, result["scores"], result["classes"], masks)
 
 
-parser = argparse.ArgumentParser(description="Print what a detector finds in a photo.")
+def detect_all(session, photo):
+    """The detections in a photo of any size, which a detector of tiles takes tile by tile."""
+    about = session.get_modelmeta().custom_metadata_map
+    whole = {"size": max(photo.size), "overlap": 0, "merge": MERGE}
+    tile = json.loads(about.get("tile", "null")) or whole
+    if tile["merge"] != MERGE:
+        sys.exit("The file is of another version: take the detect.py of that, or export it again.")
+    rows, columns = (cuts(side, tile["size"], tile["overlap"]) for side in photo.size[::-1])
+    tiles = [(x0, y0, x1, y1) for y0, y1 in rows for x0, x1 in columns]
+    found = [(corners, detect(session, photo, corners)) for corners in tiles]
+    return merge(found, photo.height, photo.width)
+
+
+parser = argparse.ArgumentParser(description="Print what a detector finds in photos.")
 parser.add_argument("detector", help="an .onnx that lambda-det export wrote")
-parser.add_argument("photo", help="of any format that Pillow reads")
+parser.add_argument("photos", nargs="+", help="of any format that Pillow reads")
 parser.add_argument("--score-threshold", type=float, help="default: the best one of the file")
 parser.add_argument("--agnostic-nms", action="store_true", help="keep one class per place")
 args = parser.parse_args()
-session = onnxruntime.InferenceSession(args.detector)
+try:
+    session = onnxruntime.InferenceSession(args.detector)
+except Exception as error:  # ONNX Runtime has its own
+    sys.exit(f"{args.detector} cannot be loaded: {error}")
 about = session.get_modelmeta().custom_metadata_map
+if "classes" not in about:
+    sys.exit(f"{args.detector} is no detector of lambda-det export.")
 names = json.loads(about["classes"])
-photo = read(args.photo)
-whole = {"size": max(photo.size), "overlap": 0, "merge": MERGE}
-tile = json.loads(about.get("tile", "null")) or whole
-if tile["merge"] != MERGE:
-    sys.exit("The file is of another version: take the detect.py of that, or export it again.")
-rows, columns = (cuts(side, tile["size"], tile["overlap"]) for side in (photo.height, photo.width))
-tiles = [(x0, y0, x1, y1) for y0, y1 in rows for x0, x1 in columns]
-found = merge([(tile, detect(session, photo, tile)) for tile in tiles], photo.height, photo.width)
 # Those below about["score_threshold"] are left out in the file
 known = (args.score_threshold, json.loads(about.get("best_score", "null")), 0.5)
 least = next(score for score in known if score is not None)
-if not (found.scores >= least).any():
-    print(f"nothing has a score of {least:.3g} or more", file=sys.stderr)
-for i in one_class_per_place(found) if args.agnostic_nms else range(len(found.scores)):
-    if (score := found.scores[i]) >= least:
-        number = found.classes[i]
-        print(names[number] if names else number, f"{score:.2f}", *found.boxes[i].round(1))
-        if found.masks is not None:
-            print("   a mask of", area(found.masks[i]), "pixels")
+for path in args.photos:
+    found = detect_all(session, read(path))
+    if len(args.photos) > 1:
+        print(f"{path}:")
+    if not (found.scores >= least).any():
+        print(f"{path}: nothing has a score of {least:.3g} or more", file=sys.stderr)
+    for i in one_class_per_place(found) if args.agnostic_nms else range(len(found.scores)):
+        if (score := found.scores[i]) >= least:
+            number = found.classes[i]
+            print(names[number] if names else number, f"{score:.2f}", *found.boxes[i].round(1))
+            if found.masks is not None:
+                print("   a mask of", area(found.masks[i]), "pixels")

@@ -72,3 +72,16 @@ def test_photos_of_all_modes_are_as_predictor_reads_them_or_refused(monkeypatch,
         Image.new(mode, (16, 16)).save(tmp_path / "deep.tiff")
         with pytest.raises(SystemExit, match=r"deep\.tiff has more than 8 bits"):
             read(str(tmp_path / "deep.tiff"))
+    (tmp_path / "notes.jpg").write_text("no image")
+    for name in ("notes.jpg", "gone.jpg", ""):
+        with pytest.raises(SystemExit, match=f"{tmp_path / name} cannot be read as an image"):
+            read(str(tmp_path / name))
+
+
+def test_several_photos_one_after_the_other(capsys, monkeypatch, tmp_path):
+    paths = [str(tmp_path / name) for name in ("1.png", "2.png")]
+    for path in paths:
+        Image.new("RGB", (64, 64)).save(path)
+    run(monkeypatch, "d.onnx", *paths)
+    heads = [line for line in capsys.readouterr().out.splitlines() if line.endswith(":")]
+    assert heads == [f"{path}:" for path in paths]
