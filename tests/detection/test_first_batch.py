@@ -119,7 +119,7 @@ def test_a_picture_that_cannot_be_drawn_stops_no_training(tmp_path, caplog, faul
 
 def test_the_name_of_an_only_class_is_left_out(monkeypatch):
     labels = []
-    monkeypatch.setattr(drawing, "_draw", lambda *args: labels.append(args[3]))
+    monkeypatch.setattr(drawing, "_draw", lambda *args, **_: labels.append(args[3]))
     image, objects = np.zeros((9, 9, 3), np.uint8), found((9, 9), [[1, 1, 5, 5]], scores=[0.5])
     true = {"bbox": [1, 1, 5, 5], "bbox_mode": BoxMode.XYXY_ABS, "category_id": 0}
     for names in (["bolt"], ["bolt", "nut"]):
