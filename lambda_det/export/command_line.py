@@ -107,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"weights: {Origin(about['weights'], about['step'], about['averaged'])}\n{report}")
     if network.detector and report.passed:
         print(
-            f"next: lambda-det predict {shlex.quote(str(args.output))} --input IMAGES --output DIR; "
-            "elsewhere docs/detect.py of the repository needs no lambda_det"
+            f"next: lambda-det predict {shlex.quote(str(args.output))} --input IMAGES --output DIR"
+            "; elsewhere docs/detect.py of the repository needs no lambda_det"
         )
     return 0 if report.passed else 1
 
