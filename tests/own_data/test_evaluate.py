@@ -56,6 +56,7 @@ def whole(shapes, tmp_path_factory) -> Path:
     raw = {name: tensor.clone() for name, tensor in state.items()}
     raw["roi_heads.box_predictor.cls_score.bias"][-1] += 1000
     content = {"model": raw, "ema": {"model": state, "count": 1}, "iteration": STEPS - 1}
+    content["trainer"] = {"loader": {"records": 3}, "of_a_step": {"images_per_step": 1}}
     torch.save({**content, **task.checkpoint_content({})}, folder / "model_final.pth")
     (folder / "last_checkpoint").write_text("model_final.pth")
     RunFolder(task.settings.output_dir).save_config(task.dump())
@@ -189,7 +190,7 @@ def test_command_with_labels_of_another_format_and_page(run, shapes, tmp_path, c
     words = [shapes["test_json"], str(tmp_path / "yolo"), "--images", shapes["test_images"]]
     assert cli.main(["convert", *words, "--format", "yolo"]) == 0
     words = ["--json", str(tmp_path / "yolo"), "--images", shapes["test_images"]]
-    words += ["--output", str(tmp_path / "other"), "SOLVER.IMS_PER_BATCH", "1"]
+    words += ["--output", str(tmp_path / "other")]
     assert cli.main(["evaluate", str(run), *words]) == 0
     assert cli.main(["report", str(tmp_path / "other")]) == 0
     text = capsys.readouterr().out

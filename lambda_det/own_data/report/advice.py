@@ -7,6 +7,7 @@ and name it in ``_RULES`` or ``_OF_USABLE``.
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -115,6 +116,7 @@ class Evidence:
         scale: sides of the network's input as a share of the sides of the images or tiles.
         is_tiled: whether images are cut into tiles already.
         epochs: of the training; None if unknown.
+        folder: of the run, for commands.
         predictions, missed: of :func:`sort_errors`.
         classes, names: the category of each annotation, and the name of each category.
         counted: the annotations that are no crowds, by their ids.
@@ -130,6 +132,7 @@ class Evidence:
     scale: float = 1.0
     is_tiled: bool = False
     epochs: Epochs | None = None
+    folder: str = "RUN"
 
     def __post_init__(self) -> None:
         self.predictions, self.missed = sort_errors(self.truth, self.entries, self.iou_type)
@@ -227,8 +230,7 @@ def _confused(run: Evidence) -> Iterator[Change]:
             "Add examples of classes that are taken for each other, or make one class of those "
             f"that look alike: {listed(named, _NAMED)}.",
             run.gain(wrong),
-            f"Boxes with the name of another class: {len(wrong)}, in {len(pairs)} pairs of "
-            "classes.",
+            f"Boxes of any score with the name of another class: {len(wrong)}.",
         )
 
 
@@ -240,7 +242,8 @@ def _loose(run: Evidence) -> Iterator[Change]:
             "localisation",
             "Look at how tightly the annotations fit.",
             run.gain(loose),
-            f"Predictions with an IoU of {NEAR} to {LEAST_IOU} with an object: {len(loose)}.",
+            "Predictions of any score with an IoU of "
+            f"{NEAR} to {LEAST_IOU} with an object: {len(loose)}.",
         )
 
 
@@ -248,11 +251,11 @@ def _duplicates(run: Evidence) -> Iterator[Change]:
     if again := run.places("duplicate"):
         yield Change(
             "duplicate",
-            "Lower MODEL.ROI_HEADS.NMS_THRESH_TEST (of a RetinaNet MODEL.RETINANET."
-            "NMS_THRESH_TEST): of two predictions of a class whose IoU is above it, the one with "
-            "the lower score is dropped.",
+            f"Try lambda-det evaluate {shlex.quote(run.folder)} MODEL.ROI_HEADS.NMS_THRESH_TEST "
+            "0.4 (of a RetinaNet MODEL.RETINANET.NMS_THRESH_TEST 0.4): of two predictions of a "
+            "class whose IoU is above it, the one with the lower score is dropped.",
             run.gain(again),
-            f"Predictions of an object that another one has found: {len(again)}.",
+            f"Predictions of any score of an object that another one has found: {len(again)}.",
         )
 
 
@@ -313,9 +316,11 @@ def _training(run: Evidence) -> Iterator[Change]:
     # For a longer training all evaluations in the last third of the steps must be better than all
     # before, and the last one must be the best. If AP50 no longer rises, and five evaluations
     # differ by chance alone, this is so in one case of twenty.
-    said = f" The run had {run.epochs}." if run.epochs and run.epochs.are_fewer else ""
-    until = f"--epochs {run.epochs.rule:.0f}" if said else "twice as many --epochs"
-    longer = f"Train longer, with {until}."
+    longer = "Train longer, with --resume and twice as many --epochs."
+    if run.epochs:
+        until = run.epochs.rule if run.epochs.are_fewer else 2 * run.epochs.trained
+        command = f"lambda-det train --output {shlex.quote(run.folder)} --resume"
+        longer = f"Train longer: {command} --epochs {math.ceil(until)}"
     is_short = run.has_less_than(_SHORT)
     last, value = run.points[-1] if run.points else (0, 0.0)
     early = [ap for step, ap in run.points if step <= last * 2 / 3]
@@ -332,7 +337,7 @@ def _training(run: Evidence) -> Iterator[Change]:
             longer,
             min(rise, 100 - value),
             f"AP50 was best at the end; in the last third of the steps it rose from {before:.1f} "
-            f"to {value:.1f}.{said}",
+            f"to {value:.1f}.",
             comes_first=is_young or is_short,
         )
     elif best - value >= _LEAST_FALL:
@@ -363,7 +368,7 @@ def _training(run: Evidence) -> Iterator[Change]:
             "curves, whether the losses fall; then train longer or at another learning rate.",
             math.nan,
             f"AP50 is {run.ap50:.1f}: below {USABLE_AP50} the errors of a detector tell nothing "
-            f"about its data.{said}",
+            "about its data.",
             comes_first=True,
         )
 

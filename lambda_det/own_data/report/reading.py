@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from lambda_det.detection.results import DRAWN
 from lambda_det.errors import DataError, refused
 from lambda_det.training.log import is_of_averaged_weights
-from lambda_det.training.run_folder import RunFolder
+from lambda_det.training.run_folder import RunFolder, iteration_of
 from lambda_det.weights.formats import read_checkpoint
-from lambda_det.weights.provenance import Origin
+from lambda_det.weights.provenance import Origin, entry
 
 EVALUATION = "evaluation.json"  # in a folder of lambda-det evaluate
 _FINAL = "model_final.pth"
@@ -73,6 +73,8 @@ class RunState:
         weights: the weights of the best checkpoint, or of the last one if none is the best; None if
             there is no file.
         is_best: whether ``weights`` are of the best checkpoint.
+        images: number of training images, or of their tiles; 0 if unknown.
+        epochs: passes over them; 0 if unknown.
     """
 
     metrics: Sequence[Mapping[str, float]]
@@ -81,6 +83,8 @@ class RunState:
     last: str
     weights: Origin | None
     is_best: bool
+    images: int
+    epochs: float
 
     @property
     def has_ended(self) -> bool:
@@ -173,21 +177,23 @@ def read_state(run: Path, config: Mapping[str, Any]) -> RunState:
         WeightsError: the checkpoint is damaged.
     """
     folder = RunFolder(run)
-    metrics, last, chosen = folder.metrics(), folder.last, folder.choose()
-    weights = Origin.of(chosen, read_checkpoint(chosen)) if os.path.isfile(chosen) else None
+    metrics, last, chosen = folder.metrics(), os.path.basename(folder.last), folder.choose()
+    content = read_checkpoint(chosen) if os.path.isfile(chosen) else {}
     planned = config.get("SOLVER", {}).get("MAX_ITER") or config.get("train", {}).get("max_iter")
     # the run may have stopped between the last line of the log and the checkpoint
-    numbered = re.fullmatch(r"model_(\d+)\.pth", os.path.basename(last))
-    iterations = [int(line["iteration"]) for line in metrics]
-    if numbered:
-        iterations.append(int(numbered[1]))
+    steps = 1 + max([iteration_of(last), *(line["iteration"] for line in metrics)])
+    trainer = entry(content, "trainer")
+    images = entry(trainer, "loader").get("records", 0)
+    of_a_step = entry(trainer, "of_a_step").get("images_per_step") or 0
     return RunState(
         metrics,
-        max(iterations, default=-1) + 1,
+        steps,
         planned or 0,
-        os.path.basename(last),
-        weights,
-        is_best=chosen != last,
+        last,
+        Origin.of(chosen, content) if content else None,
+        is_best=chosen != folder.last,
+        images=images,
+        epochs=steps * of_a_step / images if images else 0.0,
     )
 
 

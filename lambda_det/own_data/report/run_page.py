@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from detectron2.config import CfgNode
+from omegaconf import DictConfig
 
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.tile_records import number_of_whole_images
 from lambda_det.detection.results import columns
-from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, UserError
 from lambda_det.files import replace_text, writing_to
 from lambda_det.own_data.fit import epochs_for
@@ -92,7 +92,8 @@ def build_report(
     config = RunFolder(run).config()
     about = read_evaluation(run)
     # what a longer training would bring is the same on other data
-    state = read_state(Path(about.get("run", run)) if about else run, config)
+    home = Path(about["run"]) if about else run
+    state = read_state(home, config)
     page = _evaluation_head(run, about) if about else _run_head(run, state, config)
     if "DATA" in config:  # it is of a classifier
         return page
@@ -104,7 +105,7 @@ def build_report(
         logger.warning(str(error))
         page.section("What is missing", str(error))
         return page
-    _add_advice(page, evaluated, state)
+    _add_advice(page, evaluated, state, str(home))
     _add_classes(page, evaluated, is_run=about is None)
     _add_confusion(page, evaluated.results[0], _whose(score))
     page.section(
@@ -127,7 +128,8 @@ def _run_head(run: Path, state: RunState, config: Mapping[str, Any]) -> Page:
         + (f", which began with {origin}." if origin else "."),
     )
     if state.metrics:
-        page.numbers(_summary(state))
+        what = "tiles" if config.get("INPUT", {}).get("TILE", {}).get("SIZE") else "images"
+        page.numbers(_summary(state, what))
         _add_warnings(page, run)
         page.section("Curves")
         page.figures(*draw_curves(state.metrics))
@@ -155,12 +157,15 @@ def _evaluation_head(folder: Path, about: Mapping[str, Any]) -> Page:
     return page
 
 
-def _summary(state: RunState) -> dict[str, str]:
-    """What a reader looks for first: results of the best checkpoint, steps, and speed."""
+def _summary(state: RunState, what: str) -> dict[str, str]:
+    """Results of the best checkpoint, the length of the training on ``what``, and its speed."""
     numbers = {
         result.label(name): f"{result.value:.1f}" for name, result in state.results().items()
     }
     numbers["steps"] = f"{state.steps:,}"
+    if state.epochs:
+        numbers["epochs"] = f"{state.epochs:.3g}"
+        numbers[f"{what} to train on"] = f"{state.images:,}"
     if times := [line["time"] for line in state.metrics if "time" in line]:
         numbers["seconds a step (median)"] = f"{statistics.median(times):.3g}"
     return numbers
@@ -173,7 +178,7 @@ def _add_warnings(page: Page, run: Path) -> None:
         page.table(("times", "warning"), ((count, text) for text, count in warned), text=True)
 
 
-def _add_advice(page: Page, evaluated: Evaluated, state: RunState) -> None:
+def _add_advice(page: Page, evaluated: Evaluated, state: RunState, folder: str) -> None:
     """Add the changes that would bring most, and the evidence."""
     components, ground_truth = evaluated.task.components, evaluated.ground_truth
     trained: Counter[str] = Counter()
@@ -185,7 +190,9 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState) -> None:
                 trained[report.categories[number]] += count
     scale = components.test_scale([(i["height"], i["width"]) for i in ground_truth.imgs.values()])
     iou_type = evaluated.results[-1].iou_type
-    epochs = _epochs(evaluated.task, state.steps) if state.has_ended else None
+    epochs = None
+    if state.has_ended and state.epochs and (rule := _epochs_by_rule(evaluated.task.config)):
+        epochs = Epochs(state.epochs, rule)
     evidence = Evidence(
         ground_truth,
         evaluated.entries,
@@ -195,6 +202,7 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState) -> None:
         scale=scale,
         is_tiled=components.tiling is not None,
         epochs=epochs,
+        folder=folder,
     )
     changes = advise(evidence)
     # a run that has not ended will be longer by itself
@@ -223,18 +231,15 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState) -> None:
     )
 
 
-def _epochs(task: DetectionTask, steps: int) -> Epochs | None:
-    """The length of a training; None where its data are gone or no recipe is for them."""
-    config = task.config
-    if not (steps and isinstance(config, CfgNode) and config.DATASETS.TRAIN):
+def _epochs_by_rule(config: CfgNode | DictConfig) -> float | None:
+    """Those of the recipe; None where the data are gone or no recipe is for them."""
+    if not (isinstance(config, CfgNode) and config.DATASETS.TRAIN):
         return None
     try:
         records = training_records(config)
     except (UserError, LookupError):
         return None
-    images = len(records)
-    epochs = steps * config.SOLVER.IMS_PER_BATCH / images
-    return Epochs(epochs, epochs_for(images, number_of_whole_images(records)))
+    return epochs_for(len(records), number_of_whole_images(records))
 
 
 def _add_classes(page: Page, evaluated: Evaluated, *, is_run: bool) -> None:

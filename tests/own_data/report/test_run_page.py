@@ -393,11 +393,18 @@ def test_the_page_says_how_many_of_the_rule_s_epochs_there_were(run):
     datasets = get_config(file).DATASETS
     for key in ("JSON", "IMAGES"):
         edit(file, rf"TRAIN_{key}: .*", f"TRAIN_{key}: {datasets[f'TEST_{key}']}")
-    edit(file, r"IMS_PER_BATCH: \d+", "IMS_PER_BATCH: 1")
+    trainer = {"loader": {"records": 3}, "of_a_step": {"images_per_step": 1}}
+    checkpoint = {"model": {}, "iteration": 39, "trainer": trainer}
+    torch.save(checkpoint, run / "model_0000039.pth")
     assert "of 30 epochs" not in _page(run)  # it has not ended
     (run / "last_checkpoint").write_text("model_final.pth")
-    assert "had 13 of 30 epochs" in _page(run)  # 40 steps on three images
-    edit(file, "IMS_PER_BATCH: 1", "IMS_PER_BATCH: 3")
+    torch.save(checkpoint, run / "model_final.pth")
+    text = _page(run)
+    assert "had 13 of 30 epochs" in text  # 40 steps on three images
+    assert "<b>13.3</b><span>epochs<" in text and "<b>3</b><span>images to train on<" in text
+    assert f"--output {run} --resume --epochs 30" in text
+    trainer["of_a_step"]["images_per_step"] = 3
+    torch.save(checkpoint, run / "model_final.pth")
     assert "of 30 epochs" not in _page(run)
 
 
