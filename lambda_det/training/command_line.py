@@ -22,7 +22,7 @@ _YAML_NAMES = {
     "weights": "MODEL.WEIGHTS",
     "device": "MODEL.DEVICE",
     "cpu": "MODEL.DEVICE cpu",
-    "opts": "configuration keys and their values, such as OUTPUT_DIR output/mine",
+    "opts": "configuration keys and their values, such as SOLVER.BASE_LR 0.01",
 }
 # Examples of every training that a YAML file describes
 YAML_EXAMPLES = """
