@@ -372,7 +372,7 @@ def _tiles(
     wanted = asked.tile
     if wanted is None and asked.is_chosen and not asked.has_size:
         wanted = beside or (AUTO if why else None)
-    refusal = why_not_cut(cfg) if wanted else ""
+    refusal = why_not_cut(cfg)
     if refusal and asked.tile:
         raise ConfigError(f"--tile is {asked.tile}, and {refusal}; leave it out.")
     lengths = facts.boxes.max(1)
@@ -380,15 +380,15 @@ def _tiles(
     by_rule = _side_of_tiles(cfg, facts, long)
     side = wanted if isinstance(wanted, int) else by_rule
     largest = max([sizes.max(), *(max(one["width"], one["height"]) for one in others)])
+    reason = why or "--tile auto"
+    if isinstance(asked.tile, int):
+        reason = "given"
+    elif wanted == beside:
+        reason = "the images to train on are such tiles, and others are whole"
     if wanted and not refusal and side < largest:
         overlap = cfg.INPUT.TILE.OVERLAP
         if overlap < 0:
             overlap = round(max(_LEAST_OVERLAP * side, min(long, _LARGEST_OVERLAP * side)))
-        reason = why or "--tile auto"
-        if isinstance(asked.tile, int):
-            reason = "given"
-        elif wanted == beside:
-            reason = "the images to train on are such tiles, and others are whole"
         shorter = f"{np.mean(lengths <= overlap):.0%} of the objects are not longer"
         rows = [
             ("tiles", f"{side} pixels", reason),
@@ -398,8 +398,8 @@ def _tiles(
         return rows, Tiling(side, overlap), []
     rows, warnings = [], []
     if wanted:
-        reason = f"no image is larger than a tile of {side} pixels"
-        rows = [("tiles", "none", f"{why}, but {refusal}" if refusal else reason)]
+        no_larger = f"no image is larger than a tile of {side} pixels"
+        rows = [("tiles", "none", f"{reason}, but {refusal}" if refusal else no_larger)]
     if why:
         advice = "images with more pixels would show them"
         if by_rule < largest and not refusal:
@@ -408,7 +408,8 @@ def _tiles(
     if beside and asked.tile is None:
         warnings.append(
             f"The images to train on are tiles of {beside} pixels, and others are whole, where "
-            f"objects would be smaller; --tile {beside} evaluates and predicts on such tiles."
+            "objects would be smaller; "
+            f"{refusal or f'--tile {beside} evaluates and predicts on such tiles'}."
         )
     return rows, None, warnings
 

@@ -302,6 +302,9 @@ def test_what_cannot_be_cut_is_refused_or_left_whole(light):
     found = fitted(light, squares([20] * 99))
     assert tiles(found) is None and "MODEL.KEYPOINT_ON" in row(found)[1]
     assert "--tile" not in found.warnings[0]
+    found = fitted(light, CROPS, others=labels([20] * 99, (1100, 800)))
+    assert row(found)[1].startswith("the images to train on are such tiles") and not tiles(found)
+    assert "MODEL.KEYPOINT_ON" in found.warnings[0] and "--tile" not in found.warnings[0]
     with pytest.raises(ConfigError, match=r"--tile .*MODEL.KEYPOINT_ON"):
         fitted(light, squares([20] * 99), tile=500)
 
