@@ -274,7 +274,7 @@ def _fitted(
             return {}
         records = training_records(cfg)
         schedule = fit.fit_schedule(cfg, len(records), number_of_whole_images(records))
-        return _told(cfg, cfg, schedule)
+        return _told(cfg, schedule)
     machine = Machine.of(args, cfg.MODEL.DEVICE)
     is_new = is_derived and not continued
     background = []
@@ -299,9 +299,7 @@ def _fitted(
     for warning in found.warnings:
         logger.warning(warning)
     keys = {key: value for key, value, _ in found.choices}
-    known = cfg.clone()
-    merge(known, found.choices, given.keys)
-    return keys | _told(cfg, known, [*background, *training])
+    return keys | _told(cfg, [*background, *training])
 
 
 def _tile_to_fit(given: _Given) -> int | str | None:
@@ -328,8 +326,8 @@ def _show(rows: Sequence[Row]) -> None:
         show(f"What was chosen:\n{tabulate(rows, ('', 'choice', 'why'))}")
 
 
-def _told(cfg: CfgNode, known: CfgNode, choices: Sequence[Choice]) -> dict[str, Any]:
-    """The values of choices without keys that are kept; log all, beside the given of ``known``."""
+def _told(cfg: CfgNode, choices: Sequence[Choice]) -> dict[str, Any]:
+    """The values of choices without keys that are kept; log all, beside those that are given."""
     if not choices:
         return {}
     rows: list[tuple[str, Any, Any, str]] = []
@@ -338,7 +336,9 @@ def _told(cfg: CfgNode, known: CfgNode, choices: Sequence[Choice]) -> dict[str, 
         key = Detector.from_config(cfg).keys["num_classes"]
         rows.append((key or "classes", "", classes, "the categories of the labels"))
     for key, value, reason in choices:
-        why = "kept: it is given, or in RECIPE.KEEP" if key in cfg.RECIPE.KEEP else reason
-        rows.append((key, attrgetter(key)(known), value, why))
+        before, why = "", reason
+        if key in cfg.RECIPE.KEEP:
+            before, why = attrgetter(key)(cfg), "kept: it is given, or in RECIPE.KEEP"
+        rows.append((key, before, value, why))
     log_table("What follows from these data", rows)
     return {key: value for key, value, _ in choices if key not in cfg.RECIPE.KEEP}

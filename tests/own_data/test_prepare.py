@@ -181,6 +181,9 @@ def test_what_is_given_counts(data, monkeypatch):
     assert cfg.INPUT.MIN_SIZE_TEST == 77 and cfg.INPUT.MIN_SIZE_TRAIN == (80, 88, 96)
     assert cfg.SOLVER.MAX_ITER == 900 and not cfg.RECIPE.ENABLED
     assert cfg.RECIPE.KEEP == ["SOLVER.MAX_ITER"] and cfg.TEST.EVAL_PERIOD == 180
+    (text,) = [r["msg"] for r in args.records if r["msg"].startswith("What follows from these")]
+    # nobody gave the recipe's 1000
+    assert re.search(r"\nSOLVER\.MAX_ITER +900 +kept.*\nSOLVER\.WARMUP_ITERS +90 +a tenth", text)
     held_out, kept = names(cfg.DATASETS.TEST_JSON), names(cfg.DATASETS.TRAIN_JSON)
     assert len(held_out | kept) == 20 and 5 < len(held_out) < 15 and not held_out & kept
     monkeypatch.setattr(start, "_is_connected", lambda: True)
