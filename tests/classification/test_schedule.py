@@ -23,21 +23,6 @@ COSINE = ("SOLVER.EPOCHS", 90.0, "SOLVER.WARMUP_EPOCHS", 5.0)
 
 @pytest.mark.parametrize(
     ("epoch", "expected"),
-    [
-        (0, 0),
-        (2.5, 0.5),
-        (5, 1),
-        (26.25, 0.5 + math.sqrt(0.5) / 2),  # a quarter of the cosine's 85 epochs
-        (90, 0),
-    ],
-)
-def test_cosine_after_a_linear_warm_up(epoch, expected):
-    assert EpochSchedule(_cfg("SOLVER.WARMUP_EPOCHS", 0.0))(0) == 1
-    assert EpochSchedule(_cfg(*COSINE))(epoch / 90) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("epoch", "expected"),
     [(4, 0.8), (5, 1), (7.99, 1), (8, 0.99), (11, 0.99**2), (350, 0.99**115)],
 )
 def test_exponential_falls_every_third_epoch_after_the_warm_up(epoch, expected):
@@ -95,12 +80,12 @@ def test_norms_have_a_weight_decay_of_their_own_and_every_parameter_is_there_onc
 GRADS = (0.3, -0.2, 0.5, 0.1)
 
 
-def _steps(*pairs, grads=GRADS):
+def _steps(*pairs):
     """The values of one parameter, at first 2, after steps with gradients."""
     layer = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(layer.weight, 2.0)
     optimizer, values = ClassificationTask(_cfg(*pairs)).build_optimizer(layer), []
-    for grad in grads:
+    for grad in GRADS:
         layer.weight.grad = torch.tensor([[grad]], dtype=torch.float64)
         optimizer.step()
         values.append(layer.weight.item())
@@ -120,25 +105,22 @@ def test_rmsprop_is_tensorflows():
     assert _steps(*words) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd(nesterov):
-    w, momentum, expected = 2.0, 0.0, []
-    for grad in GRADS:
-        grad += 0.5 * w
-        momentum = 0.9 * momentum + grad
-        w -= 0.2 * (grad + 0.9 * momentum if nesterov else momentum)
-        expected.append(w)
-    assert _steps("SOLVER.NESTEROV", nesterov) == pytest.approx(expected, rel=1e-9)
-
-
-def test_adam():
-    """The first step is one learning rate; the next shows both averages."""
-    first, second = 1 + 0.5 * 2, 0 + 0.5 * 1.8  # with weight decay
-    mean = (0.5 * 0.5 * first + 0.5 * second) / (1 - 0.5**2)
-    square = (0.75 * 0.25 * first**2 + 0.25 * second**2) / (1 - 0.75**2)
-    words = ("SOLVER.OPTIMIZER", "adam", "SOLVER.BETAS", [0.5, 0.75])
-    expected = [1.8, 1.8 - 0.2 * mean / square**0.5]
-    assert _steps(*words, grads=(1.0, 0.0)) == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("pairs", "kind", "options"),
+    [
+        (("SOLVER.NESTEROV", True), torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        (
+            ("SOLVER.OPTIMIZER", "adam", "SOLVER.BETAS", [0.5, 0.75]),
+            torch.optim.Adam,
+            {"betas": (0.5, 0.75)},
+        ),
+    ],
+)
+def test_others_are_pytorchs_with_the_values_of_their_keys(pairs, kind, options):
+    optimizer = ClassificationTask(_cfg(*pairs)).build_optimizer(_model())
+    assert type(optimizer) is kind
+    for group in optimizer.param_groups:
+        assert {name: group[name] for name in options} == options
 
 
 @pytest.mark.parametrize(

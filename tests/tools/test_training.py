@@ -145,19 +145,6 @@ def test_the_same_folder_again_is_refused_and_untouched(kind, trained, last_erro
     assert _snapshot(trained) == before
 
 
-@pytest.mark.parametrize("kind", ["yaml"], indirect=True)
-def test_resume_goes_on_where_it_stopped(kind, trained):
-    assert kind.train("--resume", output=trained, steps=5) == 0
-    iterations = [line["iteration"] for line in _lines(trained)]
-    assert iterations == sorted(set(iterations)) and 4 in iterations
-    state = torch.load(trained / "model_final.pth", weights_only=True)
-    assert state["iteration"] == 4 and state["trainer"]["iteration"] == 4
-    # with another number of images a step
-    config = (trained / "config.yaml").read_text()
-    assert kind.train("--resume", output=trained, images=4) == 2
-    assert (trained / "config.yaml").read_text() == config
-
-
 def test_evaluation_alone(kind, trained, tmp_path, last_error):
     weights = trained / "model_final.pth"
     assert kind.train("--eval-only", output=tmp_path / "a", weights=weights) == 0

@@ -169,19 +169,3 @@ def test_what_could_not_be_read_again_is_not_kept(tmp_path):
     with pytest.raises(DiskError, match="holds more than tensors"):
         checkpointer.wait()
     assert os.listdir(tmp_path) == []
-
-
-def test_the_last_ones_stay_and_the_best(tmp_path):
-    """The final one counts among the last."""
-    checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=2)
-    for step in (1, 3, 5):
-        checkpointer.save(f"model_{step:07d}", iteration=step)
-        if step == 1:
-            checkpointer.link("model_0000001", "model_best")
-    checkpointer.wait()
-    there = {"model_best.pth", "model_0000003.pth", "model_0000005.pth"}
-    assert {path.name for path in tmp_path.glob("*.pth")} == there
-    checkpointer.save("model_final", iteration=6)
-    checkpointer.wait()
-    there = {"model_best.pth", "model_0000005.pth", "model_final.pth"}
-    assert {path.name for path in tmp_path.glob("*.pth")} == there

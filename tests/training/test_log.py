@@ -1,11 +1,11 @@
-"""What stands on the screen: lines beside a bar, and tables."""
+"""What stands on the screen: lines beside a bar."""
 
 import logging
 import sys
 
 from tqdm import tqdm
 
-from lambda_det.training.log import BufferedLog, log_table, show
+from lambda_det.training.log import BufferedLog, show
 
 
 def test_a_line_and_a_bar_never_share_a_line_of_the_screen(tmp_path, capsys, monkeypatch):
@@ -23,11 +23,3 @@ def test_a_line_and_a_bar_never_share_a_line_of_the_screen(tmp_path, capsys, mon
         (line,) = [line for line in screen if words in line]
         assert "steps" not in line
     assert "3/3" in screen[-2]
-
-
-def test_a_table_says_a_value_once(caplog):
-    caplog.set_level(logging.INFO)
-    same, changed = [[16], [32]], (0.5, 1.0)
-    log_table("Keys", [("SIZES", same, same, "clusters"), ("RATIOS", changed, [[0.7, 1.2]], "b")])
-    assert caplog.text.count(str(same)) == 1 and "[[0.7, 1.2]]" in caplog.text
-    assert str(changed) in caplog.text and "clusters" in caplog.text

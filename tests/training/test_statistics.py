@@ -128,19 +128,3 @@ def test_average_is_the_ramp_of_the_definition(limit):
         torch.testing.assert_close(state[name], tensor, msg=name)
     assert average.updates == 30
     assert not any(p.requires_grad for p in average.average.parameters())
-
-
-def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened():
-    model = Model()
-    one = ExponentialAverage(model, copy.deepcopy(model), 0.9999)
-    for _ in range(5):
-        _walk(model)
-        one.update()
-    other = ExponentialAverage(model, Model(), 0.9999)
-    other.load_state_dict(copy.deepcopy(one.state_dict()))
-    _walk(model)
-    one.update()
-    other.update()
-    assert other.updates == 6
-    for name, tensor in one.average.state_dict().items():
-        assert torch.equal(tensor, other.average.state_dict()[name]), name

@@ -201,20 +201,6 @@ def test_a_detector_s_other_parts_come_along():
     _assert_same(target.state_dict(), source.state_dict())
 
 
-def test_stages_that_a_detector_has_in_its_heads():
-    class C4(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.backbone = Network()
-            self.roi_heads = nn.ModuleDict({"res5": nn.Conv2d(4, 4, 1)})
-
-    source, target = Network(), C4()
-    source.res5 = nn.Conv2d(4, 4, 1)
-    load(target, "w.pth", {"model": source.state_dict(), "matching_heuristics": True})
-    _assert_same(target.backbone.state_dict(), _without(source.state_dict(), "res5"))
-    assert torch.equal(target.roi_heads["res5"].weight, source.res5.weight)
-
-
 def test_averaged_weights_of_a_classifier_are_preferred(tmp_path):
     raw, average, path = Model(), Model(), str(tmp_path / "w.pth")
     ema = {"model": average.state_dict(), "updates": 3}
@@ -426,24 +412,6 @@ def test_a_detector_starts_with_the_features_of_their_network(
     mean, std = [torch.tensor(v).view(3, 1, 1).double() for v in IMAGENET]
     expected = network.double().forward_features(((torch.from_numpy(pixels) - mean) / std)[None])
     assert _near(found, expected)
-
-
-@pytest.fixture(scope="module")
-def mobilenet():
-    return make("timm", "mobilenetv2_100", num_classes=7)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_a_classifier_starts_from_their_network_and_its_last_layer(tmp_path):
-    theirs = make("timm", "mobilenetv2_100", num_classes=7)
-    torch.save(theirs.state_dict(), tmp_path / "w.pth")
-    same, other = (lambda_det.create_classifier("mobilenet_v2", n).eval() for n in (7, 3))
-    load(same, tmp_path / "w.pth", pixels=PixelSettings("RGB", *IMAGENET))
-    image = torch.randn(1, 3, 64, 64)
-    assert _near(same(image), theirs(image))
-    report = load(other, tmp_path / "w.pth")
-    assert report.afresh == ("backbone.linear.weight", "backbone.linear.bias")
 
 
 @pytest.mark.slow
