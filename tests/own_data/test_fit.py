@@ -294,14 +294,6 @@ def test_a_step_counts_tiles_as_an_epoch_does():
     assert whole == 10 < cut == int(epochs_for(tiles, 100) * tiles / 300)
 
 
-def test_crowds_and_empty_boxes_do_not_count(cfg):
-    records = make_records(60, [(8, 8), (0, 8)])
-    for one in records:
-        one["annotations"][0]["iscrowd"] = 1
-    facts = Facts.of(records)
-    assert len(facts.boxes) == 0
-
-
 def test_few_images_follow_the_same_rules(cfg):
     """There is no number of images below which the file's own schedule, of COCO, would hold."""
     cfg.SOLVER.MAX_ITER = 130_000
@@ -312,21 +304,6 @@ def test_few_images_follow_the_same_rules(cfg):
         assert "MODEL.ANCHOR_GENERATOR.SIZES" in found
     cfg.RECIPE.EPOCHS = 2.0  # what is asked for has no floor of steps
     assert derived(cfg, make_records(12))["SOLVER.MAX_ITER"] == 6
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "reason"),
-    [
-        ("EPOCHS", 2.0, "2 epochs of 2 images in batches of 4, as asked for"),
-        ("MIN_STEPS", 1, "epochs of 2 images in batches of 4, by the rule"),
-        ("MIN_STEPS", 10_000, "RECIPE.MIN_STEPS; "),
-        ("TIME", 60.0, "--time sets it after the first steps"),
-    ],
-)
-def test_the_number_of_steps_has_one_reason(key, value, reason, cfg):
-    cfg.RECIPE[key] = value
-    first = fitting.fit_schedule(cfg, 2)[0]
-    assert first.key == "SOLVER.MAX_ITER" and reason in first.reason
 
 
 @pytest.mark.parametrize(

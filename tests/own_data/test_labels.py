@@ -11,7 +11,7 @@ from lambda_det.detection.data.coco_format import READER
 from lambda_det.detection.data.records import read_image
 from lambda_det.errors import DataError
 from lambda_det.own_data.command_line import convert_main
-from lambda_det.own_data.labels.conversion import read_labels
+from lambda_det.own_data.labels.conversion import as_coco, read_labels
 from lambda_det.own_data.labels.formats import recognise
 from lambda_det.own_data.labels.objects import of_mask
 from lambda_det.own_data.labels.yolo import yolo_names
@@ -143,7 +143,6 @@ REFUSED = {
     ),
     "two files of one image": ({"x.xml": EMPTY, "y.xml": EMPTY}, "y.xml: a.png and "),
     "no image": ({"b.xml": voc("b.png")}, "b.xml: its image 'b.png'"),
-    "another class": (ONE | {"a.txt": "0 0 0 1 1\n2 0 0 1 1"}, "line 2: class 2"),
     "no names": ({"data.yaml": "nc: 1\ntrain: images"}, "data.yaml"),
     "a name of YOLO's without a number": ({"data.yaml": "names: {a: x}"}, "data.yaml: names"),
     "a name that is none": ({"data.yaml": "names: ['']"}, "class 0 is no text"),
@@ -171,10 +170,13 @@ def test_mistakes_name_the_file_and_the_line(case, tmp_path):
     assert message in str(found.value)
 
 
-@pytest.mark.parametrize("name", ["t.JSON", "t.coco", "t"])
+@pytest.mark.parametrize("name", ["t.JSON", "t.coco", "t", "train.txt"])
 def test_a_file_of_coco_s_may_have_any_name(name, tmp_path):
+    """Also one that lists of images have."""
     (tmp_path / name).write_text('{"images": [], "annotations": [], "categories": []}')
     assert recognise(tmp_path / name)[0] == "COCO"
+    file = str(tmp_path / name)
+    assert as_coco((file, str(tmp_path)), folder=tmp_path) == [file]
     (tmp_path / name).write_text("{}")  # which COCO's reader refuses
     assert recognise(tmp_path / name)[0] == "COCO"
 

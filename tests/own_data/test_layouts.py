@@ -17,7 +17,7 @@ from lambda_det.detection.data.label_files import write_labels
 from lambda_det.detection.data.written_formats import WRITTEN
 from lambda_det.errors import DataError
 from lambda_det.own_data import command_line
-from lambda_det.own_data.labels.conversion import as_coco, read_labels
+from lambda_det.own_data.labels.conversion import read_labels
 from lambda_det.own_data.labels.formats import recognise
 from lambda_det.own_data.part_names import named_part
 from tests.coco import annotation, coco_content
@@ -221,12 +221,6 @@ LAYOUTS = {
         "LabelMe",
         ["test/a.png"],
     ),
-    "VIA": (
-        dict.fromkeys(["train/via_region_data.json", "val/b.json"], VIA),
-        "VIA",
-        ["train/a.png"],
-        ["val/a.png"],
-    ),
     "VIA, with files that are called like the parts": (
         {"via_train.json": VIA, "via_val.json": via(cups("b.png"))},
         "VIA",
@@ -271,15 +265,6 @@ REFUSED = {
         {f"{name}/b.{end}": text for name in ("bus", "train") for end, text in OF_BUS},
         "1 of 2 labels",
     ),
-    "a class of YOLO's called train": (
-        {
-            "data.yaml": YAML,
-            **{"bus/b.png": "", "bus/b.txt": "", "train/c.png": "", "train/c.txt": ""},
-        },
-        "1 of 2 labels",
-    ),
-    "two data.yaml": ({f"{x}/data.yaml": YAML + "train: .\n" for x in "xy"}, "name one of them"),
-    "a folder that is not there": ({"data.yaml": YAML + "train: [a, b]", "a/a.png": ""}, "names b"),
     "an empty list": ({"ImageSets/Main/train.txt": "", "b.xml": VOC}, "train.txt: of 0 images"),
     "a list elsewhere of what is not there": (
         {"data.yaml": YAML + "train: lists/a.txt\n", "lists/a.txt": "../a.png\nb.png\n"},
@@ -454,12 +439,6 @@ def test_labels_that_were_converted_are_not_read_beside_the_old_ones(tmp_path, c
     (tmp_path / "a.xml").unlink()
     with pytest.raises(DataError, match=f"{new}, which this program wrote, is read only where"):
         find_parts(tmp_path)
-
-
-def test_a_file_of_coco_s_format_may_have_the_ending_of_a_list(tmp_path):
-    file = tmp_path / "train.txt"
-    file.write_text('{"images": [], "annotations": [], "categories": []}')
-    assert as_coco((str(file), str(tmp_path)), folder=tmp_path) == [str(file)]
 
 
 @pytest.mark.parametrize(("sound", "status"), [(200, 0), (2, 2)])

@@ -264,8 +264,11 @@ def test_yolos_empty_label_files_are_background(data, capsys, empty, missing, gi
     assert again.config.DATALOADER.FILTER_EMPTY_ANNOTATIONS is not are_taken
 
 
-def test_large_images_with_small_objects_are_cut(photographs):
+def test_large_images_with_small_objects_are_cut(photographs, capsys):
     """Keys, table, and what follows from the number of tiles and from objects in them."""
+    check_main([str(photographs), "--no-images"])
+    printed = capsys.readouterr().out
+    assert "100% of the objects have less than 12 pixels" in printed and "384 pixels" in printed
     args = prepared_of(photographs, "--val-share", "0.1")
     cfg = args.config
     assert table(args)["tiles"][0] == "384 pixels" and "100%" in table(args)["tiles"][1]
@@ -284,23 +287,6 @@ def test_large_images_with_small_objects_are_cut(photographs):
     assert whole.INPUT.TILE.SIZE == 0
     assert (whole.SOLVER.MAX_ITER, cfg.SOLVER.MAX_ITER) == (300, 300)
     assert whole.TEST.EVAL_PERIOD < cfg.TEST.EVAL_PERIOD  # one of tiles takes longer
-
-
-def test_check_says_that_images_will_be_cut(photographs, capsys):
-    check_main([str(photographs), "--no-images"])
-    said = capsys.readouterr().out
-    assert "100% of the objects have less than 12 pixels" in said and "384 pixels" in said
-
-
-def test_given_tiles_keep_their_pixels(photographs):
-    """Of a configuration that is named, too, unless sizes are given."""
-    words = [photographs, *NAMED, "--tile", "640"]
-    cfg = prepared_of(*words).config
-    assert (cfg.INPUT.TILE.SIZE, cfg.INPUT.TILE.OVERLAP) == (640, 80)
-    assert cfg.INPUT.MIN_SIZE_TEST >= 640
-    args = prepared_of(*words, "INPUT.MIN_SIZE_TEST", "352", "INPUT.TILE.OVERLAP", "64")
-    assert said(args, "given sizes")
-    assert (args.config.INPUT.TILE.OVERLAP, args.config.INPUT.MIN_SIZE_TEST) == (64, 352)
 
 
 @pytest.mark.parametrize(
@@ -579,8 +565,6 @@ REFUSED = [
     ("--epochs", *OWN, "--time", "1h", "--epochs", "3"),
     ("SOLVER.MAX_ITER", *OWN, "--time", "1h", "SOLVER.MAX_ITER", "9"),
     ("TILE.SIZE is 20", *OWN, "--tile", "20"),
-    ("MODEL.KEYPOINT_ON", *OWN, "--tile", "40", "MODEL.KEYPOINT_ON", "True"),
-    ("TILE.OVERLAP is 20", *OWN, "--tile", "40", "INPUT.TILE.OVERLAP", "20"),
     ("INPUT.TILE.SIZE", *OWN, "--tile", "40", "INPUT.TILE.SIZE", "50"),
     ("--data", *BASE, "--tile", "auto"),
 ]
@@ -651,33 +635,9 @@ def test_a_run_does_not_go_into_the_folder_of_its_images(data):
     assert sorted(path.suffix for path in data.iterdir()) == 20 * [".png"] + 20 * [".xml"]
 
 
-def test_sizes_that_are_named_stay(data):
-    for number in range(20):
-        label(data, number, "cell", 3, 3)
-    # the map of a named configuration stays, and that of a chosen one follows from the given size
-    for words, finest in ((NAMED, "p3"), (["INPUT.MIN_SIZE_TEST", 384], "p2")):
-        args = prepared_of(data, *words)
-        assert args.config.INPUT.MIN_SIZE_TEST == 384
-        assert args.config.MODEL.RPN.IN_FEATURES[0] == finest
-
-
 def test_flags_and_pairs_come_in_any_order():
     values = ["A", "-1e-5", "B", "-0.1,0,0", "C", "-inf", "D", "-.5", "AMP", "x"]
     args = cli.detector_parser().parse_args(["--data", "my", *values, "--epochs", "2", "SEED", "1"])
     assert args.opts == [*values, "SEED", "1"] and (args.data, args.epochs) == ("my", 2)
     assert cli.detector_parser().parse_args(["--epochs", "2", *values]).opts == values
     assert cli.detector_parser().parse_args(["--data", "my"]).opts == []
-
-
-def test_labels_are_read_once(data, tmp_path, readings):
-    """The user's own, and the two files that a training makes of them."""
-    args = prepared("--data", data, "--output", tmp_path / "run")
-    task = DetectionTask(args.config).prepare(train=True)
-    task.check_data(train=True)
-    task.build_train_loader()
-    for _ in range(4):
-        for name in task.components.test_sets:
-            task.components.make_evaluator(name, "")
-            task.components.make_test_loader(name)
-            task.components.make_loss_loader(name)
-    assert len(readings) == 3

@@ -21,7 +21,7 @@ from lambda_det.own_data.report.class_results import evaluate_detections
 from lambda_det.own_data.report.command_line import main
 from lambda_det.own_data.report.evaluated import RESULTS, evaluate_run
 from lambda_det.own_data.report.page import Page, new_axes, to_figure, to_svg
-from lambda_det.own_data.report.reading import label_of, read_state, results_of
+from lambda_det.own_data.report.reading import read_state, results_of
 from lambda_det.own_data.report.run_page import write_report
 from lambda_det.training.run_folder import RunFolder
 from tests.coco import CLASSES, make_ground_truth, noisy_results
@@ -61,26 +61,6 @@ def test_numbers_by_class_are_coco_s(ground_truth):
             assert one == pytest.approx(other) or (np.isnan(one) and other < 0)
         anns = ground_truth.dataset["annotations"]
         assert result.objects == sum(a["category_id"] == category for a in anns)
-
-
-@pytest.mark.slow
-def test_best_threshold_has_the_highest_f1(ground_truth):
-    results = noisy_results(ground_truth)
-    for result in evaluate_detections(ground_truth, results, "bbox", 0.0).classes:
-        category = 10 * (1 + CLASSES.index(result.name))
-        best = 0.0
-        for score in {r["score"] for r in results}:
-            # The confusion matrix matches across classes, so count this class alone
-            own = [r for r in results if r["score"] >= score and r["category_id"] == category]
-            if not own:
-                continue
-            confusion = evaluate_detections(ground_truth, own, "bbox", 0.0).confusion
-            right = confusion[category // 10 - 1, category // 10 - 1]
-            precision, recall = right / len(own), right / result.objects
-            best = max(best, 2 * precision * recall / max(precision + recall, 1e-12))
-        precision, recall = result.values["precision"], result.values["recall"]
-        f1 = 2 * precision * recall / (precision + recall)
-        assert f1 == pytest.approx(best)
 
 
 @pytest.mark.parametrize(("right", "score"), [(True, 0.0335), (False, 0.5)])
@@ -220,16 +200,6 @@ def test_page_is_whole_and_fetches_nothing(ground_truth):
         assert "overflow-wrap: anywhere" in rule
 
 
-@pytest.mark.slow
-def test_curves_of_a_run(tmp_path):
-    metrics = [{"iteration": i, "total_loss": 3 / (i + 1), "lr": 0.1} for i in range(19, 2000, 20)]
-    metrics.append({"iteration": 1999, "bbox/AP": 40.0})
-    log(tmp_path, *metrics)
-    assert [figure.count("<svg") for figure in figures.draw_curves(metrics)] == [1, 1, 1]
-    state = read_state(tmp_path, {})
-    assert state.results() == {"bbox/AP": (40.0, None, None)} and state.steps == 2000
-
-
 @pytest.mark.parametrize(("title", "name"), [("total loss", "total_loss"), ("losses", "loss_cls")])
 def test_a_loss_of_the_test_set_has_the_colour_of_the_training_s(title, name):
     metrics = [{"iteration": i, name: 2.0} for i in (19, 39)]
@@ -345,14 +315,6 @@ def test_the_first_number_is_that_of_the_weights_that_count(run, averaged):
     else:
         assert numbers[0] == ("36.1", "box AP")
     assert sum("AP" in name for _, name in numbers) == 1
-
-
-def test_labels_of_results():
-    assert label_of("bbox_EMA/AP50") == "box AP50, averaged weights"
-    assert label_of("bbox_EMA/AP50", with_weights=False) == "box AP50"
-    assert label_of("cells_val/segm/AP") == "cells_val/mask AP"
-    assert label_of("bbox_TTA/AP", with_weights=False) == "box AP, augmented test"
-    assert label_of("val/raw_top1") == "val/raw_top1"
 
 
 @pytest.mark.parametrize(
