@@ -219,22 +219,6 @@ def test_neighbours_stay_two(what):
     assert sorted(map(list, merged.boxes.tolist())) == sorted(NEIGHBOURS[what])
 
 
-def test_the_whole_one_is_kept_and_the_highest_score():
-    cut = detections([[50, 10, 61, 30]], [0.9])
-    whole = detections([[40, 10, 60, 30]], [0.6])
-    merged = merge([(LEFT, whole), (RIGHT, cut)], 80, 130)
-    assert merged.boxes.tolist() == [[40, 10, 60, 30]]
-    assert merged.scores.tolist() == pytest.approx([0.9])
-
-
-def test_classes_are_not_joined():
-    boxes = [[55, 10, 70, 30]]
-    merged = merge(
-        [(LEFT, detections(boxes, [0.9], [0])), (RIGHT, detections(boxes, [0.8], [1]))], 80, 130
-    )
-    assert len(merged.scores) == 2
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_runs_within_a_rectangle(seed):
     rng = np.random.default_rng(seed)

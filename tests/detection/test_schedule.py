@@ -79,20 +79,6 @@ def test_poly_is_that_of_deeplab(method, ending):
     assert ours == pytest.approx(theirs, rel=1e-12) and min(ours[1:]) > 0
 
 
-def test_a_resumed_run_may_be_longer():
-    def make(steps: int) -> LRMultiplier:
-        cfg = _config("SOLVER.LR_SCHEDULER_NAME", "WarmupPolyLR", "SOLVER.MAX_ITER", steps)
-        cfg.SOLVER.WARMUP_ITERS = 4
-        return LRMultiplier(_sgd(), build_schedule(cfg), steps)
-
-    scheduler, longer = make(6), make(12)
-    _rates(scheduler, 7)
-    assert scheduler.state_dict() == {"base_lrs": [2.0], "last_epoch": 6}
-    longer.load_state_dict(scheduler.state_dict())
-    _, rate = _rates(longer, 2)
-    assert rate == pytest.approx(2.0 * (1 - 7 / 12) ** 0.9)
-
-
 def test_milestones_may_lie_at_the_end_and_beyond():
     cfg = _config("SOLVER.MAX_ITER", 4, "SOLVER.STEPS", (2, 4, 6), "SOLVER.WARMUP_ITERS", 0)
     rates = _rates(LRMultiplier(_sgd(), build_schedule(cfg), 4), 4)

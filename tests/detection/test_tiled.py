@@ -185,17 +185,6 @@ def test_processes_share_images_and_not_tiles(task, monkeypatch, processes):
     assert len(seen) == len(set(seen)) == 3
 
 
-@pytest.mark.slow
-def test_the_losses_of_an_evaluation_are_those_of_the_tiles_of_a_training(task):
-    cfg = task.config.clone()
-    cfg.defrost()
-    cfg.TEST.LOSS = True
-    loader = DetectionTask(cfg).components.make_loss_loader(cfg.DATASETS.TEST[0])
-    entries = [entry for (entry,) in loader]
-    assert {tuple(entry["image"].shape[1:]) for entry in entries} == {(64, 64), (50, 40)}
-    assert all(len(entry["instances"]) for entry in entries)
-
-
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_the_progress_of_predict_counts_tiles(
     predictor, images, tmp_path, capsys, monkeypatch, is_terminal

@@ -20,7 +20,6 @@ import random
 import signal
 import struct
 import tempfile
-import traceback
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -318,23 +317,6 @@ class Hang(BaseException):
     """
 
 
-@contextlib.contextmanager
-def used_or_refused() -> Iterator[None]:
-    """Let a case end well or in one of the package's own errors, within the limits.
-
-    Raises:
-        AssertionError: it ended in another way, with the whole story.
-    """
-    try:
-        with limits():
-            yield
-    except UserError:
-        raise
-    except (Exception, Hang) as error:
-        story = "".join(traceback.format_exception(error)[-12:])
-        raise AssertionError(f"{type(error).__name__}: {error}\n{story}") from None
-
-
 def assert_clear(error: UserError, *names: str) -> None:
     """One line that has one of the names, as of the file or of keys of the configuration."""
     sentence = str(error)
@@ -347,9 +329,9 @@ def take(case: Case, ground_truth: GroundTruth) -> str:
     """How the case ended: "used", the name of the error, or one of them in training alone.
 
     Raises:
-        AssertionError: it ended in another way than a user may expect.
+        Exception: it ended in another way than a user may expect.
     """
-    with tempfile.TemporaryDirectory() as folder, used_or_refused():
+    with tempfile.TemporaryDirectory() as folder, limits():
         return _take(case, *_write(case, ground_truth, Path(folder)))
 
 

@@ -7,7 +7,7 @@ import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import load_coco_json, register_coco_instances
 
-from lambda_det.detection.data import check_datasets, register_shapes
+from lambda_det.detection.data import check_datasets
 from lambda_det.detection.data.registration import has_masks
 from lambda_det.errors import ConfigError, DataError, UserError
 from tests.coco import annotation, put
@@ -64,21 +64,10 @@ def test_classes_to_evaluate_on_that_are_not_trained_on_are_named(registered, co
     assert "pear" in record.getMessage() and "apple" not in record.getMessage()
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("coco_2017_val", ["datasets/README.md", "DETECTRON2_DATASETS", "make_shapes"]),
-        ("shapes_train", ["make_shapes.py", "DETECTRON2_DATASETS"]),
-        ("mine", ["mine.json"]),
-    ],
-)
-def test_no_data_says_where_to_get_them(cfg, tmp_path, name, expected):
-    register_coco_instances("mine", {}, str(tmp_path / "mine.json"), str(tmp_path))
-    register_shapes(tmp_path)
-    cfg.DATASETS.TEST = (name,)
-    with pytest.raises(DataError) as raised:
+def test_no_data_says_where_to_get_them(cfg):
+    cfg.DATASETS.TEST = ("coco_2017_val",)
+    with pytest.raises(DataError, match=r"coco_2017_val.*datasets/README\.md.*DETECTRON2_DATASETS"):
         check_datasets(cfg, train=False, test=True)
-    assert all(text in str(raised.value) for text in [name, *expected])
 
 
 def _without_pear(content):
@@ -156,15 +145,6 @@ def test_another_data_set_under_a_known_name(registered):
     MetadataCatalog.get("checks_train").thing_classes = ["cat", "dog"]
     with pytest.raises(DataError, match=r"checks_train.*cat, dog"):
         check_datasets(cfg, train=True, test=False)
-
-
-@pytest.mark.parametrize("key", ["area", "iscrowd", "segmentation"])
-def test_keys_that_may_be_missing(registered, content, caplog, key):
-    del content["annotations"][6][key]
-    cfg = registered(content)
-    cfg.DATASETS.TEST = ()  # a training without an evaluation
-    check_datasets(cfg, train=True, test=True)
-    assert ("without a mask take their box" in caplog.text) == (key == "segmentation")
 
 
 def test_boxes_alone_train_no_masks_and_have_an_ap(registered, content):
@@ -351,12 +331,3 @@ def test_data_that_cannot_be_read_are_named(cfg, tmp_path):
     with pytest.raises(DataError, match=r"own .*nowhere\.json"):
         _check_split(cfg, "TRAIN")
     check_datasets(cfg, train=False, test=False)  # which reads none
-
-
-@pytest.mark.parametrize("split", ["TEST", "TRAIN"])
-def test_another_order_of_classes(own, split):
-    own(name="one", thing_classes=["apple", "pear"])
-    cfg = own(split=split, name="two", thing_classes=["pear", "apple"])
-    cfg.DATASETS.TRAIN = ("one", "two") if split == "TRAIN" else ("one",)
-    with pytest.raises(DataError, match=r"two \(pear, apple\).* one \(apple, pear\)"):
-        check_datasets(cfg, train=True, test=split == "TEST")

@@ -74,20 +74,25 @@ def test_what_fits_passes(cfg, architecture, train, test, pairs, named):
         check_datasets(cfg, train=True, test=True)
 
 
-@pytest.mark.parametrize("key", ["stuff_classes", "keypoint_names"])
-def test_another_order_of_semantic_classes_and_keypoints(cfg, key):
-    is_stuff = key == "stuff_classes"
-    kind = "shapes_stuff" if is_stuff else "shapes_keypoints"
-    _configure(cfg, SEMANTIC if is_stuff else RCNN, kind, kind, *(() if is_stuff else KEYPOINTS))
+@pytest.mark.parametrize(
+    ("key", "architecture", "kind", "pairs"),
+    [
+        ("thing_classes", RCNN, "shapes", ()),
+        ("stuff_classes", SEMANTIC, "shapes_stuff", ()),
+        ("keypoint_names", RCNN, "shapes_keypoints", KEYPOINTS),
+    ],
+)
+def test_another_order_of_classes_and_keypoints(cfg, key, architecture, kind, pairs):
+    _configure(cfg, architecture, kind, kind, *pairs)
     metadata = MetadataCatalog.get(f"{kind}_train").as_dict() | {"name": "turned"}
     metadata[key] = metadata[key][::-1]
     DatasetCatalog.register("turned", lambda: DatasetCatalog.get(f"{kind}_train"))
     MetadataCatalog.get("turned").set(**metadata)
     cfg.DATASETS.TEST = ("turned",)
-    with pytest.raises(DataError, match=f"turned .* {kind}_train "):
+    with pytest.raises(DataError, match="turned "):
         check_datasets(cfg, train=True, test=True)
     cfg.DATASETS.TRAIN += ("turned",)
-    with pytest.raises(DataError, match=f"turned .* {kind}_train "):
+    with pytest.raises(DataError, match="turned "):
         check_datasets(cfg, train=True, test=False)
 
 

@@ -65,12 +65,6 @@ def test_an_image_is_found_by_the_end_of_its_name(tmp_path, there, name, found):
     assert make(tmp_path, *there).named(name)[1] == expected
 
 
-def test_several_images_of_a_name(tmp_path):
-    images = make(tmp_path, "one/a.jpg", "two/a.jpg", "A.png", "a.png")
-    assert len(images.named("a.jpg")[1]) == len(images.named("A.PNG")[1]) == 2
-    assert images.named("set/one/a.jpg")[0] == "one/a.jpg"
-
-
 def test_a_name_is_found_without_a_walk_over_the_images_that_end_alike(tmp_path, monkeypatch):
     images = ImageFolder(tmp_path, [tmp_path / f"cam{n}/0.png" for n in range(400)])
     read, normal = [], image_folder.normal

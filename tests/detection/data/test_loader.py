@@ -76,16 +76,6 @@ def ids(loader, count):
 # ---------------------------------------------------------------------------- batches of training
 
 
-def test_batches_have_the_size_and_cover_the_data(four):
-    cfg, _ = four
-    found = list(itertools.islice(build_train_loader(cfg, 2), 4))
-    assert [len(batch) for batch in found] == [2] * 4
-    order = [image["image_id"] for batch in found for image in batch]
-    assert sorted(order[:4]) == sorted(order[4:]) == [10, 20, 30, 40]  # two epochs
-    for image in found[0]:
-        assert image["image"].shape == (3, 64, 64) and image["instances"].has("gt_masks")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "jitter"), [(0, False), (1, True), (3, False)])
 def test_workers_and_the_place_change_nothing(eleven, workers, jitter):
@@ -135,17 +125,6 @@ def test_without_a_beginning_each_loader_has_its_own_order(eleven):
     loaders = [build_train_loader(eleven, 11) for _ in range(2)]
     orders = [ids(loader, 1) for loader in loaders]
     assert orders[0] != orders[1] and orders[0] == ids(loaders[0], 1)
-
-
-@pytest.mark.parametrize("is_filtered", [True, False])
-def test_images_without_annotations_are_left_out_as_the_config_says(
-    cfg, content, write, is_filtered
-):
-    content["annotations"] = [a for a in content["annotations"] if a["image_id"] != 30]
-    register_coco_instances("loader_test", {}, *write(content))
-    cfg.DATASETS.TRAIN = ("loader_test",)
-    cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS = is_filtered
-    assert (30 in ids(build_train_loader(cfg, 4), 3)) != is_filtered
 
 
 # ------------------------------------------------------------------------------ unreadable images

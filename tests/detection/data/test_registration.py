@@ -29,20 +29,6 @@ def test_both_files(cfg, content, write):
     check_datasets(cfg, train=True, test=True)
 
 
-def test_records_are_decided_whoever_loads_them(cfg, content, write):
-    """Roboflow's COCO has a category above all others, often with the name of one of them."""
-    for category in content["categories"]:
-        category["supercategory"] = "apple"
-    content["categories"].append({"id": 0, "name": "apple", "supercategory": "none"})
-    name_files(cfg, "TEST", *write(content, "one"))
-    register_json_datasets(cfg)
-    (test,) = cfg.DATASETS.TEST
-    metadata = MetadataCatalog.get(test)
-    assert len(DatasetCatalog.get(test)) == 4
-    assert metadata.thing_classes == ["apple", "pear"]
-    assert 0 not in metadata.thing_dataset_id_to_contiguous_id
-
-
 def test_a_name_has_one_digest_of_its_place(cfg, content, write, tmp_path):
     file, images = write(content, "set_0123abcd")
     elsewhere = tmp_path / "other" / "set_0123abcd.json"

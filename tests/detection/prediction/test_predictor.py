@@ -63,6 +63,9 @@ def test_a_path_is_predicted_as_the_upright_image_in_it(predictor, tmp_path):
     path = stored(tmp_path, image, "PNG", 6)
     expected = predictor(image, channels="RGB")
     assert len(expected) > 0 and expected.instances.image_size == (48, 64)
+    arrays = (expected.boxes, expected.scores, expected.classes, expected.masks)
+    assert [array.dtype for array in arrays] == [np.float32, np.float32, np.int64, bool]
+    assert expected.keypoints is None and expected.names == [str(c) for c in expected.classes]
     for form in (path, str(path)):
         assert same(predictor(form), expected)
     assert not same(predictor(image), expected)
@@ -112,27 +115,6 @@ def test_the_run_of_a_lazy_config_predicts_as_its_evaluation(lazy_run, image, tm
     assert same(Predictor(lazy, score_threshold=0.0)(image), asked)
 
 
-@pytest.mark.slow
-def test_the_best_score_of_the_evaluation_is_the_threshold_where_none_is_given(
-    run, image, tmp_path
-):
-    """Of the weights that are taken; 0.5 where none is recorded."""
-    scores = Predictor(run[1], score_threshold=0.0)(image).scores
-    best, path = float(np.sort(scores)[-2]), tmp_path / "model_final.pth"
-    content = torch.load(run[1], weights_only=True)
-    content["run"] = {"best_scores": {"raw": best, "ema": 0.9}, "config": run[0].read_text()}
-    torch.save(content, path)
-    predictor = Predictor(path)
-    assert predictor.best_score == predictor.score_threshold == best
-    assert len(predictor(image)) == 2
-    torch.save({**content, "ema": {"model": content["model"]}}, path)
-    assert Predictor(path).score_threshold == 0.9
-    given = Predictor(path, score_threshold=0.25)
-    assert (given.score_threshold, given.best_score) == (0.25, 0.9)
-    unknown = Predictor(run[1])
-    assert (unknown.score_threshold, unknown.best_score) == (0.5, None)
-
-
 def test_the_caller_s_autocast_changes_nothing(run, predictor, image):
     expected = predictor(image)
     with torch.autocast("cpu", torch.bfloat16):
@@ -149,15 +131,6 @@ def test_one_class_per_place_is_the_best_one(run, image, monkeypatch):
         predictor = Predictor(run[1], score_threshold=0.0, agnostic_nms=agnostic)
         monkeypatch.setattr(predictor, "_detect", lambda inputs: [{"instances": instances}])
         assert same(predictor(image), Prediction(instances[kept]))
-
-
-def test_results_are_plain_arrays(predictor, image):
-    found = predictor(image)
-    count = len(found)
-    arrays = [found.boxes, found.scores, found.classes, found.masks]
-    assert [a.shape for a in arrays] == [(count, 4), (count,), (count,), (count, 48, 64)]
-    assert [a.dtype for a in arrays] == [np.float32, np.float32, np.int64, bool]
-    assert found.keypoints is None and found.names == [str(c) for c in found.classes]
 
 
 def _found(**more) -> Prediction:

@@ -21,7 +21,7 @@ from lambda_det.own_data.report.class_results import evaluate_detections
 from lambda_det.own_data.report.command_line import main
 from lambda_det.own_data.report.evaluated import RESULTS, evaluate_run
 from lambda_det.own_data.report.page import Page, new_axes, to_figure, to_svg
-from lambda_det.own_data.report.reading import read_state, results_of
+from lambda_det.own_data.report.reading import results_of
 from lambda_det.own_data.report.run_page import write_report
 from lambda_det.training.run_folder import RunFolder
 from tests.coco import CLASSES, make_ground_truth, noisy_results
