@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,17 +38,40 @@ REMOVED_KEYS: dict[str, str] = {
 
 # What a value must be: a check, and the words for it
 Rule = tuple[Callable[[Any], bool], str]
-POSITIVE: Rule = (lambda number: number >= 1), "1 or more"
-NOT_NEGATIVE: Rule = (lambda number: number >= 0), "0 or more"
-SHARE: Rule = (lambda number: 0 <= number <= 1), "from 0 to 1"
+
+
+def finite(is_within: Callable[[float], bool], words: str) -> Rule:
+    """The rule of a finite number."""
+    return (lambda x: isinstance(x, Real) and math.isfinite(x) and is_within(x)), words
+
+
+def each_of(count: int, rule: Rule) -> Rule:
+    """The rule of a list of so many values, each with a rule."""
+    return (
+        (lambda each: len(each) == count and all(map(rule[0], each))),
+        f"{count} numbers, each {rule[1]}",
+    )
+
+
+def or_none(rule: Rule) -> Rule:
+    """The rule of a value that may be unknown."""
+    return (lambda x: x is None or rule[0](x)), rule[1]
+
+
+def one_of(*values: Any) -> Rule:
+    """The rule of a key with a few values."""
+    return values.__contains__, f"one of {values}"
+
+
+POSITIVE = finite(lambda x: x >= 1, "a finite number, 1 or more")
+NOT_NEGATIVE = finite(lambda x: x >= 0, "a finite number, 0 or more")
+ABOVE_0 = finite(lambda x: x > 0, "a finite number above 0")
+BELOW_1 = finite(lambda x: 0 <= x < 1, "at least 0 and below 1")
+SHARE = finite(lambda x: 0 <= x <= 1, "from 0 to 1")
 _SEED: Rule = (
     (lambda seed: seed < 2**32),
     "below 4294967296; a run draws its own where it is below 0",
 )
-_IMAGES: Rule = (lambda number: number is None or number >= 1), "1 or more"
-_RATE: Rule = (lambda x: x is None or 0 < x < math.inf), "a finite number above 0"
-_DECAY: Rule = (lambda decay: 0 <= decay < 1), "at least 0 and below 1, such as 0.999"
-_LIMIT: Rule = (lambda limit: 0 < limit < math.inf), "above 0, such as 1.0"
 _NORM_TYPE: Rule = (lambda norm: norm > 0), "above 0, such as 2.0"
 _NOT_0: Rule = (lambda number: number != 0), "1 or more, or below 0 for all"
 _ALL_ABOVE_0: Rule = (lambda each: len(each) > 0 and min(each) > 0), "numbers above 0"
@@ -66,11 +90,6 @@ _LEVELS: Rule = (
     (lambda each: len({len(level) if hasattr(level, "__len__") else 1 for level in each}) == 1),
     "a list for each map, all of one length",
 )
-
-
-def one_of(*values: Any) -> Rule:
-    """The rule of a key with a few values."""
-    return values.__contains__, f"one of {values}"
 
 
 def check(key: str, value: Any, rule: Rule) -> None:
@@ -259,7 +278,7 @@ KEYS: dict[str, Key] = {
     ),
     # Decay of an exponential moving average of the weights; after n steps it is at most
     # (1 + n) / (10 + n). The average is evaluated beside the weights. 0 for none
-    "SOLVER.EMA_DECAY": Key(0.0, _DECAY, "ema_decay", "train.model_ema.decay", on_resume=FIXED),
+    "SOLVER.EMA_DECAY": Key(0.0, BELOW_1, "ema_decay", "train.model_ema.decay", on_resume=FIXED),
     # ---- lambda-det train derives a recipe before a training (lambda_det/own_data/fit.py), and
     # ---- sets ENABLED to False.
     # Let schedule, sampling and anchors follow from the training set. The log has a table of what
@@ -326,7 +345,9 @@ KEYS |= {
     "OUTPUT_DIR": Key(setting="output_dir"),
     "CUDNN_BENCHMARK": Key(setting="cudnn_benchmark"),
     "SEED": Key(None, _SEED, "seed", on_resume=FIXED),
-    "SOLVER.BASE_LR": Key(None, _RATE, "base_lr", "optimizer.lr", is_scaled=True, on_resume=FIXED),
+    "SOLVER.BASE_LR": Key(
+        None, or_none(ABOVE_0), "base_lr", "optimizer.lr", is_scaled=True, on_resume=FIXED
+    ),
     "SOLVER.CHECKPOINT_PERIOD": Key(
         None, POSITIVE, "checkpoint_period", "train.checkpointer.period"
     ),
@@ -334,14 +355,14 @@ KEYS |= {
         None, one_of("value", "norm", "full_model"), "clipping.kind"
     ),
     "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": Key(
-        None, _LIMIT, "clipping.limit", "train.clip_grad.params.max_norm"
+        None, ABOVE_0, "clipping.limit", "train.clip_grad.params.max_norm"
     ),
     "SOLVER.CLIP_GRADIENTS.NORM_TYPE": Key(
         None, _NORM_TYPE, "clipping.norm_type", "train.clip_grad.params.norm_type"
     ),
     "SOLVER.IMS_PER_BATCH": Key(
         None,
-        _IMAGES,
+        or_none(POSITIVE),
         "images_per_step",
         "dataloader.train.total_batch_size",
         is_scaled=True,

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
 from detectron2.config import CfgNode as CN
 
 from lambda_det.config import (
+    ABOVE_0,
+    BELOW_1,
     IMAGENET_MEAN,
     IMAGENET_STD,
+    NOT_NEGATIVE,
     SHARED_KEYS,
     Rule,
     add_defaults,
     check,
+    each_of,
+    finite,
     one_of,
 )
 from lambda_det.training.config_file import ConfigFile, read_config
@@ -205,24 +208,14 @@ def load_recipe(
     return cfg
 
 
-def _number(is_within: Callable[[float], bool], words: str) -> Rule:
-    return (lambda x: isinstance(x, (int, float)) and math.isfinite(x) and is_within(x)), words
-
-
-def _three(rule: Rule) -> Rule:
-    """The rule of a list with a number for each channel."""
-    return (lambda each: len(each) == 3 and all(map(rule[0], each))), f"3 numbers, each {rule[1]}"
-
-
-_ABOVE_0 = _number(lambda x: x > 0, "above 0")
 # What values must be of keys that neither ``Settings`` nor ``check_solver`` checks
 _RULES: dict[Rule, tuple[str, ...]] = {
     one_of("BN", "SyncBN"): ("MODEL.NORM",),
     one_of("folder", "cifar10"): ("DATA.FORMAT",),
     one_of("resized", "padded"): ("INPUT.CROP",),
-    _three(_number(lambda x: True, "a number")): ("MODEL.PIXEL_MEAN",),
-    _three(_ABOVE_0): ("MODEL.PIXEL_STD",),
-    _ABOVE_0: (
+    each_of(3, finite(lambda x: True, "a number")): ("MODEL.PIXEL_MEAN",),
+    each_of(3, ABOVE_0): ("MODEL.PIXEL_STD",),
+    ABOVE_0: (
         "INPUT.SIZE",
         "SOLVER.EPOCHS",
         "SOLVER.LR_BATCH",
@@ -231,7 +224,7 @@ _RULES: dict[Rule, tuple[str, ...]] = {
         "SOLVER.ACCUMULATE_GRADIENTS",
         "SOLVER.IMS_PER_BATCH",
     ),
-    _number(lambda x: x >= 0, "0 or more"): (
+    NOT_NEGATIVE: (
         "DATA.MAX_UNREADABLE_IMAGES",
         "INPUT.PADDING",
         "INPUT.RANDAUGMENT.LAYERS",
@@ -240,14 +233,14 @@ _RULES: dict[Rule, tuple[str, ...]] = {
         "TEST.IMS_PER_BATCH",
         "TEST.PRECISE_BN_BATCHES",
     ),
-    _number(lambda x: 0 <= x < 1, "at least 0 and below 1"): ("SOLVER.LABEL_SMOOTHING",),
-    _number(lambda x: 0 < x <= 1, "above 0 and at most 1"): (
+    BELOW_1: ("SOLVER.LABEL_SMOOTHING",),
+    finite(lambda x: 0 < x <= 1, "above 0 and at most 1"): (
         "DATA.FRACTION",
         "INPUT.MIN_AREA",
         "INPUT.TEST_CROP",
     ),
-    _number(lambda x: 0 <= x <= 0.5, "from 0 to 0.5"): ("DATA.HELD_OUT",),
-    _number(lambda x: 0 <= x <= 30, "from 0 to 30"): ("INPUT.RANDAUGMENT.MAGNITUDE",),
+    finite(lambda x: 0 <= x <= 0.5, "from 0 to 0.5"): ("DATA.HELD_OUT",),
+    finite(lambda x: 0 <= x <= 30, "from 0 to 30"): ("INPUT.RANDAUGMENT.MAGNITUDE",),
 }
 
 

@@ -78,7 +78,3 @@ class Plan:
         per_epoch = images / self.batch
         self.steps = max(round(solver.EPOCHS * per_epoch), 1)
         self.eval_steps = max(cfg.TEST.EVAL_PERIOD * per_epoch, 1.0)
-
-    def epochs(self, steps: int) -> float:
-        """Passes over the training data after a number of steps."""
-        return steps * self.batch / self.images

@@ -14,7 +14,7 @@ from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 from torch.optim import Optimizer
 
-from lambda_det.config import KEYS
+from lambda_det.config import KEYS, POSITIVE, check
 from lambda_det.errors import ConfigError, counted
 from lambda_det.training import schedules
 from lambda_det.training.log import log_table, show
@@ -96,7 +96,7 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
         ConfigError: there are no steps, or the batch cannot be divided among the processes and the
             accumulated batches.
     """
-    settings.check_training()
+    check(settings.key("max_iter"), settings.max_iter, POSITIVE)
     given = [name for name in SCALED if settings.key(name) in settings.unscaled]
     reference, images = settings.reference_world_size, settings.images_per_step
     by_rule = "images_per_step" not in given and images is not None
@@ -118,8 +118,7 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
         log_table("The schedule, scaled to the processes", rows)
     images = scaled.images_per_step
     if images is not None:
-        keys = {name: settings.key(name) for name in ("images_per_step", "accumulate")}
-        check_division(images, world_size, settings.accumulate, keys)
+        check_division(images, world_size, settings.accumulate, settings.key)
     show(
         f"Schedule for {world_size} process(es) x {settings.accumulate} batch(es) a step: {images} "
         f"images a step, lr {scaled.base_lr:g}, {counted(scaled.max_iter, 'step')}"

@@ -15,35 +15,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, mul
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from detectron2.config import CfgNode
 from detectron2.solver.build import get_default_optimizer_params
 from torch import nn
 
-from lambda_det.config import POSITIVE, Rule, check
+from lambda_det.config import (
+    ABOVE_0,
+    BELOW_1,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Rule,
+    check,
+    each_of,
+    or_none,
+)
 from lambda_det.errors import ConfigError, refused
 
 logger = logging.getLogger(__name__)
 
 
-def _is_finite(number: Any) -> bool:
-    return isinstance(number, (int, float)) and math.isfinite(number)
-
-
-def _is_below_1(number: Any) -> bool:
-    return _is_finite(number) and 0 <= number < 1
-
-
-_NOT_NEGATIVE: Rule = (lambda x: _is_finite(x) and x >= 0), "a finite number, 0 or more"
-ABOVE_0: Rule = (lambda x: _is_finite(x) and x > 0), "a finite number above 0"
-_NOT_NEGATIVE_OR_NONE: Rule = (lambda x: x is None or _NOT_NEGATIVE[0](x)), _NOT_NEGATIVE[1]
-_BELOW_1: Rule = _is_below_1, "at least 0 and below 1"
-_TWO_BELOW_1: Rule = (
-    (lambda betas: len(betas) == 2 and all(map(_is_below_1, betas))),
-    "two numbers, each at least 0 and below 1",
-)
 _RISING: Rule = (
     (lambda steps: all(ABOVE_0[0](x) for x in steps) and list(steps) == sorted(steps)),
     "numbers above 0 that rise",
@@ -51,14 +44,14 @@ _RISING: Rule = (
 # What all optimisers and the warm-up read
 _OF_ALL: dict[str, Rule] = {
     "BASE_LR": ABOVE_0,
-    "WEIGHT_DECAY": _NOT_NEGATIVE,
-    "WEIGHT_DECAY_BIAS": _NOT_NEGATIVE_OR_NONE,
-    "WEIGHT_DECAY_NORM": _NOT_NEGATIVE_OR_NONE,
-    "BIAS_LR_FACTOR": _NOT_NEGATIVE,
-    "BACKBONE_MULTIPLIER": _NOT_NEGATIVE,
-    "WARMUP_EPOCHS": _NOT_NEGATIVE,
-    "WARMUP_FACTOR": _NOT_NEGATIVE,
-    "WARMUP_ITERS": _NOT_NEGATIVE,
+    "WEIGHT_DECAY": NOT_NEGATIVE,
+    "WEIGHT_DECAY_BIAS": or_none(NOT_NEGATIVE),
+    "WEIGHT_DECAY_NORM": or_none(NOT_NEGATIVE),
+    "BIAS_LR_FACTOR": NOT_NEGATIVE,
+    "BACKBONE_MULTIPLIER": NOT_NEGATIVE,
+    "WARMUP_EPOCHS": NOT_NEGATIVE,
+    "WARMUP_FACTOR": NOT_NEGATIVE,
+    "WARMUP_ITERS": NOT_NEGATIVE,
 }
 
 
@@ -108,12 +101,14 @@ def _rmsprop(groups: list[dict], solver: CfgNode) -> torch.optim.Optimizer:
 # Transformer's Mask R-CNN (projects/benchmarks/detectors.md)
 _ADAMS_LR, _ADAMS_LIMIT = 5e-4, 0.01
 OPTIMIZERS = {
-    "sgd": Optimizer(_sgd, {"MOMENTUM": _BELOW_1}, base_lr=None),
+    "sgd": Optimizer(_sgd, {"MOMENTUM": BELOW_1}, base_lr=None),
     **{
-        name: Optimizer(partial(_adam, kind), {"BETAS": _TWO_BELOW_1}, _ADAMS_LR, _ADAMS_LIMIT)
+        name: Optimizer(
+            partial(_adam, kind), {"BETAS": each_of(2, BELOW_1)}, _ADAMS_LR, _ADAMS_LIMIT
+        )
         for name, kind in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW))
     },
-    "rmsprop": Optimizer(_rmsprop, {"MOMENTUM": _BELOW_1}),
+    "rmsprop": Optimizer(_rmsprop, {"MOMENTUM": BELOW_1}),
 }
 
 
@@ -256,14 +251,14 @@ def _poly(solver: CfgNode, span: Span) -> Callable[[float], float]:
 
 SCHEDULES = {
     "steps": Schedule(_steps, {"STEPS": _RISING, "GAMMA": ABOVE_0}, "WarmupMultiStepLR"),
-    "cosine": Schedule(_cosine, {"BASE_LR_END": _NOT_NEGATIVE}, "WarmupCosineLR"),
+    "cosine": Schedule(_cosine, {"BASE_LR_END": NOT_NEGATIVE}, "WarmupCosineLR"),
     "exponential": Schedule(_exponential, {"DECAY": ABOVE_0, "DECAY_EPOCHS": ABOVE_0}),
     "equal_decays": Schedule(
         _equal_decays, {"GAMMA": ABOVE_0, "NUM_DECAYS": POSITIVE}, "WarmupStepWithFixedGammaLR"
     ),
     "poly": Schedule(
         _poly,
-        {"POLY_LR_POWER": ABOVE_0, "POLY_LR_CONSTANT_ENDING": _BELOW_1},
+        {"POLY_LR_POWER": ABOVE_0, "POLY_LR_CONSTANT_ENDING": BELOW_1},
         "WarmupPolyLR",
         is_multiplied=True,
     ),

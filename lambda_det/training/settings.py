@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -73,7 +73,7 @@ class Settings:
         best_metric: the result whose best checkpoint is kept; "" for the task's first.
         patience: evaluations in a row that may bring no better result; 0 for any number.
         event_writers: where the numbers of the log go besides metrics.json, see
-            :func:`lambda_det.training.hooks.check_writers`.
+            :func:`lambda_det.training.hooks.writers_of`.
         precise_bn_batches: batches of each process from which batch norm's statistics are estimated
             before an evaluation; 0 keeps the running statistics.
         keys: the user's key for each of these names.
@@ -106,17 +106,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
-            owner, _, part = name.rpartition(".")
-            settings = getattr(self, owner) if owner else self
-            if hasattr(settings, part):  # each task has some of them, and there may be no clipping
-                check(self.key(name), getattr(settings, part), rule)
-
-    def check_training(self) -> None:
-        """
-        Raises:
-            ConfigError: nothing can be trained with a setting, with which there can be evaluations.
-        """
-        check(self.key("max_iter"), self.max_iter, POSITIVE)
+            # Each task has some of them, and there may be no clipping
+            with contextlib.suppress(AttributeError):
+                check(self.key(name), attrgetter(name)(self), rule)
 
     def of_a_step(self) -> dict[str, Any]:
         """The settings that decide which images a step takes, by name; a resumed run keeps them."""
@@ -142,13 +134,11 @@ def read_yaml(cfg: CfgNode, kind: type[_Settings], **given: Any) -> _Settings:
     Raises:
         ConfigError: a value cannot be.
     """
-    names = {one.name for one in fields(kind)}
     values = {}
-    for name, key in YAML_KEYS.items():
-        if name in names:
-            with contextlib.suppress(AttributeError):  # it is no key of this task
-                value = attrgetter(key)(cfg)
-                values[name] = tuple(value) if isinstance(value, list) else value
+    for one in fields(kind):
+        with contextlib.suppress(KeyError, AttributeError):  # it is no key, or none of this task
+            value = attrgetter(YAML_KEYS[one.name])(cfg)
+            values[one.name] = tuple(value) if isinstance(value, list) else value
     if not cfg.SOLVER.AMP.ENABLED:
         values["amp_dtype"] = None
     if (clip := cfg.SOLVER.CLIP_GRADIENTS).ENABLED:
@@ -157,25 +147,26 @@ def read_yaml(cfg: CfgNode, kind: type[_Settings], **given: Any) -> _Settings:
 
 
 def check_division(
-    images: int, world_size: int, accumulate: int, keys: Mapping[str, str] = YAML_KEYS
+    images: int,
+    world_size: int,
+    accumulate: int,
+    key: Callable[[str], str] = YAML_KEYS.__getitem__,
 ) -> None:
     """Refuse a number of images that processes and accumulated batches cannot share equally.
 
     Args:
-        images: of one optimiser step.
+        images: of one optimiser step, 1 or more.
         world_size: number of processes.
         accumulate: batches of one optimiser step on each of them.
-        keys: the user's keys for "images_per_step" and "accumulate".
+        key: gives the user's keys for "images_per_step" and "accumulate".
 
     Raises:
-        ConfigError: it does not divide; the message has the nearest numbers that do.
+        ConfigError: it does not divide; the message has a number near it that does.
     """
     shares = world_size * accumulate
-    if images > 0 and images % shares == 0:
-        return
-    below = images // shares * shares
-    fitting = f"{below} or {below + shares}" if below > 0 else f"{shares}"
-    raise ConfigError(
-        f"{keys['images_per_step']} {images} does not divide by {world_size} process(es) x "
-        f"{accumulate} batch(es) of {keys['accumulate']}: {fitting} images would do."
-    )
+    if images % shares:
+        raise ConfigError(
+            f"{key('images_per_step')} {images} does not divide by {world_size} process(es) x "
+            f"{accumulate} batch(es) of {key('accumulate')}: "
+            f"{max(images // shares, 1) * shares} images would do."
+        )

@@ -52,7 +52,6 @@ def test_the_learning_rate_and_the_steps_follow_the_batch():
         assert peak_learning_rate(cfg) == pytest.approx(1.6)
         plan = Plan(cfg, 1_281_167, 8)
         assert (plan.steps, plan.forward, plan.batch) == (109_475, 512 // accumulated, 4096)
-        assert plan.epochs(plan.steps) == pytest.approx(350, abs=0.01)
 
 
 @pytest.mark.parametrize(("images", "expected"), [(10_000, (625, 156.25)), (5, (1, 1))])
@@ -130,7 +129,7 @@ def test_others_are_pytorchs_with_the_values_of_their_keys(pairs, kind, options)
         (("SOLVER.NESTEROV", True, "SOLVER.MOMENTUM", 0.0), "SOLVER.NESTEROV"),
         (("SOLVER.SCHEDULE", "poli"), "SOLVER.SCHEDULE"),
         (("SOLVER.EPOCHS", 3.0, "SOLVER.WARMUP_EPOCHS", 3.0), "SOLVER.WARMUP_EPOCHS"),
-        (("SOLVER.IMS_PER_BATCH", 100), "96 or 104"),
+        (("SOLVER.IMS_PER_BATCH", 100), ": 96 images"),
         (("SOLVER.IMS_PER_BATCH", 4), ": 8 images"),
     ],
 )
