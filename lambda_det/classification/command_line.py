@@ -15,11 +15,8 @@ On ImageNet in folders of classes, with 8 GPUs (the paper's batch of 4096: 4 x 1
       DATA.TRAIN /data/imagenet/train DATA.VAL /data/imagenet/val \\
       SOLVER.ACCUMULATE_GRADIENTS 4 OUTPUT_DIR output/lambda_resnet152
 
-With a smaller batch; the learning rate follows it:
-  %(prog)s --config-file FILE SOLVER.IMS_PER_BATCH 256
-
-Without a GPU:
-  %(prog)s --config-file FILE MODEL.DEVICE cpu
+With a smaller batch, which the learning rate follows, and without a GPU:
+  %(prog)s --config-file FILE --device cpu SOLVER.IMS_PER_BATCH 256
 """
 _THEN = """
 Then a backbone for detection:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lambda_det.distributed.signals import UntilAsked
-from lambda_det.errors import DataError
 from lambda_det.training.precision import Precision
 
 
@@ -34,7 +33,6 @@ def evaluate_accuracy(
         ("loss").
 
     Raises:
-        DataError: there are no images at all.
         StopRequest: a signal asked a process to stop.
     """
     # For each model: images, label first, label in five, loss. A process has no batch if there are
@@ -49,8 +47,6 @@ def evaluate_accuracy(
             total += _count(scores, batch["labels"].to(scores.device))
     if comm.get_world_size() > 1:
         dist.all_reduce(totals)
-    if totals[0, 0] == 0:
-        raise DataError("There are no images to evaluate on; check DATA.VAL and DATA.HELD_OUT.")
     values = totals[:, 1:] * totals.new_tensor([100, 100, 1]) / totals[:, :1]
     names = [f"{model}_{name}" for model in models for name in ("top1", "top5", "loss")]
     return dict(zip(names, values.flatten().tolist(), strict=True))

@@ -24,8 +24,9 @@ from lambda_det.classification.evaluation import evaluate_accuracy
 from lambda_det.classification.model import build_classifier, model_options
 from lambda_det.classification.schedule import EpochSchedule, Plan, peak_learning_rate
 from lambda_det.config import FIXED, FREE
-from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.errors import ConfigError, WeightsError, counted
 from lambda_det.training.config_file import ConfigFile
+from lambda_det.training.log import show
 from lambda_det.training.precision import Precision
 from lambda_det.training.schedules import build_optimizer, check_rate, warn_of_unread
 from lambda_det.training.settings import YAML_KEYS, Settings, read_yaml
@@ -117,6 +118,12 @@ class ClassificationTask(Task):
                 )
         world_size = comm.get_world_size() if train else 1
         self.plan = plan = Plan(cfg, len(self.sources.train), world_size)
+        if train:
+            show(
+                f"Schedule for {cfg.SOLVER.EPOCHS:g} epochs of {plan.images} images: {plan.batch} "
+                f"images a step, {plan.forward} at once on each process, lr "
+                f"{peak_learning_rate(cfg):g}, {counted(plan.steps, 'step')}"
+            )
         per_epoch = math.ceil(plan.images / plan.forward)
         batches = min(cfg.TEST.PRECISE_BN_BATCHES, per_epoch)
         self.settings = read_yaml(
@@ -231,20 +238,6 @@ class ClassificationTask(Task):
                 for part, values in results.items()
             },
         }
-
-    def progress(self, step: int) -> dict[str, Any]:
-        return {"epoch": round(self.plan.epochs(step), 3)}
-
-    def describe_schedule(self, start: int) -> str:
-        plan, solver, world = self.plan, self.cfg.SOLVER, comm.get_world_size()
-        return (
-            f"Training from step {start} to {plan.steps} ({solver.EPOCHS:g} epochs of "
-            f"{plan.images} images): {plan.batch} images a step = {world} process(es) x "
-            f"{solver.ACCUMULATE_GRADIENTS} accumulated batch(es) x {plan.forward}; learning rate "
-            f"{peak_learning_rate(self.cfg):g} = SOLVER.BASE_LR {solver.BASE_LR:g} x {plan.batch} "
-            f"/ {solver.LR_BATCH}, reached in {solver.WARMUP_EPOCHS:g} epochs, then "
-            f"{solver.SCHEDULE}"
-        )
 
     @property
     def held_out_list(self) -> Path:

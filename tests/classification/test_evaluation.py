@@ -4,7 +4,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from lambda_det.classification.evaluation import evaluate_accuracy
-from lambda_det.errors import DataError
 from lambda_det.training.precision import Precision
 
 FLOAT32 = Precision("cpu", None)
@@ -42,11 +41,6 @@ def test_counts_are_exact_in_batches_of_any_size(classes):
     assert accuracy["raw_top1"] == pytest.approx(100 * first.item() / 12)
     assert accuracy["raw_top5"] == pytest.approx(100 * in_five.item() / 12)
     assert accuracy["raw_loss"] == pytest.approx(loss.item() / 12)
-
-
-def test_nothing_to_evaluate_on():
-    with pytest.raises(DataError, match=r"DATA\.VAL"):
-        evaluate_accuracy({"raw": Scores()}, [], FLOAT32)
 
 
 def test_several_models_see_every_image_once():

@@ -139,9 +139,8 @@ class LabelledTrainLoader:
         before, now = state["images"], len(self._source)
         if before != now:
             raise DataError(
-                f"The run in {self._cfg.OUTPUT_DIR} has {before} images of {self._key} and would "
-                f"have {now} now, so its order of images would be another: restore {self._key}, or "
-                "give another OUTPUT_DIR."
+                f"The run has {before} images of {self._key} and would have {now} now, so their "
+                "order would be another: restore them, or give another OUTPUT_DIR."
             )
 
 
@@ -178,6 +177,6 @@ def _collate(items: Sequence[Item]) -> Batch:
     images, labels, indices = zip(*items, strict=True)
     return {
         "images": torch.from_numpy(np.stack(images)),
-        "labels": torch.tensor(labels, dtype=torch.int64),
-        "indices": torch.tensor(indices, dtype=torch.int64),
+        "labels": torch.tensor(labels),
+        "indices": torch.tensor(indices),
     }

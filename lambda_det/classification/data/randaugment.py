@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -79,7 +78,19 @@ def rotate(image: np.ndarray, degrees: float) -> np.ndarray:
     height, width = image.shape[:2]
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     x, y = (width - 1) / 2, (height - 1) / 2
-    return _warp(image, [[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]])
+    matrix = [[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]]
+    return _warp(image, np.array(matrix))
+
+
+def _moving(row: int, column: int) -> Callable[[np.ndarray, float], np.ndarray]:
+    """The operation whose strength stands in one place of the matrix of :func:`_warp`."""
+
+    def move(image: np.ndarray, by: float) -> np.ndarray:
+        matrix = np.eye(2, 3)
+        matrix[row, column] = by
+        return _warp(image, matrix)
+
+    return move
 
 
 def cutout(image: np.ndarray, half: int, y: int, x: int) -> np.ndarray:
@@ -114,36 +125,28 @@ def _square(nominal: int) -> _Draw:
     return lambda strength, size, rng: (int(strength * nominal), *rng.integers(size))
 
 
-class Operation(NamedTuple):
-    apply: Callable[..., np.ndarray]
-    draw: _Draw
-
-
-# The numbers are the strengths at a magnitude of 10: degrees, bits, values, pixels.
-OPERATIONS = {
-    "AutoContrast": Operation(_by_pillow(ImageOps.autocontrast), _nothing),
-    "Equalize": Operation(_by_pillow(ImageOps.equalize), _nothing),
-    "Invert": Operation(cv2.bitwise_not, _nothing),
-    "Rotate": Operation(rotate, _signed(30.0)),
-    "Posterize": Operation(posterize, _whole(4)),
+# What applies an operation, and what draws its arguments. The numbers are the strengths at a
+# magnitude of 10: degrees, bits, values, pixels.
+OPERATIONS: dict[str, tuple[Callable[..., np.ndarray], _Draw]] = {
+    "AutoContrast": (_by_pillow(ImageOps.autocontrast), _nothing),
+    "Equalize": (_by_pillow(ImageOps.equalize), _nothing),
+    "Invert": (cv2.bitwise_not, _nothing),
+    "Rotate": (rotate, _signed(30.0)),
+    "Posterize": (posterize, _whole(4)),
     # From a magnitude of 10 on this changes nothing, as in Pillow. In the reference's graph, numpy
     # may have wrapped the threshold to uint8: 384, of a magnitude of 15, would be 128.
-    "Solarize": Operation(solarize, _whole(256)),
-    "Color": Operation(color, _factor),
-    "Contrast": Operation(contrast, _factor),
-    "Brightness": Operation(brightness, _factor),
-    "Sharpness": Operation(sharpness, _factor),
+    "Solarize": (solarize, _whole(256)),
+    "Color": (color, _factor),
+    "Contrast": (contrast, _factor),
+    "Brightness": (brightness, _factor),
+    "Sharpness": (sharpness, _factor),
     # The top row stays, and the leftmost column
-    "ShearX": Operation(lambda image, by: _warp(image, [[1, by, 0], [0, 1, 0]]), _signed(0.3)),
-    "ShearY": Operation(lambda image, by: _warp(image, [[1, 0, 0], [by, 1, 0]]), _signed(0.3)),
-    "TranslateX": Operation(
-        lambda image, by: _warp(image, [[1, 0, by], [0, 1, 0]]), _signed(100.0)
-    ),
-    "TranslateY": Operation(
-        lambda image, by: _warp(image, [[1, 0, 0], [0, 1, by]]), _signed(100.0)
-    ),
-    "Cutout": Operation(cutout, _square(40)),
-    "SolarizeAdd": Operation(solarize_add, _whole(110)),
+    "ShearX": (_moving(0, 1), _signed(0.3)),
+    "ShearY": (_moving(1, 0), _signed(0.3)),
+    "TranslateX": (_moving(0, 2), _signed(100.0)),
+    "TranslateY": (_moving(1, 2), _signed(100.0)),
+    "Cutout": (cutout, _square(40)),
+    "SolarizeAdd": (solarize_add, _whole(110)),
 }
 
 
@@ -189,12 +192,12 @@ def _blend(other: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
     return cv2.addWeighted(image, factor, other, 1 - factor, 2**-10 - 0.5)
 
 
-def _warp(image: np.ndarray, matrix: list[list[float]]) -> np.ndarray:
+def _warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """Take each pixel from the nearest to ``matrix`` [2, 3] times (x, y, 1); grey outside."""
     height, width = image.shape[:2]
     return cv2.warpAffine(
         image,
-        np.array(matrix, np.float64),
+        matrix,
         (width, height),
         flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP,
         borderMode=cv2.BORDER_CONSTANT,

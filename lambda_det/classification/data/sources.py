@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torchvision.datasets import CIFAR10
 
-from lambda_det.errors import DataError, listed, reason, refused
+from lambda_det.errors import DataError, listed, refused
 from lambda_det.files import SUFFIXES
 
 
@@ -101,11 +100,7 @@ class FileSource(Source):
         return os.fsdecode(self._names[index])
 
     def load(self, index: int) -> np.ndarray:
-        path = os.path.join(self._root, self.name(index))
-        what, advice = f"The image {path} cannot be read", "put it back, or take it out of the data"
-        with refused(DataError, what, advice, OSError):
-            data = Path(path).read_bytes()
-        return decode_image(data, path)
+        return decode_image(os.path.join(self._root, self.name(index)))
 
 
 class FolderSource(FileSource):
@@ -128,20 +123,21 @@ class FolderSource(FileSource):
                 f"{root} holds no class folders; put the images of each class into a folder of its "
                 "own there."
             )
-        counts = np.zeros(len(classes), dtype=np.int64)
-        names: list[bytes] = []
-        for label, folder in enumerate(classes):
-            found = sorted(image_files(os.path.join(root, folder)))
-            counts[label] = len(found)
-            names += (os.fsencode(os.path.join(folder, name)) for name in found)
-        empty = [folder for folder, count in zip(classes, counts, strict=True) if not count]
-        if empty:
+        files = [sorted(image_files(os.path.join(root, folder))) for folder in classes]
+        counts = [*map(len, files)]
+        if 0 in counts:
+            empty = [folder for folder, count in zip(classes, counts, strict=True) if not count]
             raise DataError(
                 f"{len(empty)} of the {len(classes)} class folders of {root} hold no image "
                 f"({listed(empty)}); fill or remove them."
             )
         # One array: a list would be copied into every worker of a loader, because to read an
         # element writes its reference count (https://github.com/pytorch/pytorch/issues/13246)
+        names = [
+            os.fsencode(os.path.join(folder, name))
+            for folder, found in zip(classes, files, strict=True)
+            for name in found
+        ]
         packed = np.array(names, dtype=np.bytes_)
         super().__init__(root, packed, np.repeat(np.arange(len(classes)), counts), classes)
 
@@ -202,12 +198,11 @@ class Cifar10Source(Source):
         return self._pixels[index].numpy()
 
 
-def decode_image(data: bytes, name: str) -> np.ndarray:
+def decode_image(file: str | IO[bytes]) -> np.ndarray:
     """The pixels of ``PIL.Image.open(file).convert("RGB")``; the EXIF rotation is not applied.
 
     Args:
-        data: the content of an image file.
-        name: of the file, for messages.
+        file: of an image; messages name it.
 
     Returns:
         uint8 RGB [H, W, 3], C-contiguous and writable.
@@ -215,19 +210,12 @@ def decode_image(data: bytes, name: str) -> np.ndarray:
     Raises:
         DataError: Pillow cannot read the image, or refuses it as a decompression bomb.
     """
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            mode, pixels = image.mode, np.array(image.convert("RGB"))
-    except Exception as error:  # Pillow may raise anything for a broken file
-        # Pillow's own text names the BytesIO object
-        is_unknown = isinstance(error, Image.UnidentifiedImageError)
-        why = "the image format is unknown" if is_unknown else reason(error)
-        raise DataError(
-            f"The image {name} cannot be read ({why}); fetch it again or take it out of the data."
-        ) from error
-    if mode.startswith(("I", "F")):  # Pillow cuts their values at 255
-        raise DataError(
-            f"The image {name} has more than 8 bits a pixel and channel (mode {mode}), and would "
-            "become white or black; convert it to 8 bits."
-        )
-    return pixels
+    what, advice = f"The image {file} cannot be read", "fetch it again or take it out of the data"
+    # Pillow may raise anything for a broken file
+    with refused(DataError, what, advice, Exception), Image.open(file) as image:
+        if image.mode.startswith(("I", "F")):  # Pillow cuts their values at 255
+            raise DataError(
+                f"The image {file} has more than 8 bits a pixel and channel (mode {image.mode}), "
+                "and would become white or black; convert it to 8 bits."
+            )
+        return np.array(image.convert("RGB"))

@@ -77,7 +77,7 @@ def _shuffled_classes(source: Source, purpose: Purpose, seed: int) -> Iterator[n
 
 def write_held_out(path: str | Path, source: Source) -> None:
     """Write the names of the images that are held out, one a line."""
-    replace_text(path, "".join(f"{name}\n" for name in _names(source)))
+    replace_text(path, _list_of(source))
 
 
 def check_held_out(path: str | Path, source: Source) -> None:
@@ -92,16 +92,14 @@ def check_held_out(path: str | Path, source: Source) -> None:
     """
     with refused(DataError, f"The list {path} cannot be read", "", OSError):
         text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
-    before, now = text.split("\n")[:-1], _names(source)
-    if before == now:
-        return
-    changed = sorted(set(before) ^ set(now)) or now
-    raise DataError(
-        f"The held-out images differ from those of {path}, so the run would be evaluated on images "
-        f"it has trained on ({changed[0]} is the first to differ): restore DATA.TRAIN, "
-        "DATA.FRACTION, DATA.HELD_OUT and SEED, or give another OUTPUT_DIR."
-    )
+    if text != _list_of(source):
+        raise DataError(
+            f"The held-out images differ from those of {path}, so the run would be evaluated on "
+            "images it has trained on: restore DATA.TRAIN, DATA.FRACTION, DATA.HELD_OUT and SEED, "
+            "or give another OUTPUT_DIR."
+        )
 
 
-def _names(source: Source) -> list[str]:
-    return [source.name(index) for index in range(len(source))]
+def _list_of(source: Source) -> str:
+    """The names of all images, one a line."""
+    return "".join(f"{source.name(index)}\n" for index in range(len(source)))

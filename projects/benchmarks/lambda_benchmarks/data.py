@@ -50,7 +50,7 @@ def groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
     cv2.setNumThreads(0)
     count = IMAGES // 4 if args.small else IMAGES
     files = read_files(args.images, count)
-    pixels = np.mean([decode_image(file, args.images).size / 3 for file in files])
+    pixels = np.mean([decode_image(io.BytesIO(file)).size / 3 for file in files])
     title = (
         f"{len(files)} images of {np.mean([len(file) for file in files]) / 1e3:.0f} kB and "
         f"{pixels / 1e6:.2f} million pixels, to {SIZE}x{SIZE}"
@@ -98,7 +98,7 @@ def pipelines() -> dict[str, Pipeline]:
     )
     return {
         "decode: Pillow": lambda data, number: by_pillow(data),
-        "decode: lambda_det": lambda data, number: decode_image(data, ""),
+        "decode: lambda_det": lambda data, number: decode_image(io.BytesIO(data)),
         "crop, flip: lambda_det": ours(layers=0),
         "crop, flip, RandAugment(2, 15): lambda_det": ours(layers=2),
         "crop, flip: timm": after_pillow(timm_transform(None)),
@@ -124,7 +124,7 @@ def ours(layers: int) -> Pipeline:
     transform = TrainTransform(cfg)
 
     def load(data: bytes, number: int) -> np.ndarray:
-        return transform(decode_image(data, ""), np.random.default_rng((0, 0, number)))
+        return transform(decode_image(io.BytesIO(data)), np.random.default_rng((0, 0, number)))
 
     return load
 

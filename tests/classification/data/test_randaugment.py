@@ -5,7 +5,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from lambda_det.classification.data import randaugment
-from lambda_det.classification.data.randaugment import OPERATIONS, Operation, RandAugment
+from lambda_det.classification.data.randaugment import OPERATIONS, RandAugment
 
 SHAPES = [(1, 1), (1, 7), (9, 1), (2, 9), (3, 3), (48, 64), (97, 33)]
 GREY = (128, 128, 128)
@@ -28,7 +28,7 @@ IMAGES = images()
 
 def apply(name: str, image: np.ndarray, *arguments: float) -> np.ndarray:
     before = image.copy()
-    result = OPERATIONS[name].apply(image, *arguments)
+    result = OPERATIONS[name][0](image, *arguments)
     assert result.dtype == np.uint8 and result.shape == image.shape and result.flags.c_contiguous
     assert not np.shares_memory(result, image)
     np.testing.assert_array_equal(image, before)
@@ -178,7 +178,7 @@ def test_strengths_are_the_references():
     assert list(OPERATIONS) == list(ARGUMENTS)
     rng = np.random.default_rng(0)
     for name, strengths in ARGUMENTS.items():
-        draw = OPERATIONS[name].draw
+        _, draw = OPERATIONS[name]
         for magnitude, expected in zip((10, 15, 0, 7), strengths or [()] * 4, strict=True):
             drawn = [draw(magnitude / 10, (7, 5), rng) for _ in range(400)]
             if strengths is None:
@@ -199,12 +199,12 @@ def test_operations_are_drawn_evenly_with_replacement_and_always_applied(monkeyp
     """Each stand-in notes its number, and adds 1 to the image."""
     drawn = []
 
-    def stand_in(number: int) -> Operation:
+    def stand_in(number: int) -> tuple:
         def note(image: np.ndarray) -> np.ndarray:
             drawn.append(number)
             return image + 1
 
-        return Operation(note, lambda strength, size, rng: ())
+        return note, lambda strength, size, rng: ()
 
     replacements = {name: stand_in(number) for number, name in enumerate(OPERATIONS)}
     monkeypatch.setattr(randaugment, "OPERATIONS", replacements)

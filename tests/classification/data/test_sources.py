@@ -158,7 +158,7 @@ TURNED[0x0112] = 6  # "turn by 90 degrees to show it"
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "1"])
 def test_pixels_are_pillows_and_not_turned(mode):
     image = RGB.convert(mode)
-    found = decode_image(file(image, "PNG", exif=TURNED), "a.JPEG")
+    found = decode_image(io.BytesIO(file(image, "PNG", exif=TURNED)))
     assert found.dtype == np.uint8 and found.flags.c_contiguous and found.flags.writeable
     np.testing.assert_array_equal(found, image.convert("RGB"))
 
@@ -176,10 +176,10 @@ def test_pixels_are_pillows_and_not_turned(mode):
         (file(RGB.convert("F"), "TIFF"), ".*8 bits"),
     ],
 )
-def test_a_broken_file_is_one_sentence_that_names_it(data, words):
-    with pytest.raises(DataError, match=rf"^[^\n]*n01440764/a\.JPEG{words}[^\n]*$") as caught:
-        decode_image(data, "n01440764/a.JPEG")
-    assert "BytesIO" not in str(caught.value)
+def test_a_broken_file_is_one_sentence_that_names_it(tmp_path, data, words):
+    (tmp_path / "a.JPEG").write_bytes(data)
+    with pytest.raises(DataError, match=rf"^[^\n]*/a\.JPEG{words}[^\n]*$") as caught:
+        decode_image(str(tmp_path / "a.JPEG"))
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
@@ -187,4 +187,4 @@ def test_decompression_bombs(monkeypatch):
     """Pillow warns of more pixels than it likes, and refuses twice as many."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 61 * 45 // 2 - 1)
     with pytest.raises(DataError, match="bomb"):
-        decode_image(file(RGB, "PNG"), "a.JPEG")
+        decode_image(io.BytesIO(file(RGB, "PNG")))

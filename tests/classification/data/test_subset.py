@@ -74,13 +74,10 @@ def test_held_out_images_are_the_same_under_any_name(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["held_out.txt"]
 
 
-@pytest.mark.parametrize(
-    ("indices", "first"),
-    [([3, 5, 6], "image 6"), ([3], "image 5"), ([4, 5], "image 3"), ([5, 3], "image 5")],
-)
-def test_held_out_images_that_have_changed(tmp_path, indices, first):
+@pytest.mark.parametrize("indices", [[3, 5, 6], [3], [4, 5], [5, 3]])
+def test_held_out_images_that_have_changed(tmp_path, indices):
     source = ToySource(LABELS)
     path = tmp_path / "held_out.txt"
     write_held_out(path, Subset(source, np.array([3, 5])))
-    with pytest.raises(DataError, match=rf"held_out\.txt.*\({first} .*OUTPUT_DIR"):
+    with pytest.raises(DataError, match=r"held_out\.txt.*OUTPUT_DIR"):
         check_held_out(path, Subset(source, np.array(indices)))
