@@ -298,15 +298,15 @@ FAULTS = [
     _fault(
         "TensorBoard, and an event writer",
         "lambda_det/training/hooks.py",
-        '_class_of(name, settings.key("event_writers"))(folder)',
-        '_class_of(name, settings.key("event_writers"))(".")',
+        "kind(settings.output_dir, **options)",
+        'kind(".", **options)',
         "training/test_writers.py::test_names_that_are_there",
     ),
     _fault(
         "TensorBoard, and an event writer",
         "lambda_det/training/hooks.py",
-        "purge_step=last_step + 1",
-        "purge_step=0",
+        '"purge_step": last_step + 1',
+        '"purge_step": 0',
         "training/test_writers.py"
         "::test_tensorboard_forgets_what_a_killed_run_wrote_after_its_checkpoint",
     ),

@@ -139,7 +139,7 @@ def check_device(device: str, num_gpus: int, key: str = "MODEL.DEVICE") -> torch
     if num_gpus > there or (is_one and (num_gpus > 1 or not 0 <= parsed.index < there)):
         raise ConfigError(
             f"{option(key, device)} with --num-gpus {num_gpus} does not fit the GPUs that are "
-            f"here; PyTorch {torch.__version__} sees {there}: lower --num-gpus, set "
+            f"here; PyTorch sees {there}: lower --num-gpus, set "
             f"{option(key, 'cuda')} for the first ones, or add {option(key, 'cpu')} at the end of "
             "the command line."
         )

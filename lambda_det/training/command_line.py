@@ -49,11 +49,6 @@ which saves likewise: a second Ctrl-C stops at once.
 class _Parser(CommandParser):
     """Takes flags before, between and after the pairs KEY VALUE."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        # Before Python 3.14, argparse takes a value such as -1e-5 or -0.1,0,0 for a flag
-        self._negative_number_matcher = re.compile(r"-(\.?\d|inf\b|nan\b)")
-
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
         return self.parse_intermixed_args(args, namespace)
 

@@ -183,8 +183,6 @@ def refuse_removed(key: str, where: str) -> None:
 
 
 def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
-    if cfg.key_is_deprecated(key):
-        return
     node: Any = cfg
     for name in key.split("."):
         if not isinstance(node, CfgNode) or name not in node:

@@ -14,8 +14,8 @@ from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.utils import comm
 
 from lambda_det.distributed.signals import leave_if_asked
-from lambda_det.errors import counted, listed
-from lambda_det.training.log import is_of_averaged_weights, plain_name
+from lambda_det.errors import listed
+from lambda_det.training.log import plain_name
 from lambda_det.training.task import Results
 
 logger = logging.getLogger(__name__)
@@ -72,12 +72,9 @@ class Evaluation(HookBase):
     def after_train(self) -> None:
         if self.best_step < 0:
             return
-        weights = "averaged" if is_of_averaged_weights(self.best_name) else "raw"
-        is_early = self._is_out_of_patience()
-        stopped = f"; the run stopped early, after step {self.last_step}" if is_early else ""
         logger.info(
-            f"The best evaluation is that after step {self.best_step}: {self.best_name} "
-            f"{self.best:.4g}, of the {weights} weights in model_best.pth{stopped}"
+            f"The best evaluation is that after step {self.best_step}, in model_best.pth: "
+            f"{self.best_name} {self.best:.4g}"
         )
 
     def after_step(self) -> None:
@@ -93,13 +90,12 @@ class Evaluation(HookBase):
         self.last_step, self._is_pending = step, False
         verdict = self._compare(values, step)
         if self._is_out_of_patience() and step < trainer.max_iter:
-            tried = counted(self.without_progress, "evaluation")
-            logger.info(f"Stopping early: {tried} brought nothing better")
+            tried = self.without_progress
+            logger.info(f"Stopping early: {tried} evaluation(s) brought nothing better")
             trainer.max_iter = step
         trainer.storage.put_scalars(**values, smoothing_hint=False)
         if comm.is_main_process() and values:
-            where = [f"{name} {value:g}" for name, value in trainer.task.progress(step).items()]
-            clauses = [*where, f"step {step}", trainer.task.describe(self.results), verdict]
+            clauses = [f"step {step}", trainer.task.describe(self.results), verdict]
             logger.info("Evaluation: " + "; ".join(clause for clause in clauses if clause))
         trainer.save_checkpoint()
         if self.best_step == step:

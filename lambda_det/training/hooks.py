@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pkgutil import resolve_name
 from posixpath import commonpath
 from typing import Any
@@ -77,24 +75,19 @@ class LRScheduler(hooks.LRScheduler):
 class Forecast(HookBase):
     """Says when the run will end: after the first steps, and again after the first evaluation.
 
-    Register it before the evaluation, whose time belongs to no step.
+    Register it after the timer of the steps, and before the evaluation.
     """
 
     _STEPS = 10  # steps whose median counts, because the first steps of a process take longer
 
     def before_train(self) -> None:
-        self._seconds: list[float] = []
         self._said: set[bool] = set()  # whether with the time of an evaluation
-
-    def before_step(self) -> None:
-        self._start = time.perf_counter()
 
     def after_step(self) -> None:
         trainer = self.trainer
-        if len(self._seconds) < self._STEPS:
-            self._seconds.append(time.perf_counter() - self._start)
         measured = trainer.evaluation.seconds  # of one after an earlier step; 0 for none
-        if len(self._seconds) < self._STEPS or bool(measured) in self._said:
+        done = trainer.iter + 1 - trainer.start_iter
+        if done < self._STEPS or bool(measured) in self._said:
             return
         self._said.add(bool(measured))
         if comm.is_main_process() and trainer.iter + 1 + self._STEPS < trainer.max_iter:
@@ -105,7 +98,7 @@ class Forecast(HookBase):
         trainer, settings = self.trainer, self.trainer.settings
         step, period = trainer.iter + 1, settings.eval_period
         before = int((trainer.max_iter - 1) // period - step // period) if period > 0 else 0
-        each = statistics.median(self._seconds)
+        each = trainer.storage.history("time").median(self._STEPS)
         image = each / (settings.images_per_step or 1)
         steps = trainer.max_iter - step
         evaluations = (before + 1) * (measured or trainer.task.cost_of_evaluation() * image)
@@ -227,43 +220,37 @@ class RunWriter(HookBase):
 
 
 # ------------------------------------------------------------------------------------ event writers
-def check_writers(settings: Settings) -> None:
-    """Refuse event writers that cannot be made, before a run begins.
+def writers_of(settings: Settings) -> list[type[EventWriter]]:
+    """The classes of a run's event writers, which are asked for before it begins.
 
     The settings name "tensorboard", or the path of a class such as "package.module.Writer".
 
     Raises:
         ConfigError: a name is neither.
     """
-    for name in settings.event_writers:
-        if name != "tensorboard":
-            _class_of(name, settings.key("event_writers"))
-
-
-def _class_of(name: str, key: str) -> Callable[[str], EventWriter]:
-    advice = "it can be tensorboard, or a class such as package.module.Writer"
+    kinds: list[type[EventWriter]] = []
+    key, advice = settings.key("event_writers"), "it can be tensorboard, or package.module.Writer"
     errors = (ImportError, AttributeError, ValueError)
-    with refused(ConfigError, f"{key} names {name!r}, which is not there", advice, *errors):
-        writer = resolve_name(name)
-    if not (isinstance(writer, type) and issubclass(writer, EventWriter)):
-        raise ConfigError(f"{key} names {name!r}, which is no EventWriter of Detectron2.")
-    return writer
+    for name in settings.event_writers:
+        with refused(ConfigError, f"{key} names {name!r}, which is not there", advice, *errors):
+            kind = TensorboardXWriter if name == "tensorboard" else resolve_name(name)
+        if not (isinstance(kind, type) and issubclass(kind, EventWriter)):
+            raise ConfigError(f"{key} names {name!r}, which is no EventWriter of Detectron2.")
+        kinds.append(kind)
+    return kinds
 
 
 def make_writers(settings: Settings, last_step: int) -> list[EventWriter]:
-    """The event writers of a run; see :func:`check_writers`.
+    """The event writers of a run; see :func:`writers_of`.
 
     Args:
         settings: name them; a class is called with the folder.
         last_step: the last step that was written before a resume; -1 at a start.
     """
-    folder = settings.output_dir
+    unsmoothed = {"window_size": 1, "purge_step": last_step + 1}
     writers: list[EventWriter] = []
-    for name in settings.event_writers:
-        if name == "tensorboard":
-            writers.append(TensorboardXWriter(folder, window_size=1, purge_step=last_step + 1))
-        else:
-            writers.append(_class_of(name, settings.key("event_writers"))(folder))
-    for writer in writers:
-        writer._last_write = last_step  # what is older has been written
+    for kind in writers_of(settings):
+        options = unsmoothed if kind is TensorboardXWriter else {}
+        writers.append(kind(settings.output_dir, **options))
+        writers[-1]._last_write = last_step  # what is older has been written
     return writers

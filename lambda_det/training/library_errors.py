@@ -29,7 +29,6 @@ from lambda_det.errors import (
     disk_fault,
     is_out_of_files,
     reason,
-    suggest,
 )
 from lambda_det.training.loading import LOADERS_START_BY
 from lambda_det.training.log import ONLY_IN_FILE
@@ -191,7 +190,12 @@ def refused_value(error: BaseException, values: Iterable[tuple[str, Any]]) -> Co
     if not places or _STACK in str(error):
         return None
     keys = next(filter(None, _guesses(places, values)), [])
-    return _sentence(error, keys, values, places[0]) if 0 < len(keys) <= _MOST_KEYS else None
+    if not 0 < len(keys) <= _MOST_KEYS:
+        return None
+    what = " and ".join(f"{key} is {values[key]!r}" for key in keys)
+    words = f": {reason(error)}" if re.search("[a-z]{2}", str(error)) else ""
+    lines = textwrap.shorten(places[0].lines, _MOST_LETTERS, placeholder=" ...")
+    return ConfigError(f"{what}; {places[0].module} refuses it in `{lines}`{words}.")
 
 
 def _places(error: BaseException) -> Iterator[_Place]:
@@ -237,19 +241,3 @@ def _read(source: str, values: Mapping[str, Any]) -> list[str]:
 def _plain(value: Any) -> str:
     """A value for comparisons: 1 is not True, and a tuple is a list."""
     return repr(value).translate({ord("("): "[", ord(")"): "]"})
-
-
-def _sentence(
-    error: BaseException, keys: list[str], values: Mapping[str, Any], place: _Place
-) -> ConfigError:
-    what = " and ".join(f"{key} is {values[key]!r}" for key in keys)
-    known = getattr(place.variables.get("self"), "_obj_map", None)
-    if known is not None:
-        return ConfigError(
-            f"{what}, which is not registered with Detectron2{suggest(values[keys[0]], known)} A "
-            "name of your own project is registered when its module is imported "
-            "(docs/use_in_your_project.md)."
-        )
-    words = f": {reason(error)}" if re.search("[a-z]{2}", str(error)) else ""
-    lines = textwrap.shorten(place.lines, _MOST_LETTERS, placeholder=" ...")
-    return ConfigError(f"{what}; {place.module} refuses it in `{lines}`{words}.")

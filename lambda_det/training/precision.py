@@ -46,8 +46,7 @@ class Precision:
             return cls(device, None)
         if name == "float16" and device != "cuda":
             raise ConfigError(
-                f"{settings.option('amp_dtype', 'float16')} needs a CUDA device, and "
-                f"{settings.key('device')} is {device}: set "
+                f"{settings.option('amp_dtype', 'float16')} needs a CUDA device; set "
                 f"{settings.option('amp_dtype', AUTO)}."
             )
         return cls(device, _DTYPES[name])
@@ -90,9 +89,7 @@ class LossScaler(torch.amp.GradScaler):
         skipped_in_row: skipped steps since the last step that was taken.
     """
 
-    def __init__(self, device: str, *, enabled: bool = True) -> None:
-        super().__init__(device, enabled=enabled)
-        self.skipped = self.skipped_in_row = 0
+    skipped = skipped_in_row = 0
 
     def step_if(self, finite: bool, optimizer: torch.optim.Optimizer) -> None:
         """Take the step or skip it, and set the scale of the next one.

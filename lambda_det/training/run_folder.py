@@ -158,16 +158,20 @@ class RunFolder:
     def metrics(self) -> list[dict[str, float]]:
         """The lines of metrics.json; none where there is no such file.
 
-        Lines that are none of a step, such as a last one that a kill cut short, are left out.
+        Lines that are none of a step are left out; a warning names them, except a last one, which
+        a kill may have cut short.
         """
         if not self.metrics_file.is_file():
             return []
-        metrics = []
-        for text in self.metrics_file.read_text("utf-8").splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):
+        metrics, texts = [], self.metrics_file.read_text("utf-8").splitlines()
+        for number, text in enumerate(texts, 1):
+            try:
                 line = json.loads(text)
                 line["iteration"] + 1
                 metrics.append(line)
+            except (ValueError, TypeError, KeyError):
+                if number < len(texts):
+                    logger.warning(f"Line {number} of {self.metrics_file} is damaged, and left out")
         return metrics
 
     def cut_metrics(self, first_iteration: int) -> None:
@@ -385,11 +389,10 @@ class RunLock:
 
     Args:
         folder: need not exist.
-        key: that names it.
     """
 
-    def __init__(self, folder: str, key: str) -> None:
-        self._folder, self._key = folder, key
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
         self._file = Path(folder, "run.lock")
         self._lock = FileLock(self._file, **({"fallback_to_soft": False} if _IS_NEW else {}))
 
@@ -418,9 +421,9 @@ class RunLock:
             self._locked = os.stat(self._file)
         except (PermissionError, Timeout) as error:
             raise ConfigError(
-                f"Another training runs in {self._key} {self._folder}: wait for its end or stop "
-                f"it, or give another {self._key}. --eval-only is possible meanwhile. Where "
-                f"{self._file} belongs to somebody whose training has ended, remove it."
+                f"Another training runs in {self._folder}: wait for its end or stop it, or give "
+                f"another --output. --eval-only is possible meanwhile. Where {self._file} belongs "
+                "to somebody whose training has ended, remove it."
             ) from error
         except (NotImplementedError, OSError) as error:
             logger.warning(

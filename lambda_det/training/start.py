@@ -27,7 +27,7 @@ from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.native.calls import copied
 from lambda_det.process import keep_memory
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.hooks import Progress, check_writers
+from lambda_det.training.hooks import Progress, writers_of
 from lambda_det.training.library_errors import explained
 from lambda_det.training.log import ONLY_IN_FILE, BufferedLog
 from lambda_det.training.precision import AUTO, Precision
@@ -139,10 +139,10 @@ def train(
         UserError: something cannot work, before anything is written; or see :meth:`Trainer.train`.
     """
     folder = task.settings.output_dir
-    with RunLock(folder, task.settings.key("output_dir")) as lock:
+    with RunLock(folder) as lock:
         on_main_process(lock.acquire)
         changes = on_main_process(lambda: check_run_folder(task, resume=resume)) or []
-        on_main_process(lambda: check_writers(task.settings))
+        on_main_process(lambda: writers_of(task.settings))
         checkpoint = _read_newest_on_all(folder) if resume else None
         if resume and checkpoint is None:
             logger.info(f"--resume: {folder} holds no checkpoint, so this starts")
@@ -181,10 +181,7 @@ def evaluate(
 
     _open_folder(task, log)
     folder = RunFolder(settings.output_dir)
-    if folder.config_file.exists():  # the config.yaml of a run is kept
-        for key, before, now in folder.changed_keys(task.dump()):
-            logger.info(f"Evaluated with {key} {now!r}, where config.yaml has {before!r}")
-    elif comm.is_main_process():
+    if comm.is_main_process() and not folder.config_file.exists():  # that of a run is kept
         folder.save_config(task.dump(), config_file)
     results = task.evaluate(models, final=True)
     if comm.is_main_process():
@@ -234,19 +231,19 @@ def check_evaluation_folder(task: Task, weights: str) -> None:
         ConfigError: the folder cannot be written to, holds a run to which ``weights`` does not
             belong, or holds results of other data.
     """
-    key, run = task.settings.key("output_dir"), _writable_folder(task.settings)
+    run = _writable_folder(task.settings)
     folder = run.path
     own = "://" not in weights and folder.resolve() in Path(weights).resolve().parents
     if run.holds_run and not own:
         raise ConfigError(
-            f"{key} {folder} holds another run, whose results would be overwritten: {weights} is "
-            "not of it; give another --output."
+            f"{folder} holds another run, whose results would be overwritten: {weights} is not of "
+            "it; give another --output."
         )
     for changed, before, now in run.changed_keys(task.dump()):
         if f"{changed}.".startswith(task.test_keys) and not _are_one_file(before, now, folder):
             raise ConfigError(
-                f"The results in {key} {folder} belong to {changed} {before!r}, and would be mixed "
-                f"with results of {now!r}: lambda-det evaluate {folder} evaluates on other "
+                f"The results in {folder} belong to {changed} {before!r}, and would be mixed with "
+                f"results of {now!r}: lambda-det evaluate {folder} evaluates on other "
                 f"data in a folder of their own; or give another --output, with "
                 f"{task.settings.option('weights', weights)}."
             )
@@ -264,13 +261,14 @@ def _are_one_file(before: object, now: object, folder: Path) -> bool:
 
 
 def _writable_folder(settings: Settings) -> RunFolder:
-    key, output_dir = settings.key("output_dir"), settings.output_dir
+    output_dir = settings.output_dir
     folder = Path(output_dir)
     if not output_dir or (folder.exists() and not folder.is_dir()):
+        key = settings.key("output_dir")
         raise ConfigError(f"{key} {output_dir!r} is not a folder; name one to write to.")
     parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if not os.access(parent, os.W_OK):
-        raise ConfigError(f"{key} {folder} cannot be written to: {parent} is read-only.")
+        raise ConfigError(f"{folder} cannot be written to: {parent} is read-only.")
     return RunFolder(folder)
 
 
@@ -280,15 +278,14 @@ def _weights_to_evaluate(task: Task, resume: bool) -> Checkpoint:
         checkpoint = _read_newest_on_all(settings.output_dir)
         if checkpoint is None:
             raise WeightsError(
-                f"--eval-only --resume evaluates the last checkpoint of "
-                f"{settings.key('output_dir')}, and {settings.output_dir} holds none."
+                f"--eval-only --resume evaluates the last checkpoint, and {settings.output_dir} "
+                "holds none."
             )
         return checkpoint
     if not settings.weights:
         raise ConfigError(
             f"--eval-only needs weights: add {settings.option('weights', 'FILE')} at the end of "
-            f"the command line, or --resume for the last checkpoint of "
-            f"{settings.key('output_dir')}."
+            "the command line, or --resume for the last checkpoint of the run."
         )
     return Checkpoint(settings.weights, on_all(lambda: read_weights(settings.weights)))
 

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ class TrainStep:
         *,
         seed: int,
         last_checkpoint: Callable[[], str],
+        debug_numerics: bool = False,
     ) -> None:
         """
         Args:
@@ -70,6 +71,7 @@ class TrainStep:
                 loss scaling.
             seed: of the run, from 0.
             last_checkpoint: gives the path to name when a loss is not finite; "" for none.
+            debug_numerics: stop at the first module whose output or gradient is not finite.
         """
         self.model = model.train()
         self.optimizer = optimizer
@@ -81,12 +83,8 @@ class TrainStep:
         self.grad_scaler = self.precision.grad_scaler()
         self._task, self._settings = task, task.settings
         self._last_checkpoint = last_checkpoint
-        self._debugger: NumericsDebugger | None = None
+        self._debugger = NumericsDebugger(model) if debug_numerics else None
         self._losses_before: dict[str, Tensor] = {}
-
-    def debug_numerics(self) -> None:
-        """From now on, stop at the first module whose output or gradient is not finite."""
-        self._debugger = NumericsDebugger(self.model)
 
     def run(self, batches: Iterator[Any], iteration: int) -> None:
         """Draw, compute, check on every process, and only then change the weights.
@@ -99,7 +97,7 @@ class TrainStep:
             ConfigError: the memory of the GPU is too small; the weights are as they were.
             NonFiniteLossError: on all processes, if a loss or gradient of any is NaN or infinite,
                 or loss scaling finds no scale for them; on only one, if Detectron2 stops at its
-                proposals in the forward pass, or :meth:`debug_numerics` finds the module.
+                proposals in the forward pass, or ``debug_numerics`` finds the module.
         """
         assert self.model.training, "the model was left in evaluation mode"
         self.iteration = iteration
@@ -135,22 +133,20 @@ class TrainStep:
         SimpleTrainer.write_metrics(losses, data_time, iteration)
         self._step(grad_norm)
 
-    def _without_sync(self, index: int):
+    def _without_sync(self, index: int) -> AbstractContextManager:
         """Reduce the gradients over processes after the last batch of a step alone."""
         if isinstance(self.model, DistributedDataParallel) and index + 1 < self.accumulate:
             return self.model.no_sync()
         return nullcontext()
 
-    @contextmanager
-    def _debugging(self) -> Iterator[None]:
+    def _debugging(self) -> AbstractContextManager:
+        """Look for the first number that is not finite, where somebody wants it."""
         if self._debugger is None:
-            yield
-            return
+            return nullcontext()
         # with loss scaling infinite gradients are normal as long as a lower scale helps
         scaler = self.grad_scaler
         gradients = not scaler.is_enabled() or scaler.skipped_in_row >= _ORDINARILY_SKIPPED
-        with self._debugger.watching(gradients=gradients):
-            yield
+        return self._debugger.watching(gradients=gradients)
 
     def _agree(self, losses: dict[str, Tensor], images: list[str]) -> float:
         """Agree whether the step may be taken; the norm of all gradients before clipping."""

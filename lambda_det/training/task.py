@@ -191,11 +191,3 @@ class Task(ABC):
             results: of the weights in it; empty if they were not evaluated.
         """
         return {}
-
-    def progress(self, step: int) -> dict[str, Any]:
-        """How far the run is after a step, for the line of an evaluation in the log."""
-        return {}
-
-    def describe_schedule(self, start: int) -> str:
-        """One line for the log about the steps to come."""
-        return f"Training from iteration {start} to {self.settings.max_iter}"

@@ -23,7 +23,7 @@ from lambda_det.distributed.connection import (
     on_main_process,
 )
 from lambda_det.distributed.signals import StopRequest, catch_signals
-from lambda_det.errors import ConfigError, Interrupted, Preempted, UserError, counted
+from lambda_det.errors import ConfigError, Interrupted, Preempted, UserError
 from lambda_det.native.calls import copied
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.evaluation import Evaluation
@@ -115,10 +115,9 @@ class Trainer(TrainerBase):
             task,
             seed=self.seed,
             last_checkpoint=self._last_saved,
+            debug_numerics=debug_numerics,
         )
-        if debug_numerics:
-            self.step.debug_numerics()
-        self.evaluation = Evaluation()
+        self.evaluation, self._writer = Evaluation(), RunWriter()
         self.register_hooks(self.build_hooks())
         self.checkpointer = SafeCheckpointer(
             task.network(self.model),
@@ -152,7 +151,7 @@ class Trainer(TrainerBase):
             Forecast(),
             self.evaluation,
             Checkpoints(),
-            RunWriter(),
+            self._writer,
             *self.task.build_hooks(),
         ]
 
@@ -226,16 +225,14 @@ class Trainer(TrainerBase):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        accumulate = self.settings.key("accumulate")
         for name, now in self.settings.of_a_step().items():
             before = state["of_a_step"][name]
             if before != now:
                 raise ConfigError(
                     f"The run in {self.settings.output_dir} takes its steps with "
-                    f"{self.settings.key(name)} {before}, and with {comm.get_world_size()} "
-                    f"process(es) x {accumulate} {self.settings.accumulate} this would be {now}, "
-                    f"and its count of steps would be wrong. Keep processes x {accumulate} as it "
-                    "was."
+                    f"{self.settings.key(name)} {before}. This would be {now}, and its count of "
+                    f"steps would be wrong: keep processes x {self.settings.key('accumulate')} as "
+                    "it was."
                 )
         for whose, now in self._images_of_norms().items():
             before = state["images_of_norms"].get(whose, now)
@@ -274,10 +271,10 @@ class Trainer(TrainerBase):
         """
         if self.start_iter >= self.max_iter:
             logger.info(
-                f"The run has all of its {counted(self.max_iter, 'step')} already; a higher "
+                f"The run has all of its {self.max_iter} steps already; a higher "
                 f"{self.settings.key('max_iter')} sets more"
             )
-        logger.info(self.task.describe_schedule(self.start_iter))
+        logger.info(f"Training from iteration {self.start_iter} to {self.max_iter}")
         logger.info(f"Random numbers and the order of images are drawn from seed {self.seed}")
         with catch_signals(), EventStorage(self.start_iter) as self.storage:
             try:
@@ -377,7 +374,5 @@ class Trainer(TrainerBase):
 
     def _record(self) -> None:
         """Write the last steps to metrics.json before the run ends, if the disk has room."""
-        for hook in self._hooks:
-            if isinstance(hook, RunWriter):
-                with contextlib.suppress(OSError):
-                    hook.after_train()
+        with contextlib.suppress(OSError):
+            self._writer.after_train()

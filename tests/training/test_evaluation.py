@@ -27,7 +27,6 @@ class _Trainer:
             output_dir=str(folder), eval_period=period, best_metric=metric, patience=patience
         )
         self.task = SimpleNamespace(
-            progress=lambda step: {"epoch": step / 10},
             describe=lambda results: "",
             metrics=METRICS,
         )
@@ -168,5 +167,6 @@ def test_the_first_lowest_loss_is_the_best_and_said_at_the_end(tmp_path, caplog)
     trainer = _Trainer(tmp_path, results, steps=9, metric="validation/total_loss", patience=2).run()
     evaluation = trainer.evaluation
     assert (evaluation.best, evaluation.best_step, trainer.max_iter) == (2.0, 3, 5)
-    said = caplog.messages[-1]
-    assert "step 3: validation/total_loss 2, of the raw" in said and "early, after step 5" in said
+    stopped, best = caplog.messages[-3], caplog.messages[-1]
+    assert "Stopping early" in stopped
+    assert "step 3," in best and "validation/total_loss 2" in best

@@ -140,13 +140,6 @@ def _named_items(count, bad):
     return result
 
 
-def _steps(model, loader, steps, *, debug, **options):
-    trainer = Steps(model, loader, **options)
-    if debug:
-        trainer.debug_numerics()
-    trainer.take(range(steps))
-
-
 @pytest.mark.parametrize(
     ("debug", "beginning", "end"),
     [
@@ -161,7 +154,9 @@ def _steps(model, loader, steps, *, debug, **options):
 def test_a_step_names_iteration_images_and_checkpoint_and_the_layer_if_asked(debug, beginning, end):
     data = batches(_named_items(8, 5), 2)
     with pytest.raises(NonFiniteLossError) as caught:
-        _steps(Toy(), data, 4, debug=debug, last_checkpoint=lambda: "run/model_7.pth")
+        Steps(Toy(), data, debug_numerics=debug, last_checkpoint=lambda: "run/model_7.pth").take(
+            range(4)
+        )
     text = str(caught.value)
     assert text.startswith(beginning) and text.endswith(end)
     assert "at iteration 2 (images 4.jpg, bad5.jpg)" in text and "run/model_7.pth" in text
@@ -173,4 +168,4 @@ def test_with_loss_scaling_gradients_are_looked_at_when_no_scale_helps(monkeypat
     model = ToyModel()
     model.layers.insert(1, Breaks())
     with pytest.raises(NonFiniteLossError, match=r"layers\.1 \(Breaks\).* at iteration 10"):
-        _steps(model, batches(items(60), 2), 30, debug=True)
+        Steps(model, batches(items(60), 2), debug_numerics=True).take(range(30))

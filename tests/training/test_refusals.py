@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from lambda_det.errors import ConfigError
-from lambda_det.training.hooks import check_writers
+from lambda_det.training.hooks import writers_of
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import Clipping, Settings
 from tests.training.toy import settings
@@ -28,7 +28,7 @@ def _precision(dtype):
 
 
 def _writer(name):
-    check_writers(_settings(event_writers=("tensorboard", name)))
+    writers_of(_settings(event_writers=("tensorboard", name)))
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_a_saved_configuration_names_the_file_it_is_from(cfg, tmp_path, monkeypa
     assert list(RunFolder(folder).changed_keys(cfg.dump())) == []
 
 
-def test_cut_metrics(tmp_path):
+def test_cut_metrics(tmp_path, caplog):
     path = tmp_path / "metrics.json"
     RunFolder(tmp_path).cut_metrics(3)
     assert not path.exists()
@@ -174,7 +174,11 @@ def test_cut_metrics(tmp_path):
     path.write_text("\n".join(lines) + '\n{"iteration": 1, "tot')
     RunFolder(tmp_path).cut_metrics(3)
     assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [0, 1, 2]
-    assert path.read_text().endswith("\n")
+    assert path.read_text().endswith("\n") and not caplog.messages
+    path.write_text('[]\n{"iteration": 1}\n{"itera\n{"iteration": 2}\n')
+    assert [line["iteration"] for line in RunFolder(tmp_path).metrics()] == [1, 2]
+    said = [f"Line {number} of {path} is damaged, and left out" for number in (1, 3)]
+    assert caplog.messages == said
 
 
 def test_a_key_is_fixed_by_its_whole_name():

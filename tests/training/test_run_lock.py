@@ -19,7 +19,7 @@ _FORK = multiprocessing.get_context("fork")
 
 def _hold(folder, ready, how):
     """Take the folder, with a child like a loader process, and keep it."""
-    with RunLock(str(folder), "OUTPUT_DIR") as lock:
+    with RunLock(str(folder)) as lock:
         lock.acquire()
         process = _FORK.Process(target=time.sleep, args=(1,), daemon=True)
         process.start()
@@ -50,13 +50,13 @@ def holder(tmp_path):
 
 
 def _acquire(folder):
-    with RunLock(str(folder), "OUTPUT_DIR") as lock:
+    with RunLock(str(folder)) as lock:
         lock.acquire()
         assert lock._lock.is_locked
 
 
 def test_nothing_is_made_before_the_folder_is_there(tmp_path):
-    with RunLock(str(tmp_path / "run"), "OUTPUT_DIR") as lock:
+    with RunLock(str(tmp_path / "run")) as lock:
         lock.acquire()
         assert not (tmp_path / "run").exists()
         (tmp_path / "run").mkdir()
@@ -74,7 +74,7 @@ def test_the_second_is_refused_while_the_first_lives(tmp_path, holder, monkeypat
     for _ in range(2):
         with pytest.raises(ConfigError) as caught:
             _acquire(tmp_path)
-        for words in ("OUTPUT_DIR", str(tmp_path)):
+        for words in ("--output", str(tmp_path)):
             assert words in str(caught.value)
 
 
@@ -95,7 +95,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog,
     monkeypatch.setattr("fcntl.flock", flock)
     for _ in range(2):
         caplog.clear()
-        RunLock(str(tmp_path), "OUTPUT_DIR").acquire()
+        RunLock(str(tmp_path)).acquire()
         assert f"{tmp_path} cannot be locked" in caplog.text
 
 
@@ -103,11 +103,11 @@ def test_the_lock_of_a_successor_stays(tmp_path):
     """Of one that took a folder which was removed beside the first and made again."""
     folder = tmp_path / "run"
     folder.mkdir()
-    with RunLock(str(folder), "OUTPUT_DIR") as first:
+    with RunLock(str(folder)) as first:
         first.acquire()
         shutil.rmtree(folder)
         folder.mkdir()
-        with RunLock(str(folder), "OUTPUT_DIR") as second:
+        with RunLock(str(folder)) as second:
             second.acquire()
             first.__exit__()
             with pytest.raises(ConfigError, match="Another training"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from detectron2.utils.events import EventStorage, EventWriter, TensorboardXWriter
 
-from lambda_det.training.hooks import RunWriter, check_writers, make_writers
+from lambda_det.training.hooks import RunWriter, make_writers, writers_of
 from tests.training.toy import settings
 
 _MADE = []  # the recorders, in the order of time
@@ -34,7 +34,7 @@ def _settings(folder, *writers):
 
 def test_names_that_are_there(tmp_path):
     named = _settings(tmp_path, "tensorboard", RECORDER)
-    check_writers(named)
+    writers_of(named)
     tensorboard, recorder = make_writers(named, 7)
     assert isinstance(tensorboard, TensorboardXWriter) and recorder.folder == str(tmp_path)
     assert tensorboard._last_write == recorder._last_write == 7

@@ -77,11 +77,17 @@ class Steps(TrainStep):
         precision=FLOAT32,
         seed=0,
         last_checkpoint=str,
+        debug_numerics=False,
         **changes,
     ) -> None:
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         super().__init__(
-            model, optimizer, Named(settings(**changes)), seed=seed, last_checkpoint=last_checkpoint
+            model,
+            optimizer,
+            Named(settings(**changes)),
+            seed=seed,
+            last_checkpoint=last_checkpoint,
+            debug_numerics=debug_numerics,
         )
         self.precision, self.grad_scaler = precision, precision.grad_scaler()
         self.batches = iter(batches)
