@@ -505,6 +505,10 @@ def test_runs_come_back_as_polygons_of_the_same_pixels(kind, shapes, tmp_path):
         assert np.allclose(one["bbox"], thing["bbox"], atol=1e-3)
         drawn = decode(merge(frPyObjects(one["segmentation"], 30, 40)))
         np.testing.assert_array_equal(drawn, mask)
+    write_labels(shapes, "coco", tmp_path / "all.json", tmp_path / "pictures")
+    kept = json.loads((tmp_path / "all.json").read_text())["annotations"]
+    for one, thing in zip(kept, things, strict=True):
+        assert one["segmentation"]["counts"].encode() == thing["segmentation"]["counts"]
 
 
 def test_an_image_on_another_drive_has_its_whole_path(shapes, tmp_path, monkeypatch):

@@ -59,7 +59,8 @@ def write_labels(
             for entry in (*kept["images"], *kept["annotations"]):
                 entry.pop("source", None)
             target.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(target, json.dumps(kept))
+            # run lengths that pycocotools made are bytes
+            replace_text(target, json.dumps(kept, default=bytes.decode))
         else:
             _write_folder(content, label_format, target, Path(images), sources or {})
 
