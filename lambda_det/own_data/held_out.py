@@ -120,7 +120,8 @@ def films(files: Iterable[Path]) -> str:
     """
     named: dict[tuple[Path, str], list[tuple[int, Path]]] = defaultdict(list)
     for path in files:
-        if match := _NUMBERED.fullmatch(path.name):
+        # opening a named pipe would wait for its writer
+        if (match := _NUMBERED.fullmatch(path.name)) and path.is_file():
             named[path.parent, match[1]].append((int(match[2]), path))
     runs = [[path for _, path in sorted(run)] for run in named.values() if len(run) > 1]
     pairs = [pair for run in runs for pair in itertools.pairwise(run)]

@@ -1,5 +1,6 @@
 """Images that are held out: by their names, by class and by group."""
 
+import os
 import re
 
 import numpy as np
@@ -172,3 +173,11 @@ def test_frames_of_films_are_said_where_neighbours_are_alike(names, is_a_film, s
         frame.save(tmp_path / name)
     sentence = films([tmp_path / name for name in names])
     assert bool(sentence) == bool(said) and re.search(said, sentence)
+
+
+@pytest.mark.posix
+def test_named_pipes_are_no_frames(tmp_path):
+    pipes = [tmp_path / f"{number}.png" for number in range(20)]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    assert films(pipes) == ""
