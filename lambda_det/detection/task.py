@@ -193,10 +193,6 @@ class DetectionTask(Task):
             )
         self.register_data()
         if train:
-            components = self.components
-            run = classes.facts_of(components.train_names)
-            names = (*components.train_names, *components.test_names)
-            classes.check(components.detector, names, run, ", ".join(components.train_names))
             self.settings = scale_settings(self.settings, comm.get_world_size())
         return self
 

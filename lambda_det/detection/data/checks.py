@@ -5,7 +5,6 @@ What is asked of each data set by itself is a table in :mod:`.rules`.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import os
@@ -27,7 +26,7 @@ from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.predictions import Detector, evaluated, is_known
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.report import BROKEN, DOUBTFUL, MASK, REPAIRED, UNUSABLE, Report
-from lambda_det.detection.data.rules import Instances, UsedData, faults, no_truth
+from lambda_det.detection.data.rules import UsedData, refuse_no_truth, refuse_unfit
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.weights.provenance import IMAGENET_PIXELS, PixelSettings
 
@@ -64,9 +63,7 @@ def check_datasets(cfg: CfgNode, *, train: bool, test: bool) -> None:
         )
     if train and test and cfg.TEST.LOSS:
         for name in cfg.DATASETS.TEST:
-            fault = no_truth(UsedData(name, "test", detector), ", or set TEST.LOSS False")
-            if fault:
-                raise ConfigError(fault)
+            refuse_no_truth(UsedData(name, "test", detector), ", or set TEST.LOSS False")
 
 
 def check_pixels(pixels: PixelSettings) -> None:
@@ -119,8 +116,7 @@ def check_detector_data(
         if "panoptic" in evaluated(detector, one.name):
             check_panoptic(MetadataCatalog.get(one.name))
     for one in data:
-        for fault in faults(one, in_training=bool(train)):
-            raise fault
+        refuse_unfit(one, in_training=bool(train))
     _refuse_nothing_to_learn(data)
     _warn_of_unlearnt_classes(data)
     _warn_of_lacking_masks(data)
@@ -135,10 +131,13 @@ def check_registered(detector: Detector, train: Sequence[str], test: Sequence[st
 
     Raises:
         ConfigError: a name is not registered.
-        DataError: a data set is missing or cannot be used, or those to train on are files without
-            an object, and the detector is known to learn from objects.
+        DataError: a data set is missing or cannot be used, or has other classes than those to train
+            on; or these are files without an object, and the detector is known to learn from
+            objects.
     """
     data = _used(detector, train, test, few="sample")
+    if train:
+        _refuse_other_classes(data)
     if all(one.report for one in _of("train", data)):  # reading others may take long
         _refuse_nothing_to_learn(data)
     _warn_of_copies(data)
@@ -156,9 +155,8 @@ def _used(
         name: _check_registered(name, detector, few if name in test else "sample")
         for name in dict.fromkeys([*train, *test])
     }
-    read = functools.cache(Instances.of_records)
     return [
-        UsedData(name, split, detector, reports[name], read)
+        UsedData(name, split, detector, reports[name])
         for split, names in (("train", train), ("test", test))
         for name in names
     ]
@@ -255,16 +253,15 @@ def _say_what_is_left_out(data: Sequence[UsedData]) -> None:
 
 def _refuse_other_classes(data: Sequence[UsedData]) -> None:
     """Refuse data sets of other classes, semantic classes or keypoints, or in another order."""
-    for key, words in classes.compared(data[0].detector).items() if data else ():
-        lists = [(classes.file_of(d.name), d.meta(key)) for d in data if d.meta(key) is not None]
-        for (source, there), (place, here) in itertools.pairwise(lists):
-            classes.refuse_others(words, place, here, source, there)
+    for one, other in itertools.combinations(data, 2):
+        facts, source = classes.facts_of([one.name]), classes.file_of(one.name)
+        classes.check(one.detector, [other.name], facts, source)
 
 
 def _refuse_nothing_to_learn(data: Sequence[UsedData]) -> None:
     """Refuse data without an object, on which a detector would learn background alone."""
     trained = _of("train", data)
-    sources = [one.instances() for one in trained if one.needs("instances")]
+    sources = [one.instances for one in trained if one.needs("instances")]
     if sources and all(i is not None and i.has_key and not i.objects for i in sources):
         text = (
             f"{', '.join(one.name for one in trained)}: no annotation to train on (crowds, and "
@@ -327,7 +324,7 @@ def unlearnt_classes(report: Report, sources: Sequence[Report], train: str) -> l
 
 def _warn_of_lacking_masks(data: Sequence[UsedData]) -> None:
     for one in data:
-        instances = one.instances() if one.masks() and one.needs("instances") else None
+        instances = one.instances if one.masks() and one.needs("instances") else None
         if instances is not None and 0 < instances.unmasked < instances.annotations:
             logger.warning(
                 f"{one.name}: {instances.unmasked} annotations without a mask take their box."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -26,8 +27,10 @@ _KEPT = (
     "keypoint_flip_map",
     "keypoint_connection_rules",
 )
-_THING_IDS = "thing_dataset_id_to_contiguous_id"
-_IDS = {"thing_ids": _THING_IDS, "stuff_ids": "stuff_dataset_id_to_contiguous_id"}
+_IDS = {
+    "thing_ids": "thing_dataset_id_to_contiguous_id",
+    "stuff_ids": "stuff_dataset_id_to_contiguous_id",
+}
 
 
 def facts_of(datasets: Iterable[str]) -> dict[str, Any]:
@@ -44,7 +47,10 @@ def facts_of(datasets: Iterable[str]) -> dict[str, Any]:
             continue
         metadata = MetadataCatalog.get(name)
         of_set = {key: metadata.get(key) for key in _KEPT}
-        of_set["thing_classes"] = _thing_classes(name)
+        if of_set["thing_classes"] is None and is_coco(name):  # it was not read yet
+            with contextlib.suppress(UserError):  # the check of the data reports it
+                report = file_report(metadata.json_file, metadata.image_root)
+                of_set["thing_classes"] = list(report.categories.values())
         for key, source in _IDS.items():
             ids = metadata.get(source)
             of_set[key] = ids and sorted(ids, key=ids.get)
@@ -52,19 +58,6 @@ def facts_of(datasets: Iterable[str]) -> dict[str, Any]:
             if value is not None:
                 facts.setdefault(key, _plain(value))
     return facts
-
-
-def _thing_classes(name: str) -> list[str] | None:
-    """The classes of a registered data set, from its file if it has not been read yet."""
-    metadata = MetadataCatalog.get(name)
-    classes = metadata.get("thing_classes")
-    if classes is None and is_coco(name):
-        try:
-            report = file_report(metadata.json_file, metadata.image_root)
-        except UserError:  # the check of the data reports it
-            return None
-        classes = list(report.categories.values())
-    return None if classes is None else list(classes)
 
 
 def _plain(value: Any) -> Any:
@@ -99,16 +92,14 @@ def check(detector: Detector, datasets: Iterable[str], run: Mapping[str, Any], s
     Raises:
         DataError: a data set has other classes, semantic classes or keypoints, or another order.
     """
-    for name in filter(DatasetCatalog.__contains__, dict.fromkeys(datasets)):
-        for key, words in compared(detector).items():
-            is_things = key == "thing_classes"
-            here = _thing_classes(name) if is_things else MetadataCatalog.get(name).get(key)
-            there = run.get(key)
-            if None not in (here, there):
-                refuse_others(words, file_of(name), here, source, there)
+    for name in dict.fromkeys(datasets):
+        facts = facts_of([name])
+        for key, words in _compared(detector).items():
+            if key in facts and run.get(key) is not None:
+                refuse_others(words, file_of(name), facts[key], source, run[key])
 
 
-def compared(detector: Detector) -> dict[str, str]:
+def _compared(detector: Detector) -> dict[str, str]:
     """The facts that must be the same in all data of a detector, and what messages call them."""
     predicted = predictions(detector.architecture)
     names = {"thing_classes": "classes"} if "instances" in predicted else {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from lambda_det.config import option
 from lambda_det.detection.data.predictions import Detector, evaluated, is_known, predictions
 from lambda_det.detection.data.report import Report
-from lambda_det.errors import ConfigError, DataError, UserError, listed, printable, refused
+from lambda_det.errors import ConfigError, DataError, listed, printable, refused
 
 
 class Instances(NamedTuple):
@@ -68,7 +69,8 @@ class Instances(NamedTuple):
         return cls(name, len(annotations), len(objects), unmasked, has_key, ids)
 
 
-class UsedData(NamedTuple):
+@dataclass
+class UsedData:
     """A data set and what a detector does with it.
 
     Attributes:
@@ -76,14 +78,12 @@ class UsedData(NamedTuple):
         split: what it is for, "train" or "test".
         detector: what its configuration says.
         report: on its file; None where it has no file in COCO's format.
-        read: gives the instances that a registered data set loads.
     """
 
     name: str
     split: str
     detector: Detector
     report: Report | None = None
-    read: Callable[[str], Instances | None] = Instances.of_records
 
     def meta(self, key: str) -> Any:
         value = MetadataCatalog.get(self.name).get(key)
@@ -104,12 +104,15 @@ class UsedData(NamedTuple):
         measured = self.split == "train" or self.meta("evaluator_type") != "pascal_voc"
         return self.detector.masks and measured
 
+    @cached_property
     def instances(self) -> Instances | None:
         # Detectron2 gives COCO's panoptic form a file of instances only for the evaluation. The
         # form with "separated" in its name has semantic masks in addition to the instances.
         is_panoptic = self.meta("evaluator_type") == "coco_panoptic_seg"
         in_file = self.split == "test" or not is_panoptic or self.meta("sem_seg_root") is not None
-        return Instances.of_report(self.report) if self.report and in_file else self.read(self.name)
+        if self.report and in_file:
+            return Instances.of_report(self.report)
+        return Instances.of_records(self.name)
 
 
 _COCO_KEYPOINTS = 17
@@ -128,28 +131,27 @@ _NUMBERS = (
 )
 
 
-def no_truth(data: UsedData, where: str = "") -> str | None:
-    """The fault of a data set that lacks what the detector learns from, or None."""
+def refuse_no_truth(data: UsedData, where: str = "") -> None:
+    """Refuse a data set that lacks what the detector learns from."""
     detector = data.detector
     prediction, lacking = _WITHOUT.get(data.meta("evaluator_type"), ("", ""))
-    if prediction not in predictions(detector.architecture):
-        return None
-    return (
-        f"{detector.keys['architecture']} {detector.architecture} learns from {lacking}, and "
-        f"{data.name} has none; name another data set in {detector.keys[data.split]}{where}."
-    )
+    if prediction in predictions(detector.architecture):
+        raise ConfigError(
+            f"{detector.keys['architecture']} {detector.architecture} learns from {lacking}, and "
+            f"{data.name} has none; name another data set in {detector.keys[data.split]}{where}."
+        )
 
 
-def faults(data: UsedData, *, in_training: bool) -> Iterator[UserError]:
-    """Why a data set is refused, what is nearest to its cause first.
+def refuse_unfit(data: UsedData, *, in_training: bool) -> None:
+    """Refuse a data set for what is nearest to the cause.
 
     Args:
         in_training: whether there are data to train on.
     """
-    if data.split == "train" and (fault := no_truth(data)):
-        yield ConfigError(fault)
+    if data.split == "train":
+        refuse_no_truth(data)
     if data.needs("keypoints"):
-        yield from _of_keypoints(data)
+        _refuse_keypoints(data)
     for kind, field_name, what, key in _NUMBERS:
         value, here = data.meta(key), getattr(data.detector, field_name)
         is_list = isinstance(value, (list, tuple))
@@ -157,40 +159,40 @@ def faults(data: UsedData, *, in_training: bool) -> Iterator[UserError]:
         if data.needs(kind) and None not in (number, here) and number != here:
             names = f" ({listed(value, 5)})" if is_list else ""
             place = data.detector.keys.get(field_name)
-            yield ConfigError(
+            raise ConfigError(
                 f"{place} is {here}, but {data.name} has {number} {what}{names}; set {place} to "
                 f"{number}."
             )
-    if data.needs("instances") and (instances := data.instances()) is not None:
-        yield from _of_instances(data, instances, in_training)
+    if data.needs("instances") and data.instances is not None:
+        _refuse_instances(data, data.instances, in_training)
 
 
-def _of_keypoints(data: UsedData) -> Iterator[UserError]:
+def _refuse_keypoints(data: UsedData) -> None:
     names = data.meta("keypoint_names")
     sigmas = data.detector.sigmas or _COCO_KEYPOINTS
     if None in (names, data.meta("keypoint_flip_map")):
-        yield ConfigError(
+        raise ConfigError(
             f"MODEL.KEYPOINT_ON is on, but the data set {data.name} names no keypoints; give its "
             'JSON file a category with a list of names, "keypoints", register it with '
             "keypoint_names and keypoint_flip_map, or set MODEL.KEYPOINT_ON False."
         )
-    elif data.split == "test" and data.detector.keypoints == len(names) != sigmas:
-        yield ConfigError(
+    if data.split == "test" and data.detector.keypoints == len(names) != sigmas:
+        raise ConfigError(
             f"TEST.KEYPOINT_OKS_SIGMAS holds {sigmas} numbers (those of COCO if it is empty), but "
             f"{data.name} has {len(names)} keypoints; give one for each, such as 0.05."
         )
 
 
-def _of_instances(data: UsedData, instances: Instances, in_training: bool) -> Iterator[UserError]:
+def _refuse_instances(data: UsedData, instances: Instances, in_training: bool) -> None:
     keys, name, is_training = data.detector.keys, data.name, data.split == "train"
     # A model of another project may learn from other keys
     if is_training and not instances.has_key and is_known(data.detector.architecture):
-        yield DataError(
+        raise DataError(
             f'{name}: no image has the key "annotations", so that there is nothing to train on; '
             "add it, with an empty list where an image has no object."
         )
     if not is_training and not instances.objects:
-        yield DataError(
+        raise DataError(
             f"{instances.source} holds no annotations to measure by (crowds and unusable boxes do "
             f"not count), so that nothing can be evaluated on {name}; add some, or name another "
             f"data set in {keys['test']}."
@@ -198,17 +200,15 @@ def _of_instances(data: UsedData, instances: Instances, in_training: bool) -> It
     # an evaluation alone has the AP of boxes where there are no masks
     if in_training and data.masks() and 0 < instances.annotations == instances.unmasked:
         switch = option(keys["masks"], False)
-        yield ConfigError(
+        raise ConfigError(
             f"{keys['masks']} is on, but no annotation of {name} has a mask; set {switch}."
         )
     classes = data.detector.num_classes
-    # Detectron2 would cut a number such as 0.5 to a whole one
-    outside = (
-        [] if classes is None else [n for n in instances.foreign_ids if n not in range(classes)]
-    )
-    for number in outside:
-        yield ConfigError(
-            f"{name}: an object in {printable(instances.foreign_ids[number])} has the category_id "
-            f"{number}, but {keys['num_classes']} is {classes}; number the classes from 0 to "
-            f"{classes - 1}, or set the key to their number."
-        )
+    for number, image in instances.foreign_ids.items():
+        # Detectron2 would cut a number such as 0.5 to a whole one
+        if classes is not None and number not in range(classes):
+            raise ConfigError(
+                f"{name}: an object in {printable(image)} has the category_id {number}, but "
+                f"{keys['num_classes']} is {classes}; number the classes from 0 to {classes - 1}, "
+                "or set the key to their number."
+            )
