@@ -145,7 +145,6 @@ CASES = {
         "4 x labels that cannot be read",
         "line 2 cannot be read",
     ),
-    "YOLO in hundredths": (of_yolo("0 50 50 40 60"), 1, "hundredths", "! over the border"),
     "VOC with shares of 1": (of_voc((0.1, 0.2, 0.5, 0.7)), 1, "shares of 1", "corners in pixels"),
     "VOC with width and height in the place of corners": (
         of_voc((20, 10, 12, 15), (1, 2, 11, 7)),

@@ -24,8 +24,7 @@ _SHAPES = {
     "centre and size": np.array([[1, 0, -0.5, 0], [0, 1, 0, -0.5], [0, 0, 1, 0], [0, 0, 0, 1]]),
     "[x, y, height, width]": np.eye(4)[[0, 1, 3, 2]],
 }
-_PIXELS, _SHARES, _PERCENT = "", "shares of 1 of ", "hundredths of "
-_IN_PIXELS = [*((_PIXELS, shape) for shape in _SHAPES), (_PERCENT, "centre and size")]
+_PIXELS, _SHARES = "", "shares of 1 of "
 # How formats of labels write boxes, by the names that their table has: the unit and the shape
 BOX_FORMS = {
     "sides in pixels": (_PIXELS, "[x, y, width, height]"),
@@ -50,8 +49,7 @@ def numbers_of(written: str, boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray
 
 
 def _scale(unit: str, sizes: np.ndarray) -> np.ndarray:
-    scale = np.tile(sizes, 2) if unit else np.ones((len(sizes), 4))
-    return scale / 100 if unit == _PERCENT else scale
+    return np.tile(sizes, 2) if unit else np.ones(4)
 
 
 def other_form(
@@ -88,10 +86,11 @@ def other_form(
     elif wrong.mean() < _FEW:
         return None
     else:
-        forms = [(_SHARES, shape) for shape in _SHAPES] if are_shares else _IN_PIXELS
-        moved = {form: numbers @ _SHAPES[form[1]].T * _scale(form[0], sizes) for form in forms}
-        places = {form: _in_place(made, sizes, outlines) for form, made in moved.items()}
-        likely = ["".join(form) for form, good in places.items() if good.mean() >= _MOST]
+        unit, likely = _SHARES if are_shares else _PIXELS, []
+        for shape, matrix in _SHAPES.items():
+            moved = numbers @ matrix.T * _scale(unit, sizes)
+            if _in_place(moved, sizes, outlines).mean() >= _MOST:
+                likely.append(unit + shape)
         if not likely:
             return None
         if written == "corners in pixels":  # a reversed box ends before it starts
