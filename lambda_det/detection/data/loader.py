@@ -249,7 +249,7 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
             value of the augmentation is invalid.
         DataError: no image has an annotation to train on.
     """
-    _check_proposals(cfg, "TRAIN")
+    _check_proposals(cfg)
     mapper = TolerantMapper(cfg, is_train=True)
     records = training_records(cfg)
     what = f"DATALOADER.SAMPLER_TRAIN {cfg.DATALOADER.SAMPLER_TRAIN} cannot be made"
@@ -325,18 +325,12 @@ def tolerant_train_loader(
     )
 
 
-def _check_proposals(cfg: CfgNode, split: str) -> None:
-    """Refuse a data set without a file of proposals; Detectron2 asserts it without a message."""
+def _check_proposals(cfg: CfgNode) -> None:
+    """Refuse a detector without proposals; Detectron2 asserts it without a message."""
     if cfg.MODEL.PROPOSAL_GENERATOR.NAME == "PrecomputedProposals" and not cfg.MODEL.LOAD_PROPOSALS:
         raise ConfigError(
             "MODEL.PROPOSAL_GENERATOR.NAME PrecomputedProposals needs MODEL.LOAD_PROPOSALS True, "
             "and a file of proposals for each data set."
-        )
-    files, names = cfg.DATASETS[f"PROPOSAL_FILES_{split}"], cfg.DATASETS[split]
-    if cfg.MODEL.LOAD_PROPOSALS and len(files) != len(names):
-        raise ConfigError(
-            f"MODEL.LOAD_PROPOSALS True needs a file of proposals for each data set: "
-            f"DATASETS.{split} has {len(names)}, and DATASETS.PROPOSAL_FILES_{split} {len(files)}."
         )
 
 
@@ -362,14 +356,19 @@ def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = Fal
         with_truth: each image alone with its ground truth, for the losses of training. Tiles are
             those that a training on these images would draw.
     """
-    _check_proposals(cfg, "TEST")
+    _check_proposals(cfg)
     mapper = TolerantMapper(cfg, is_train=False)
     if with_truth:
         check_files(dataset_name)
         options = TolerantMapper.from_config(cfg, is_train=True)
         # the pixels are as in the evaluation
-        options |= {"augmentations": mapper.augmentations.augs, "exact_pixels": True}
-        mapper = TolerantMapper(**options | {"recompute_boxes": False, "pixel_augmentations": ()})
+        options |= {
+            "augmentations": mapper.augmentations.augs,
+            "exact_pixels": True,
+            "recompute_boxes": False,
+            "pixel_augmentations": (),
+        }
+        mapper = TolerantMapper(**options)
     arguments = build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper)
     records = arguments["dataset"]
     if with_truth:

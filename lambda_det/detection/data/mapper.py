@@ -28,7 +28,7 @@ from lambda_det.detection.data.records import (
     mask_fault,
     read_pixels,
 )
-from lambda_det.detection.data.tile_pixels import TileOfFile, read_tile, whole_image
+from lambda_det.detection.data.tile_pixels import TileOfFile, read_tile
 from lambda_det.detection.data.transforming import (
     CHANNELS,
     ImageFile,
@@ -111,7 +111,7 @@ class TolerantMapper(DatasetMapper):
 
     @classmethod
     def from_config(cls, cfg: CfgNode, is_train: bool = True) -> dict[str, Any]:
-        # first, because it names the key of a value at which Detectron2 has a bare assertion
+        # first, because it names the key of a value that Detectron2 refuses without a name
         augmentations = build_augmentation(cfg, is_train)
         arguments = super().from_config(cfg, is_train)
         arguments["augmentations"] = augmentations
@@ -149,7 +149,9 @@ class TolerantMapper(DatasetMapper):
         except Exception as error:
             # Image libraries may raise anything for a broken file. Reading it again distinguishes a
             # fault of the file from one of the program.
-            image = whole_image(dataset_dict)
+            image = dict(dataset_dict)
+            if "tile" in image:
+                image["height"], image["width"] = image["image_size"]
             fault = image_fault(image, self.image_format) or mask_fault(dataset_dict)
             if fault is None:
                 raise
