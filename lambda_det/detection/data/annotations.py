@@ -15,7 +15,6 @@ from tqdm import tqdm
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.records import (
     decoding_fault,
-    is_file,
     orientation,
     size_fault,
     upright_size,
@@ -95,7 +94,7 @@ def _whole_fault(file: dict[str, Any]) -> tuple[Kind, str] | None:
 def _head_fault(file: dict[str, Any]) -> tuple[Kind, str] | None:
     """The fault that the head of an image's file shows."""
     path = file["file_name"]
-    if not is_file(path):
+    if not PathManager.isfile(path):
         return IMAGE, f"{printable(path)} does not exist"
     fault = size_fault(file)
     return fault and (IMAGE, fault)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import os
 import re
 import unicodedata
@@ -28,20 +27,14 @@ from pycocotools.coco import COCO
 
 from lambda_det.detection.data import report as kinds
 from lambda_det.detection.data.box_form import SIDES, is_box, other_form
-from lambda_det.detection.data.coco_format import (
-    COCO_DETECTIONS,
-    made_by_reader,
-    read_lists,
-    whole,
-)
+from lambda_det.detection.data.coco_format import COCO_DETECTIONS, READER, read_lists, whole
 from lambda_det.detection.data.image_folder import ImageFolder, normal
-from lambda_det.detection.data.records import is_file, upright_size
+from lambda_det.detection.data.records import upright_size
 from lambda_det.detection.data.report import Finding, Kind, Report
 from lambda_det.detection.data.truth import (
     FAR,
     MAX_PIXELS,
     Decided,
-    are_keypoints,
     area_of,
     around,
     corners,
@@ -108,15 +101,17 @@ class _File:
         for name in ("images", "categories"):
             if not self.lists[name]:
                 raise DataError(f"{json_file}: the list {name!r} is empty; add at least one entry.")
-        own = {"labels": json_file, "boxes": None, "findings": ()}
-        made = made_by_reader(self.lists) or own
+        made = self.lists.get(READER)
+        # another program may write an entry of that name as well, with keys of its own
+        if not (isinstance(made, dict) and made.keys() >= {"labels", "boxes", "findings"}):
+            made = {"labels": json_file, "boxes": None, "findings": ()}
         # how the labels that it was made of write boxes, of ``BOX_FORMS``; None: it is COCO's own
         self.written: str | None = made["boxes"]
         self.report = Report(made["labels"], image_root, annotations=len(self.annotations))
         for finding in made["findings"]:
             kind = Kind(finding["severity"], finding["text"])
             self.report.findings[kind] = Finding(finding["count"], finding["first"])
-        self.images: dict[int, dict[str, Any]] = {}  # the entries by id, with "path" and size
+        self.images: dict[int, dict[str, Any]] = {}  # by id, as in ``Report.files``
 
     def add(self, kind: Kind, annotation: Mapping[str, Any], words: str, count: int = 1) -> None:
         """Report on an annotation, or several, by the place of the first in the labels."""
@@ -129,7 +124,7 @@ class _File:
 
 
 def _named(image: Mapping[str, Any]) -> str:
-    return f"{image['file_name']}, {image['width']}x{image['height']}"
+    return f"{image['name']}, {image['width']}x{image['height']}"
 
 
 # ------------------------------------------------------------------------------ the lists of a file
@@ -185,11 +180,17 @@ def _take_images(file: _File) -> None:
         number, name = entry["id"], entry["file_name"]
         earlier, path = file.images.get(number), paths[name]
         if earlier is not None:
-            if earlier["path"] != path:
-                words = f"image id {number} is of {earlier['file_name']!r} and of {name!r}"
+            if earlier["file_name"] != path:
+                words = f"image id {number} is of {earlier['name']!r} and of {name!r}"
                 report.add(kinds.ID, words)
             continue
-        image = file.images[number] = {**entry, "path": path, "own_size": False}
+        image = file.images[number] = {
+            "file_name": path,
+            "name": name,
+            "width": entry.get("width"),
+            "height": entry.get("height"),
+            "own_size": False,
+        }
         _take_size(image, report)
         other = first.setdefault(normal(os.path.normpath(path)), entry)
         if other["id"] != number:
@@ -199,18 +200,16 @@ def _take_images(file: _File) -> None:
 
 def _take_size(image: dict[str, Any], report: Report) -> None:
     """Take the size of an image itself where the file has none."""
-    width, height = (whole(image.get(key), 0) for key in ("width", "height"))
+    width, height = (whole(image[key], 0) for key in ("width", "height"))
     if min(width, height) <= 0:
-        name = image["file_name"]
         try:
-            with PathManager.open(image["path"], "rb") as file:
+            with PathManager.open(image["file_name"], "rb") as file:
                 width, height = upright_size(Image.open(file))
         except Exception:  # Pillow may raise anything; or there is no file
-            said = f"{image.get('width')}x{image.get('height')}"
-            report.add(kinds.IMAGE, f"{name}, {said}: no size, and no image that has one")
+            report.add(kinds.IMAGE, f"{_named(image)}: no size, and no image that has one")
             width, height = 1, 1
         else:
-            report.add(kinds.MEANT, f"{name} has no size in the file: its own is taken")
+            report.add(kinds.MEANT, f"{image['name']} has no size in the file: its own is taken")
             image["own_size"] = True
     image.update(width=width, height=height)
     if width * height > MAX_PIXELS:
@@ -224,7 +223,9 @@ def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
     if not os.path.isdir(root):
         return paths
     here = set(os.listdir(root))
-    missing = [name for name, path in paths.items() if not (name in here or is_file(path))]
+    missing = [
+        name for name, path in paths.items() if name not in here and not PathManager.isfile(path)
+    ]
     if not missing:
         return paths
     folder = ImageFolder(root)
@@ -241,11 +242,19 @@ def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
 # ------------------------------------------------------------------------------ the objects of each
 def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
     """The records, with the annotations as they are used, in the order of the image ids."""
-    of_image: dict[int, Decided] = {number: Decided() for number in file.images}
+    records = {
+        number: {
+            "file_name": image["file_name"],
+            "image_id": number,
+            "height": image["height"],
+            "width": image["width"],
+            "annotations": Decided(),
+        }
+        for number, image in sorted(file.images.items())
+    }
     places = {number: place for place, number in enumerate(file.report.categories)}
     given: dict[int, dict[str, Any]] = {}  # the entries by the numbers of their annotations
-    ids = itertools.count(1)
-    for entry in sorted(file.annotations, key=itemgetter("image_id")):
+    for number, entry in enumerate(sorted(file.annotations, key=itemgetter("image_id")), 1):
         image, place = file.images.get(entry["image_id"]), places.get(entry["category_id"])
         if image is None or place is None:
             key = "image_id" if image is None else "category_id"
@@ -253,25 +262,16 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
             continue
         entry = _as_meant(entry, file)
         annotation = _decided(entry, place, image, keypoints, file)
-        number = next(ids)  # also of annotations that are left out
         if annotation is None:
             continue
         given[number], annotation["id"] = entry, number
         if file.written and "source" in entry:
             annotation["source"] = entry["source"]
-        of_image[image["id"]].append(annotation)
-    for one in itertools.chain.from_iterable(map(_twice, of_image.values())):
-        file.add(kinds.TWICE, given[one["id"]], f"bbox {one['bbox']}")
-    return [
-        {
-            "file_name": image["path"],
-            "image_id": number,
-            "height": image["height"],
-            "width": image["width"],
-            "annotations": of_image[number],
-        }
-        for number, image in sorted(file.images.items())
-    ]
+        records[entry["image_id"]]["annotations"].append(annotation)
+    for record in records.values():
+        for one in _twice(record["annotations"]):
+            file.add(kinds.TWICE, given[one["id"]], f"bbox {one['bbox']}")
+    return list(records.values())
 
 
 def _twice(annotations: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -314,17 +314,18 @@ def _decided(
     entry: dict[str, Any], place: int, image: Mapping[str, Any], keypoints: int | None, file: _File
 ) -> dict[str, Any] | None:
     """An annotation in Detectron2's format, as it is used; None where it is left out."""
-    given = {"bbox": entry.get("bbox"), "bbox_mode": BoxMode.XYWH_ABS, "category_id": place}
-    given["iscrowd"] = entry.get("iscrowd", 0)
-    if entry.get("segmentation"):
-        given["segmentation"] = entry["segmentation"]
-    if points := entry.get("keypoints"):
-        # COCO counts from the middle of a pixel, Detectron2 from its corner
-        given["keypoints"] = _moved(points, 0.5) if are_keypoints(points, None) else points
+    given = {
+        "bbox": entry.get("bbox"),
+        "bbox_mode": BoxMode.XYWH_ABS,
+        "category_id": place,
+        "iscrowd": entry.get("iscrowd", 0),
+    }
+    given |= {key: entry[key] for key in ("segmentation", "keypoints") if entry.get(key)}
     if entry.get("ignore", 0) != 0:
         # like a crowd, an ignored object is neither learnt nor counted
-        is_flag = entry["ignore"] in (1, True)
-        given["iscrowd"] = 1 if is_flag else given["iscrowd"]
+        is_flag = entry["ignore"] == 1
+        if is_flag:
+            given["iscrowd"] = 1
         file.add(kinds.MEANT if is_flag else kinds.VALUE, entry, f"ignore {entry['ignore']!r:.80}")
     annotation, faults = decide(given, image["height"], image["width"], keypoints)
     for kind, words in faults:
@@ -334,6 +335,9 @@ def _decided(
             file.add(kind, entry, words)
     if annotation is None:
         return None
+    if points := annotation.get("keypoints"):
+        # COCO counts from the middle of a pixel, Detectron2 from its corner
+        annotation["keypoints"] = _moved(points, 0.5)
     x0, y0, x1, y1 = corners(annotation)
     area, box_area = entry.get("area"), (x1 - x0) * (y1 - y0)
     if not isinstance(area, (int, float)) or not 0 <= area < FAR**2:
@@ -364,16 +368,16 @@ def _count(file: _File, records: Sequence[Mapping[str, Any]]) -> None:
     seen: set[int] = set()
     unmasked = []
     for record in records:
-        image = file.images[record["image_id"]]
-        sizes = {key: image[key] for key in ("width", "height", "own_size")}
-        report.files.append({"file_name": image["path"], "name": image["file_name"], **sizes})
-        objects = [a for a in record["annotations"] if not a["iscrowd"]]
-        lacking = sum("segmentation" not in a for a in record["annotations"])
-        report.crowds += len(record["annotations"]) - len(objects)
+        image, annotations = file.images[record["image_id"]], record["annotations"]
+        report.files.append(image)
+        objects = [a for a in annotations if not a["iscrowd"]]
+        report.crowds += len(annotations) - len(objects)
         report.usable += len(objects)
         report.most = max(report.most, len(objects))
-        report.masks += len(record["annotations"]) - lacking
-        unmasked += [(f"{_named(image)}: {lacking}", lacking)] if lacking else []
+        masks = sum("segmentation" in a for a in annotations)
+        report.masks += masks
+        if lacking := len(annotations) - masks:
+            unmasked.append((f"{_named(image)}: {lacking}", lacking))
         seen.update(a["category_id"] for a in objects)
         if len(objects) > COCO_DETECTIONS:
             report.add(kinds.DENSE, f"{_named(image)}: {len(objects)}")
@@ -418,8 +422,8 @@ def coco_api(
     result.dataset = {"info": {}, **_content(records, categories)}
     sizes = {image["id"]: (image["height"], image["width"]) for image in result.dataset["images"]}
     for entry in result.dataset["annotations"]:
-        box = {"bbox": entry["bbox"], "bbox_mode": BoxMode.XYWH_ABS}
-        entry["segmentation"] = entry.get("segmentation") or mask_of(box, *sizes[entry["image_id"]])
+        given = {**entry, "bbox_mode": BoxMode.XYWH_ABS}
+        entry["segmentation"] = mask_of(given, *sizes[entry["image_id"]])
         if keypoints is not None:
             # pycocotools needs those of every object; of visibility 0 they do not count
             points = entry.get("keypoints", ())

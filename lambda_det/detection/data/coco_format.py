@@ -54,16 +54,6 @@ def read_json(json_file: str) -> dict[str, Any]:
 READER = "lambda_det"
 
 
-def made_by_reader(content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The entry ``READER`` of a file that our readers made; None for a file of another program.
-
-    Another program may write an entry of that name as well, with keys of its own.
-    """
-    entry = content.get(READER)
-    is_ours = isinstance(entry, dict) and entry.keys() >= {"labels", "boxes", "findings"}
-    return entry if is_ours else None
-
-
 def read_lists(
     json_file: str, lists: Mapping[str, Mapping[str, type]] = INSTANCES
 ) -> dict[str, Any]:
@@ -93,7 +83,7 @@ def _fault(entries: Any, types: Mapping[str, type]) -> str | None:
             return f"entry {index} is {entry!r:.80}, not an object"
         for key, kind in types.items():
             value = entry.get(key)
-            if kind is int and type(value) is not int:
+            if kind is int:
                 value = entry[key] = whole(value, value)
             # JSON has integers of any length, and True is one of Python's
             if not isinstance(value, kind) or (
@@ -103,7 +93,7 @@ def _fault(entries: Any, types: Mapping[str, type]) -> str | None:
     return None
 
 
-def whole(value: Any, default: Any = None) -> Any:
+def whole(value: Any, default: Any) -> Any:
     """A number as an integer, also from 1.0 or "1", as tables and spreadsheets write it."""
     if type(value) is int:
         return value

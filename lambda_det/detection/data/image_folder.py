@@ -69,8 +69,11 @@ def _walked(folder: str | os.PathLike) -> tuple[list[Path], list[Path]]:
             if here != root and is_output(here, there, root):
                 outputs.append(here)
                 continue
-            seen = [entry for name, entry in there.items() if not name.startswith(".")]
-            seen = [entry for entry in seen if entry.name not in _HIDDEN]
+            seen = [
+                entry
+                for name, entry in there.items()
+                if not name.startswith(".") and name not in _HIDDEN
+            ]
             folders = [entry for entry in seen if _leads_to(entry.is_dir)]
             folders.sort(key=lambda entry: (entry.is_symlink(), entry.name))
             waiting.extend(here / entry.name for entry in folders)
@@ -183,10 +186,8 @@ def _readings(name: str) -> list[str]:
     readings = [name]
     readings += [found[1] for form in (_UPLOADED, _OF_PROJECT) if (found := form.search(name))]
     if "?" in name or "%" in name or "://" in name:
-        try:
+        with contextlib.suppress(ValueError):  # it is no address
             address = urlsplit(name)
-        except ValueError:
-            return readings
-        readings += parse_qs(address.query).get("d", [])  # Label Studio's own server
-        readings += [unquote(name), unquote(address.path)]
+            readings += parse_qs(address.query).get("d", [])  # Label Studio's own server
+            readings += [unquote(name), unquote(address.path)]
     return readings

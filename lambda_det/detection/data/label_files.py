@@ -126,7 +126,8 @@ def _write_folder(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(_WRITERS[label_format](image, objects[image["id"]], place), "utf-8")
     if row.classes_file:
-        (target / row.classes_file).write_text(_yolo_classes(names.values()), "utf-8")
+        classes = yaml.safe_dump({"names": dict(enumerate(names.values()))}, allow_unicode=True)
+        (target / row.classes_file).write_text(classes, "utf-8")
 
 
 def _yolo(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
@@ -142,10 +143,6 @@ def _yolo(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
         numbers = " ".join(f"{value:.9g}" for value in points.ravel())
         lines.append(f"{one.index} {numbers}\n")
     return "".join(lines)
-
-
-def _yolo_classes(names: Iterable[str]) -> str:
-    return yaml.safe_dump({"names": dict(enumerate(names))}, allow_unicode=True)
 
 
 def _labelme(image: Mapping[str, Any], objects: list[_Object], place: str) -> str:

@@ -52,10 +52,8 @@ def is_output(folder: Path, names: Collection[str], root: Path) -> bool:
                 labels = Path(os.path.abspath(folder / source))
                 return labels.exists() and labels.is_relative_to(os.path.abspath(root))
         return True
-    if "config.yaml" not in names or not any(name in names for name in _LOGS):
-        return False
-    try:
-        text = (folder / "config.yaml").read_text("utf-8", "replace")
-    except OSError:
-        return False
-    return _CONFIGURATION.search(text) is not None
+    if "config.yaml" in names and any(name in names for name in _LOGS):
+        with contextlib.suppress(OSError):
+            text = (folder / "config.yaml").read_text("utf-8", "replace")
+            return _CONFIGURATION.search(text) is not None
+    return False

@@ -28,14 +28,6 @@ _TURNS = {
 _LYING = (5, 6, 7, 8)  # values that exchange height and width
 
 
-def is_file(path: str) -> bool:
-    """Whether there is such a file; not where no file can have the name."""
-    try:
-        return PathManager.isfile(path)
-    except ValueError:
-        return False
-
-
 def orientation(image: Image.Image) -> int:
     """EXIF's orientation of an image, 1 for upright.
 
@@ -127,21 +119,13 @@ def read_image(record: dict[str, Any], image_format: str = "BGR") -> np.ndarray:
         DataError: the file cannot be read, has more than 8 bits, or is of another size.
     """
     path = record["file_name"]
-    if fault := head_fault(path, "any" if image_format == "L" else "pixels"):
+    fault = head_fault(path, "any" if image_format == "L" else "pixels") or size_fault(record)
+    if fault:
         raise DataError(fault)
     what = f"The image {printable(path)} cannot be read"
     advice = "fetch it again, write it as JPEG or PNG, or leave it out"
     with refused(DataError, what, advice, Exception):  # of any kind, for a broken file
-        image = read_pixels(path, image_format)
-    height, width = image.shape[:2]
-    said = (record.get("width", width), record.get("height", height))
-    if said != (width, height):
-        raise DataError(
-            size_fault(record)
-            or f"The image {printable(path)} is {width}x{height}, but the annotations say "
-            f"{said[0]}x{said[1]}; correct one of them."
-        )
-    return np.ascontiguousarray(image)
+        return np.ascontiguousarray(read_pixels(path, image_format))
 
 
 def as_input(image: np.ndarray, augmentations: AugmentationList) -> dict[str, Any]:
@@ -187,7 +171,7 @@ def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None
 
 
 def decoding_fault(record: dict[str, Any]) -> str | None:
-    """As :func:`image_fault`, for an image that is only looked at.
+    """As :func:`image_fault`, for an image without a :func:`size_fault` that is only looked at.
 
     A JPEG is read completely, but decoded at an eighth of its size, in an eighth of the time. Of a
     PNG the checksums are compared, which cover every byte of its pixels.
@@ -198,10 +182,10 @@ def decoding_fault(record: dict[str, Any]) -> str | None:
             if image.format in ("JPEG", "MPO"):
                 image.draft(image.mode, (1, 1))
                 image.load()
-                return size_fault(record)
+                return None
             if image.format == "PNG":
                 image.verify()
-                return head_fault(path) or size_fault(record)
+                return head_fault(path)
     except Exception:  # image_fault puts Pillow's error into words
         pass
     return image_fault(record)
@@ -212,7 +196,7 @@ def mask_fault(record: dict[str, Any]) -> str | None:
     path = record.get("sem_seg_file_name")
     if path is None:
         return None
-    fault = head_fault(path, "labels") or image_fault({**record, "file_name": path}, "L")
+    fault = image_fault({**record, "file_name": path}, "L")
     return fault and fault.replace("The image", "The semantic mask", 1)
 
 

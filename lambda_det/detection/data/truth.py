@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pycocotools.mask as mask_util
 import shapely
+import shapely.affinity
 from detectron2.structures import BoxMode
 from detectron2.utils.logger import log_first_n
 from PIL import Image
 
-from lambda_det.detection.data.report import BORDER, BOX, MASK, MEANT, OUTSIDE, VALUE, Kind
-from lambda_det.errors import printable
+from lambda_det.detection.data.report import BORDER, BOX, MASK, MEANT, OUTSIDE, VALUE, Kind, Report
 
 FAR = 1e6  # pixels: no image is as large, and pycocotools runs out of memory at larger coordinates
 # pixels of an image: Pillow reads none with more
@@ -40,7 +40,7 @@ class Decided(list):
 
 
 def decide(
-    annotation: dict[str, Any], height: int | None, width: int | None, keypoints: int | None = None
+    annotation: dict[str, Any], height: int | None, width: int | None, keypoints: int | None
 ) -> tuple[dict[str, Any] | None, list[Fault]]:
     """Decide about an annotation: return it as it is used, and its faults.
 
@@ -95,7 +95,7 @@ def decided(record: dict[str, Any], keypoints: int | None = None) -> tuple[dict,
 
 
 def all_decided(
-    records: Iterable[Mapping[str, Any]], name: str, keypoints: int | None = None
+    records: Iterable[Mapping[str, Any]], name: str, keypoints: int | None
 ) -> list[dict[str, Any]]:
     """:func:`decided` of all records of a data set, with a warning for each kind of fault.
 
@@ -104,14 +104,14 @@ def all_decided(
         name: of the data set, for the warnings. A process gives each warning once.
         keypoints: how many an object has; None: any number.
     """
-    result, cases = [], {}
+    result, report = [], Report(name)
     for record in records:
         record, faults = decided(record, keypoints)
         result.append(record)
         for kind, words in faults:
-            cases.setdefault(kind, []).append(f"{record.get('file_name', '')}: {words}")
-    for kind, where in cases.items():
-        text = f"{name}: {len(where)} x {kind.text}; the first in {printable(where[0])}."
+            report.add(kind, f"{record.get('file_name', '')}: {words}")
+    for kind, finding in report.findings.items():
+        text = f"{name}: {finding.count} x {kind.text}; the first in {finding.first[0]}."
         log_first_n(logging.WARNING, text, key="message", name=__name__)
     return result
 
@@ -221,10 +221,9 @@ def rectangle(x0: float, y0: float, x1: float, y1: float) -> list[float]:
 
 def turned_rectangle(box: Sequence[float], degrees: float) -> list[float]:
     """A box x0, y0, x1, y1 as a polygon that is turned clockwise about the middle of the box."""
-    angle = math.radians(degrees)
-    turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
-    corners = np.reshape(rectangle(*box), (-1, 2))
-    return ((corners - corners.mean(0)) @ turn + corners.mean(0)).ravel().tolist()
+    outline = shapely.Polygon(np.reshape(rectangle(*box), (-1, 2)))
+    turned = shapely.affinity.rotate(outline, degrees)  # where y points down, that is clockwise
+    return shapely.get_coordinates(turned)[:-1].ravel().tolist()
 
 
 # ---------------------------------------------------------------------------------------- the masks
@@ -306,14 +305,14 @@ def usable_mask(
     for points in filter(is_polygon, segmentation):
         if -size > min(points) or max(points) > 2 * size:
             whole = shapely.make_valid(shapely.Polygon(np.reshape(points, (-1, 2))))
-            inside = shapely.intersection(whole, shapely.box(0, 0, width, height))
-            usable += [polygon.reshape(-1).tolist() for polygon in _outlines(inside)]
+            pieces = _outlines(shapely.intersection(whole, shapely.box(0, 0, width, height)))
         # less is 0 but for the rounding of the corners
         elif area_of(points) > 5e-7 * max(max(points[::2]) - min(points[::2]), 1) ** 2:
             usable.append(points)
+            continue
         else:
             pieces = without_crossings(np.reshape(points, (-1, 2)))
-            usable += [polygon.reshape(-1).tolist() for polygon in pieces]
+        usable += [polygon.reshape(-1).tolist() for polygon in pieces]
     return usable or None
 
 
@@ -332,7 +331,7 @@ def usable_runs(
         if size != [height, width] or height * width > MAX_PIXELS:
             return None
         if not isinstance(counts, list):
-            runs = runs_of(counts) if _is_whole(counts) else []
+            runs = runs_of(counts)
         # Too few runs make pycocotools' comparison of masks fail
         is_sound = all(type(run) is int and run >= 0 for run in runs) and any(runs[1::2])
         if not is_sound or sum(runs) != height * width:
@@ -351,11 +350,20 @@ def usable_runs(
 
 def runs_of(counts: str | bytes) -> list[int]:
     """COCO's compressed runs: five bits a character, from the third run on as the difference from
-    the run before the last."""
+    the run before the last.
+
+    Raises:
+        Exception: of any kind, if a run does not end where the text does, or it is no such text.
+    """
+    # A character is 48 plus six bits, and the highest bit says that another one follows.
+    # pycocotools trusts it, reads past the end, and writes beyond its memory
+    text = counts.encode() if isinstance(counts, str) else counts
+    digits = np.frombuffer(text, np.uint8) - np.uint8(48)  # characters below 48 wrap to above 63
+    if (digits >= 64).any() or (digits[-1:] & 32).any():
+        raise ValueError(f"no compressed runs: {counts!r:.80}")
     runs: list[int] = []
     value, shift = 0, 0
-    for digit in counts.encode() if isinstance(counts, str) else counts:
-        digit -= 48
+    for digit in digits.tolist():
         value |= (digit & 31) << shift
         shift += 5
         if not digit & 32:
@@ -364,15 +372,6 @@ def runs_of(counts: str | bytes) -> list[int]:
             runs.append(value + (runs[-2] if len(runs) > 2 else 0))
             value, shift = 0, 0
     return runs
-
-
-def _is_whole(counts: str | bytes) -> bool:
-    """Whether compressed runs end where their text does."""
-    # A character is 48 plus six bits, and the highest bit says that another one follows.
-    # pycocotools trusts it, reads past the end, and writes beyond its memory
-    text = counts.encode() if isinstance(counts, str) else counts
-    digits = np.frombuffer(text, np.uint8) - np.uint8(48)  # characters below 48 wrap to above 63
-    return bool((digits < 64).all()) and not (len(digits) and digits[-1] & 32)
 
 
 def is_polygon(points: Any) -> bool:

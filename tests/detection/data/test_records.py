@@ -90,7 +90,6 @@ def test_a_look_sees_the_damage_that_a_reading_sees(tmp_path, ending):
     Image.fromarray(noise).save(path)
     whole, record = path.read_bytes(), {"file_name": str(path), "width": 160, "height": 96}
     assert decoding_fault(record) is None
-    assert "160x96" in decoding_fault(record | {"width": 80})
     for share in (0, 0.01, 0.5, 0.98):
         path.write_bytes(whole[: int(len(whole) * share)])
         assert decoding_fault(record) == image_fault(record) is not None
