@@ -40,6 +40,8 @@ _ADVICE = {
     ),
     ("",): "put the data there or correct the path",
 }
+# of the files and folders of a data set, in Detectron2's metadata
+_PLACES = ("image_root", "sem_seg_root", "panoptic_root", "panoptic_json")
 
 
 def registered_files(name: str) -> tuple[str, str]:
@@ -47,22 +49,13 @@ def registered_files(name: str) -> tuple[str, str]:
 
     Raises:
         ConfigError: ``name`` is not registered, or is not a data set of COCO instances.
-        DataError: the file or the folder is missing.
+        DataError: one of its files or folders is missing.
     """
-    register_shapes_among([name])
-    if name not in DatasetCatalog:
-        hint = suggest(name, DatasetCatalog)
-        raise ConfigError(f"The data set {name!r} is not registered{hint}")
-    if not is_coco(name):
+    if (files := check_files(name)) is None:
         raise ConfigError(
             f"The data set {name!r} does not hold COCO instances; name one that does."
         )
-    metadata = MetadataCatalog.get(name)
-    json_file, image_root = metadata.json_file, os.fspath(metadata.image_root)
-    for path, exists in ((json_file, PathManager.isfile), (image_root, PathManager.isdir)):
-        if not exists(path):
-            raise _missing(name, path)
-    return json_file, image_root
+    return files
 
 
 def has_masks(name: str) -> bool:
@@ -84,15 +77,22 @@ def check_files(name: str) -> tuple[str, str] | None:
         DataError: one of its files or folders is missing.
     """
     register_shapes_among([name])
-    if name in DatasetCatalog:
-        for key in ("image_root", "sem_seg_root", "panoptic_root", "panoptic_json"):
-            path = MetadataCatalog.get(name).get(key)
-            if path and not PathManager.exists(path):
-                raise _missing(name, path)
-        _decide_when_loaded(name)
-        if not is_coco(name):
-            return None
-    return registered_files(name)
+    if name not in DatasetCatalog:
+        hint = suggest(name, DatasetCatalog)
+        raise ConfigError(f"The data set {name!r} is not registered{hint}")
+    metadata = MetadataCatalog.get(name)
+    # of another data set, Detectron2's evaluator may have named a temporary file
+    places = ("json_file", *_PLACES) if is_coco(name) else _PLACES
+    for path in filter(None, map(metadata.get, places)):
+        if not PathManager.exists(path):
+            root = os.path.abspath(expanded(os.getenv("DETECTRON2_DATASETS", "datasets")))
+            advice = next(text for starts, text in _ADVICE.items() if name.startswith(starts))
+            raise DataError(
+                f"No data for {name}: {os.path.abspath(path)} does not exist; "
+                f"{advice.format(root=root)}."
+            )
+    _decide_when_loaded(name)
+    return (metadata.json_file, os.fspath(metadata.image_root)) if is_coco(name) else None
 
 
 def load_records(name: str) -> Any:
@@ -146,14 +146,6 @@ def is_coco(name: str) -> bool:
     metadata = MetadataCatalog.get(name)
     kinds = ("coco", "coco_panoptic_seg")
     return metadata.get("evaluator_type") in kinds and bool(metadata.get("json_file"))
-
-
-def _missing(name: str, path: str) -> DataError:
-    root = os.path.abspath(expanded(os.getenv("DETECTRON2_DATASETS", "datasets")))
-    advice = next(text for starts, text in _ADVICE.items() if name.startswith(starts))
-    return DataError(
-        f"No data for {name}: {os.path.abspath(path)} does not exist; {advice.format(root=root)}."
-    )
 
 
 logger = logging.getLogger(__name__)

@@ -21,37 +21,24 @@ KEPT = 2**30
 _GREY = 128  # of pixels that belong to no image, as in the augmentations
 
 
-class _Images:
-    """The decoded images that were used last, in ``limit`` bytes; a larger one is kept alone."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._kept: OrderedDict[tuple[str, str], np.ndarray] = OrderedDict()
-
-    def read(self, path: str, image_format: str) -> np.ndarray:
-        """As ``records.read_pixels`` does; the result is not to be changed."""
-        key = path, image_format
-        if key not in self._kept:
-            with warnings.catch_warnings():
-                # it is large on purpose
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                pixels = read_pixels(path, image_format)
-            free = self._limit - pixels.nbytes
-            while self._kept and sum(one.nbytes for one in self._kept.values()) > free:
-                self._kept.popitem(last=False)
-            self._kept[key] = pixels
-        self._kept.move_to_end(key)
-        return self._kept[key]
+# The decoded images that were used last, by path and format; one larger than KEPT is kept alone
+_images: OrderedDict[tuple[str, str], np.ndarray] = OrderedDict()
 
 
-_images = _Images(KEPT)
-
-
-def whole_image(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of an image without its objects, from its own record or from one of its tiles."""
-    height, width = record.get("image_size", (record.get("height"), record.get("width")))
-    size = {} if height is None else {"height": height, "width": width}
-    return {"file_name": record["file_name"], **size}
+def _decoded(path: str, image_format: str) -> np.ndarray:
+    """As ``records.read_pixels`` does, from memory if it is kept; it is not to be changed."""
+    key = path, image_format
+    if key not in _images:
+        with warnings.catch_warnings():
+            # it is large on purpose
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            pixels = read_pixels(path, image_format)
+        free = KEPT - pixels.nbytes
+        while _images and sum(one.nbytes for one in _images.values()) > free:
+            _images.popitem(last=False)
+        _images[key] = pixels
+    _images.move_to_end(key)
+    return _images[key]
 
 
 def read_tile(record: Mapping[str, Any], image_format: str) -> np.ndarray:
@@ -70,7 +57,7 @@ def read_tile(record: Mapping[str, Any], image_format: str) -> np.ndarray:
         SizeMismatchError: the image is of another size than its record says.
         Exception: of any kind, as Pillow raises it for a broken file.
     """
-    image = _images.read(record["file_name"], image_format)
+    image = _decoded(record["file_name"], image_format)
     if image.shape[:2] != tuple(record["image_size"]):
         raise SizeMismatchError(record["file_name"])
     x0, y0, x1, y1 = record["tile"]

@@ -51,28 +51,41 @@ def tile_records(
     """
     if not 0 <= empty < float("inf"):
         raise ConfigError(f"INPUT.TILE.EMPTY is {empty}; it must be a number from 0.")
-    parts: list[tuple[Mapping[str, Any], Tile | None, _Objects]] = []
+    result: list[Mapping[str, Any]] = []
     cut = 0
     for record in records:
         tiles = _tiles_of(record, tiling)
         if len(tiles) == 1:
-            parts.append((record, None, _Objects(record.get("annotations", ()), [])))
+            result.append(record)
             continue
         objects, cut_here = _in_tiles(record, tiles)
         cut += cut_here
-        parts += [(record, tile, objects.get(tile, _Objects(Decided(), []))) for tile in tiles]
-    if len(parts) == len(records):
+        result += [_record_of(record, tile, objects.get(tile, _NOTHING)) for tile in tiles]
+    if len(result) == len(records):
         _say(
             logging.INFO,
             f"No image is larger than a tile of {tiling.size} pixels (INPUT.TILE.SIZE), so "
             "they are trained on whole.",
         )
         return list(records)
-    is_full = [any(not a.get("iscrowd", 0) for a in own.annotations) for *_, own in parts]
-    full, bare = np.flatnonzero(is_full), np.flatnonzero(np.logical_not(is_full))
+    is_full = np.array([_number_of_objects(record) > 0 for record in result])
+    full, bare = np.flatnonzero(is_full), np.flatnonzero(~is_full)
     drawn = np.random.default_rng(0).permutation(bare)[: round(empty * max(len(full), 1))]
-    _report(records, tiling, len(full), len(drawn), len(bare), cut)
-    return [_record_of(*parts[place]) for place in sorted([*full, *drawn])]
+    _say(
+        logging.INFO,
+        f"{len(full) + len(drawn)} tiles of {tiling.size} pixels, with an overlap of "
+        f"{tiling.overlap}, of {len(records)} images: {len(full)} with objects, and {len(drawn)} "
+        f"of the {len(bare)} without (INPUT.TILE.EMPTY)",
+    )
+    objects = sum(map(_number_of_objects, records))
+    if cut > _MANY_CUT * objects:
+        _say(
+            logging.WARNING,
+            f"{cut} of {objects} objects ({cut / objects:.0%}) are whole in no tile, because they "
+            f"are longer than the {tiling.overlap} pixels of INPUT.TILE.OVERLAP, or than "
+            f"INPUT.TILE.SIZE {tiling.size}: --tile {2 * tiling.size} shows more of them whole.",
+        )
+    return [result[place] for place in sorted([*full, *drawn])]
 
 
 def number_of_whole_images(records: Iterable[Mapping[str, Any]]) -> int:
@@ -86,8 +99,7 @@ def tiles_to_test(record: Mapping[str, Any], tiling: Tiling) -> list[Mapping[str
     They have the keys of :func:`tile_records`, and raise the same error.
     """
     tiles = _tiles_of(record, tiling)
-    nothing = _Objects(Decided(), [])
-    return [_record_of(record, tile, nothing) for tile in tiles] if tiles[1:] else [record]
+    return [_record_of(record, tile, _NOTHING) for tile in tiles] if tiles[1:] else [record]
 
 
 def _tiles_of(record: Mapping[str, Any], tiling: Tiling) -> list[Tile]:
@@ -99,31 +111,9 @@ def _tiles_of(record: Mapping[str, Any], tiling: Tiling) -> list[Tile]:
     return tiling.tiles(record["height"], record["width"])
 
 
-def _report(
-    records: Sequence[Mapping[str, Any]],
-    tiling: Tiling,
-    full: int,
-    chosen: int,
-    bare: int,
-    cut: int,
-) -> None:
-    """Log the number of tiles, and warn if many objects are whole in none of them."""
-    _say(
-        logging.INFO,
-        f"{full + chosen} tiles of {tiling.size} pixels, with an overlap of {tiling.overlap}, of "
-        f"{len(records)} images: {full} with objects, and {chosen} of the {bare} without "
-        "(INPUT.TILE.EMPTY)",
-    )
-    objects = sum(
-        not one.get("iscrowd", 0) for record in records for one in record.get("annotations", ())
-    )
-    if cut > _MANY_CUT * objects:
-        _say(
-            logging.WARNING,
-            f"{cut} of {objects} objects ({cut / objects:.0%}) are whole in no tile, because they "
-            f"are longer than the {tiling.overlap} pixels of INPUT.TILE.OVERLAP, or than "
-            f"INPUT.TILE.SIZE {tiling.size}: --tile {2 * tiling.size} shows more of them whole.",
-        )
+def _number_of_objects(record: Mapping[str, Any]) -> int:
+    """The number of annotations that are no crowds."""
+    return sum(not one.get("iscrowd", 0) for one in record.get("annotations", ()))
 
 
 def _say(level: int, text: str) -> None:
@@ -131,12 +121,8 @@ def _say(level: int, text: str) -> None:
     log_first_n(level, text, key="message", name=__name__)
 
 
-def _record_of(
-    record: Mapping[str, Any], tile: Tile | None, objects: _Objects
-) -> Mapping[str, Any]:
-    """The record of a tile, or of the image where ``tile`` is None."""
-    if tile is None:
-        return record
+def _record_of(record: Mapping[str, Any], tile: Tile, objects: _Objects) -> Mapping[str, Any]:
+    """The record of a tile of an image."""
     kept = {key: value for key, value in record.items() if key != "sem_seg_file_name"}
     return {
         **kept,
@@ -157,20 +143,21 @@ class _Objects(NamedTuple):
     ignored: list[list[float]]  # boxes x0, y0, x1, y1 of which another tile shows much more
 
 
+_NOTHING = _Objects(Decided(), [])
+
+
 def _in_tiles(record: Mapping[str, Any], tiles: Sequence[Tile]) -> tuple[dict[Tile, _Objects], int]:
     """The objects of an image by the tiles that show some, and the number that every tile cuts."""
-    annotations = record.get("annotations", ())
-    for annotation in annotations:
+    result: dict[Tile, _Objects] = {}
+    cut = 0
+    edges = np.array(tiles, float)
+    border = [record["width"], record["height"]] * 2
+    for annotation in record.get("annotations", ()):
         if annotation["bbox_mode"] not in (BoxMode.XYWH_ABS, BoxMode.XYXY_ABS):
             raise ConfigError(
                 f"{printable(record['file_name'])}: INPUT.TILE.SIZE cannot cut turned boxes "
                 "(BoxMode.XYWHA_ABS); set it to 0."
             )
-    result: dict[Tile, _Objects] = {}
-    cut = 0
-    edges = np.array(tiles, float)
-    border = [record["width"], record["height"]] * 2
-    for annotation in annotations:
         is_crowd = annotation.get("iscrowd", 0)
         box = np.array(corners(annotation)).clip(0, border)
         shown = []

@@ -194,8 +194,7 @@ def test_an_image_is_decoded_once_for_its_tiles(image, mapper, monkeypatch):
     monkeypatch.setattr(
         tile_pixels, "read_pixels", lambda *args: (reads.append(args), read(*args))[1]
     )
-    # of two images
-    monkeypatch.setattr(tile_pixels, "_images", tile_pixels._Images(2 * 3 * WIDTH * HEIGHT))
+    monkeypatch.setattr(tile_pixels, "KEPT", 2 * 3 * WIDTH * HEIGHT)  # of two images
     records, mapped = [], mapper()
     for number in range(3):
         path = image["file_name"].replace(".png", f"{number}.png")
