@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from detectron2.config import CfgNode
 from detectron2.engine import HookBase
+from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.utils import comm
 from torch import nn
 from torch.optim import Optimizer
@@ -19,12 +20,13 @@ from torch.optim import Optimizer
 from lambda_det.classification.config import check_ranges, load_recipe
 from lambda_det.classification.data.build import Sources, build_sources
 from lambda_det.classification.data.loader import LabelledTrainLoader, build_eval_loader
+from lambda_det.classification.data.sources import check_same_classes
 from lambda_det.classification.data.subset import check_held_out, write_held_out
 from lambda_det.classification.evaluation import evaluate_accuracy
 from lambda_det.classification.model import build_classifier, model_options
 from lambda_det.classification.schedule import EpochSchedule, Plan, peak_learning_rate
 from lambda_det.config import FIXED, FREE
-from lambda_det.errors import ConfigError, WeightsError, counted
+from lambda_det.errors import ConfigError, counted
 from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.log import show
 from lambda_det.training.precision import Precision
@@ -169,7 +171,7 @@ class ClassificationTask(Task):
         return LabelledTrainLoader(self.cfg, self.sources.train, batch_size=self.plan.forward)
 
     def build_hooks(self) -> list[HookBase]:
-        return [_HeldOutList(self)]
+        return [_HeldOutList()]
 
     # ----------------------------------------------------------------------- checks and evaluation
     def check_data(self, *, train: bool, resumed: bool = False) -> None:
@@ -178,14 +180,9 @@ class ClassificationTask(Task):
 
     def check_weights(self, content: Mapping[str, Any], path: str) -> None:
         self.pixels.check(wanted_pixels(content), path)
-        classes = self.sources.train.classes
-        theirs = content["recipe"]["classes"] if "recipe" in content else classes
-        for label, (there, here) in enumerate(zip(theirs, classes, strict=False)):
-            if there != here:
-                raise WeightsError(
-                    f"{path} is of other classes than DATA.TRAIN: its class {label} is {there!r}, "
-                    f"and there it is {here!r}."
-                )
+        if "recipe" in content:
+            theirs, classes = content["recipe"]["classes"], self.sources.train.classes
+            check_same_classes(theirs, classes, path, "DATA.TRAIN")
 
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
         """Accuracy of each model on each part of the data."""
@@ -201,13 +198,8 @@ class ClassificationTask(Task):
         return results
 
     def describe(self, results: Results) -> str:
-        return "; ".join(
-            f"{part} {weights} top-1 {values[f'{weights}_top1']:.2f} top-5 "
-            f"{values[f'{weights}_top5']:.2f}"
-            for part, values in results.items()
-            for weights in (RAW, EMA)
-            if f"{weights}_top1" in values
-        )
+        values = flatten_results_dict(results)
+        return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
 
     # --------------------------------------------------------------------- what the run says of it
     def image_names(self, batch: Mapping[str, torch.Tensor]) -> list[str]:
@@ -248,10 +240,7 @@ class ClassificationTask(Task):
 class _HeldOutList(HookBase):
     """Writes the names of the images that are held out."""
 
-    def __init__(self, task: ClassificationTask) -> None:
-        self._task = task
-
     def before_train(self) -> None:
-        held_out = self._task.sources.held_out
-        if held_out is not None and comm.is_main_process():
-            write_held_out(self._task.held_out_list, held_out)
+        task = self.trainer.task
+        if task.sources.held_out is not None and comm.is_main_process():
+            write_held_out(task.held_out_list, task.sources.held_out)

@@ -50,7 +50,7 @@ def test_two_processes_train_as_one(words, tmp_path):
     for done in forked.run_as_torchrun([TOOL, *words("two", *ALIKE)], tmp_path):
         assert done.returncode == 0, done.stdout
     one, two = tmp_path / "one", tmp_path / "two"
-    assert "8 images a step = 2 process(es) x 1" in (two / "log.txt").read_text()
+    assert "8 images a step, 4 at once on each process" in (two / "log.txt").read_text()
     losses = _logged(one, "total_loss")
     assert len(losses) == 6
     assert _logged(two, "total_loss") == pytest.approx(losses, rel=1e-4)

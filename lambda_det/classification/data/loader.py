@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from detectron2.config import CfgNode
 from detectron2.utils import comm
-from torch.utils.data import BatchSampler, Dataset, Sampler
+from torch.utils.data import BatchSampler, Dataset
 
 from lambda_det.classification.data.sources import Source
 from lambda_det.classification.data.transforms import TestTransform, TrainTransform
@@ -21,16 +20,17 @@ from lambda_det.training.loading import ImageLoader, UnreadableImages
 from lambda_det.training.randomness import Purpose, generator
 
 
-@dataclass(frozen=True)
-class EpochBatches(Sampler):
-    """The batches of one process in an endless stream of shuffled epochs.
+def epoch_batches(
+    size: int, seed: int, start: int, batch_size: int, rank: int, world_size: int
+) -> Iterator[list[tuple[int, int]]]:
+    """Yield the batches of one process, of (epoch, index), in an endless stream of shuffled epochs.
 
     Position p of the stream is image p % size of epoch p // size, in an order that depends only on
     the seed and the epoch. The processes take turns, one batch each: R processes with batches of
     B/R images see the batches of one process that accumulates R of them. Each epoch has each image
     exactly once. Its position is all that a run needs to resume.
 
-    Attributes:
+    Args:
         size: images of the data set, at least 1.
         seed: from 0.
         start: the first position in the stream of all processes.
@@ -39,23 +39,13 @@ class EpochBatches(Sampler):
         world_size: processes.
     """
 
-    size: int
-    seed: int
-    start: int
-    batch_size: int
-    rank: int
-    world_size: int
+    @lru_cache(2)
+    def order(epoch: int) -> np.ndarray:
+        return generator(Purpose.ORDER, seed, epoch).permutation(size)
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        """Yield lists of (epoch, index) without end."""
-        order = lru_cache(2)(self._order)
-        begin = self.start + self.rank * self.batch_size
-        for first in itertools.count(begin, self.batch_size * self.world_size):
-            places = (divmod(p, self.size) for p in range(first, first + self.batch_size))
-            yield [(epoch, int(order(epoch)[offset])) for epoch, offset in places]
-
-    def _order(self, epoch: int) -> np.ndarray:
-        return generator(Purpose.ORDER, self.seed, epoch).permutation(self.size)
+    for first in itertools.count(start + rank * batch_size, batch_size * world_size):
+        places = (divmod(p, size) for p in range(first, first + batch_size))
+        yield [(epoch, int(order(epoch)[offset])) for epoch, offset in places]
 
 
 # Image uint8 [S, S, 3], label, index in the source
@@ -99,7 +89,7 @@ Batch = dict[str, torch.Tensor]
 
 
 class LabelledTrainLoader:
-    """Endless augmented batches in the order of :class:`EpochBatches`, begun at any batch.
+    """Endless augmented batches in the order of :func:`epoch_batches`, begun at any batch.
 
     An image that cannot be read is named in the log, counted, and replaced by the next one.
 
@@ -120,14 +110,10 @@ class LabelledTrainLoader:
         self._seed, self._batches = seed, batches
 
     def __iter__(self) -> Iterator[Batch]:
-        world_size = comm.get_world_size()
-        batches = EpochBatches(
-            size=len(self._source),
-            seed=self._seed,
-            start=self._batches * self._batch_size * world_size,
-            batch_size=self._batch_size,
-            rank=comm.get_rank(),
-            world_size=world_size,
+        size, world_size = self._batch_size, comm.get_world_size()
+        start = self._batches * size * world_size
+        batches = epoch_batches(
+            len(self._source), self._seed, start, size, comm.get_rank(), world_size
         )
         images = LabelledTrainImages(self._cfg, self._source, self._seed)
         return iter(_build(self._cfg, images, batches))
@@ -163,7 +149,7 @@ def build_eval_loader(cfg: CfgNode, source: Source, *, batch_size: int) -> Image
     return _build(cfg, LabelledEvalImages(cfg, source), batches)
 
 
-def _build(cfg: CfgNode, images: Dataset, batches: Sampler) -> ImageLoader:
+def _build(cfg: CfgNode, images: Dataset, batches: Iterable[list]) -> ImageLoader:
     return ImageLoader(
         images,
         batch_sampler=batches,

@@ -9,9 +9,9 @@ import torch
 from lambda_det.classification.data import loader as loader_module
 from lambda_det.classification.data import transforms
 from lambda_det.classification.data.loader import (
-    EpochBatches,
     LabelledTrainLoader,
     build_eval_loader,
+    epoch_batches,
 )
 from lambda_det.classification.data.sources import FolderSource
 from lambda_det.errors import DataError
@@ -20,7 +20,7 @@ from tests.classification.data.toy import ToySource
 
 
 def order_of_batches(count, size=10, seed=0, start=0, batch=5, rank=0, world_size=1):
-    sampler = EpochBatches(size, seed, start, batch, rank, world_size)
+    sampler = epoch_batches(size, seed, start, batch, rank, world_size)
     return list(itertools.islice(sampler, count))
 
 
@@ -76,7 +76,7 @@ def assert_samples(cfg, source, batches, seed, readable=None):
     Args:
         readable: indices by those that cannot be read, whose place they take.
     """
-    order = itertools.chain.from_iterable(EpochBatches(11, seed, 0, 1, 0, 1))
+    order = itertools.chain.from_iterable(epoch_batches(11, seed, 0, 1, 0, 1))
     transform = transforms.TrainTransform(cfg)
     for batch in batches:
         for image, label in zip(batch["images"], batch["labels"], strict=True):
