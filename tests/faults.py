@@ -397,7 +397,7 @@ FAULTS = [
     _fault(
         "Every key of Detectron2 is read",
         "lambda_det/training/start.py",
-        "        with explained(settings, task.values):\n",
+        "        with explained(settings, lambda: leaves(read_plain(task.dump()))):\n",
         "        with explained(settings):\n",
         "detection/test_refused_values.py::test_a_command_ends_with_the_sentence_and_2",
     ),

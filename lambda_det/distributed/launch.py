@@ -197,9 +197,14 @@ def _start_processes(main: Main, args: argparse.Namespace, device_type: str) -> 
     """Start the processes of this machine, and raise what they made of the run."""
     world_size = args.num_gpus * args.num_machines
     store = _meeting_place(args)
-    shared = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": args.num_gpus}
-    shared |= {"MASTER_ADDR": store.host, "MASTER_PORT": store.port}
-    shared |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+    shared = {
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": args.num_gpus,
+        "MASTER_ADDR": store.host,
+        "MASTER_PORT": store.port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+    }
     about = (main, args, device_type, os.getpid())
     start_tracker()
     context = multiprocessing.get_context(_START_METHOD)

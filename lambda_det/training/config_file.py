@@ -77,9 +77,9 @@ class ConfigFile:
         advice = "write it such as `SOLVER:` with an indented `MAX_ITER: 1000` under it"
         # A _BASE_ that is not there; a tag of Python; an impossible date; not UTF-8; a file that is
         # its own _BASE_; and by what Detectron2 refuses what is no mapping
-        of_reading = (OSError, yaml.YAMLError, ValueError, RecursionError)
-        of_types = (TypeError, AttributeError, AssertionError)
-        with refused(ConfigError, what, advice, *of_reading, *of_types):
+        errors = (OSError, yaml.YAMLError, ValueError, RecursionError)
+        errors += (TypeError, AttributeError, AssertionError)
+        with refused(ConfigError, what, advice, *errors):
             if self._recorded is None:
                 loaded = _reader(self).load_yaml_with_base(self.path)
             else:

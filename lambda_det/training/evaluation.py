@@ -15,12 +15,11 @@ from detectron2.utils import comm
 
 from lambda_det.distributed.signals import leave_if_asked
 from lambda_det.errors import listed
-from lambda_det.training.log import plain_name
+from lambda_det.training.log import is_loss, plain_name
 from lambda_det.training.task import Results
 
 logger = logging.getLogger(__name__)
 
-_LOSSES = ("loss", "total_loss")  # beginnings of the names of losses
 _STATE = ("last_step", "best_step", "best", "best_name", "without_progress", "results")
 
 
@@ -86,7 +85,12 @@ class Evaluation(HookBase):
         trainer = self.trainer
         step = trainer.iter + 1
         leave_if_asked()
-        values = self._results_now()
+        began = time.perf_counter()
+        results = trainer.evaluate()
+        leave_if_asked()
+        self.results = _floats(comm.all_gather(results)[0] or {})  # all processes have the same
+        self.seconds = time.perf_counter() - began
+        values = flatten_results_dict(self.results)
         self.last_step, self._is_pending = step, False
         verdict = self._compare(values, step)
         if self._is_out_of_patience() and step < trainer.max_iter:
@@ -102,15 +106,6 @@ class Evaluation(HookBase):
             trainer.checkpointer.link(trainer.saved_as, "model_best")
         comm.synchronize()  # the first process has written while the others waited
 
-    def _results_now(self) -> Mapping[str, float]:
-        """Evaluate, and return the results by their names; all processes have the same."""
-        began = time.perf_counter()
-        results = self.trainer.evaluate()
-        leave_if_asked()
-        self.results = _floats(comm.all_gather(results)[0] or {})
-        self.seconds = time.perf_counter() - began
-        return flatten_results_dict(self.results)
-
     def _compare(self, values: Mapping[str, float], step: int) -> str:
         """Keep the best; returns a clause about it for the log."""
         settings = self.trainer.settings
@@ -124,7 +119,7 @@ class Evaluation(HookBase):
                 )
             return ""
         # the lowest loss is the best
-        is_better = operator.lt if name.rpartition("/")[2].startswith(_LOSSES) else operator.gt
+        is_better = operator.lt if is_loss(name) else operator.gt
         value = values[name]
         first = self.best_step < 0 and not math.isnan(value)
         if first or is_better(value, self.best):  # NaN is not

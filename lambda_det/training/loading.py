@@ -293,8 +293,3 @@ class BatchesAhead:
         if tensor.device.type != "cpu":
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
-
-
-def batches_ahead(batches: Iterator[Any], device: str | torch.device) -> Iterator[Any]:
-    """``batches``; copied ahead where the device is a GPU."""
-    return BatchesAhead(batches, device) if torch.device(device).type == "cuda" else batches

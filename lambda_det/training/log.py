@@ -100,8 +100,9 @@ class BufferedLog(logging.handlers.MemoryHandler):
         """The handler of the screen, with lines as Detectron2 has them."""
         screen = logging.StreamHandler(sys.stdout)
         line = colored("[%(asctime)s %(name)s]: ", "green") + "%(message)s"
-        names = {"root_name": "detectron2", "abbrev_name": "d2"}
-        screen.setFormatter(_ColorfulFormatter(line, _TIME, **names))
+        screen.setFormatter(
+            _ColorfulFormatter(line, _TIME, root_name="detectron2", abbrev_name="d2")
+        )
         screen.addFilter(self._is_shown)
         _write_above_bars(screen)
         return screen
@@ -177,7 +178,8 @@ def is_of_machine(name: str) -> bool:
 
 def is_loss(name: str) -> bool:
     """Whether a value of the log is a loss, of training or ("validation/...") of a test set."""
-    return "loss" in name
+    # After a "-" stands the name of a class, which has any letters: bbox/AP-glossy cup
+    return "loss" in name.rpartition("/")[2].partition("-")[0]
 
 
 def is_of_averaged_weights(name: str) -> bool:

@@ -11,7 +11,6 @@ from lambda_det.errors import ConfigError
 from lambda_det.training.settings import Settings
 
 AUTO = "auto"
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # Newer than PyTorch 2.4
 _X86_BFLOAT16 = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 MOST_SKIPPED = 20  # steps that loss scaling may skip one after the other
@@ -49,7 +48,7 @@ class Precision:
                 f"{settings.option('amp_dtype', 'float16')} needs a CUDA device; set "
                 f"{settings.option('amp_dtype', AUTO)}."
             )
-        return cls(device, _DTYPES[name])
+        return cls(device, getattr(torch, name))
 
     def is_emulated(self) -> bool:
         """Whether the device has no instructions for this dtype, which then takes many times as

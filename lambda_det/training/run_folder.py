@@ -236,19 +236,7 @@ class RunFolder:
             )
         return str(steps[which])
 
-    def find(self, which: str = "best") -> str:
-        """The checkpoint that a user asks for, which is there; see :meth:`choose`.
-
-        Raises:
-            WeightsError: the folder has no such checkpoint.
-        """
-        self.refuse_no_run()
-        checkpoint = self.choose(which)
-        if not Path(checkpoint).is_file():
-            raise self._lost()
-        return checkpoint
-
-    def _lost(self) -> WeightsError:
+    def lost(self) -> WeightsError:
         """The error of a run whose checkpoints have other names than its pointer says."""
         there = listed(file.name for file in sorted(self.path.glob("*.pth")))
         return WeightsError(
@@ -324,7 +312,7 @@ class RunFolder:
                 f"another file of the folder into {_POINTER}, or start again in another folder."
             )
         if self.last or any(self.path.glob("*.pth")):
-            raise self._lost()
+            raise self.lost()
         return None
 
     def point_to(self, name: str) -> None:
@@ -357,7 +345,14 @@ def find_checkpoint(path: str | os.PathLike, which: str = "best") -> str:
     Raises:
         WeightsError: the folder has no such checkpoint.
     """
-    return RunFolder(path).find(which) if Path(path).is_dir() else str(path)
+    if not Path(path).is_dir():
+        return str(path)
+    run = RunFolder(path)
+    run.refuse_no_run()
+    checkpoint = run.choose(which)
+    if not Path(checkpoint).is_file():
+        raise run.lost()
+    return checkpoint
 
 
 def iteration_of(name: str) -> int:

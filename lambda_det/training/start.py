@@ -20,7 +20,7 @@ from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
 
-from lambda_det.config import FIXED, SAMPLES, on_resume
+from lambda_det.config import FIXED, SAMPLES, leaves, on_resume, read_plain
 from lambda_det.distributed.connection import on_all, on_main_process
 from lambda_det.distributed.launch import launch
 from lambda_det.errors import ConfigError, WeightsError
@@ -85,8 +85,6 @@ def _work(
         if torch.device(settings.device).type == "cpu":
             keep_memory()
         if comm.is_main_process():
-            # which would warn on the screen that it finds no GPU
-            logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
             about = f"Command line: {vars(args)}\n{collect_env_info()}"
             logger.info(about, extra=ONLY_IN_FILE)
         logger.info(
@@ -99,7 +97,7 @@ def _work(
         if settings.float32_precision:
             torch.set_float32_matmul_precision(settings.float32_precision)
             torch.backends.cudnn.allow_tf32 = settings.float32_precision != "highest"
-        with explained(settings, task.values):
+        with explained(settings, lambda: leaves(read_plain(task.dump()))):
             if args.eval_only:
                 evaluate(task, log, resume=args.resume, config_file=config_file)
             else:
@@ -151,7 +149,8 @@ def train(
             trainer.register_hooks([Progress()])
 
         _open_folder(task, log, lock)
-        _log_changes(task, changes, resumed=checkpoint is not None)
+        if checkpoint is not None:
+            _log_changes(task, changes)
         if comm.is_main_process():
             RunFolder(folder).save_config(task.dump(), config_file)
         del checkpoint  # its tensors need not stay in memory
@@ -313,12 +312,13 @@ def _open_folder(task: Task, log: BufferedLog, lock: RunLock | None = None) -> N
     log.open(folder)
 
 
-def _log_changes(task: Task, changes: list[Change], *, resumed: bool) -> None:
+def _log_changes(task: Task, changes: list[Change]) -> None:
+    """Say how a resumed run differs from the one that was started."""
     if changes:
         text = ", ".join(f"{key} {before!r} -> {now!r}" for key, before, now in changes)
         logger.info(f"Changed since the run was started: {text}")
     others = [key for key, *_ in changes if on_resume(task.on_resume, key) == SAMPLES]
-    if others and resumed:
+    if others:
         logger.warning(
             f"{', '.join(others)} changed: from here on the samples are others than those of the "
             "run that was started, unless only the place of its data changed"

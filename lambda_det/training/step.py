@@ -186,9 +186,11 @@ class TrainStep:
         if scaler.is_enabled():
             storage.put_scalar("skipped_steps", scaler.skipped, smoothing_hint=False)
         if scaler.is_enabled() and scaler.is_hopeless:
-            what = f"Loss scaling skipped {scaler.skipped_in_row} steps in a row, the last"
-            cure = f"{self._settings.option('amp_dtype', 'bfloat16')} needs none. "
-            raise NonFiniteLossError(self._sentence(what, [], cure))
+            other = self._settings.option("amp_dtype", "bfloat16")
+            what = (
+                f"Loss scaling skipped {scaler.skipped_in_row} steps in a row ({other} needs none)"
+            )
+            raise NonFiniteLossError(self._sentence(f"{what}, the last", []))
 
     # ------------------------------------------------------------------------------------ messages
     @contextmanager
@@ -221,14 +223,14 @@ class TrainStep:
         what = "A loss is not finite" if bad else "A gradient is not finite"
         return self._sentence(f"{what}{where} ({values})", images if bad else [])
 
-    def _sentence(self, what: str, images: list[str], cure: str = "") -> str:
-        """What happened, where, and what to do; ``cure`` is a sentence before the usual cures."""
+    def _sentence(self, what: str, images: list[str]) -> str:
+        """What happened, where, and what to do."""
         named = f" (images {listed(images, _IMAGES_NAMED)})" if images else ""
         hint = "; the same command with --resume --debug-numerics names the layer"
         return (
             f"{what} at iteration {self.iteration}{named}; the weights were left as they were, and "
-            f"the last good checkpoint is {self._last_checkpoint() or 'none yet'}. {cure}What "
-            f"usually helps is {self._task.advice}{'' if self._debugger else hint}."
+            f"the last good checkpoint is {self._last_checkpoint() or 'none yet'}. What usually "
+            f"helps is {self._task.advice}{'' if self._debugger else hint}."
         )
 
     # --------------------------------------------------------------------------------------- state

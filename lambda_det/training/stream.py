@@ -102,7 +102,6 @@ class Stream:
         # Files that can all be kept are each read once in any order
         is_reordered = self._is_shared and sources and sources.sizes.sum() > sources.kept
         self._sources = sources if is_reordered else None
-        self._said_so = False
 
     def batches(self, seed: int, first: int) -> Iterator[list[Key]]:
         """Yield the keys of one batch after the other, endlessly if the sampler is endless.
@@ -114,13 +113,6 @@ class Stream:
         rank, size = comm.get_rank(), self._images // comm.get_world_size()
         # Every process draws the whole batch of a shared stream, and keeps its share
         drawn, offset = (self._images, rank * size) if self._is_shared else (size, 0)
-        if first and not self._is_shared and not self._said_so:
-            self._said_so = True
-            logger.warning(
-                f"{type(self._sampler).__name__} is not a sampler of Detectron2, so the order of "
-                f"images continues only if the sampler always gives the same one; {first} "
-                "batch(es) are left out."
-            )
         indices = self._indices(seed, first * drawn)
         for batch in itertools.count(first):
             own = list(itertools.islice(indices, drawn))[offset : offset + size]
@@ -136,6 +128,11 @@ class Stream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the order of the run that this state belongs to."""
+        if not self._is_shared:
+            logger.warning(
+                f"{type(self._sampler).__name__} is not a sampler of Detectron2, so the order of "
+                "images continues only if the sampler always gives the same one."
+            )
         self._group_size = state["group_size"]
         if self._own_seeds and "sampler_seeds" in state:
             self._sampler = _with_seeds(self._sampler, **state["sampler_seeds"])

@@ -12,7 +12,6 @@ from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 from torch.optim import Optimizer
 
-from lambda_det.config import leaves, read_plain
 from lambda_det.distributed.connection import distribute
 from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.settings import Settings
@@ -81,10 +80,6 @@ class Task(ABC):
     @abstractmethod
     def dump(self) -> str:
         """The configuration as YAML, which is saved as the run's config.yaml."""
-
-    def values(self) -> Iterable[tuple[str, Any]]:
-        """The keys of the configuration with their values."""
-        return leaves(read_plain(self.dump()))
 
     # --------------------------------------------------------------------------------------- parts
     @abstractmethod

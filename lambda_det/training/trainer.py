@@ -33,7 +33,7 @@ from lambda_det.training.hooks import (
     LRScheduler,
     RunWriter,
 )
-from lambda_det.training.loading import batches_ahead
+from lambda_det.training.loading import BatchesAhead
 from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.run_folder import Checkpoint, RunFolder
 from lambda_det.training.statistics import (
@@ -280,7 +280,9 @@ class Trainer(TrainerBase):
             try:
                 self._begin(self.loader, self.seed, self.start_iter)
                 self._loading = iter(self.loader)
-                self._batches = batches_ahead(self._loading, self.settings.device)
+                self._batches = self._loading
+                if self.step.precision.device == "cuda":
+                    self._batches = BatchesAhead(self._loading, self.settings.device)
                 self.before_train()
                 # What a hook may touch. It may read everything. Its ``before_step`` sees the
                 # weights and gradients of the step before, its ``after_step`` those of this step.

@@ -130,7 +130,7 @@ def test_a_resumed_run_goes_on_counting_steps_in_a_row():
     first.take(range(10))
     second = _trainer(_data(30, range(30)))
     second.load_state_dict(first.state_dict())
-    with pytest.raises(NonFiniteLossError, match=r"skipped 20 steps in a row, .* iteration 20;"):
+    with pytest.raises(NonFiniteLossError, match=r"skipped 20 steps in a row .* iteration 20;"):
         second.take(range(10, 40))
 
 
@@ -141,7 +141,7 @@ def test_when_no_scale_helps_it_stops(scale, skipped):
     with pytest.raises(NonFiniteLossError) as caught:
         trainer.take(range(40))
     text = str(caught.value)
-    assert text.startswith(f"Loss scaling skipped {skipped} steps in a row, the last at iteration ")
+    assert text.startswith(f"Loss scaling skipped {skipped} steps in a row ")
     assert f"iteration {skipped};" in text and "bfloat16" in text and "run/model_7.pth" in text
 
 

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from lambda_det.errors import DataError, NonFiniteLossError
-from lambda_det.training.loading import BatchesAhead, batches_ahead
+from lambda_det.training.loading import BatchesAhead
 from lambda_det.training.precision import LossScaler, Precision
 from lambda_det.training.settings import Clipping
 from tests.distributed.process_group import in_processes
@@ -211,7 +211,7 @@ def test_the_next_batch_is_fetched_when_the_backward_pass_runs(no_gpu):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_batches_arrive_on_a_gpu():
     given = [[{"image": torch.randint(0, 256, (3, 512, 512))}] for _ in range(8)]
-    ahead = batches_ahead(iter(given), "cuda")
+    ahead = BatchesAhead(iter(given), "cuda")
     found = []
     for _ in given:
         (record,) = next(ahead)
