@@ -119,9 +119,10 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
     images = scaled.images_per_step
     if images is not None:
         check_division(images, world_size, settings.accumulate, settings.key)
+    rate = "the optimizer's own" if scaled.base_lr is None else f"{scaled.base_lr:g}"
     show(
         f"Schedule for {world_size} process(es) x {settings.accumulate} batch(es) a step: {images} "
-        f"images a step, lr {scaled.base_lr:g}, {counted(scaled.max_iter, 'step')}"
+        f"images a step, lr {rate}, {counted(scaled.max_iter, 'step')}"
     )
     return scaled
 

@@ -119,7 +119,8 @@ def test_the_papers_schedule(workers, accumulate, images, lr, steps):
 def test_counts_do_not_vanish_and_stay_without_a_reference():
     written = replace(_paper(), reference_world_size=4, eval_period=3)
     assert scale_settings(written, 64).eval_period == 1
-    written = replace(written, reference_world_size=0)
+    # Of a LazyConfig whose optimiser names no rate
+    written = replace(written, reference_world_size=0, base_lr=None)
     assert scale_settings(written, 8) is written and written.images_per_batch == 256
 
 
