@@ -210,8 +210,8 @@ KEYS: dict[str, Key] = {
     "MODEL.LAMBDA_RESNET.MASK_PADDING": Key(False),
     # Keep the maps of the whole detector channels last in memory, as GPUs in 16 bits and the CPU's
     # fast 3x3 convolutions want them. Without a compiler, trainings on a CPU that has AVX2 and no
-    # AVX-512 stay contiguous, which is faster there, except for small images. Results differ by
-    # rounding. Files of weights do not differ.
+    # AVX-512 stay contiguous, which is faster there. Results differ by rounding. Files of weights
+    # do not differ.
     "MODEL.CHANNELS_LAST": Key(True, setting="channels_last", on_resume=FREE),
     # Compile the backbone for the training by torch.compile: minutes at the start, faster steps
     # after them. All images must have one size (INPUT.LSJ), and the backbone no hooks.
@@ -369,7 +369,7 @@ KEYS |= {
         on_resume=FIXED,
     ),
     "SOLVER.MAX_ITER": Key(None, NOT_NEGATIVE, "max_iter", is_scaled=True),
-    "SOLVER.REFERENCE_WORLD_SIZE": Key(setting="reference_world_size"),
+    "SOLVER.REFERENCE_WORLD_SIZE": Key(rule=NOT_NEGATIVE, setting="reference_world_size"),
     "SOLVER.STEPS": Key(setting="lr_steps", is_scaled=True),
     "SOLVER.WARMUP_ITERS": Key(setting="warmup_iters", is_scaled=True),
     "TEST.EVAL_PERIOD": Key(setting="eval_period", is_scaled=True),

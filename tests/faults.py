@@ -850,8 +850,8 @@ FAULTS = [
     _fault(
         "Imports run one way",
         "lambda_det/detection/config.py",
-        "config = load_config(without_data, file)",
-        "config = load_config(without_data)",
+        "is None else load_config(args, file)",
+        "is None else load_config(args)",
         "training/test_config_file.py::test_a_command_opens_each_file_once",
     ),
     _fault(

@@ -12,6 +12,5 @@ __getattr__ = names_of(
         "LambdaRes5ROIHeads": "detection.heads",
         "load_lazy_config": "detection.lazy",
         "DetectionTask": "detection.task",
-        "load_any_config": "detection.task",
     },
 )

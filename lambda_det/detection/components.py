@@ -31,7 +31,6 @@ from lambda_det.detection.schedule import (
 )
 from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.specs import STRIDE
 from lambda_det.training.schedules import check_rate
 from lambda_det.training.task import Results
 from lambda_det.weights.provenance import PixelSettings
@@ -72,7 +71,6 @@ class Components:
             another project does not name them.
         test_sets: the name of each set that is evaluated separately; empty for no evaluation.
         tiling: how images are cut; None where they are not.
-        training_size: height and width of the largest training batch; None if unknown.
         one_size: False where training images have several sizes; None if the configuration does not
             say.
         ddp_options: of :func:`lambda_det.distributed.connection.distribute`.
@@ -99,7 +97,6 @@ class Components:
     test_sets: tuple[str, ...]
     pixels: PixelSettings | None
     tiling: Tiling | None = None
-    training_size: tuple[int, int] | None = None
     one_size: bool | None = None
     make_loss_loader: Callable[[str], Iterable] | None = None
     make_augmented: Callable[[nn.Module], nn.Module] | None = None
@@ -185,7 +182,6 @@ def of_yaml(cfg: CfgNode) -> Components:
         test_names=tuple(cfg.DATASETS.TEST),
         test_sets=tuple(cfg.DATASETS.TEST),
         tiling=Tiling.from_config(cfg),
-        training_size=_training_size(cfg),
         one_size=cfg.INPUT.LSJ.ENABLED,
         on_resume={key: row.on_resume for key, row in KEYS.items() if row.on_resume},
         # the names are made of the files, if keys name any
@@ -214,17 +210,6 @@ def _test_augmentations(cfg: CfgNode) -> AugmentationList:
     return AugmentationList(
         [ResizeShortestEdgeAtLeastOnePixel([sizes.MIN_SIZE_TEST] * 2, sizes.MAX_SIZE_TEST)]
     )
-
-
-def _training_size(cfg: CfgNode) -> tuple[int, int]:
-    """Height and width of the largest training batch, padded to the stride of a backbone."""
-    if cfg.INPUT.LSJ.ENABLED:
-        height = width = cfg.INPUT.LSJ.SIZE
-    else:
-        height = width = cfg.INPUT.MAX_SIZE_TRAIN
-        if cfg.DATALOADER.ASPECT_RATIO_GROUPING:  # otherwise upright images share a batch
-            height = min(max(cfg.INPUT.MIN_SIZE_TRAIN), width)
-    return -(-height // STRIDE) * STRIDE, -(-width // STRIDE) * STRIDE
 
 
 def _for_run(cfg: CfgNode, settings: DetectionSettings) -> CfgNode:

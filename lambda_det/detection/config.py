@@ -56,9 +56,17 @@ def load_config(args: argparse.Namespace, file: ConfigFile | None = None) -> Cfg
     """
     if args.config_file and file is None:
         file = ConfigFile(args.config_file)
-    cfg = _with_pairs(file, args.opts or ())
-    _keep_literal(cfg, args.opts or ())
-    _set_files(cfg, args)
+    cfg, opts = get_cfg(), args.opts or ()
+    add_lambda_config(cfg)
+    read_config(cfg, file, opts, add_projects)
+    if file:
+        _find_moved_files(cfg, Path(file.path).parent, opts)
+    _keep_literal(cfg, opts)
+    for flag in _FILE_FLAGS:
+        if path := getattr(args, flag, None):  # so the run's config.yaml can be used in any folder
+            is_address = "://" in path
+            path = path if is_address else os.path.abspath(os.path.expanduser(path))
+            cfg.DATASETS[flag.upper()] = path
     return cfg
 
 
@@ -75,36 +83,8 @@ def load_with_data(args: argparse.Namespace, file: ConfigFile | None = None) -> 
         ConfigError: as :func:`load_config` does.
         UserError: the data cannot be prepared.
     """
-    config = None
-    if args.config_file is not None:
-        without_data = argparse.Namespace(config_file=args.config_file, opts=args.opts)
-        config = load_config(without_data, file)
-    if prepared := resolve_name(args.prepare)(args, config):
-        return prepared
-    _set_files(config, args)
-    return Prepared(config, args.config_file)
-
-
-def _set_files(cfg: CfgNode, args: argparse.Namespace) -> None:
-    """Set the keys of files of data by their flags; those that are absent or None are left out."""
-    for flag in _FILE_FLAGS:
-        if path := getattr(args, flag, None):  # so the run's config.yaml can be used in any folder
-            is_address = "://" in path
-            path = path if is_address else os.path.abspath(os.path.expanduser(path))
-            cfg.DATASETS[flag.upper()] = path
-
-
-def load_saved_config(text: str, opts: Sequence[str], where: str) -> CfgNode:
-    """Detectron2's defaults and ours, then the configuration of a checkpoint, and KEY VALUE pairs.
-
-    Args:
-        text: of :meth:`CfgNode.dump`.
-        where: the checkpoint, for messages.
-
-    Raises:
-        ConfigError: as :func:`load_config` does.
-    """
-    return _with_pairs(ConfigFile(where, text), opts)
+    config = None if args.config_file is None else load_config(args, file)
+    return resolve_name(args.prepare)(args, config) or Prepared(config, args.config_file)
 
 
 def changed_config(cfg: CfgNode, opts: Sequence[str]) -> CfgNode:
@@ -116,15 +96,6 @@ def changed_config(cfg: CfgNode, opts: Sequence[str]) -> CfgNode:
     cfg = cfg.clone()
     read_config(cfg, None, opts, add_projects)
     _keep_literal(cfg, opts)
-    return cfg
-
-
-def _with_pairs(file: ConfigFile | None, opts: Sequence[str]) -> CfgNode:
-    cfg = get_cfg()
-    add_lambda_config(cfg)
-    read_config(cfg, file, opts, add_projects)
-    if file:
-        _find_moved_files(cfg, Path(file.path).parent, opts)
     return cfg
 
 
@@ -144,13 +115,6 @@ def _find_moved_files(cfg: CfgNode, folder: Path, opts: Sequence[str]) -> None:
         if not Path(recorded).exists() and here.is_file():
             logger.info(f"DATASETS.{name} {recorded} was moved, and is {here} now")
             cfg.DATASETS[name] = str(here.absolute())
-
-
-def given_keys(opts: Sequence[str]) -> dict[str, str]:
-    """The overrides of a command line: values by the keys of YAML or of a LazyConfig."""
-    pairs = (word.lstrip("+").partition("=")[::2] for word in opts if "=" in word)
-    lazy = {key: value.strip("'\"") for key, value in pairs}
-    return lazy | dict(zip(opts[::2], opts[1::2], strict=False))
 
 
 def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:

@@ -1,17 +1,39 @@
-"""Load the configurations that lambda_det and Detectron2 install, by name."""
+"""Load configurations of detectors of either kind: those of a command line, and by name those that
+lambda_det and Detectron2 install.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
-from detectron2.config import CfgNode, LazyConfig
+from detectron2.config import CfgNode
 from omegaconf import DictConfig
 
 from lambda_det.config import CONFIGS
 from lambda_det.detection.config import load_config
-from lambda_det.errors import ConfigError, suggest
-from lambda_det.training.config_file import ZOO
+from lambda_det.detection.lazy import load_lazy_config
+from lambda_det.training.config_file import LAZY, ZOO, ConfigFile, kind_of
+
+
+def load_any_config(
+    args: argparse.Namespace, file: ConfigFile | None = None
+) -> CfgNode | DictConfig:
+    """Load the file of --config-file; its content shows whether it is YAML or a LazyConfig.
+
+    Args:
+        args: of the parser of either.
+        file: ``args.config_file``, where it was opened already.
+
+    Raises:
+        ConfigError: as :func:`lambda_det.detection.load_lazy_config` or
+            :func:`lambda_det.detection.load_config` do.
+    """
+    if args.config_file and file is None:
+        file = ConfigFile(args.config_file)
+    is_lazy = file is not None and kind_of(file) == LAZY
+    return load_lazy_config(args, file) if is_lazy else load_config(args, file)
 
 
 def get_config(name: str) -> DictConfig | CfgNode:
@@ -27,7 +49,7 @@ def get_config(name: str) -> DictConfig | CfgNode:
     Raises:
         ConfigError: there is no such file, or it is a recipe of a classifier.
     """
-    return _load(CONFIGS, name)
+    return load_file(CONFIGS / name)
 
 
 def detectron2_config(name: str) -> DictConfig | CfgNode:
@@ -41,14 +63,13 @@ def detectron2_config(name: str) -> DictConfig | CfgNode:
     Raises:
         ConfigError: there is no such file.
     """
-    return _load(ZOO, name)
+    return load_file(ZOO / name)
 
 
-def _load(folder: Path, name: str) -> DictConfig | CfgNode:
-    path = folder / name
-    if not path.is_file():
-        names = [str(p.relative_to(folder)) for p in sorted(folder.rglob(f"*{path.suffix}"))]
-        raise ConfigError(f"There is no configuration {name} in {folder}{suggest(name, names)}")
-    if path.suffix != ".yaml":
-        return LazyConfig.load(str(path))
-    return load_config(argparse.Namespace(config_file=str(path), opts=[]))
+def load_file(path: Path, opts: Sequence[str] = ()) -> DictConfig | CfgNode:
+    """A configuration file of either kind, with keys of ``opts``, as a command line has them.
+
+    Raises:
+        ConfigError: as :func:`load_any_config` does.
+    """
+    return load_any_config(argparse.Namespace(config_file=str(path), opts=list(opts)))

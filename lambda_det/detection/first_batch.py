@@ -13,7 +13,6 @@ import torch
 from detectron2.engine import HookBase
 from detectron2.utils import comm
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from lambda_det.errors import reason
 
@@ -44,7 +43,6 @@ class FirstBatch(HookBase):
         """
         self._path = Path(folder, FILE)
         self._is_rgb, self._names = image_format == "RGB", class_names
-        self._handle: RemovableHandle | None = None
 
     def before_train(self) -> None:
         if self.trainer.start_iter == 0 and comm.is_main_process():
@@ -58,11 +56,10 @@ class FirstBatch(HookBase):
             return
         try:
             self._path.write_bytes(self._picture(samples[:_PICTURES]))
+            logger.info(f"{self._path} shows the first batch as the network gets it")
         # any error of matplotlib and the disk: nothing depends on the picture
         except Exception as error:
             logger.warning(f"{self._path} is not drawn: {reason(error)}")
-        else:
-            logger.info(f"{self._path} shows the first batch as the network gets it")
 
     def _picture(self, samples: Sequence[Mapping[str, Any]]) -> bytes:
         """A JPEG of all images, with a legend below them."""
@@ -70,28 +67,26 @@ class FirstBatch(HookBase):
         from lambda_det.detection.drawing import captioned, draw_legend
 
         pictures = [self._drawn(sample) for sample in samples]
+        height, width = np.max([picture.shape[:2] for picture in pictures], axis=0)
         columns = min(_COLUMNS, len(pictures))
         rows = -(-len(pictures) // columns)
-        height, width = (max(picture.shape[axis] for picture in pictures) for axis in (0, 1))
-        grid = np.full((rows * height, columns * width, 3), _GREY, np.uint8)
-        for place, picture in enumerate(pictures):
-            row, column = divmod(place, columns)
-            corner = grid[row * height :, column * width :]
-            corner[: picture.shape[0], : picture.shape[1]] = picture
+        cells = np.full((rows * columns, height, width, 3), _GREY, np.uint8)
+        for cell, picture in zip(cells, pictures, strict=False):
+            cell[: picture.shape[0], : picture.shape[1]] = picture
+        in_rows = cells.reshape(rows, columns, height, width, 3).swapaxes(1, 2)
+        grid = in_rows.reshape(rows * height, columns * width, 3)
         classes = sorted({c for s in samples for c in s["instances"].gt_classes.tolist()})
-        legend = draw_legend(classes, self._names, grid.shape[1])
+        whole = np.vstack([grid, draw_legend(classes, self._names, columns * width)])
         if any(sample.get("ignored") for sample in samples):
-            legend = captioned(legend, _IGNORED)
-        missing = legend.shape[1] - grid.shape[1]
-        grid = cv2.copyMakeBorder(grid, 0, 0, 0, missing, cv2.BORDER_CONSTANT, value=(_GREY,) * 3)
-        return cv2.imencode(".jpg", np.vstack([grid, legend]))[1].tobytes()
+            whole = captioned(whole, _IGNORED)
+        return cv2.imencode(".jpg", whole)[1].tobytes()
 
     def _drawn(self, sample: Mapping[str, Any]) -> np.ndarray:
         """An image, or the part of it with most objects, with its caption: [H, W, 3] uint8, BGR."""
         from lambda_det.detection.drawing import captioned, draw_objects, fullest_crop
 
         image = sample["image"].to("cpu", torch.uint8).permute(1, 2, 0).numpy()
-        image = np.ascontiguousarray(image[:, :, ::-1] if self._is_rgb else image)
+        image = image[:, :, ::-1] if self._is_rgb else image
         objects = sample["instances"].to("cpu")
         boxes = objects.gt_boxes.tensor.numpy()
         masks = objects.gt_masks if objects.has("gt_masks") else None

@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode
 
-from lambda_det.config import FIXED, FREE, PYTHON_TAG, REMOVED_KEYS, SAMPLES
+from lambda_det.config import FIXED, FREE, PYTHON_TAG, REMOVED_KEYS, SAMPLES, leaves
 from lambda_det.config import KEYS as YAML
 from lambda_det.detection.schedule import SCALED
 from lambda_det.errors import ConfigError, UserError, reason, refused, suggest
@@ -72,11 +72,10 @@ def load_lazy_config(args: argparse.Namespace, file: ConfigFile | None = None) -
         if not override.is_add():
             _check_key(config, key)
         OmegaConf.update(config, key, override.value(), merge=True)
-    given = {override.key_or_group for override in overrides}
-    unscaled = sorted(given & {KEYS[name] for name in SCALED})
+    unscaled = {override.key_or_group for override in overrides} & {KEYS[name] for name in SCALED}
     if unscaled and "train" in config:
-        before = config.train.get("unscaled") or ()
-        config.train.unscaled = sorted({*before, *unscaled})
+        unscaled.update(config.train.get("unscaled") or ())
+        config.train.unscaled = sorted(unscaled)
     return config
 
 
@@ -147,16 +146,8 @@ def _check_key(config: DictConfig, key: str) -> None:
         return
     raise ConfigError(
         f"The command line sets {key}, which the configuration does not have (+{key}=... adds it)"
-        f"{suggest(key, _all_keys(config))}"
+        f"{suggest(key, dict(leaves(OmegaConf.to_container(config))))}"
     )
-
-
-def _all_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
-    for name in node:
-        yield prefix + str(name)
-        child = node._get_node(name)
-        if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
-            yield from _all_keys(child, f"{prefix}{name}.")
 
 
 # ------------------------------------------------------------------------------------ saved as YAML
@@ -188,18 +179,13 @@ def read_saved(file: ConfigFile) -> Any:
         ConfigError: the file cannot be read, or holds other Python objects, with which any program
             could run in Detectron2's reader.
     """
-    try:
+    what = f"{file.path} cannot be read as YAML"
+    advice = (
+        "correct it, or take the Python file that it was saved from; of Python objects it may hold "
+        "tuples, ShapeSpec and classes"
+    )
+    with refused(ConfigError, what, advice, OSError, ValueError, TypeError, yaml.YAMLError):
         return yaml.load(file.text, _SavedLoader)
-    except yaml.constructor.ConstructorError as error:
-        raise ConfigError(
-            f"{file.path} is refused: line {error.problem_mark.line + 1} {error.problem}. Of "
-            "Python objects a saved LazyConfig may hold tuples, ShapeSpec and classes; write that "
-            "value as plain YAML, or take the Python file that the LazyConfig was saved from."
-        ) from error
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"{file.path} cannot be read as YAML ({reason(error)}); fix it, or name another file."
-        ) from error
 
 
 def dump_lazy(lazy: DictConfig) -> str:

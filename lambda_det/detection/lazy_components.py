@@ -46,11 +46,25 @@ def of_lazy(config: DictConfig) -> Components:
     Raises:
         ConfigError: a setting cannot be.
     """
+    detector = _detector(config)
     train_names, test_names = (_data_names(config, part) for part in ("train", "test"))
     is_evaluated = "test" in config.dataloader and "evaluator" in config.dataloader
     ddp_options = dict(config.train.get("ddp", {}))
     # the buffers belong to norms, which are synchronised, or saved from the first process alone
     ddp_options.pop("broadcast_buffers", None)
+
+    def check_data(train: bool) -> None:
+        if train:
+            _warn_of_unread(config)
+        data.check_registered(detector, train_names if train else (), test_names)
+        if is_evaluated:  # what would fail at the first evaluation
+            _made(config.dataloader.evaluator, "dataloader.evaluator")
+        elif not train:
+            raise ConfigError(
+                "There is nothing to evaluate: set dataloader.test to the data and "
+                "dataloader.evaluator to the measure."
+            )
+
     return Components(
         settings=read_settings(config),
         make_model=lambda: _made(config.model, "model"),
@@ -61,9 +75,9 @@ def of_lazy(config: DictConfig) -> Components:
         make_test_loader=lambda name: _made(config.dataloader.test, "dataloader.test"),
         make_evaluator=lambda name, ending: _evaluator(config, ending),
         make_test_augmentations=partial(_test_augmentations, config),
-        check_data=partial(_check_data, config),
+        check_data=check_data,
         dump=cache(partial(dump_lazy, config)),
-        detector=_detector(config),
+        detector=detector,
         pixels=_pixels(config),
         train_names=train_names,
         test_names=test_names,
@@ -89,16 +103,13 @@ def read_settings(config: DictConfig) -> DetectionSettings:
         "weights": "",
         "images_per_step": None,
     }
-    for name, kind in get_type_hints(DetectionSettings).items():
-        if name in ("clipping", "keys"):
-            continue
-        value = OmegaConf.select(config, KEYS[name])
-        if value is not None:
-            values[name] = _of_type(kind, KEYS[name], value)
-    if OmegaConf.select(config, "train.amp.enabled"):
-        values.setdefault("amp_dtype", "auto")
-    else:
-        values["amp_dtype"] = None
+    kinds = get_type_hints(DetectionSettings)
+    for name, key in KEYS.items():
+        value = OmegaConf.select(config, key)
+        if name in kinds and value is not None:
+            values[name] = _of_type(kinds[name], key, value)
+    is_mixed = OmegaConf.select(config, "train.amp.enabled")
+    values["amp_dtype"] = values.get("amp_dtype", "auto") if is_mixed else None
     if not OmegaConf.select(config, "train.model_ema.enabled"):
         values["ema_decay"] = 0.0
     if OmegaConf.select(config, "train.clip_grad.enabled"):
@@ -130,8 +141,7 @@ def _made(node: DictConfig | ListConfig, key: str) -> Any:
     """The object that a node makes; an error names the node's key."""
 
     def values() -> Iterable[tuple[str, Any]]:
-        plain = OmegaConf.to_container(node)
-        return leaves(plain, f"{key}.") if isinstance(plain, dict) else ()
+        return leaves({key: OmegaConf.to_container(node)})  # of a list the list itself
 
     with lazy_code(f"The configuration's {key} cannot be made"), naming_keys(values):
         return instantiate(node)
@@ -207,18 +217,8 @@ def _pixels(config: DictConfig) -> PixelSettings | None:
     return PixelSettings(values[0], list(values[1]), list(values[2]), keys=keys)
 
 
-def _check_data(config: DictConfig, train: bool) -> None:
-    """Log keys that nothing reads, and check what would fail at the first evaluation."""
-    read = {key.split(".")[1] for key in KEYS.values() if key.startswith("train.")} | {"ddp"}
-    unread = set(config.train) - read
-    if train and unread:
-        logger.warning(f"Nothing here reads {', '.join(sorted(f'train.{k}' for k in unread))}")
-    names = {part: _data_names(config, part) for part in ("train", "test")}
-    data.check_registered(_detector(config), names["train"] if train else (), names["test"])
-    if "test" in config.dataloader and "evaluator" in config.dataloader:
-        _made(config.dataloader.evaluator, "dataloader.evaluator")
-    elif not train:
-        raise ConfigError(
-            "There is nothing to evaluate: set dataloader.test to the data and "
-            "dataloader.evaluator to the measure."
-        )
+def _warn_of_unread(config: DictConfig) -> None:
+    """Log the keys of ``train`` that nothing reads."""
+    read = {".".join(key.split(".")[:2]) for key in KEYS.values()} | {"train.ddp"}
+    if unread := {f"train.{name}" for name in config.train} - read:
+        logger.warning(f"Nothing here reads {', '.join(sorted(unread))}")

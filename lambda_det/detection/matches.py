@@ -78,13 +78,11 @@ class ClassMatches:
     def at_thresholds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Scores, falling, and precision and recall at an IoU of 0.5 where each is the threshold.
 
-        Detections of equal scores pass a threshold together. A class without an object has neither
-        precision nor recall: no scores.
+        Detections of equal scores pass a threshold together. Without an object each recall is 0.
         """
         counted = self.right[IOU_50] | self.wrong[IOU_50]
         scores, right = self.scores[counted], np.cumsum(self.right[IOU_50][counted])
-        last = np.flatnonzero(np.diff(scores, append=-np.inf)) if self.objects.sum() else []
-        last = np.asarray(last, int)
+        last = np.flatnonzero(np.diff(scores, append=-np.inf))
         return scores[last], right[last] / (last + 1), right[last] / max(self.objects.sum(), 1)
 
     def best_threshold(self) -> BestThreshold:
@@ -242,8 +240,7 @@ def matches_of(evaluation: COCOeval) -> list[ClassMatches]:
 def _evaluated_again(evaluation: COCOeval, **options: Any) -> COCOeval:
     """The same evaluation of objects of all sizes alone, computed with other parameters."""
     again = COCOeval(evaluation.cocoGt, evaluation.cocoDt, evaluation.params.iouType)
-    again.params.__dict__.update(evaluation.params.__dict__)
-    again.params.__dict__.update(options)
+    vars(again.params).update(vars(evaluation.params) | options)
     again.params.areaRng, again.params.areaRngLbl = again.params.areaRng[:1], ["all"]
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         again.evaluate()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from detectron2.structures import Instances
 from detectron2.utils import comm
 from torch import Tensor, nn
 
-from lambda_det.config import PRECISION, check, leaves
+from lambda_det.config import PRECISION, check, leaves, one_of
 from lambda_det.cpu.accelerate import accelerate, use_channels_last
 from lambda_det.cpu.pooling import patch_pooling
 from lambda_det.detection.registry import ARCHITECTURES
@@ -43,10 +43,9 @@ def make_model(cfg: CfgNode) -> nn.Module:
         model = modeling.META_ARCH_REGISTRY.get(cfg.MODEL.META_ARCHITECTURE)(cfg)
     if hasattr(model, "sem_seg_head") and cfg.MODEL.META_ARCHITECTURE in ARCHITECTURES:
         # Detectron2 leaves out maps that the backbone does not make
-        made = model.backbone.output_shape()
-        rule = made.__contains__, f"one of {[*made]}"
+        made = one_of(*model.backbone.output_shape())
         for feature in cfg.MODEL.SEM_SEG_HEAD.IN_FEATURES:
-            check("MODEL.SEM_SEG_HEAD.IN_FEATURES", feature, rule)
+            check("MODEL.SEM_SEG_HEAD.IN_FEATURES", feature, made)
     return model
 
 
@@ -58,16 +57,6 @@ def make_backbone(cfg: CfgNode) -> nn.Module:
     """
     with naming_keys(lambda: leaves(cfg)):
         return modeling.build_backbone(cfg)
-
-
-def build_model(cfg: CfgNode) -> nn.Module:
-    """The model of ``cfg`` on its device, with norms and pooling that are right there.
-
-    Raises:
-        ConfigError: the configuration describes no model.
-    """
-    channels_last = cfg.MODEL.CHANNELS_LAST
-    return prepare_model(make_model(cfg), cfg.MODEL.DEVICE, channels_last=channels_last)
 
 
 def prepare_model(model: nn.Module, device: str, *, channels_last: bool) -> nn.Module:
@@ -87,19 +76,14 @@ def prepare_model(model: nn.Module, device: str, *, channels_last: bool) -> nn.M
     return accelerate(model, channels_last=channels_last)
 
 
-def channels_last_pays(device: str, size: tuple[int, int] | None) -> bool:
-    """Whether a training is faster with all maps channels last, as it is with our convolutions.
+def channels_last_pays(device: str) -> bool:
+    """Whether a training on a device is faster with all maps channels last.
 
-    Without a compiler for them, on processors with AVX2 and no AVX-512, oneDNN needs two to six
-    times as long for the gradient of a 3x3 kernel channels last, on maps of 64x64 and more. Small
-    images have hardly any such maps (docs/performance.md). All processes of a training have one
-    layout.
-
-    Args:
-        device: of the training.
-        size: height and width of its largest images; None if unknown.
+    It is with our convolutions. Without a compiler for them, on processors with AVX2 and no
+    AVX-512, oneDNN needs two to six times as long for the gradient of a 3x3 kernel channels last,
+    on maps of 64x64 and more (docs/performance.md). All processes of a training have one layout.
     """
-    if torch.device(device).type != "cpu" or (size is not None and min(size) <= 128):
+    if torch.device(device).type != "cpu":
         return True
     slow = torch.backends.cpu.get_cpu_capability() == "AVX2" and missing() is not None
     return not any(comm.all_gather(slow))
@@ -169,22 +153,17 @@ def _found_in_float32(
 class LossNormalizers(HookBase):
     """Keeps the divisor of a RetinaNet's losses, a mean over the steps so far, over a resume."""
 
-    def _detectors(self) -> Iterator[tuple[str, DenseDetector]]:
-        for name, module in self.trainer.model.named_modules():
-            if isinstance(module, DenseDetector):
-                yield name, module
-
     def state_dict(self) -> dict[str, float]:
         return {
-            name: float(detector.loss_normalizer)
-            for name, detector in self._detectors()
-            if hasattr(detector, "loss_normalizer")  # from the first step on
+            name: float(module.loss_normalizer)
+            for name, module in self.trainer.model.named_modules()
+            # from the first step on
+            if isinstance(module, DenseDetector) and hasattr(module, "loss_normalizer")
         }
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        for name, detector in self._detectors():
-            if name in state:
-                detector.loss_normalizer = state[name]
+        for name, value in state.items():
+            self.trainer.model.get_submodule(name).loss_normalizer = value
 
 
 def patch_point_rend(model: nn.Module) -> None:

@@ -65,18 +65,14 @@ class RunMasks:
             pixels[number] = mask
         return pixels
 
-    def cropped(self, number: int) -> tuple[np.ndarray, tuple[int, int]]:
-        """The pixels of a mask within its outline, bool [h, w], and its first column and row."""
-        mask = self._masks[number]
-        if not len(mask):
-            return np.zeros((1, 1), bool), (0, 0)
-        (x0, y0), (x1, y1) = mask[:, :2].min(0), mask[:, [0, 2]].max(0)
-        pixels = _pixels(mask - [x0, y0, y0], (y1 - y0, x1 + 1 - x0))
-        return pixels, (int(x0), int(y0))
-
     def polygons(self, number: int, *, for_hands: bool = False) -> list[list[float]]:
         """The outlines of a mask, see :func:`lambda_det.detection.data.label_files.polygons`."""
-        pixels, corner = self.cropped(number)
+        mask = self._masks[number]
+        if not len(mask):
+            return []
+        corner = mask[:, :2].min(0)
+        (x0, y0), (x1, y1) = corner, mask[:, [0, 2]].max(0)
+        pixels = _pixels(mask - [x0, y0, y0], (y1 - y0, x1 + 1 - x0))  # without what is around it
         found = polygons(pixels, for_hands=for_hands)
         outlines = (np.reshape(points, (-1, 2)) + corner for points in found)
         return [points.ravel().tolist() for points in outlines]

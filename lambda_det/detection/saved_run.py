@@ -23,18 +23,14 @@ from omegaconf import DictConfig
 from torch import nn
 
 from lambda_det.detection.components import Components
-from lambda_det.detection.config import given_keys, load_saved_config
+from lambda_det.detection.config import load_config
+from lambda_det.detection.config_files import load_file
 from lambda_det.detection.data import classes
 from lambda_det.detection.model import for_inference, prepare_model
-from lambda_det.detection.task import (
-    load_any_config,
-    read_components,
-    recorded_backbone,
-    test_size,
-)
-from lambda_det.detection.tiles import Tiling
+from lambda_det.detection.task import read_components, recorded_backbone, recorded_input
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.run_folder import find_checkpoint
 from lambda_det.training.task import EMA, RAW
 from lambda_det.weights.formats import read_checkpoint
@@ -42,8 +38,7 @@ from lambda_det.weights.loading import load, read_weights
 from lambda_det.weights.provenance import BEST_SCORES, RUN, Origin, entry, recorded_network
 
 # Keys of the weights that a training starts from; a run's own weights are in its checkpoints
-_WEIGHTS = ("MODEL.WEIGHTS", "train.init_checkpoint")
-_CONFIGURATIONS = (".yaml", ".yml", ".py")  # the endings of configuration files
+_WEIGHTS = {"MODEL.WEIGHTS", "train.init_checkpoint"}
 
 
 @dataclass(frozen=True)
@@ -66,11 +61,6 @@ class SavedRun:
     classes: Mapping[str, Any]
 
     @property
-    def tiling(self) -> Tiling | None:
-        """How it cuts images; None for whole images."""
-        return self.components.tiling
-
-    @property
     def best_score(self) -> float | None:
         """The score with the best F1 at the evaluation of these weights; None if it is unknown."""
         scores = entry(entry(self.content, RUN), BEST_SCORES)
@@ -78,11 +68,11 @@ class SavedRun:
 
     def about(self) -> dict[str, Any]:
         """What a user of an exported file must know, as plain values."""
+        tiling = self.components.tiling
         return {
             **self.origin.as_meta(),
-            **(self.components.pixels.as_meta() if self.components.pixels else {}),
-            **test_size(self.components),
-            "tile": self.tiling.as_meta() if self.tiling else None,
+            **recorded_input(self.components),
+            "tile": tiling.as_meta() if tiling else None,
             "best_score": self.best_score,
             "classes": self.classes.get("thing_classes"),
             "dataset": dict(self.classes),
@@ -115,7 +105,7 @@ class SavedRun:
 
 def usable_score(value: Any) -> float | None:
     """A recorded score, or None where it is no number from 0 to 1."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float)
     return float(value) if is_number and 0 <= value <= 1 else None
 
 
@@ -142,13 +132,11 @@ def open_run(
     """
     if isinstance(source, CfgNode | DictConfig):
         config = copy.deepcopy(source)
-        components = read_components(config)
-        file = components.settings.weights
-        if not file:
-            raise WeightsError(f"{components.settings.key('weights')} is empty; name a checkpoint.")
-        content = read_weights(file)
-        return _opened(file, content, config, components, raw=raw)
-    if Path(source).suffix in _CONFIGURATIONS:
+        settings = read_components(config).settings
+        if not settings.weights:
+            raise WeightsError(f"{settings.key('weights')} is empty; name a checkpoint.")
+        return _opened(settings.weights, read_weights(settings.weights), config, raw=raw)
+    if Path(source).suffix in (".yaml", ".yml", ".py"):
         raise ConfigError(
             f"{source} is a configuration, and a detector is asked for: name the folder of a run, "
             "or one of its checkpoints."
@@ -172,24 +160,19 @@ def run_of_checkpoint(
         ConfigError: ``opts`` name other weights, the checkpoint is of a classifier, or a value
             cannot be.
     """
-    if given := next((key for key in _WEIGHTS if key in given_keys(opts)), None):
+    if given := {word.lstrip("+").partition("=")[0] for word in opts} & _WEIGHTS:
         raise ConfigError(
-            f"{given} cannot be set, because a run has its own weights; name the checkpoint."
+            f"{min(given)} cannot be set, because a run has its own weights; name the checkpoint."
         )
     if "recipe" in content:
         raise ConfigError(f"{file} is of a classifier; name the run of a detector.")
-    config = _configuration(content, file, opts)
-    return _opened(file, content, config, read_components(config), raw=raw)
+    return _opened(file, content, _configuration(content, file, opts), raw=raw)
 
 
 def _opened(
-    file: str,
-    content: Mapping[str, Any],
-    config: CfgNode | DictConfig,
-    components: Components,
-    *,
-    raw: bool,
+    file: str, content: Mapping[str, Any], config: CfgNode | DictConfig, *, raw: bool
 ) -> SavedRun:
+    components = read_components(config)
     facts = classes.of_checkpoint(content) or {}
     if len(facts.get("thing_classes", ())) not in (0, components.detector.num_classes):
         facts = {}  # the weights are of another model, and are refused when they are loaded
@@ -205,8 +188,7 @@ def with_network(content: Mapping[str, Any], file: str) -> Mapping[str, Any]:
     network, _ = recorded_network(content)
     if network is not None or "imported" in content.get("meta", {}) or not beside.is_file():
         return content
-    config = load_any_config(argparse.Namespace(config_file=str(beside), opts=[]))
-    components = read_components(config)
+    components = read_components(_configuration(content, file, ()))
     with torch.device("meta"):
         backbone = recorded_backbone(components.make_backbone())
     pixels = components.pixels.as_meta() if components.pixels else {}
@@ -219,11 +201,12 @@ def _configuration(
     """The configuration of a checkpoint, recorded in it or beside it."""
     text = entry(content, RUN).get("config")
     if isinstance(text, str):
-        return load_saved_config(text, opts, file)
+        args = argparse.Namespace(config_file=file, opts=opts)
+        return load_config(args, ConfigFile(file, text))
     beside = Path(file).with_name("config.yaml")
     if not beside.is_file():
         raise WeightsError(
             f"{file} does not say which detector it holds, and there is no {beside.name} beside it "
             "that does; name a checkpoint of lambda-det train, or the folder of a run."
         )
-    return load_any_config(argparse.Namespace(config_file=str(beside), opts=list(opts)))
+    return load_file(beside, opts)

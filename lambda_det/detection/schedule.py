@@ -100,7 +100,7 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
     given = [name for name in SCALED if settings.key(name) in settings.unscaled]
     reference, images = settings.reference_world_size, settings.images_per_step
     by_rule = "images_per_step" not in given and images is not None
-    if reference < 0 or (reference > 0 and by_rule and images % reference):
+    if reference and by_rule and images % reference:
         raise ConfigError(
             f"{settings.key('images_per_step')} {images} does not divide by "
             f"{settings.key('reference_world_size')} {reference}, the processes that the file was "
@@ -111,10 +111,11 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
         scaled = _scaled(settings, shares)
         scaled = replace(scaled, **{name: getattr(settings, name) for name in given})
         why = f"{reference} process(es) in the file, here {world_size} x {settings.accumulate}"
-        rows = []
-        for name in SCALED:
-            after = ("", "it is given") if name in given else (getattr(scaled, name), why)
-            rows.append((settings.key(name), getattr(settings, name), *after))
+        reasons = dict.fromkeys(SCALED, why) | dict.fromkeys(given, "it is given")
+        rows = [
+            (settings.key(name), getattr(settings, name), getattr(scaled, name), reason)
+            for name, reason in reasons.items()
+        ]
         log_table("The schedule, scaled to the processes", rows)
     images = scaled.images_per_step
     if images is not None:

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pkgutil import resolve_name
@@ -26,12 +25,17 @@ from torch.optim import Optimizer
 
 from lambda_det.config import KEYS
 from lambda_det.detection.components import Components, of_yaml
-from lambda_det.detection.config import load_config, load_with_data, with_projects
+from lambda_det.detection.config import load_with_data, with_projects
+from lambda_det.detection.config_files import load_any_config
 from lambda_det.detection.data import classes, register_json_datasets
 from lambda_det.detection.data.registration import forget_all_but
 from lambda_det.detection.data.shapes import register_shapes_among
-from lambda_det.detection.evaluation import fix_lvis, images_of_any_size
-from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
+from lambda_det.detection.evaluation import (
+    cost_of_image,
+    fix_lvis,
+    images_of_any_size,
+    number_of_images,
+)
 from lambda_det.detection.first_batch import FirstBatch
 from lambda_det.detection.lazy import load_lazy_config
 from lambda_det.detection.lazy_components import of_lazy
@@ -48,12 +52,12 @@ from lambda_det.distributed.connection import distribute
 from lambda_det.distributed.signals import UntilAsked
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.compilation import why_not
-from lambda_det.training.config_file import LAZY, ConfigFile, kind_of
+from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.log import ONLY_IN_FILE
 from lambda_det.training.precision import Precision
 from lambda_det.training.schedules import warn_of_unread
 from lambda_det.training.task import EMA, RAW, Results, Task
-from lambda_det.weights.provenance import BEST_SCORES, RUN, PixelSettings
+from lambda_det.weights.provenance import BEST_SCORES, RUN
 
 logger = logging.getLogger(__name__)
 
@@ -70,25 +74,6 @@ _OF_TRAINING = (
 TIME_BUDGET = "lambda_det.own_data.time_budget:TimeBudget"
 
 
-def load_any_config(
-    args: argparse.Namespace, file: ConfigFile | None = None
-) -> CfgNode | DictConfig:
-    """Load the file of --config-file; its content shows whether it is YAML or a LazyConfig.
-
-    Args:
-        args: of the parser of either.
-        file: ``args.config_file``, where it was opened already.
-
-    Raises:
-        ConfigError: as :func:`lambda_det.detection.load_lazy_config` or
-            :func:`lambda_det.detection.load_config` do.
-    """
-    if args.config_file and file is None:
-        file = ConfigFile(args.config_file)
-    is_lazy = file is not None and kind_of(file) == LAZY
-    return load_lazy_config(args, file) if is_lazy else load_config(args, file)
-
-
 def read_components(config: CfgNode | DictConfig) -> Components:
     """The components of a training that a configuration of either kind describes.
 
@@ -98,12 +83,14 @@ def read_components(config: CfgNode | DictConfig) -> Components:
     return of_lazy(config) if isinstance(config, DictConfig) else of_yaml(config)
 
 
-def test_size(components: Components) -> dict[str, int]:
-    """The sides to which an evaluation resizes images; empty where it does more to them."""
+def recorded_input(components: Components) -> dict[str, Any]:
+    """The pixel settings, and the sides to which an evaluation resizes images and does no more."""
+    recorded = components.pixels.as_meta() if components.pixels else {}
     made = components.make_test_augmentations().augs
-    if len(made) != 1 or not isinstance(made[0], ResizeShortestEdge):
-        return {}
-    return {"min_size_test": made[0].short_edge_length[0], "max_size_test": made[0].max_size}
+    if len(made) == 1 and isinstance(made[0], ResizeShortestEdge):
+        recorded["min_size_test"] = made[0].short_edge_length[0]
+        recorded["max_size_test"] = made[0].max_size
+    return recorded
 
 
 def recorded_backbone(model: nn.Module) -> dict[str, Any]:
@@ -157,7 +144,7 @@ class DetectionTask(Task):
     def _read(self) -> None:
         self.components = components = read_components(self.config)
         register_shapes_among([*components.train_names, *components.test_names])
-        self.settings = components.settings
+        self.settings, self.pixels = components.settings, components.pixels
         self.on_resume, self.test_keys = components.on_resume, components.test_keys
         self.advice = components.advice
 
@@ -217,13 +204,11 @@ class DetectionTask(Task):
 
     # ------------------------------------------------------------------ what a training consists of
     def build_model(self) -> nn.Module:
-        settings, components = self.settings, self.components
-        # all processes ask for the layout, because they agree on it together
-        fast = channels_last_pays(settings.device, components.training_size)
+        settings = self.settings
         model = prepare_model(
-            components.make_model(),
+            self.components.make_model(),
             settings.device,
-            channels_last=fast and settings.channels_last,
+            channels_last=settings.channels_last and channels_last_pays(settings.device),
         )
         if self._is_trained:
             self._check_evaluations(model)
@@ -256,10 +241,6 @@ class DetectionTask(Task):
             logger.info("The backbone is compiled in the first step, which takes minutes")
         return distribute(model, self.settings.device, **self.components.ddp_options)
 
-    @property
-    def pixels(self) -> PixelSettings | None:
-        return self.components.pixels
-
     def build_optimizer(self, model: nn.Module) -> Optimizer:
         return self.components.make_optimizer(self.settings, model)
 
@@ -277,10 +258,9 @@ class DetectionTask(Task):
 
     def build_hooks(self) -> list[HookBase]:
         hooks: list[HookBase] = [LossNormalizers()]
-        if self.components.pixels is not None:
+        if self.pixels is not None:
             names = classes.facts_of(self.components.train_names).get("thing_classes")
-            pixels = self.components.pixels.format
-            hooks.append(FirstBatch(self.settings.output_dir, pixels, names))
+            hooks.append(FirstBatch(self.settings.output_dir, self.pixels.format, names))
         if isinstance(self.config, CfgNode) and self.config.RECIPE.TIME:
             hooks.append(resolve_name(TIME_BUDGET)(self))
         return hooks
@@ -302,11 +282,10 @@ class DetectionTask(Task):
     def checkpoint_content(self, results: Results) -> dict[str, Any]:
         """What the run is, see :mod:`lambda_det.detection.saved_run`, and its classes."""
         components = self.components
-        is_program = isinstance(self.config, DictConfig)  # no file of weights may hold that
         entry = {
-            "config": None if is_program else components.dump(),
-            **(components.pixels.as_meta() if components.pixels else {}),
-            **test_size(components),
+            # a LazyConfig is a program, which no file of weights may hold
+            "config": self.dump() if isinstance(self.config, CfgNode) else None,
+            **recorded_input(components),
             **self._backbone,
             BEST_SCORES: _best_scores(results),
         }
@@ -322,11 +301,10 @@ class DetectionTask(Task):
 
     def cost_of_evaluation(self) -> float:
         components, settings = self.components, self.settings
-        has_average = settings.ema_decay > 0
         each = cost_of_image(
             has_masks=components.detector.masks,
             has_losses=components.make_loss_loader is not None,
-            sets_of_weights=1 + (has_average and settings.evaluate_raw),
+            sets_of_weights=1 + (settings.ema_decay > 0 and settings.evaluate_raw),
         )
         # ``test_sets`` of a LazyConfig are names of its nodes, and need not be names of data sets
         return each * number_of_images(components.test_names, components.tiling)
@@ -348,7 +326,8 @@ class DetectionTask(Task):
             # as in Detectron2's train_net.py: once, when training is over
             model = for_inference([*models.values()][-1], **options)
             self._evaluate_on(components.make_augmented(model), "_TTA", results)
-        return _of_one(results)
+        # As in Detectron2 the name of a data set only where there are several
+        return next(iter(results.values())) if len(results) == 1 else results
 
     def _evaluate_on(self, model: nn.Module, ending: str, results: Results) -> None:
         """Evaluate on the test sets, and add the results under names with an ending."""
@@ -357,7 +336,7 @@ class DetectionTask(Task):
             fix_lvis()
             loader = UntilAsked(self.components.make_test_loader(name))
             measures = inference_on_dataset(model, loader, evaluator) or {}
-            measures = OrderedDict((f"{key}{ending}", value) for key, value in measures.items())
+            measures = {f"{key}{ending}": value for key, value in measures.items()}
             if comm.is_main_process():
                 logger.info(f"Results on {name}{ending}:", extra=ONLY_IN_FILE)
                 print_csv_format(measures)
@@ -400,8 +379,3 @@ def _best_scores(results: Results) -> dict[str, float]:
             found = [values[key] for key in values if f"/{key}".endswith(f"/{name}")]
             best |= {weights: found[0]} if found else {}
     return best
-
-
-def _of_one(results: Results) -> Results:
-    """As Detectron2 has it: the name of a data set only where there are several."""
-    return next(iter(results.values())) if len(results) == 1 else results

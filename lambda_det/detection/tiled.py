@@ -53,10 +53,12 @@ class WholeImage:
         if self._alone is not None:
             return self._alone
         found = merge(self._tiles, *self._size)
-        result = Instances(self._size)
-        result.pred_boxes = Boxes(torch.from_numpy(found.boxes))
-        result.scores = torch.from_numpy(found.scores)
-        result.pred_classes = torch.from_numpy(found.classes)
+        result = Instances(
+            self._size,
+            pred_boxes=Boxes(torch.from_numpy(found.boxes)),
+            scores=torch.from_numpy(found.scores),
+            pred_classes=torch.from_numpy(found.classes),
+        )
         if found.masks is not None:
             result.pred_masks = RunMasks(found.masks, self._size)
         return result
@@ -70,10 +72,8 @@ class WholeImages(DatasetEvaluator):
 
     def __init__(self, evaluators: DatasetEvaluator) -> None:
         self._evaluators = evaluators
-        self._image: WholeImage | None = None
 
     def reset(self) -> None:
-        self._image = None
         self._evaluators.reset()
 
     def process(self, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
@@ -83,15 +83,13 @@ class WholeImages(DatasetEvaluator):
                 continue
             height, width = entry["image_size"]
             tile = Tile(*entry["tile"])
-            if self._image is None:
+            if (tile.x0, tile.y0) == (0, 0):
                 self._image = WholeImage(height, width)
             self._image.add(tile, output["instances"].to("cpu"))
             if (tile.x1, tile.y1) == (width, height):
                 record = {key: entry[key] for key in entry.keys() - {"image", "tile"}}
                 record |= {"height": height, "width": width}
-                merged = self._image.instances()
-                self._image = None
-                self._evaluators.process([record], [{"instances": merged}])
+                self._evaluators.process([record], [{"instances": self._image.instances()}])
 
     def evaluate(self, *args: Any, **named: Any) -> Any:
         return self._evaluators.evaluate(*args, **named)

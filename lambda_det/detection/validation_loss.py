@@ -37,13 +37,10 @@ def mean_losses(
         StopRequest: a signal asked a process to stop.
     """
     sums, images = Counter(), 0
-    gpus = [torch.cuda.current_device()] if precision.device == "cuda" else []
     model = _with_losses(model)
-    with (
-        EventStorage(),  # the heads' own numbers do not belong to the training
-        seeded(Purpose.VALIDATION, 0),
-        torch.random.fork_rng(gpus),
-    ):
+    # The heads' own numbers do not belong to the training. Its steps set a GPU's generator
+    # themselves.
+    with EventStorage(), seeded(Purpose.VALIDATION, 0):
         for batch in UntilAsked(batches):
             seed_all(Purpose.VALIDATION, 0, images, device=precision.device)
             with precision.autocast():
@@ -66,7 +63,7 @@ def _with_losses(model: nn.Module) -> nn.Module:
         if "vis_period" in vars(module):
             module.vis_period = 0
         # norms, dropout and other modules without children differ between training and test
-        if not any(True for _ in module.children()) and module is not model:
+        if module is not model and not list(module.children()):
             module.training = False
     if hasattr(model, "backbone"):
         model.backbone.eval()

@@ -20,7 +20,7 @@ from detectron2.config import CfgNode
 
 from lambda_det.detection.data.report import Report
 from lambda_det.detection.data.tile_records import tile_records
-from lambda_det.detection.evaluation_cost import cost_of_image, number_of_images
+from lambda_det.detection.evaluation import cost_of_image, number_of_images
 from lambda_det.detection.registry import ARCHITECTURES
 from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError, UserError, counted

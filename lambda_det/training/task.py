@@ -34,6 +34,7 @@ class Task(ABC):
         metrics: results by which a checkpoint may be the best; the first that exists counts.
         advice: what usually helps when a loss is not finite, for the end of a sentence.
         config_file: of the configuration, if it is not the one that the command line names.
+        pixels: what the model makes of images; None if unknown.
     """
 
     settings: Settings
@@ -42,6 +43,7 @@ class Task(ABC):
     metrics: tuple[str, ...] = ()
     advice: str = "a lower learning rate"
     config_file: str | None = None
+    pixels: PixelSettings | None = None
 
     # ------------------------------------------------------------------------------- configuration
     @classmethod
@@ -97,11 +99,6 @@ class Task(ABC):
     def distribute(self, model: nn.Module) -> nn.Module:
         """The model as it is trained by all processes together."""
         return distribute(model, self.settings.device)
-
-    @property
-    def pixels(self) -> PixelSettings | None:
-        """What the model makes of images; None if unknown."""
-        return None
 
     @abstractmethod
     def build_optimizer(self, model: nn.Module) -> Optimizer: ...

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from lambda_det import native
 from lambda_det.cpu import pooling
 from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
-from lambda_det.detection.model import build_model
+from lambda_det.detection.task import DetectionTask
 from lambda_det.training.precision import Precision
 from tests.training.tiny_detector import tiny_config
 
@@ -56,7 +56,7 @@ def test_the_layer_behind_pooled_boxes_is_the_same_as_a_convolution(capability, 
     cfg = tiny_config()
     cfg.MODEL.ROI_HEADS.NAME = "CascadeROIHeads"
     cfg.MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG = True
-    heads = build_model(cfg).roi_heads
+    heads = DetectionTask(cfg).build_model().roi_heads
     convolve_pooled(heads, False)  # which build_model has done
     ours = copy.deepcopy(heads)
     convolve_pooled(ours)
@@ -80,7 +80,7 @@ def test_the_layer_behind_pooled_boxes_is_the_same_as_a_convolution(capability, 
 def heads(monkeypatch):
     """Of a detector that is not accelerated, on a processor where convolutions pay."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    heads = build_model(tiny_config()).roi_heads
+    heads = DetectionTask(tiny_config()).build_model().roi_heads
     convolve_pooled(heads, False)
     return heads
 

@@ -10,10 +10,9 @@ from detectron2.config import get_cfg
 
 from lambda_det.config import CONFIGS, add_lambda_config
 from lambda_det.detection import config, load_config, parser
-from lambda_det.detection.config import load_saved_config
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
-from lambda_det.training.config_file import ZOO
+from lambda_det.training.config_file import ZOO, ConfigFile
 
 
 def _load(*argv: str):
@@ -141,7 +140,8 @@ def test_labels_that_were_moved_with_their_run_are_found(tmp_path, monkeypatch):
 
     def file(folder, *opts) -> str:
         args = argparse.Namespace(config_file=str(folder / "config.yaml"), opts=list(opts))
-        saved = load_saved_config(cfg.dump(), opts, str(folder / "model_final.pth"))
+        recorded = ConfigFile(folder / "model_final.pth", cfg.dump())
+        saved = load_config(argparse.Namespace(config_file=recorded.path, opts=opts), recorded)
         [found] = {read.DATASETS.TEST_JSON for read in (load_config(args), saved)}
         return found
 

@@ -14,7 +14,6 @@ import lambda_det
 from lambda_det.config import leaves
 from lambda_det.detection import DetectionTask, lazy_parser, load_config, parser
 from lambda_det.detection.components import of_yaml
-from lambda_det.detection.model import build_model
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.errors import ConfigError
 from lambda_det.training.command_line import main
@@ -179,7 +178,8 @@ def test_a_fault_of_the_package_and_an_error_about_no_key_keep_their_stack(monke
     with pytest.raises(AssertionError), naming_keys(lambda: values):
         BoxMode.convert([1, 2, 3], BoxMode.XYWH_ABS, BoxMode.XYXY_ABS)
     cfg = tiny_config()
-    model, image = build_model(cfg).train(), torch.zeros(3, 64, 64, dtype=torch.uint8)
+    model = DetectionTask(cfg).build_model().train()
+    image = torch.zeros(3, 64, 64, dtype=torch.uint8)
     with (
         pytest.raises(AssertionError, match="requires gt_instances"),
         naming_keys(lambda: leaves(cfg)),

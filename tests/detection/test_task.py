@@ -107,22 +107,6 @@ def test_the_best_checkpoint_is_that_of_the_averaged_weights(values, best):
     assert evaluation.best == best
 
 
-@pytest.mark.parametrize(
-    ("pair", "size"),
-    [
-        ((), (800, 1344)),
-        (("DATALOADER.ASPECT_RATIO_GROUPING", False), (1344, 1344)),
-        (("INPUT.LSJ.ENABLED", True), (1024, 1024)),
-    ],
-)
-def test_the_largest_image_of_a_training(pair, size):
-    cfg = tiny_config()
-    cfg.INPUT.LSJ.ENABLED, cfg.INPUT.LSJ.SIZE = False, 1000
-    cfg.INPUT.MIN_SIZE_TRAIN, cfg.INPUT.MAX_SIZE_TRAIN = (640, 800), 1333
-    cfg.merge_from_list(list(pair))
-    assert read_components(cfg).training_size == size
-
-
 def test_an_implementation_that_no_evaluation_can_use_is_refused_before_the_training():
     cfg = get_config("finetune/light_lambdaresnet26.yaml")
     cfg.MODEL.WEIGHTS = ""

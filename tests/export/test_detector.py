@@ -16,8 +16,8 @@ from detectron2.structures import Boxes, ImageList, pairwise_iou
 
 from lambda_det.detection import load_config
 from lambda_det.detection.data.records import as_input
-from lambda_det.detection.model import build_model
 from lambda_det.detection.prediction import Predictor
+from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export import detector_network, export_network, onnx_file
 from lambda_det.export.detections import (
@@ -47,7 +47,7 @@ def head(name: str):
         return scramble(fcos(head("retinanet").backbone))
     if name == "mask_rcnn":
         torch.manual_seed(0)
-        return scramble(build_model(lambda_detector_config()))
+        return scramble(DetectionTask(lambda_detector_config()).build_model())
     small = HEADS[name]
     arguments = Namespace(config_file=str(CONFIGS / f"{small.config}.yaml"), opts=small.opts())
     cfg = load_config(arguments).clone()
@@ -69,7 +69,7 @@ def head(name: str):
         cfg.MODEL.RETINANET.IN_FEATURES = DENSE
         cfg.MODEL.ANCHOR_GENERATOR.SIZES = cfg.MODEL.ANCHOR_GENERATOR.SIZES[2:4]
     torch.manual_seed(0)
-    return scramble(build_model(cfg))
+    return scramble(DetectionTask(cfg).build_model())
 
 
 def fcos(backbone) -> FCOS:

@@ -7,7 +7,7 @@ import torch
 from detectron2.config import CfgNode
 from torch import nn
 
-from lambda_det.detection.model import build_model
+from lambda_det.detection.task import DetectionTask
 from lambda_det.export import detections
 from tests.training.tiny_detector import tiny_config
 
@@ -60,6 +60,7 @@ def save_lambda_run(folder: Path, cfg: CfgNode | None = None) -> Path:
     folder.mkdir()
     (folder / "config.yaml").write_text(cfg.dump())
     torch.manual_seed(0)
-    torch.save({"model": scramble(build_model(cfg)).state_dict()}, file)
+    model = scramble(DetectionTask(cfg).build_model())
+    torch.save({"model": model.state_dict()}, file)
     (folder / "last_checkpoint").write_text(file.name)
     return folder

@@ -13,7 +13,6 @@ import pytest
 from lambda_det import cli
 from lambda_det.config import CONFIGS, REMOVED_KEYS, leaves
 from lambda_det.detection import DetectionTask, lazy_parser, load_config, parser
-from lambda_det.detection.config import load_saved_config
 from lambda_det.detection.lazy import dump_lazy, load_lazy_config
 from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import CLASSIFIER, DETECTOR, LAZY, ConfigFile, kind_of
@@ -114,9 +113,12 @@ def test_a_removed_key_is_refused_by_its_name_unless_a_run_recorded_it(tmp_path,
 @pytest.mark.usefixtures("removed")
 def test_a_checkpoint_with_a_removed_key_is_read_without_it():
     text, words, _ = _WITH_REMOVED["yaml"]
-    assert load_saved_config(text, [], "model_final.pth").SOLVER.BASE_LR == 0.5
+    args = argparse.Namespace(config_file="model_final.pth", opts=[])
+    recorded = ConfigFile(args.config_file, text)
+    assert load_config(args, recorded).SOLVER.BASE_LR == 0.5
+    args.opts = words
     with pytest.raises(ConfigError, match=r"SOLVER\.GONE"):
-        load_saved_config(text, words, "model_final.pth")
+        load_config(args, recorded)
 
 
 def test_a_removed_key_is_no_key_and_has_a_sentence():

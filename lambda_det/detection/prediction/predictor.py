@@ -310,7 +310,7 @@ class Predictor:
         model = run.detector(device, precision)
         self.origin, self.class_names = run.origin, run.classes.get("thing_classes")
         self.best_score = run.best_score
-        self.tiling = run.tiling
+        self.tiling = run.components.tiling
         for module in model.modules():
             # the attributes of RoI heads and of dense detectors
             if hasattr(module, "test_score_thresh"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -12,11 +11,12 @@ from typing import Any
 
 from pycocotools.coco import COCO
 
+from lambda_det.detection.config_files import load_file
 from lambda_det.detection.data.identity import check_identity
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.registration import has_masks
 from lambda_det.detection.evaluation import ground_truth_of
-from lambda_det.detection.task import DetectionTask, load_any_config
+from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.own_data.report.class_results import Detections, evaluate_detections
 
@@ -61,9 +61,7 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
     Raises:
         UserError: the run was not evaluated, or its data were moved.
     """
-    task = DetectionTask(
-        load_any_config(argparse.Namespace(config_file=str(run / "config.yaml"), opts=[]))
-    )
+    task = DetectionTask(load_file(run / "config.yaml"))
     task.register_data()
     architecture = task.components.detector.architecture
     if "instances" not in predictions(architecture):

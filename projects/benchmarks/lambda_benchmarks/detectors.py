@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lambda_det import accelerate
 from lambda_det.detection.components import read_settings
 from lambda_det.detection.config_files import detectron2_config, get_config
-from lambda_det.detection.model import build_model, for_inference
+from lambda_det.detection.model import for_inference, make_model, prepare_model
 from lambda_det.detection.task import DetectionTask
 from lambda_det.process import keep_memory
 from lambda_det.training.precision import Precision
@@ -107,12 +107,14 @@ def our_detector(
         device: where the model is made.
     """
     cfg = _config(depth, ["INPUT.LSJ.SIZE", side, *changes], device)
-    task = DetectionTask(cfg)
-    # with the configuration alone the layout would also depend on the processor
-    model = build_model(cfg) if changes else task.build_model()
+    task, channels_last = DetectionTask(cfg), cfg.MODEL.CHANNELS_LAST
+    if changes:  # with the configuration alone the layout would also depend on the processor
+        model = prepare_model(make_model(cfg), device, channels_last=channels_last)
+    else:
+        model = task.build_model()
     images, samples = _images(batch, side)
     _find_something(model, images, samples)
-    inference = for_inference(model, cfg.TEST.PRECISION, channels_last=cfg.MODEL.CHANNELS_LAST)
+    inference = for_inference(model, cfg.TEST.PRECISION, channels_last=channels_last)
     return Detector(model, inference, Precision.of(read_settings(cfg)), samples), images
 
 

@@ -21,7 +21,7 @@ from lambda_det.detection.data import (
     tolerant_train_loader,
 )
 from lambda_det.detection.data.loader import training_records
-from lambda_det.detection.evaluation_cost import number_of_images
+from lambda_det.detection.evaluation import number_of_images
 from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError
 from tests.coco import annotation, coco_content

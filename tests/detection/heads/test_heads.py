@@ -12,7 +12,6 @@ from detectron2.utils.events import EventStorage
 
 from lambda_det.detection import DetectionTask, load_config, parser, run
 from lambda_det.detection.drawing import draw_predictions
-from lambda_det.detection.model import build_model
 from lambda_det.detection.prediction import Predictor
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.norm import SyncBatchNorm2d
@@ -54,7 +53,8 @@ def test_predictions_of_a_panoptic_model_are_drawn_and_semantic_ones_refused(sha
     def predictor(name: str) -> Predictor:
         cfg = _cfg(name)
         cfg.MODEL.WEIGHTS = str(tmp_path / "model.pth")
-        torch.save({"model": build_model(cfg).state_dict()}, cfg.MODEL.WEIGHTS)
+        model = DetectionTask(cfg).build_model()
+        torch.save({"model": model.state_dict()}, cfg.MODEL.WEIGHTS)
         return Predictor(cfg, score_threshold=0.0)
 
     image = cv2.imread(str(shapes / "shapes_panoptic/val/000000.png"))
@@ -70,7 +70,8 @@ def test_its_norms_take_bfloat16_and_images_without_objects(shapes, name):
     cfg = _cfg(name, "NORM", "AMP.ENABLED")
     assert cfg.SOLVER.AMP.ENABLED and cfg.MODEL.LAMBDA_RESNET.NORM == "SyncBN"
     cfg.SOLVER.AMP.DTYPE = "bfloat16"  # whatever this processor has
-    model, task = build_model(cfg).train(), DetectionTask(cfg)
+    task = DetectionTask(cfg)
+    model = task.build_model().train()
     norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
     assert {type(norm) for norm in norms} <= {SyncBatchNorm2d}
     batch = next(iter(task.build_train_loader()))
