@@ -44,9 +44,9 @@ def draw_predictions(
 ) -> np.ndarray:
     """Draw boxes, masks, keypoints, classes and scores.
 
-    Each class has one colour in all pictures. A box has an outline of black or white, whichever
-    differs more from the pixels below it, and the lines of small boxes are thinner. A box with its
-    label lies above those of lower scores.
+    Each class has one colour in all pictures, and none is dark. A box has a black outline, so that
+    it is seen on any picture, and the lines of small boxes are thinner. A box with its label lies
+    above those of lower scores.
 
     Args:
         image: [H, W, 3] uint8, BGR.
@@ -288,7 +288,6 @@ class _Visualizer(Visualizer):
         thickest = max(self._default_font_size / 4, 1)
         side = self.output.scale * min(x1 - x0, y1 - y0)
         width = min(max(_OF_THE_SIDE * side, 1), thickest * self.output.scale)
-        outline = "black" if _brightness(self.img, box_coord) > _MIDDLE else "white"
         self.output.ax.add_patch(
             Rectangle(
                 (x0, y0),
@@ -298,23 +297,13 @@ class _Visualizer(Visualizer):
                 edgecolor=edge_color,
                 linewidth=width,
                 linestyle=line_style,
-                path_effects=[withStroke(linewidth=2 * width, foreground=outline)],
+                path_effects=[withStroke(linewidth=2 * width, foreground="black")],
             )
         )
         return self.output
 
 
-def _brightness(image: np.ndarray, box: Sequence[float]) -> float:
-    """The mean of the pixels [H, W, 3] that lie below the edges of a box."""
-    height, width = image.shape[:2]
-    x0, x1 = (int(min(max(x, 0), width - 1)) for x in (box[0], box[2]))
-    y0, y1 = (int(min(max(y, 0), height - 1)) for y in (box[1], box[3]))
-    rows, columns = image[[y0, y1], x0 : x1 + 1], image[y0 : y1 + 1, [x0, x1]]
-    return float(np.concatenate([rows.ravel(), columns.ravel()]).mean())
-
-
 _OF_THE_SIDE = 0.05  # width of a line, as a share of the shorter side of its box
-_MIDDLE = 127.5
 
 
 def _color(index: int) -> tuple[float, float, float]:
