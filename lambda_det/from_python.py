@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,10 +204,8 @@ class Run:
         from lambda_det.export.sources import network_to_export
 
         network = network_to_export(self.folder, proof=proof, **options)
-        # The screen of now: what pycocotools prints is kept from it
-        say = partial(print, flush=True, file=sys.stdout)
         path, images = expanded(path), [expanded(image) for image in images]
-        report = export_network(network, path, images=images, overwrite=overwrite, say=say)
+        report = export_network(network, path, images=images, overwrite=overwrite)
         print(report)
         if not report.passed:
             raise ConfigError(f"{path} would not compute what the model does; see above.")

@@ -1,10 +1,7 @@
 """Training and runs from Python: what goes to the commands' functions, and what comes back."""
 
-import contextlib
-import io
 import json
 import logging
-from types import SimpleNamespace
 
 import pytest
 
@@ -90,21 +87,6 @@ def test_a_tilde_is_the_home_folder(started, monkeypatch, tmp_path):
         with pytest.raises(UserError, match=str(tmp_path)):
             use("~/nowhere")
     assert not (tmp_path / "~").exists()
-
-
-def test_an_export_shows_its_progress(monkeypatch, capsys, tmp_path):
-    """Though it keeps from the screen what pycocotools prints meanwhile."""
-
-    def export(network, path, *, say, **options):
-        with contextlib.redirect_stdout(io.StringIO()):
-            say("half of the images")
-        return SimpleNamespace(passed=True, path=path)
-
-    monkeypatch.setattr("lambda_det.export.session.export_network", export)
-    monkeypatch.setattr("lambda_det.export.sources.network_to_export", lambda *_, **__: None)
-    (tmp_path / "config.yaml").touch()
-    lambda_det.Run(tmp_path).export("d.onnx")
-    assert "half of the images" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

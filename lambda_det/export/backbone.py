@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lambda_det.config import read_plain
 from lambda_det.errors import ConfigError, WeightsError, listed, reason
-from lambda_det.export.session import TOLERANCE, differences
+from lambda_det.export.session import differences, passes
 from lambda_det.files import writing_to
 from lambda_det.layers.lambda_layer import RelativePosition
 from lambda_det.layers.local import crop_offsets, grid_size
@@ -298,26 +298,22 @@ def export_backbone(
         checkpoint: from which the content was made.
 
     Returns:
-        The errors of :func:`verify_backbone`; the file is there if it :func:`passes`.
+        The errors of :func:`verify_backbone`; the file is there if they are only of rounding.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(writing_to(path))
+    with (
+        writing_to(path),
         # A folder, so that the temporary file has the final suffix and name
-        folder = tempfile.TemporaryDirectory(prefix=".unverified_", dir=path.parent)
-        temporary = Path(stack.enter_context(folder), path.name)
+        tempfile.TemporaryDirectory(prefix=".unverified_", dir=path.parent) as folder,
+    ):
+        temporary = Path(folder, path.name)
         save_backbone(content, temporary)
         errors = verify_backbone(temporary, checkpoint)
         if passes(errors):
             os.replace(temporary, path)
     return errors
-
-
-def passes(errors: Mapping[str, float]) -> bool:
-    """Whether something was compared, and errors are only of rounding."""
-    return bool(errors) and max(errors.values()) <= TOLERANCE
 
 
 @torch.no_grad()

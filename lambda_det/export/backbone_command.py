@@ -23,8 +23,7 @@ formats of OUTPUT, each with the same tensors, pixel settings and checksum:
   .pth          a file of torch.save; Detectron2's own checkpointer loads it
   .safetensors  cannot hold code; Detectron2's own checkpointer does not read it
 
-The file is written under a temporary name, loaded again, and its features are compared with those
-of the checkpoint. It is renamed to OUTPUT only if they agree.
+OUTPUT is written only if its features, loaded again, are those of the checkpoint.
 
 exit status: 0; 1 if the file failed the verification and was removed; 2 if it could not be made
 """
@@ -50,7 +49,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def export(args: argparse.Namespace) -> int:
     refuse_missing(args.source)
     from lambda_det.detection.saved_run import with_network
-    from lambda_det.export.backbone import export_backbone, extract_backbone, passes, read_source
+    from lambda_det.export.backbone import export_backbone, extract_backbone, read_source
+    from lambda_det.export.session import passes
     from lambda_det.training.run_folder import find_checkpoint
     from lambda_det.weights.formats import WRITERS
     from lambda_det.weights.provenance import wanted_pixels

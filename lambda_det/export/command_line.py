@@ -6,8 +6,6 @@ import argparse
 import logging
 import re
 import shlex
-import sys
-from functools import partial
 from pathlib import Path
 
 from lambda_det.detection.command_line import add_checkpoint_flags
@@ -28,10 +26,8 @@ name:
   %(prog)s output/run backbone.onnx --backbone-only
   %(prog)s backbone.pth backbone.onnx
 
-The file is read again and compared with the model: a backbone on several sizes, a detector by what
-it finds and by its AP on validation images of its run, or by what it finds on --images. Only if
-they agree does OUTPUT get its name, with OUTPUT.json beside it: input, pixel settings, outputs,
-versions.
+OUTPUT is written only if it computes what the model does: a backbone on several sizes, a detector
+on validation images of its run, by AP too, or on --images. OUTPUT.json says what it takes.
 
 status: 0; 1 if the file did not compute the same and was removed; 2 if it could not be made
 """
@@ -98,11 +94,7 @@ def run(args: argparse.Namespace) -> int:
         batch=args.together,
         fixed=args.fixed,
     )
-    # The screen of now: what pycocotools prints is kept from it
-    say = partial(print, flush=True, file=sys.stdout)
-    report = export_network(
-        network, args.output, images=args.images, overwrite=args.overwrite, say=say
-    )
+    report = export_network(network, args.output, images=args.images, overwrite=args.overwrite)
     about = network.about
     print(f"weights: {Origin(about['weights'], about['step'], about['averaged'])}\n{report}")
     if network.detector and report.passed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from lambda_det.export import onnx_file
 class ResizeInto(ResizeShortestEdgeAtLeastOnePixel):
     """As the parent class, but smaller where an image would not fit into a height and width."""
 
-    def __init__(self, shortest: int, longest: int, fixed: Sequence[int]) -> None:
+    def __init__(self, shortest: int, longest: int, fixed: Sequence[float]) -> None:
         super().__init__([shortest] * 2, longest)
         self.fixed = fixed
 
@@ -75,9 +76,7 @@ class ExportedDetector:
         self.tiling = Tiling.of_meta(about.get("tile"))
         # where an evaluation does more to images than resizing, no size is known
         shortest, longest = about.get("min_size_test", 0), about.get("max_size_test", 0)
-        resize = ResizeShortestEdgeAtLeastOnePixel([shortest] * 2, longest)
-        if self._fixed:
-            resize = ResizeInto(shortest, longest, self._fixed)
+        resize = ResizeInto(shortest, longest, self._fixed or (math.inf, math.inf))
         self.resize = AugmentationList([resize])
 
     def __call__(self, inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Instances]]:

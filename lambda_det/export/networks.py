@@ -52,10 +52,6 @@ class Network:
     validation: ValidationImages | None = None
     why_none: str = "Nothing says which run it is of"
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.module.parameters()).device
-
 
 def backbone_network(backbone: Backbone, about: Mapping[str, Any] | None = None) -> Network:
     """A backbone: images [B, 3, H, W], normalised, to features by name.

@@ -47,7 +47,7 @@ class Proof:
 
     Attributes:
         where: the validation images; "" for none.
-        rows: of the run and of the file, AP by kind and seconds an image or a tile.
+        rows: of the run and of the file, AP by kind and seconds per image or tile.
         differences: the largest differences in a pair of instances, see :func:`pairs`: of boxes in
             pixels, of scores, and of masks as a share of the image's pixels.
         alone: number of instances that belong to no pair.
@@ -240,8 +240,7 @@ def prove(images: ValidationImages, model: Detector, file: ExportedDetector, sta
         results = [evaluator.evaluate(img_ids=[*dict.fromkeys(ids)]) for evaluator in evaluators]
     proof.where = f"{counted(len({*ids}), 'image')} of {images.name}"
     proof.rows = {f"{kind} AP": tuple(r[kind]["AP"] for r in results) for kind in tasks}
-    article = "an" if images.part == "image" else "a"
-    proof.rows[f"seconds {article} {images.part}"] = tuple(seconds / max(len(ids), 1))
+    proof.rows[f"seconds per {images.part}"] = tuple(seconds / max(len(ids), 1))
     return proof
 
 

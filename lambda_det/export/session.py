@@ -9,13 +9,14 @@ there are none it is refused.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,8 +32,6 @@ from lambda_det.export.output import check_output, sidecar
 from lambda_det.export.proof import Proof, prove, prove_on
 from lambda_det.files import replace_text
 
-logger = logging.getLogger(__name__)
-
 TOLERANCE = 1e-4  # float32 sums in another order, and kernels rounded to float32
 _LEAST = 1e-30  # what a map of zeros is divided by; trained maps are far above it
 # Heights and widths: ordinary, odd, smaller than a scope of 23 in the last maps, and lying
@@ -45,6 +44,11 @@ def differences(outputs: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -
     Infinite where the output is missing, has another shape, or either is not finite.
     """
     return {name: _difference(outputs.get(name), tensor) for name, tensor in expected.items()}
+
+
+def passes(errors: Mapping[str, float]) -> bool:
+    """Whether something was compared, and errors are only of rounding."""
+    return bool(errors) and max(errors.values()) <= TOLERANCE
 
 
 def _difference(output: Tensor | None, expected: Tensor) -> float:
@@ -77,8 +81,7 @@ class ExportReport:
     def passed(self) -> bool:
         if self.proof:
             return self.proof.passed
-        errors = [error for by_name in self.errors.values() for error in by_name.values()]
-        return bool(errors) and max(errors) <= TOLERANCE
+        return bool(self.errors) and all(map(passes, self.errors.values()))
 
     def __str__(self) -> str:
         lines = [f"written in {self.seconds:.0f} s: {self.size / 1e6:.1f} MB"]
@@ -100,25 +103,25 @@ def export_network(
     *,
     images: Sequence[str] = (),
     overwrite: bool = False,
-    say: Callable[[str], object] = logger.info,
 ) -> ExportReport:
     """Export a network as ONNX, and compare the file, read afresh, with the original.
 
     ``output`` is written only if they agree; beside it comes ``output.json`` with what a user of
-    the file has to know.
+    the file has to know. What is done is printed, a line at least every ten seconds.
 
     Args:
         network: what to export.
         output: ends in .onnx.
         images: files of photographs to compare a detector on, beside those of its run.
         overwrite: replace files that are there.
-        say: gets sentences on what is done, one at least every ten seconds.
 
     Raises:
         ConfigError: the file is there or cannot be written, the network cannot be exported, or
             there is nothing to compare it on.
         DataError: an image cannot be read.
     """
+    # The screen of now: what pycocotools prints is kept from it
+    say = partial(print, flush=True, file=sys.stdout)
     output = Path(output)
     check_output(output, overwrite)
     onnx_file.check_possible()
@@ -205,7 +208,7 @@ def _patterns(network: Network, size: Sequence[int], count: int, seed: int) -> T
     sides = network.fixed or [side + -side % network.stride for side in size]
     numbers = torch.rand(count, 3, 12, 12, generator=torch.Generator().manual_seed(seed)) * 4 - 2
     images = F.interpolate(numbers, sides, mode="bilinear", align_corners=False)
-    return images.to(network.device)
+    return images.to(next(network.module.parameters()).device)
 
 
 @torch.no_grad()

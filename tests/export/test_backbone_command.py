@@ -45,7 +45,7 @@ def test_raw_weights_of_a_folder(checkpoint, tmp_path, capsys):
 
 
 def test_a_file_that_computes_something_else(checkpoint, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("lambda_det.export.backbone.TOLERANCE", -1.0)
+    monkeypatch.setattr("lambda_det.export.session.TOLERANCE", -1.0)
     assert tool.main([checkpoint, str(tmp_path / "b.pth")]) == 1
     assert "FAILED" in capsys.readouterr().out and not list(tmp_path.iterdir())
 

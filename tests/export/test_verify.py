@@ -3,13 +3,8 @@
 import pytest
 import torch
 
-from lambda_det.export.backbone import (
-    export_backbone,
-    extract_backbone,
-    passes,
-    verify_backbone,
-)
-from lambda_det.export.session import TOLERANCE
+from lambda_det.export.backbone import export_backbone, extract_backbone, verify_backbone
+from lambda_det.export.session import TOLERANCE, passes
 from lambda_det.weights.backbone_file import save_backbone
 from lambda_det.weights.provenance import checksum
 from tests.export.toy import classifier_checkpoint, in_c4, in_fpn

@@ -371,7 +371,9 @@ class Predictor:
         is_one = isinstance(images, str | os.PathLike) or not isinstance(images, Iterable)
         if is_one or (is_array and images.ndim != 4):
             (found,) = self._predict([images], channels)
-            return replace(found, image=_bgr(images, channels) if is_array else images)
+            if is_array and channels == "RGB":
+                images = images[:, :, ::-1]
+            return replace(found, image=images)
         found, rest = [], iter(images)
         while batch := list(islice(rest, self._batch_size)):
             found += self._predict(batch, channels)
@@ -443,10 +445,6 @@ def _by_size(model: Detect) -> Detect:
         return [outputs[place] for place in range(len(inputs))]
 
     return detect
-
-
-def _bgr(pixels: np.ndarray, channels: str) -> np.ndarray:
-    return pixels if channels == "BGR" else pixels[:, :, ::-1]
 
 
 def _order(channels: str) -> str:
