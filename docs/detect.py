@@ -84,10 +84,8 @@ def merge(tiles: Sequence[tuple[Sequence[int], Detections]], height: int, width:
                 groups[number] = groups[a]
 
     image = np.array([0, 0, width, height])
-    is_cut = np.zeros(len(scores), bool)
-    for number, corner in enumerate(corners):
-        here = slice(starts[number], starts[number + 1])
-        is_cut[here] = _ends_at(boxes[here], corner, corner != image)
+    of_tiles = zip(found, corners, strict=True)
+    is_cut = np.concatenate([_ends_at(one.boxes, tile, tile != image) for one, tile in of_tiles])
     kept = []
     for number, members in enumerate(map(sorted, groups)):
         if number != members[0]:
@@ -113,9 +111,8 @@ def _best_first(
     """Negative IoU and numbers of detections of two tiles that are one object, the best first."""
     pairs = []
     for a, one in enumerate(found):
-        low = np.maximum(corners[a, :2], corners[a + 1 :, :2])
-        high = np.minimum(corners[a, 2:], corners[a + 1 :, 2:])
-        for b in np.flatnonzero((low < high).all(1)) + a + 1:
+        shared = _common(corners[a], corners[a + 1 :])
+        for b in np.flatnonzero((shared[:, :2] < shared[:, 2:]).all(1)) + a + 1:
             for similarity, i, j in _pairs(corners[a], one, corners[b], found[b]):
                 pairs.append((-similarity, starts[a] + i, starts[b] + j))
     return sorted(pairs)

@@ -42,7 +42,7 @@ def setup_environment() -> None:
     """
     from detectron2.config import defaults
 
-    from lambda_det.config import add_lambda_config, leaves
+    from lambda_det.config import add_lambda_config
     from lambda_det.detection.config import warn_of_idle_keys
     from lambda_det.detection.data.shapes import lend_shapes
     from lambda_det.weights.addresses import register_public_weights
@@ -54,10 +54,8 @@ def setup_environment() -> None:
     lend_shapes()
     register_public_weights()
     if "LAMBDA_RESNET" not in defaults._C.MODEL:
-        before = dict(leaves(defaults._C))
         add_lambda_config(defaults._C)
-        added = {key: value for key, value in leaves(defaults._C) if key not in before}
-        warn_of_idle_keys(added)
+        warn_of_idle_keys()
 
 
 def main(argv: list[str] | None = None) -> None:

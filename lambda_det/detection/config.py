@@ -7,7 +7,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -163,15 +163,18 @@ def with_projects(cfg: CfgNode) -> CfgNode:
     return cfg
 
 
-def warn_of_idle_keys(defaults: Mapping[str, Any]) -> None:
+def warn_of_idle_keys() -> None:
     """Make ``CfgNode.freeze`` warn once, on stderr, of keys that Detectron2's trainer ignores.
 
-    Args:
-        defaults: our keys with their defaults. The warning names keys that only our trainer acts on
-            and that have another value.
+    The warning names keys that only our trainer acts on and that have another value than by
+    default.
     """
     freeze = CfgNode.freeze
-    ours = {key: value for key, value in defaults.items() if key.startswith(_ONLY_OUR_TRAINER)}
+    ours = {
+        key: row.default
+        for key, row in KEYS.items()
+        if row.default is not None and key.startswith(_ONLY_OUR_TRAINER)
+    }
 
     def freeze_and_warn(cfg: CfgNode) -> None:
         freeze(cfg)

@@ -101,10 +101,10 @@ def _numbered(
     """The segments that have pixels, and a map [H, W] of their numbers, counted from 1."""
     present, inverse = np.unique(ids, return_inverse=True)
     described = {segment["id"]: segment for segment in segments}
-    kept = [described[i] for i in present.tolist() if i in described]
-    numbers = {segment["id"]: number for number, segment in enumerate(kept, start=1)}
-    table = np.array([numbers.get(i, VOID) for i in present.tolist()], dtype=np.int64)
-    return kept, table[inverse].reshape(ids.shape)
+    is_kept = np.isin(present, list(described))
+    kept = [described[i] for i in present[is_kept].tolist()]
+    numbers = np.where(is_kept, np.cumsum(is_kept), VOID)
+    return kept, numbers[inverse].reshape(ids.shape)
 
 
 def _read_ids(path: str, shape: tuple[int, ...]) -> np.ndarray:
