@@ -108,7 +108,8 @@ class Components:
         their tiles.
         """
         if self.tiling:
-            sizes = [self.tiling.size_of(*size) for size in sizes]
+            side = self.tiling.size
+            sizes = [(min(height, side), min(width, side)) for height, width in sizes]
         resize, outlines = self.make_test_augmentations(), [Outline(*size) for size in sizes]
         for outline in outlines if draws_by_size(resize) else ():
             resize(outline)

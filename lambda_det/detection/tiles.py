@@ -65,12 +65,7 @@ class Tiling:
             return None
         if why := why_not_cut(cfg):
             raise ConfigError(f"INPUT.TILE.SIZE is {keys.SIZE}, and {why}; set it to 0 (--tile 0).")
-        return cls.of_size(keys.SIZE, keys.OVERLAP)
-
-    @classmethod
-    def of_size(cls, size: int, overlap: int = -1) -> Tiling:
-        """The tiling of a size, with an overlap of a fifth of it where ``overlap`` is -1."""
-        return cls(size, size // 5 if overlap == -1 else overlap)
+        return cls(keys.SIZE, keys.SIZE // 5 if keys.OVERLAP == -1 else keys.OVERLAP)
 
     @classmethod
     def of_meta(cls, meta: Mapping[str, int] | None) -> Tiling | None:
@@ -91,10 +86,6 @@ class Tiling:
     def as_meta(self) -> dict[str, int]:
         """What a file has to say, with the rule by which detections of tiles are joined."""
         return {"size": self.size, "overlap": self.overlap, "merge": MERGE}
-
-    def size_of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of each tile of an image."""
-        return min(self.size, height), min(self.size, width)
 
     def tiles(self, height: int, width: int) -> list[Tile]:
         """The tiles of an image, row by row.
