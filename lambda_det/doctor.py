@@ -17,13 +17,12 @@ from functools import partial
 from importlib import metadata
 from typing import NamedTuple
 
-from lambda_det.errors import command_parser
+from lambda_det.errors import UserError, command_parser
 from lambda_det.install_detectron2 import add_source, install
 
 DESCRIPTION = """\
-Print what is installed here and what of it works, and how to fix what does not: the versions, the
-operators that were tried, Detectron2's own report of the environment, and each fault with its
-fix. It also works where PyTorch or Detectron2 are missing.
+Print what is installed here, what of it works, and how to fix what does not. It also works where
+PyTorch or Detectron2 are missing.
 """
 EXAMPLES = """examples:
   %(prog)s
@@ -55,16 +54,13 @@ _DISTRIBUTIONS = (
 )
 
 
-class Fault(Exception):
-    """A fault whose text says all; errors of a library are named with their type."""
-
-
 class Check(NamedTuple):
     """A row of the table.
 
     Attributes:
         name: of the distribution, or of what is looked at.
-        probe: returns what works; raises a ``Fault``, or what the broken library raises.
+        probe: returns what works; raises a ``UserError`` whose text says all, or what the broken
+            library raises.
         advice: what to do about a fault.
         effect: what fails without it.
         needs: names of earlier rows that must work before this one can be tried.
@@ -91,7 +87,7 @@ def examine(checks: Sequence[Check]) -> tuple[dict[str, str], dict[str, str]]:
         try:
             lines[check.name] = check.probe()
             works.add(check.name)
-        except Fault as fault:
+        except UserError as fault:
             lines[check.name] = problems[check.name] = str(fault)
         except Exception as error:  # broken libraries raise RuntimeError, AttributeError, ...
             lines[check.name] = f"no: {_first_line(error)}"
@@ -118,7 +114,7 @@ def _package(*modules: str, works: Callable[[], None] = lambda: None) -> str:
     for name in modules:
         module = importlib.import_module(name)
         if module.__spec__.origin is None:
-            raise Fault(
+            raise UserError(
                 f"`import {name}` finds a folder of that name without code "
                 f"({next(iter(module.__path__))}), and not the package: start from another folder, "
                 "or rename that one."
@@ -172,7 +168,7 @@ def _gpu_kernels() -> str:
     texts = []
     for index in range(torch.cuda.device_count()):
         if why := fused.try_out(index):
-            raise Fault(f"On cuda:{index} plain PyTorch computes lambda layers: {why}.")
+            raise UserError(f"On cuda:{index} plain PyTorch computes lambda layers: {why}.")
         texts.append(f"cuda:{index} {fused.forms_of(index)}")
     return "; ".join(texts)
 
@@ -194,7 +190,7 @@ def _torch_files() -> str:
     from lambda_det.weights.formats import is_torch_load_unsafe
 
     if is_torch_load_unsafe():
-        raise Fault("This PyTorch cannot read a .pth from strangers safely (CVE-2026-24747).")
+        raise UserError("This PyTorch cannot read a .pth from strangers safely (CVE-2026-24747).")
     return "are read without running what is in them"
 
 
@@ -334,15 +330,6 @@ def _print_section(title: str, lines: dict[str, str]) -> None:
     print(flush=True)
 
 
-def _print_problems(checks: Sequence[Check], problems: dict[str, str]) -> None:
-    print("Found:" if problems else "Found: none")
-    for check in sorted(checks, key=lambda check: not check.breaks):
-        if check.name in problems:
-            mark = "BREAKS" if check.breaks else "note"
-            print(f"\n  {mark}: {problems[check.name]} {check.effect}")
-            print(f"    fix: {check.advice}")
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = command_parser("doctor", DESCRIPTION, EXAMPLES)
     parser.add_argument(
@@ -362,8 +349,12 @@ def main(argv: list[str] | None = None) -> int:
         _print_section("Versions", python | {name: _version(name) for name in _DISTRIBUTIONS})
         _print_section("Tried", lines)
         print(f"Environment\n{textwrap.indent(_environment(), '  ')}")
-        _print_problems(CHECKS, problems)
-    return int(any(check.breaks for check in CHECKS if check.name in problems))
+    print("Found:" if problems else "Found: none")
+    faulty = [check for check in CHECKS if check.name in problems]
+    for check in sorted(faulty, key=lambda check: not check.breaks):
+        mark = "BREAKS" if check.breaks else "note"
+        print(f"\n  {mark}: {problems[check.name]} {check.effect}\n    fix: {check.advice}")
+    return int(any(check.breaks for check in faulty))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from lambda_det import doctor
-from lambda_det.doctor import CHECKS, Check, Fault, examine
+from lambda_det.doctor import CHECKS, Check, examine
+from lambda_det.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 BY_NAME = {check.name: check for check in CHECKS}
@@ -127,7 +128,7 @@ def test_the_processor(monkeypatch, has, said):
 
 
 def _faulty():
-    raise Fault("It fails.")
+    raise UserError("It fails.")
 
 
 def test_report_and_status(monkeypatch, capsys):

@@ -116,11 +116,11 @@ def draw_ground_truth(
         keypoints.append(np.reshape(annotation.get("keypoints") or [], (-1, 3)))
     most = max(map(len, keypoints), default=0)
     # Objects without keypoints get keypoints of visibility 0, which are not drawn
-    points = [np.pad(p, ((0, most - len(p)), (0, 0))) for p in keypoints] if most else None
+    padded = [np.pad(points, ((0, most - len(points)), (0, 0))) for points in keypoints]
     boxes = np.array(boxes).reshape(-1, 4)
-    points = None if points is None else np.stack(points)
     if not any(annotation.get("segmentation") for annotation in annotations):
         masks = None
+    points = np.stack(padded) if most else None
     return _draw(image, boxes, classes, labels, masks, points, scale, metadata)
 
 
@@ -263,15 +263,8 @@ def _spread(labels: Sequence[Text]) -> None:
 
 _LOWEST_LEVEL = 3  # above masks and keypoints, in matplotlib's order
 _LABEL_MARGIN = 1  # of the patch behind a label, in pixels
-_LABEL_STEPS = (
-    0,
-    1,
-    -1,
-    2,
-    -2,
-    3,
-    -3,
-)  # heights of a label by which it is moved, the nearest first
+# heights of a label by which it is moved, the nearest first
+_LABEL_STEPS = (0, 1, -1, 2, -2, 3, -3)
 
 
 class _Visualizer(Visualizer):

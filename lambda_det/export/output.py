@@ -21,11 +21,9 @@ def check_output(output: Path, overwrite: bool) -> None:
         overwrite: it and what comes beside it may be replaced.
 
     Raises:
-        ConfigError: the name has another ending, is in no folder, or is there already.
+        ConfigError: the name has another ending, or is there already.
     """
     if output.suffix != ".onnx":
         raise ConfigError(f"{output} must end in .onnx, the format of what is exported.")
-    if not output.parent.is_dir():
-        raise ConfigError(f"There is no folder {output.parent} for {output.name}; make it first.")
     for path in (output, sidecar(output)):
         refuse_existing(path, overwrite)

@@ -30,7 +30,7 @@ from lambda_det.export.exported import ExportedDetector
 from lambda_det.export.networks import Network
 from lambda_det.export.output import check_output, sidecar
 from lambda_det.export.proof import Proof, prove, prove_on
-from lambda_det.files import replace_text
+from lambda_det.files import replace_text, writing_to
 
 TOLERANCE = 1e-4  # float32 sums in another order, and kernels rounded to float32
 _LEAST = 1e-30  # what a map of zeros is divided by; trained maps are far above it
@@ -127,9 +127,9 @@ def export_network(
     onnx_file.check_possible()
     _check_comparable(network, images, say)
     temporary = output.with_name(f"{output.stem}.unverified.onnx")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the comparison says what they fear
+    with writing_to(output), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the comparison says what they fear
+        try:
             start = time.perf_counter()
             with stage("recording the graph, which usually takes one or two minutes", say):
                 outputs = _write(network, temporary)
@@ -145,15 +145,13 @@ def export_network(
                         proof = prove(network.validation, network.original, file, comparing)
                     prove_on(images, network.original, file, proof)
                     report = ExportReport(*made, proof=proof)
-        if report.proof and not report.proof.compared and (network.validation or images):
-            raise _uncompared("Nothing was detected on any image")
-        if report.passed:
-            os.replace(temporary, output)
-            replace_text(sidecar(output), json.dumps(about, indent=2) + "\n")
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error}.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+            if report.proof and not report.proof.compared and (network.validation or images):
+                raise _uncompared("Nothing was detected on any image")
+            if report.passed:
+                os.replace(temporary, output)
+                replace_text(sidecar(output), json.dumps(about, indent=2) + "\n")
+        finally:
+            temporary.unlink(missing_ok=True)
     return report
 
 

@@ -8,7 +8,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from lambda_det import doctor
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, UserError
 from lambda_det.layers.local import OPERATORS, choose, fused, local_position_output
 from lambda_det.layers.local.lambda_first import dense_output
 from tests.native import emulated
@@ -281,5 +281,5 @@ def test_doctor_says_which_kernels_a_gpu_takes(noting, monkeypatch):
     assert check.probe().endswith(": output ca, queries a, values b, embedding d")
     emulated.forget()
     noting.capability = (7, 5)
-    with pytest.raises(doctor.Fault, match=r"cuda:0.*7\.5"):
+    with pytest.raises(UserError, match=r"cuda:0.*7\.5"):
         check.probe()

@@ -117,10 +117,10 @@ def run(args: argparse.Namespace) -> None:
     images = plan_files(args.input, args.output, args.overwrite)
     labels = Path(args.output, "labels.json" if args.format == "coco" else "labels")
     made = [args.csv, counts_file(args.csv)] if args.csv else []
-    written = [Path(file).resolve() for file in (args.json, *made) if file]
-    if len(set(written)) < len(written):
+    written = [Path(file) for file in (args.json, *made) if file]
+    if len({file.resolve() for file in written}) < len(written):
         raise ConfigError("--json and --csv write to one file; name another one.")
-    for file in filter(None, (args.json, *made)):
+    for file in written:
         refuse_existing(file, args.overwrite)
     if args.format:
         refuse_existing(labels, args.overwrite, folder=args.format != "coco")
