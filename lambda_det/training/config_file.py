@@ -183,24 +183,21 @@ def refuse_removed(key: str, where: str) -> None:
 
 
 def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
-    node: Any = cfg
-    for name in key.split("."):
-        if not isinstance(node, CfgNode) or name not in node:
-            hint = suggest(key, (known for known, _ in leaves(cfg)))
-            raise ConfigError(f"{where} sets {key}, which is no configuration key{hint}")
-        node = node[name]
-    if isinstance(node, CfgNode):
-        raise ConfigError(f"{where} sets {key} to {value!r}, but {key} is a section of keys.")
-    if isinstance(node, float) and isinstance(value, (int, str)) and not isinstance(value, bool):
+    known = dict(leaves(cfg))
+    if key not in known:
+        hint = suggest(key, known)
+        raise ConfigError(f"{where} sets {key}, which is no configuration key{hint}")
+    before = known[key]
+    if isinstance(before, float) and isinstance(value, (int, str)) and not isinstance(value, bool):
         # yacs refuses whole numbers, also in quotes, for a key with a fraction
         with contextlib.suppress(ValueError):
             value = float(value)
-    if isinstance(node, str) and isinstance(value, str):
+    if isinstance(before, str) and isinstance(value, str):
         value = repr(value)  # or yacs would read a folder named 2024 as a number
     try:
         cfg.merge_from_list([key, value])
     except (ValueError, SyntaxError) as error:
         raise ConfigError(
-            f"{where} sets {key} to {value!r}; it must be of type {type(node).__name__}, such as "
-            f"{node!r}."
+            f"{where} sets {key} to {value!r}; it must be of type {type(before).__name__}, such as "
+            f"{before!r}."
         ) from error

@@ -145,9 +145,8 @@ def _state(module: nn.Module) -> str:
 
 
 def _size(tensors: Iterable[Tensor]) -> str:
-    """Whether all numbers are finite, and the largest magnitude of the finite ones."""
+    """How many numbers are not finite, and the largest magnitude of the others."""
     held = [x.detach() for x in tensors if x.is_floating_point() and x.numel()]
     bad = sum(int((~x.isfinite()).sum()) for x in held)
     largest = max((x.double().nan_to_num(0, 0, 0).abs().max().item() for x in held), default=0.0)
-    finite = f"{bad} numbers not finite" if bad else "finite"
-    return f"{finite}, magnitudes up to {largest:.4g}" if held else "none"
+    return f"{bad} numbers not finite, magnitudes up to {largest:.4g}"

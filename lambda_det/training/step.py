@@ -84,7 +84,6 @@ class TrainStep:
         self._task, self._settings = task, task.settings
         self._last_checkpoint = last_checkpoint
         self._debugger = NumericsDebugger(model) if debug_numerics else None
-        self._losses_before: dict[str, Tensor] = {}
 
     def run(self, batches: Iterator[Any], iteration: int) -> None:
         """Draw, compute, check on every process, and only then change the weights.
@@ -129,7 +128,6 @@ class TrainStep:
             for name, loss in batch_losses.items():
                 losses[name] = losses.get(name, 0) + loss.detach().float() / self.accumulate
         grad_norm = self._agree(losses, images)
-        self._losses_before = losses
         SimpleTrainer.write_metrics(losses, data_time, iteration)
         self._step(grad_norm)
 
@@ -209,10 +207,9 @@ class TrainStep:
         except FloatingPointError as error:
             # Detectron2's region proposals look for NaN by themselves. The other processes wait in
             # a collective call by now and cannot be asked; whoever started this one ends them.
-            what = str(error).partition(".")[0]
-            if self._losses_before:
-                what += f" (the losses of the step before were {_listed(self._losses_before)})"
-            raise NonFiniteLossError(self._sentence(what, images)) from error
+            raise NonFiniteLossError(
+                self._sentence(str(error).partition(".")[0], images)
+            ) from error
 
     def _describe_losses(self, losses: dict[str, Tensor], images: list[str]) -> str:
         finite = all(loss.isfinite() for loss in losses.values())

@@ -41,7 +41,7 @@ def test_file_pairs_and_flags(tmp_path, monkeypatch):
         ("", "plain values"),
         ("_BASE_: nowhere.yaml", "nowhere.yaml"),
         ("SOLVER: {MAX_ITERS: 3}", "did you mean SOLVER.MAX_ITER"),
-        ("SOLVER: 3", "SOLVER is a section"),
+        ("SOLVER: 3", "SOLVER, which is no configuration key"),
         ("SOLVER: {MAX_ITER: {a: 3}}", "SOLVER.MAX_ITER.a"),
         ("NO_SUCH: {}", "NO_SUCH"),
         ("MODEL: {MASK_ON: 1}", "type bool"),

@@ -61,7 +61,7 @@ def test_the_first_module_is_named_with_what_it_was_given(net):
     assert text.startswith(
         "res3.1.conv2 (Conv2d) gives its module res3.1.conv2.norm (BatchNorm2d) an input "
     )
-    assert " NaN (its input: finite, magnitudes up to" in text
+    assert " NaN (its input: 0 numbers not finite, magnitudes up to" in text
     weights = net.res3[1].conv2.weight.numel()
     assert f"its parameters and buffers: {weights} numbers not finite" in text
 

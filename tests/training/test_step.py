@@ -76,21 +76,16 @@ def test_a_bad_number_stops_before_the_weights_change(where):
     assert "loss_fit" in text and "loss_size" in text
 
 
-@pytest.mark.parametrize("steps_before", [0, 1])
-def test_when_the_forward_pass_stops_the_losses_before_are_named(steps_before):
-    model, data = ToyModel(), items(4)
-    expected = {name: value.item() for name, value in ToyModel()(data[:2]).items()}
+def test_a_forward_pass_may_stop_by_itself():
+    """As Detectron2's does at its proposals."""
 
-    def stop_at_the_third(module, args):
-        if args[0][0] is data[2]:
-            raise FloatingPointError("Predicted boxes hold NaN. Training has diverged.")
+    def stop(module, args):
+        raise FloatingPointError("Predicted boxes hold NaN. Training has diverged.")
 
-    model.register_forward_pre_hook(stop_at_the_third)
-    with pytest.raises(NonFiniteLossError) as caught:
-        _train(model, batches(data[2 - 2 * steps_before :], 2), 1 + steps_before)
-    losses = ", ".join(f"{name} {value:.4g}" for name, value in expected.items())
-    before = f" (the losses of the step before were {losses})" if steps_before else ""
-    assert f"Predicted boxes hold NaN{before} at iteration {steps_before};" in str(caught.value)
+    model = ToyModel()
+    model.register_forward_pre_hook(stop)
+    with pytest.raises(NonFiniteLossError, match=r"^Predicted boxes hold NaN at iteration 0;"):
+        _train(model, batches(items(2), 2), 1)
 
 
 def _one_of_two() -> str:
