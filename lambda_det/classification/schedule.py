@@ -34,7 +34,7 @@ class EpochSchedule(ParamScheduler):
         # It begins at the end of the warm-up, so the peak is reached. The paper does not say where
         # its cosine begins, and no code of its trainings is public. EfficientNet's code begins at
         # epoch 0: at the end of the warm-up it has 0.9924 (90 epochs) or 0.9995 (350) of the peak.
-        self._rate = schedule.make(solver, schedules.Span(solver.WARMUP_EPOCHS, solver.EPOCHS))
+        self._rate = schedule.make(solver, solver.WARMUP_EPOCHS, solver.EPOCHS)
 
     def __call__(self, where: float) -> float:
         solver = self._solver

@@ -166,7 +166,7 @@ def build_schedule(cfg: CfgNode) -> ParamScheduler:
     """
     solver = cfg.SOLVER
     row = schedules.schedule_of(solver, "LR_SCHEDULER_NAME")
-    rate = row.make(solver, schedules.Span(0, solver.MAX_ITER))
+    rate = row.make(solver, 0, solver.MAX_ITER)
     warmup = partial(
         WarmupParamScheduler,
         warmup_factor=solver.WARMUP_FACTOR,

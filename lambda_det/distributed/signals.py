@@ -101,7 +101,7 @@ def catch_signals() -> Iterator[None]:
     if not in_main_thread or _state.process == os.getpid():
         yield
         return
-    _state.process, _state.signal, _state.is_interruptible = os.getpid(), 0, False
+    _state.process, _state.signal = os.getpid(), 0
     previous = {number: signal.signal(number, _handle) for number in heeded_signals()}
     try:
         yield

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lambda_det.config import find_config_file
 from lambda_det.errors import CommandParser, exit_status
@@ -46,18 +46,11 @@ which saves likewise: a second Ctrl-C stops at once.
 """
 
 
-class _Parser(CommandParser):
-    """Takes flags before, between and after the pairs KEY VALUE."""
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
-        return self.parse_intermixed_args(args, namespace)
-
-
 def run_parser(
     task: str,
     description: str,
     examples: str,
-    names: dict[str, str] | None = None,
+    names: Mapping[str, str] = _YAML_NAMES,
     add_first: Sequence[Callable[[argparse.ArgumentParser], None]] = (),
 ) -> argparse.ArgumentParser:
     """Detectron2's usual flags of a training, and --debug-numerics.
@@ -71,12 +64,13 @@ def run_parser(
             help; by default as in YAML files.
         add_first: each adds groups of flags, which the help shows before these.
     """
-    names = names or _YAML_NAMES
-    result = _Parser(
+    result = CommandParser(
         description=description,
         epilog=examples + _STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    # Flags may stand before, between and after the pairs KEY VALUE
+    result.parse_args = result.parse_intermixed_args
     result.set_defaults(check="")  # a function of the flags, as "module:name", which imports little
     for add in add_first:
         add(result)

@@ -73,8 +73,7 @@ def has_bfloat16(device: str) -> bool:
             # oneDNN reports it for AVX-512 alone and emulates it: a step then takes three times as
             # long as in float32
             return any(getattr(torch.cpu, name, bool)() for name in _X86_BFLOAT16)
-        supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-        return supported is not None and supported()
+        return getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)()
     if device == "cuda" and torch.version.cuda and torch.cuda.is_available():
         return torch.cuda.get_device_capability() >= (8, 0)  # Ampere
     return True

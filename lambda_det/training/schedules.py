@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, mul
-from typing import NamedTuple
 
 import torch
 from detectron2.config import CfgNode
 from detectron2.solver.build import get_default_optimizer_params
+from fvcore.common.param_scheduler import CosineParamScheduler
 from torch import nn
 
 from lambda_det.config import (
@@ -183,32 +183,21 @@ def check_rate(solver: CfgNode, *, is_given: bool) -> None:
 
 
 # --------------------------------------------------------------------------------------- schedules
-class Span(NamedTuple):
-    """Where in a training a schedule runs, in the unit of the task's keys: steps or epochs.
-
-    Attributes:
-        start: where it is at its share 0.
-        end: of the training, where it is at its share 1.
-    """
-
-    start: float
-    end: float
-
-
 @dataclass(frozen=True)
 class Schedule:
     """A row of :data:`SCHEDULES`.
 
     Attributes:
-        make: makes of SOLVER and a span the learning rate, as a multiple of that after warm-up, at
-            a share of the span from 0 to 1.
+        make: makes of SOLVER, and of the start and the end of a span in the unit of the task's keys
+            (steps or epochs), the learning rate as a multiple of that after warm-up, at a share of
+            the span from 0 to 1.
         keys: of SOLVER that it reads, with their rules.
         in_detectron2: its name there.
         is_multiplied: by the warm-up in detection, as DeepLab's; otherwise the warm-up is a line
             that ends at its value.
     """
 
-    make: Callable[[CfgNode, Span], Callable[[float], float]]
+    make: Callable[[CfgNode, float, float], Callable[[float], float]]
     keys: Mapping[str, Rule]
     in_detectron2: str = ""
     is_multiplied: bool = False
@@ -217,34 +206,34 @@ class Schedule:
 _EPSILON = 1e-6  # fvcore's: a share that is rounded down still belongs to its step
 
 
-def _steps(solver: CfgNode, span: Span) -> Callable[[float], float]:
+def _steps(solver: CfgNode, start: float, end: float) -> Callable[[float], float]:
     gamma, steps = solver.GAMMA, list(solver.STEPS)
-    length = span.end - span.start
-    return lambda share: gamma ** bisect_right(steps, span.start + (share + _EPSILON) * length)
+    length = end - start
+    return lambda share: gamma ** bisect_right(steps, start + (share + _EPSILON) * length)
 
 
-def _cosine(solver: CfgNode, span: Span) -> Callable[[float], float]:
+def _cosine(solver: CfgNode, start: float, end: float) -> Callable[[float], float]:
     last = solver.BASE_LR_END / solver.BASE_LR
     if not 0 <= last <= 1:
         raise ConfigError(
             f"SOLVER.BASE_LR_END is {solver.BASE_LR_END:g}; it must be from 0 to SOLVER.BASE_LR, "
             f"which is {solver.BASE_LR:g}."
         )
-    return lambda share: last + 0.5 * (1 - last) * (1 + math.cos(math.pi * share))
+    return CosineParamScheduler(1.0, last)
 
 
-def _exponential(solver: CfgNode, span: Span) -> Callable[[float], float]:
-    decay, decays = solver.DECAY, (span.end - span.start) / solver.DECAY_EPOCHS
+def _exponential(solver: CfgNode, start: float, end: float) -> Callable[[float], float]:
+    decay, decays = solver.DECAY, (end - start) / solver.DECAY_EPOCHS
     return lambda share: decay ** math.floor(share * decays + 1e-9)
 
 
-def _equal_decays(solver: CfgNode, span: Span) -> Callable[[float], float]:
+def _equal_decays(solver: CfgNode, start: float, end: float) -> Callable[[float], float]:
     count = solver.NUM_DECAYS
     rates = list(itertools.accumulate([1.0, *[solver.GAMMA] * count], mul))
     return lambda share: rates[min(int((share + _EPSILON) * (count + 1)), count)]
 
 
-def _poly(solver: CfgNode, span: Span) -> Callable[[float], float]:
+def _poly(solver: CfgNode, start: float, end: float) -> Callable[[float], float]:
     power, least = solver.POLY_LR_POWER, solver.POLY_LR_CONSTANT_ENDING
     return lambda share: max((1 - share) ** power, least)
 

@@ -82,7 +82,7 @@ def _work(
                 f"This device has no instructions for {precision}, which takes many times as long "
                 f"as float32 here; {settings.option('amp_dtype', AUTO)} trains in float32 here"
             )
-        if torch.device(settings.device).type == "cpu":
+        if precision.device == "cpu":
             keep_memory()
         if comm.is_main_process():
             about = f"Command line: {vars(args)}\n{collect_env_info()}"

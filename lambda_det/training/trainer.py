@@ -215,11 +215,12 @@ class Trainer(TrainerBase):
         return RunFolder(self.settings.output_dir).last
 
     def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()  # the iteration, and the hooks
-        state["seed"] = self.seed
-        state["of_a_step"] = self.settings.of_a_step()
-        state["images_of_norms"] = self._images_of_norms()
-        state["step"] = self.step.state_dict()
+        state = super().state_dict() | {  # of the iteration, and the hooks
+            "seed": self.seed,
+            "of_a_step": self.settings.of_a_step(),
+            "images_of_norms": self._images_of_norms(),
+            "step": self.step.state_dict(),
+        }
         if hasattr(self.loader, "state_dict"):
             state["loader"] = self.loader.state_dict()
         return state

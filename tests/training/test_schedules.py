@@ -10,7 +10,7 @@ from torch import nn
 from lambda_det.classification.config import get_classification_config
 from lambda_det.config import add_lambda_config
 from lambda_det.errors import ConfigError
-from lambda_det.training.schedules import OPTIMIZERS, SCHEDULES, Span, build_optimizer, schedule_of
+from lambda_det.training.schedules import OPTIMIZERS, SCHEDULES, build_optimizer, schedule_of
 
 
 def _detection() -> CfgNode:
@@ -57,7 +57,7 @@ def test_each_schedule_is_its_definition(task, name):
             schedule_of(_solver(task, name, {}), task)
         return
     solver = _solver(task, name, keys)
-    rate = schedule_of(solver, task).make(solver, Span(0, 90))
+    rate = schedule_of(solver, task).make(solver, 0, 90)
     for step in range(90):
         assert rate(step / 90) == pytest.approx(definition(step)), step
     assert 0 <= rate(1.0) <= 1  # PyTorch asks once more after the last step
@@ -66,7 +66,7 @@ def test_each_schedule_is_its_definition(task, name):
 def test_steps_count_from_the_beginning_of_the_training():
     """Also where the span begins at the end of the warm-up."""
     solver = _solver("SCHEDULE", "steps", {"STEPS": [30, 60], "GAMMA": 0.5})
-    rate = schedule_of(solver, "SCHEDULE").make(solver, Span(10, 90))
+    rate = schedule_of(solver, "SCHEDULE").make(solver, 10, 90)
     at = {epoch: rate((epoch - 10) / 80) for epoch in (10, 29, 30, 59, 60, 90)}
     assert at == {10: 1, 29: 1, 30: 0.5, 59: 0.5, 60: 0.25, 90: 0.25}
 

@@ -12,7 +12,6 @@ All operations take and return images, uint8 RGB [H, W, 3], and change none in p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import cv2
@@ -76,10 +75,9 @@ def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
 def rotate(image: np.ndarray, degrees: float) -> np.ndarray:
     """Rotate the image around its centre, anticlockwise."""
     height, width = image.shape[:2]
-    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    x, y = (width - 1) / 2, (height - 1) / 2
-    matrix = [[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]]
-    return _warp(image, np.array(matrix))
+    centre = (width - 1) / 2, (height - 1) / 2
+    # From a pixel to where it comes from, so it turns the other way
+    return _warp(image, cv2.getRotationMatrix2D(centre, -degrees, 1))
 
 
 def _moving(row: int, column: int) -> Callable[[np.ndarray, float], np.ndarray]:
