@@ -73,16 +73,18 @@ def use_channels_last(model: nn.Module, on: bool = True) -> None:
             module.to(memory_format=layout)
 
 
-class _Scores(nn.ConvTranspose2d):
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps [K, C, h, w] in any layout give contiguous ones."""
-        return super().forward(x).contiguous()
-
-
-class _Logits(Conv2d):
+class _Contiguous:
     def forward(self, x: Tensor) -> Tensor:
         """Maps [B, C, H, W] in any layout give contiguous ones."""
         return super().forward(x).contiguous()
+
+
+class _Scores(_Contiguous, nn.ConvTranspose2d):
+    pass
+
+
+class _Logits(_Contiguous, Conv2d):
+    pass
 
 
 _MASKS, _COMPUTING = MaskRCNNConvUpsampleHead, ("forward", "layers")

@@ -88,7 +88,8 @@ class _Conv2d(Conv2d):
     def _convolved(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Any = None
     ) -> Tensor:
-        dtype = _computed_in(x)
+        autocasts = torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu") if autocasts else x.dtype
         relu = activation is F.relu or (type(activation) is nn.ReLU and not is_hooked(activation))
         if self._is_3x3() and _pays(x, weight, bias, dtype):
             bias = bias if bias is None else bias.to(dtype)
@@ -187,11 +188,6 @@ def _learns(x: Tensor, weight: Tensor) -> bool:
     """Whether a convolution on the CPU has gradients."""
     needed = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     return needed and readable(x, weight)
-
-
-def _computed_in(x: Tensor) -> torch.dtype:
-    """The dtype in which PyTorch's convolution would compute."""
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
 
 
 def _has_one_dtype(dtype: torch.dtype, *tensors: Tensor | None) -> bool:

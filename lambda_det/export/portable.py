@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +17,12 @@ from torch.nn import functional as F
 from lambda_det.layers import ContentLambda, LambdaLayer, RelativePosition
 from lambda_det.layers.lambda_layer import normalize_keys
 from lambda_det.layers.local import dilated
-from lambda_det.native.calls import copied
+from lambda_det.native.calls import Model, copied
 
 TILE = 8  # queries along each side of a tile
-Module = TypeVar("Module", bound=nn.Module)
 
 
-def portable_copy(model: Module) -> Module:
+def portable_copy(model: Model) -> Model:
     """A copy in plain operators, in evaluation mode, for ``torch.jit.trace`` or ``torch.export``.
 
     Names and parameters are the model's.
@@ -82,7 +80,7 @@ class PortableContentLambda(ContentLambda):
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
     ) -> Tensor:
         q, k, v = (dense(x).flatten(1, 2) for x in (queries, keys, values))
-        k = normalize_keys(k, self.key_norm, None if mask is None else mask.flatten(1))
+        k = normalize_keys(k, self.key_norm, mask)
         k = dense(k.permute(0, 2, 1, 3)).flatten(2)  # [b, k, (m, u)]
         v = dense(v.permute(0, 1, 3, 2)).flatten(1, 2)  # [b, (m, u), v]
         lambdas = torch.bmm(k, v.to(k.dtype)).to(q.dtype)

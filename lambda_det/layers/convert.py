@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,8 +11,6 @@ from torch import Tensor, nn
 
 from lambda_det.layers.lambda_layer import LambdaLayer
 from lambda_det.native.calls import put_in
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -101,17 +98,10 @@ def convert_lambda_layers(model: nn.Module, *, implementation: str = "auto") -> 
     replaced = {  # layers that are used twice stay shared
         layer: _convert(layer, read(layer), implementation)
         for layer in model.modules()
-        if (read := _reader_of(layer)) is not None
+        for names, read in _READERS
+        if all(hasattr(layer, name) for name in names)
     }
-    logger.info(f"Replaced {len(replaced)} lambda layers")
     return put_in(model, replaced)
-
-
-def _reader_of(module: nn.Module) -> Callable[[nn.Module], _Weights] | None:
-    for names, read in _READERS:
-        if all(hasattr(module, name) for name in names):
-            return read
-    return None
 
 
 @torch.no_grad()
@@ -128,7 +118,7 @@ def _convert(source: nn.Module, weights: _Weights, implementation: str) -> nn.Mo
         query_depth=depth,
         heads=weights.heads,
         intra_depth=intra,
-        scope=None if weights.is_global else tuple(sides),
+        scope=None if weights.is_global else sides,
         map_size=tuple((side + 1) // 2 for side in sides) if weights.is_global else None,
         position_bias=weights.position_bias is not None,
         norm="",

@@ -17,13 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lambda_det.config import check, one_of
 from lambda_det.errors import ConfigError
 from lambda_det.layers import masked, options
-from lambda_det.layers.local import (
-    check_implementation,
-    local_position_output,
-    without_autocast,
-)
+from lambda_det.layers.local import IMPLEMENTATIONS, local_position_output, without_autocast
 from lambda_det.layers.local.lambda_first import dense_output
 from lambda_det.native import is_transformed
 
@@ -91,7 +88,7 @@ class LambdaLayer(nn.Module):
     ) -> None:
         super().__init__()
         dim_out = dim if dim_out is None else dim_out
-        check_implementation(implementation)
+        check("implementation", implementation, one_of("auto", *IMPLEMENTATIONS))
         options.check_sizes(
             dim=dim,
             dim_out=dim_out,
@@ -198,12 +195,11 @@ class LambdaLayer(nn.Module):
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, head: int = 0
     ) -> Tensor:
         """The output [b, H, W, h, v] of heads that share their lambdas."""
+        y = None if self.content is None else self.content(queries, keys, values, mask)
         if self.position is None:
-            return self.content(queries, keys, values, mask)
-        if self.content is None:
-            return self.position_output(queries, values, mask, head)
-        y = self.content(queries, keys, values, mask)
-        return y + self.position_output(queries, values, mask, head)
+            return y
+        of_position = self.position_output(queries, values, mask, head)
+        return of_position if y is None else y + of_position
 
     def position_output(
         self, queries: Tensor, values: Tensor, mask: Tensor | None, head: int
@@ -237,7 +233,7 @@ class ContentLambda(nn.Module):
 
     def __init__(self, key_norm: str = "softmax") -> None:
         super().__init__()
-        options.check_name("key_norm", key_norm, KEY_NORMS)
+        check("key_norm", key_norm, one_of(*KEY_NORMS))
         self.key_norm = key_norm
 
     def forward(
@@ -256,7 +252,7 @@ class ContentLambda(nn.Module):
                     # A softmax's gradient is a map per channel. Joined as it is with the gradients
                     # of queries and values, it would double the time of the projection's gradient.
                     k.register_hook(lambda grad: grad if grad is None else grad.contiguous())
-                k = normalize_keys(k, self.key_norm, None if mask is None else mask.flatten(1))
+                k = normalize_keys(k, self.key_norm, mask)
                 # in this order the gradient of values that are a map per channel is also one
                 content_lambda = torch.einsum("bmvu,bmku->bvk", v.to(k.dtype), k).mT.to(q.dtype)
                 if q.stride(-1) == 1:
@@ -306,7 +302,7 @@ KEY_NORMS: dict[str, Callable[[Tensor, int, Tensor | None], Tensor]] = {
 }
 
 
-def normalize_keys(keys: Tensor, key_norm: str = "softmax", inside: Tensor | None = None) -> Tensor:
+def normalize_keys(keys: Tensor, key_norm: str, mask: Tensor | None) -> Tensor:
     """Normalise the keys over the context positions, in float32 at least.
 
     In float16 the mean softmax weight over a 256x336 map is subnormal.
@@ -314,14 +310,15 @@ def normalize_keys(keys: Tensor, key_norm: str = "softmax", inside: Tensor | Non
     Args:
         keys: [b, m, k, u].
         key_norm: a name of ``KEY_NORMS``.
-        inside: None, or bool [b, m]; positions that are False get the weight 0, also where an image
-            has no other positions.
+        mask: None, or bool [b, 1, H, W] of the positions m; those that are False get the weight 0,
+            also where an image has no other positions.
 
     Returns:
         [b, m, k, u] in float32, or in float64 if the keys are.
     """
     keys = keys.to(torch.promote_types(keys.dtype, torch.float32))
-    return KEY_NORMS[key_norm](keys, 1, None if inside is None else inside[:, :, None, None])
+    inside = None if mask is None else mask.flatten(1)[:, :, None, None]
+    return KEY_NORMS[key_norm](keys, 1, inside)
 
 
 class RelativePosition(nn.Module):
@@ -347,8 +344,6 @@ class RelativePosition(nn.Module):
         ConfigError: if a scope is even or not positive, or is given beside a ``map_size``.
     """
 
-    DIMENSIONS = (2,)  # of the maps
-
     def __init__(
         self,
         query_depth: int,
@@ -360,7 +355,7 @@ class RelativePosition(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        sides = options.scope_sides(scope, map_size, self.DIMENSIONS)
+        sides = options.scope_sides(scope, map_size)
         self.map_size, self.heads = map_size, heads
         leading = () if heads is None else (heads,)
         self.embedding = nn.Parameter(torch.empty(*leading, query_depth, intra_depth, *sides))

@@ -52,15 +52,12 @@ def content_output(
     return output
 
 
-def spread(embedding: Tensor, dilation: int, dims: int = 2) -> Tensor:
-    """Expand a dilated scope by zeros between its offsets: [.., d (r - 1) + 1, ..].
-
-    The last ``dims`` dimensions are offsets.
-    """
+def spread(embedding: Tensor, dilation: int) -> Tensor:
+    """Expand the scope of [k, u, r_y, r_x] by zeros between its offsets, to d (r - 1) + 1."""
     if dilation == 1:
         return embedding
-    leading, sides = embedding.shape[:-dims], embedding.shape[-dims:]
-    wide = embedding.new_zeros(*leading, *(dilation * (side - 1) + 1 for side in sides))
+    k, u, *sides = embedding.shape
+    wide = embedding.new_zeros(k, u, *(dilation * (side - 1) + 1 for side in sides))
     every = slice(None, None, dilation)
-    wide[(..., *[every] * dims)] = embedding
+    wide[(..., *[every] * len(sides))] = embedding
     return wide

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from lambda_det.config import POSITIVE, check, one_of
 from lambda_det.errors import ConfigError
 from lambda_det.native import is_recorded
 
@@ -19,9 +20,8 @@ def by(size: Sequence[int]) -> str:
 
 def check_sizes(*, dim_out: int, heads: int, **sizes: int) -> None:
     """Raise ConfigError where a size is below 1, or heads cannot share the channels."""
-    for name, value in {"dim_out": dim_out, "heads": heads, **sizes}.items():
-        if value < 1:
-            raise ConfigError(f"{name} of a lambda layer is {value}, but must be at least 1.")
+    for name, size in {"dim_out": dim_out, "heads": heads, **sizes}.items():
+        check(name, size, POSITIVE)
     if dim_out % heads:
         raise ConfigError(
             f"A lambda layer with {dim_out} output channels cannot have {heads} heads, since "
@@ -29,23 +29,12 @@ def check_sizes(*, dim_out: int, heads: int, **sizes: int) -> None:
         )
 
 
-def check_name(option: str, name: str, names: Collection[str]) -> None:
-    """Raise ConfigError where an option has a name that is none of ``names``."""
-    if name not in names:
-        raise ConfigError(
-            f"{option} of a lambda layer is {name!r}, but must be one of {list(names)}."
-        )
-
-
-def scope_sides(
-    scope: Sequence[int] | None, map_size: Sequence[int] | None, dimensions: Sequence[int]
-) -> Sequence[int]:
+def scope_sides(scope: Sequence[int] | None, map_size: Sequence[int] | None) -> Sequence[int]:
     """The sides of a local scope, or of the scope that spans a whole map.
 
     Args:
         scope: odd sides, or None.
         map_size: of the largest map, or None.
-        dimensions: the numbers of sides that a scope may have.
 
     Raises:
         ConfigError: no position embeddings have this scope.
@@ -56,15 +45,10 @@ def scope_sides(
             "map_size."
         )
     sides = [2 * side - 1 for side in map_size] if scope is None else scope
-    if len(sides) not in dimensions:
-        raise ConfigError(
-            f"The scope of a lambda layer must have {' or '.join(map(str, dimensions))} sides, but "
-            f"it is {by(sides)}."
-        )
     if any(side < 1 or side % 2 == 0 for side in sides):
         raise ConfigError(
-            "The scope of a lambda layer must have odd sides of at least 1, so that the query is "
-            f"at its centre, but it is {by(sides)}; use {by([side | 1 for side in sides])}."
+            f"The scope of a lambda layer is {by(sides)}, but must have odd sides of at least 1, "
+            "so that the query is at its centre."
         )
     return sides
 
@@ -77,7 +61,7 @@ def make_norm(norm: str | Callable[[int], nn.Module | None], channels: int) -> n
     """
     if not isinstance(norm, str):
         return norm(channels) or nn.Identity()
-    check_name("norm", norm, ("BN", ""))
+    check("norm", norm, one_of("BN", ""))
     return nn.BatchNorm2d(channels) if norm else nn.Identity()
 
 

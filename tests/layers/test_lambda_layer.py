@@ -277,15 +277,14 @@ def test_content_lambda_stays_in_float32_under_autocast(masked):
 def test_float16_softmax_over_a_large_map():
     """The mean weight is subnormal in float16; the weights must still sum to 1."""
     keys = torch.randn(1, 256 * 336, 2, 1).half()
-    weights = normalize_keys(keys)
+    weights = normalize_keys(keys, "softmax", None)
     assert weights.dtype == torch.float32
     torch.testing.assert_close(weights.sum(1), torch.ones(1, 2, 1))
 
 
 X = (2, 8, 4, 6)
 REFUSALS = [  # options of the layer, shapes of the arguments of its call, and what is named
-    ({"scope": 4}, {}, "scope.*4x4.*5x5"),
-    ({"scope": (3, 3, 3)}, {}, "2 sides.*3x3x3"),
+    ({"scope": 4}, {}, "scope.*4x4.*odd"),
     ({"heads": 3}, {}, "heads.* 8"),
     ({"query_depth": 0}, {}, "query_depth"),
     ({"key_norm": "max"}, {}, "key_norm.*'max'"),

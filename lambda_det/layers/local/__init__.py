@@ -44,7 +44,6 @@ def local_position_output(
     Raises:
         ConfigError: if there is no such implementation, or it cannot run here.
     """
-    check_implementation(implementation)
     height, width = queries.shape[1:3]
     embedding = crop_offsets(embedding, *grid_size((height, width), dilation))
     undilated = partial(_compute, embedding=embedding, implementation=implementation)
@@ -60,15 +59,6 @@ def _compute(queries: Tensor, values: Tensor, embedding: Tensor, implementation:
     if name != "fused":  # which rounds the embedding where it reads it
         embedding = embedding.to(queries.dtype)
     return IMPLEMENTATIONS[name](queries, values, embedding)
-
-
-def check_implementation(name: str) -> None:
-    """Raise ConfigError unless ``name`` is "auto" or the name of an implementation."""
-    if name != "auto" and name not in IMPLEMENTATIONS:
-        raise ConfigError(
-            f"There is no implementation {name!r} of the local position output; "
-            f"choose one of auto, {', '.join(IMPLEMENTATIONS)}."
-        )
 
 
 # Up to this number of positions the dense einsum is faster than query_first, forward and backward
@@ -91,7 +81,7 @@ def choose(queries: Tensor, values: Tensor, embedding: Tensor, name: str = "auto
         name: "auto" or a key of ``IMPLEMENTATIONS``.
 
     Raises:
-        ConfigError: the named implementation cannot run here.
+        ConfigError: there is no implementation of this name, or it cannot run here.
     """
     inputs = queries, values, embedding
     if name != "auto":
@@ -115,6 +105,8 @@ def choose(queries: Tensor, values: Tensor, embedding: Tensor, name: str = "auto
 
 def unsupported(name: str, queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
     """Why a named implementation cannot compute this here; None if it can."""
+    if name not in IMPLEMENTATIONS:
+        return f"there are {', '.join(IMPLEMENTATIONS)}"
     if name in OPERATORS and is_transformed():
         return "torch.func does not know its derivatives"  # jvp would give wrong ones
     module = _MODULES.get(name)

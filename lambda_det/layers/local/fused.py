@@ -322,16 +322,6 @@ def try_out(index: int) -> str | None:
         return unsupported(*(torch.zeros(shape, **options) for shape in shapes))
 
 
-def forms_of(index: int) -> str:
-    """The kinds of kernels, with the letters of the forms among which a GPU chooses, and with the
-    memory that decides which these are.
-    """
-    device = gpu.describe(index)
-    letters = {kind: "".join(form.letter for form in fitting(kind, device)) for kind in FORMS}
-    forms = ", ".join(f"{kind} {of_kind}" for kind, of_kind in letters.items())
-    return f"by {device.shared_bytes // 1024} KiB of shared memory: {forms}"
-
-
 # Use ----------------------------------------------------------------------------------------------
 
 _PARTIAL_SUMS = 4 * 2304  # float32 of each program, as position_output.cu has them

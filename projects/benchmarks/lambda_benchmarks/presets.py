@@ -21,8 +21,9 @@ from lambda_benchmarks.detectors import ZOO, detectron2_detector, our_detector, 
 from lambda_benchmarks.measure import BOTH, FORWARD, STEP, Case, Group, Setting
 from lambda_benchmarks.runtimes import NETWORKS, RUNTIMES, run_by
 from lambda_det import LambdaLayer, create_backbone
+from lambda_det.config import check, one_of
 from lambda_det.errors import ConfigError
-from lambda_det.layers.local import check_implementation
+from lambda_det.layers.local import IMPLEMENTATIONS
 
 Options = argparse.Namespace
 
@@ -50,7 +51,7 @@ def implementations(args: Options) -> list[str]:
     """The chosen names; ConfigError for unknown ones."""
     names = args.implementations or ["auto"]
     for name in names:
-        check_implementation(name)
+        check("--implementations", name, one_of("auto", *IMPLEMENTATIONS))
     return names
 
 

@@ -35,8 +35,6 @@ class GeneralPosition(RelativePosition):
     For volumes the embedding is [k, u, r_z, r_y, r_x], and sizes have three sides.
     """
 
-    DIMENSIONS = (2, 3)
-
     def forward(
         self,
         queries: Tensor,
@@ -70,7 +68,7 @@ class GeneralPosition(RelativePosition):
         size, context = queries.shape[1:-2], values.shape[1:-2]
         reached = [max(stride * (q - 1) + 1, v) for q, v in zip(size, context, strict=True)]
         embedding = crop_offsets(self.of_head(head, reached), *grid_size(reached, dilation))
-        embedding = spread(embedding, dilation, len(size))
+        embedding = spread(embedding, dilation)
         if mask is not None and mask.dim() == 2:
             pairs = pairs_of_offsets(embedding, size, context, stride)
             y = pairs_output(queries, values, pairs, mask)
