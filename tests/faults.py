@@ -162,8 +162,8 @@ FAULTS = [
     _fault(
         "A file of weights loads completely",
         "lambda_det/weights/names.py",
-        "unexpected=tuple(n for n in others if",
-        "unexpected=tuple(n for n in () if",
+        "unexpected=[n for n in there if",
+        "unexpected=[n for n in () if",
         "training/test_checkpointer.py::test_what_does_not_fit_is_refused_and_changes_nothing",
     ),
     _fault(

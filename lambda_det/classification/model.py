@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.backbones import layer_options
-from lambda_det.modeling.build import Classifier, create_classifier, norm_option
+from lambda_det.modeling.backbones import network_options
+from lambda_det.modeling.build import Classifier, create_classifier
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.modeling.specs import STRIDE
 
@@ -89,11 +89,7 @@ def model_options(cfg: CfgNode) -> dict[str, Any]:
                 f"INPUT.{name} is {size}, above MODEL.LAMBDA_RESNET.GLOBAL_CONTEXT {largest}, the "
                 "largest images that the position embeddings know; raise that, or set it to 0."
             )
-    options = norm_option(cfg.MODEL.NAME, cfg.MODEL.NORM) | {"dropout": cfg.MODEL.DROPOUT}
-    for name in ("stochastic_depth", "checkpoint_activations"):
-        if value := cfg.MODEL[name.upper()]:
-            options[name] = value
-    return options | layer_options(cfg.MODEL.LAMBDA_RESNET)
+    return network_options(cfg.MODEL, cfg.MODEL.LAMBDA_RESNET) | {"dropout": cfg.MODEL.DROPOUT}
 
 
 def build_classifier(

@@ -61,13 +61,12 @@ class LambdaRes5ROIHeads(Res5ROIHeads):
     @classmethod
     def _build_res5_block(cls, cfg: CfgNode) -> tuple[nn.Sequential, int]:
         from lambda_det.modeling.backbones import layer_options
-        from lambda_det.modeling.build import kind_of
-        from lambda_det.modeling.specs import get_spec
+        from lambda_det.modeling.resnet import make_res5
+        from lambda_det.modeling.specs import ResNetSpec, get_spec
 
         options = cfg.MODEL.LAMBDA_RESNET
         spec = get_spec(options.NAME)
-        make_res5 = kind_of(spec).res5
-        if make_res5 is None:
+        if not isinstance(spec, ResNetSpec):
             raise ConfigError(
                 "MODEL.ROI_HEADS.NAME LambdaRes5ROIHeads needs a network whose res5 can stand by "
                 f"itself, as a ResNet's can, and MODEL.LAMBDA_RESNET.NAME is {options.NAME}; take "

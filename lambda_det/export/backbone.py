@@ -19,7 +19,7 @@ from lambda_det.export.session import differences, passes
 from lambda_det.files import writing_to
 from lambda_det.layers.lambda_layer import RelativePosition
 from lambda_det.layers.local import crop_offsets, grid_size
-from lambda_det.modeling.build import create_backbone, norm_option
+from lambda_det.modeling.build import create_backbone
 from lambda_det.modeling.specs import STAGES
 from lambda_det.version import __version__
 from lambda_det.weights.backbone_file import (
@@ -120,7 +120,7 @@ def read_network(
     if name is None:
         if model is None:
             raise _unnamed(source)
-        name, options = model, norm_option(model, "BN")
+        name, options = model, {}
     weights, _ = initial_weights(content, raw=raw)
     state, about = tensors_only(weights, source), {k: content[k] for k in _ABOUT if k in content}
     modules = {bare_name(tensor).split(".")[0] for tensor in state}

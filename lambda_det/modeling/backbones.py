@@ -29,8 +29,22 @@ def layer_options(section: CfgNode) -> dict[str, Any]:
     return {key.lower(): list(v) if isinstance(v, tuple) else v for key, v in given.items()}
 
 
+def network_options(section: CfgNode, layers: CfgNode) -> dict[str, Any]:
+    """Arguments of :func:`create_backbone` and :func:`create_classifier`, as plain values.
+
+    Args:
+        section: has ``NORM`` and the other keys of a network.
+        layers: ``MODEL.LAMBDA_RESNET``, with the options of its lambda layers.
+    """
+    keys = ("STOCHASTIC_DEPTH", "CHECKPOINT_ACTIVATIONS", "MASK_PADDING")
+    given = {key.lower(): section[key] for key in keys if section.get(key)}
+    if section.NORM != "BN":  # the default; a network with norms of its own takes none
+        given["norm"] = section.NORM
+    return given | layer_options(layers)
+
+
 def _build_network(cfg: CfgNode, dilation: dict[str, int], **overrides: Any) -> Backbone:
-    from lambda_det.modeling.build import create_backbone, norm_option
+    from lambda_det.modeling.build import create_backbone
 
     options = cfg.MODEL.LAMBDA_RESNET
     # Its DEPTH, NORM, STEM_OUT_CHANNELS and the like are left over in nearly every file, describe
@@ -40,15 +54,11 @@ def _build_network(cfg: CfgNode, dilation: dict[str, int], **overrides: Any) -> 
     _value(cfg, "NUM_GROUPS", (1,), why)
     if max(dilation.values()) > 1:
         overrides["dilation"] = dilation
-    for key in ("STOCHASTIC_DEPTH", "CHECKPOINT_ACTIVATIONS", "MASK_PADDING"):
-        if options[key]:
-            overrides[key.lower()] = options[key]
     return create_backbone(
         options.NAME,
         options.OUT_FEATURES,
-        **norm_option(options.NAME, options.NORM),
         freeze_at=cfg.MODEL.BACKBONE.FREEZE_AT,
-        **layer_options(options),
+        **network_options(options, options),
         **overrides,
     )
 
@@ -87,17 +97,12 @@ def build_lambda_resnet_deeplab_backbone(cfg: CfgNode, input_shape: ShapeSpec) -
     DeepLab's ``add_deeplab_config``. The stem is the network's own, whatever ``STEM_TYPE`` says.
 
     Raises:
-        ConfigError: a key asks for what the network cannot be, or the keys are not there.
+        ConfigError: a key asks for what the network cannot be.
     """
-    if "RES5_MULTI_GRID" not in cfg.MODEL.RESNETS:
-        raise ConfigError(
-            "build_lambda_resnet_deeplab_backbone needs the configuration keys of DeepLab; call "
-            "detectron2.projects.deeplab.add_deeplab_config(cfg) before a file is read."
-        )
     why = "Detectron2's DeepLab has RES5_DILATION 4 with RES4_DILATION 2, and none above these"
     res4 = _value(cfg, "RES4_DILATION", (1, 2), why)
     res5 = _value(cfg, "RES5_DILATION", (4,) if res4 == 2 else (1, 2, 4), why)
-    multi_grid = list(cfg.MODEL.RESNETS.RES5_MULTI_GRID)
+    multi_grid = cfg.MODEL.RESNETS.get("RES5_MULTI_GRID")
     return _build_network(cfg, {"res4": res4, "res5": res5}, multi_grid=multi_grid)
 
 

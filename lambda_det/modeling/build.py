@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from lambda_det.foundation import Backbone
-from lambda_det.modeling.checks import check_options, taken_options
+from lambda_det.modeling.checks import check_options
 from lambda_det.modeling.common import StagedBackbone
 from lambda_det.modeling.mobilenet import MobileNetV2
-from lambda_det.modeling.resnet import LambdaResNet, make_res5
+from lambda_det.modeling.resnet import LambdaResNet
 from lambda_det.modeling.specs import (
-    SPECS,
     STAGES,
     MobileNetSpec,
     NetworkSpec,
@@ -26,50 +24,19 @@ from lambda_det.weights.loading import load
 from lambda_det.weights.provenance import DETECTRON2_PIXELS
 from lambda_det.weights.public import is_public
 
-
-@dataclass(frozen=True)
-class NetworkKind:
-    """A kind of network: a row of :data:`NETWORK_KINDS`.
-
-    Attributes:
-        network: the class. It is called with a specification and with keyword arguments, the
-            options that networks of the kind take; ``num_classes``, ``out_features`` and
-            ``freeze_at`` are among them.
-        res5: makes the last stage by itself and says its channels, as :func:`make_res5`. None for
-            networks whose last stage detectors cannot take as their heads.
-    """
-
-    network: type[StagedBackbone]
-    res5: Callable[..., tuple[nn.Sequential, int]] | None = None
-
-
-NETWORK_KINDS: dict[type[NetworkSpec], NetworkKind] = {
-    ResNetSpec: NetworkKind(LambdaResNet, res5=make_res5),
-    MobileNetSpec: NetworkKind(MobileNetV2),
+# For each kind of network its class. It is called with a specification and with keyword arguments,
+# the options that networks of the kind take; ``num_classes``, ``out_features`` and ``freeze_at``
+# are among them.
+NETWORK_KINDS: dict[type[NetworkSpec], type[StagedBackbone]] = {
+    ResNetSpec: LambdaResNet,
+    MobileNetSpec: MobileNetV2,
 }
-
-
-def kind_of(spec: NetworkSpec) -> NetworkKind:
-    """The kind of a network."""
-    return NETWORK_KINDS[type(spec)]
-
-
-def norm_option(name: str, norm: str) -> dict[str, str]:
-    """The norm of a configuration as an argument of :func:`create_backbone` or
-    :func:`create_classifier`.
-
-    A network with norms of its own gets none at the default. Other norms of it, and unknown
-    networks, are refused when the network is made.
-    """
-    spec = SPECS.get(name)
-    has_own_norms = spec and "norm" not in taken_options(kind_of(spec).network, spec)
-    return {} if has_own_norms and norm == "BN" else {"norm": norm}
 
 
 def _make(name: str, overrides: dict[str, Any], **options: Any) -> StagedBackbone:
     """The network of that name, which knows by what it was made."""
     spec = get_spec(name)
-    network = kind_of(spec).network
+    network = NETWORK_KINDS[type(spec)]
     check_options(network, spec, overrides, name)
     backbone = network(spec, **options, **overrides)
     backbone.created_as = (name, overrides)
@@ -133,5 +100,5 @@ def create_backbone(
     backbone.pixel_settings = None
     if weights is not None:
         pixels = DETECTRON2_PIXELS if is_public(weights) else None
-        backbone.pixel_settings = load(backbone, weights, pixels=pixels, name=name).pixels
+        backbone.pixel_settings = load(backbone, weights, pixels=pixels, name=name)
     return backbone

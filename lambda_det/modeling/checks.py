@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import nn
 
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, refused
 from lambda_det.foundation import get_norm
 from lambda_det.modeling.specs import STAGES, NetworkSpec, ResNetSpec
 
@@ -19,18 +19,11 @@ _KEYS = {
 }
 
 
-def taken_options(network: type[nn.Module], spec: NetworkSpec) -> frozenset[str]:
-    """The keyword arguments of the class of a network, and those options of lambda layers that its
-    specification names.
-    """
-    arguments = inspect.signature(network).parameters.values()
-    return spec.lambda_options.union(a.name for a in arguments if a.kind is a.KEYWORD_ONLY)
-
-
 def check_options(
     network: type[nn.Module], spec: NetworkSpec, given: Iterable[str], name: str = "This network"
 ) -> None:
-    """Refuse options that a network does not take.
+    """Refuse options that are neither keyword arguments of the class of a network, nor among the
+    options of lambda layers that its specification names.
 
     Args:
         network: the class.
@@ -41,12 +34,13 @@ def check_options(
     Raises:
         ConfigError: the network does not take one of them.
     """
-    taken = taken_options(network, spec)
-    refused = [option for option in given if option not in taken]
-    if refused:
-        keys = ", ".join(_KEYS.get(option, option.upper()) for option in refused)
+    arguments = inspect.signature(network).parameters.values()
+    taken = spec.lambda_options.union(a.name for a in arguments if a.kind is a.KEYWORD_ONLY)
+    unknown = [option for option in given if option not in taken]
+    if unknown:
+        keys = ", ".join(_KEYS.get(option, option.upper()) for option in unknown)
         raise ConfigError(
-            f"{name} takes no {', '.join(refused)}; leave these out (in a configuration {keys}, at "
+            f"{name} takes no {', '.join(unknown)}; leave these out (in a configuration {keys}, at "
             "the default), or take another network."
         )
 
@@ -57,38 +51,9 @@ def check_norm(norm: str | Callable[[int], nn.Module]) -> None:
     Raises:
         ConfigError: Detectron2 knows none of that name.
     """
-    try:
+    advice = "take BN, SyncBN, FrozenBN, GN, nnSyncBN, naiveSyncBN, naiveSyncBN_N, LN or '' (none)"
+    with refused(ConfigError, "Detectron2 does not know this NORM", advice, KeyError):
         get_norm(norm, 32)
-    except KeyError as error:
-        raise ConfigError(
-            f"NORM is {norm!r}, which Detectron2 doesn't know; it has BN, SyncBN, FrozenBN, GN, "
-            "nnSyncBN, naiveSyncBN, naiveSyncBN_N, LN and '' for none."
-        ) from error
-
-
-def check_probability(name: str, value: float) -> None:
-    """Refuse a probability with which a layer or block would never be trained.
-
-    Raises:
-        ConfigError: it is below 0, or 1 or more; the message has the ``name`` of the key.
-    """
-    if not 0 <= value < 1:
-        raise ConfigError(
-            f"{name} is {value}, but as the probability of leaving something out it must be at "
-            "least 0 and below 1."
-        )
-
-
-def check_out_features(out_features: Sequence[str] | None, available: Sequence[str]) -> list[str]:
-    """``out_features`` as a list; the last of ``available`` for None.
-
-    Raises:
-        ConfigError: there are none, or a name is not one of ``available``.
-    """
-    chosen = list(available[-1:] if out_features is None else out_features)
-    if not chosen or not set(chosen) <= set(available):
-        raise ConfigError(f"OUT_FEATURES is {chosen}; name some of {', '.join(available)}.")
-    return chosen
 
 
 def check_dilation(

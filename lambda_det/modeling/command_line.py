@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 from typing import Any
 
@@ -31,15 +30,6 @@ HEADER = [
     "top-1 (paper)",
     "source",
 ]
-
-
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = command_parser(
-        "info", "Print the networks: parameters, multiply-adds, and the paper's figures.", EXAMPLES
-    )
-    parser.add_argument("models", nargs="*", default=["*"], help="names or patterns; all if none")
-    parser.add_argument("--image-size", type=int, help="side of the input instead of the paper's")
-    return parser.parse_args(argv)
 
 
 def rows(patterns: list[str], image_size: int | None = None) -> list[list[Any]]:
@@ -78,12 +68,17 @@ def rows(patterns: list[str], image_size: int | None = None) -> list[list[Any]]:
     return table
 
 
-def as_text(table: list[list[Any]]) -> str:
-    """The header and the rows; names are flush left, and figures flush right."""
-    sides = ["left", *["right"] * (len(HEADER) - 2), "left"]
-    return tabulate(table, HEADER, "plain", disable_numparse=True, colalign=sides)
-
-
 def main(argv: list[str] | None = None) -> int:
-    args = parse_arguments(argv)
-    return exit_status(lambda: print(as_text(rows(args.models, args.image_size))))
+    parser = command_parser(
+        "info", "Print the networks: parameters, multiply-adds, and the paper's figures.", EXAMPLES
+    )
+    parser.add_argument("models", nargs="*", default=["*"], help="names or patterns; all if none")
+    parser.add_argument("--image-size", type=int, help="side of the input instead of the paper's")
+    args = parser.parse_args(argv)
+
+    def show() -> None:
+        table = rows(args.models, args.image_size)
+        sides = ["left", *["right"] * (len(HEADER) - 2), "left"]
+        print(tabulate(table, HEADER, "plain", disable_numparse=True, colalign=sides))
+
+    return exit_status(show)

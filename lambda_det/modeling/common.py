@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lambda_det.config import BELOW_1, check
+from lambda_det.errors import ConfigError
 from lambda_det.foundation import Backbone, Conv2d, FrozenBatchNorm2d, ShapeSpec, get_norm
-from lambda_det.modeling.checks import check_out_features, check_probability
 
 Norm = str | Callable[[int], nn.Module]
 Activation = Callable[[Tensor], Tensor]
@@ -24,7 +25,7 @@ def conv_norm(
     norm: Norm,
     stride: int = 1,
     dilation: int = 1,
-    activation: Activation | None = F.relu_,
+    activation: Activation | None,
 ) -> Conv2d:
     """A convolution without bias, then norm, then activation; initialised as Detectron2's.
 
@@ -116,13 +117,11 @@ class StagedBackbone(Backbone):
         freeze_at: int,
     ) -> None:
         super().__init__()
-        check_probability("DROPOUT", dropout)
+        check("DROPOUT", dropout, BELOW_1)  # of leaving a feature out
         for name, module in modules.items():
             self.add_module(name, module)
         self.stage_names = tuple(name for name in modules if name != "stem")
-        self._out_feature_channels = {name: shape.channels for name, shape in shapes.items()}
-        self._out_feature_strides = {name: shape.stride for name, shape in shapes.items()}
-        self.num_classes = num_classes
+        self._shapes = shapes
         available = list(shapes)
         if num_classes is not None:
             available.append("linear")
@@ -130,13 +129,12 @@ class StagedBackbone(Backbone):
             self.linear = nn.Linear(shapes[[*modules][-1]].channels, num_classes)
             nn.init.normal_(self.linear.weight, std=0.01)  # Goyal et al. (2017), section 5.1
             self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        self._out_features = check_out_features(out_features, available)
+        self._out_features = list(available[-1:] if out_features is None else out_features)
+        if not self._out_features or not set(self._out_features) <= set(available):
+            raise ConfigError(
+                f"OUT_FEATURES is {self._out_features}; name some of {', '.join(available)}."
+            )
         self.freeze(freeze_at)
-
-    @property
-    def stages(self) -> list[nn.Module]:
-        """The stages, in their order."""
-        return [getattr(self, name) for name in self.stage_names]
 
     def freeze(self, freeze_at: int) -> None:
         """Freeze the stem and stages up to number ``freeze_at``: the stem is 1, res2 is 2.
@@ -149,17 +147,11 @@ class StagedBackbone(Backbone):
 
     def output_shape(self) -> dict[str, ShapeSpec]:
         """Channels and stride of each map of ``out_features``."""
-        return {
-            name: ShapeSpec(
-                channels=self._out_feature_channels[name], stride=self._out_feature_strides[name]
-            )
-            for name in self._out_features
-            if name != "linear"
-        }
+        return {name: self._shapes[name] for name in self._out_features if name != "linear"}
 
     def outputs(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         """The maps that were asked for, and the classifier's logits of the last map."""
-        if self.num_classes is not None:
+        if "linear" in self._out_features:
             pooled = torch.flatten(self.avgpool([*features.values()][-1]), 1)
             features["linear"] = self.linear(self.dropout(pooled))
         return {name: features[name] for name in self._out_features}

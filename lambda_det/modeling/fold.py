@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from typing import TypeVar
 
 import torch
 from detectron2.layers import Conv2d
@@ -16,9 +15,7 @@ from lambda_det.cpu.winograd import FAST_CONVOLUTIONS, FAST_SEQUENCES
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.common import SqueezeExcitation
 from lambda_det.modeling.resnet import Bottleneck
-from lambda_det.native.calls import copied, is_hooked
-
-Model = TypeVar("Model", bound=nn.Module)
+from lambda_det.native.calls import Model, copied, is_hooked
 
 # The modules of these packages call a convolution and the norm behind it only together; their code
 # was read. Other code may call the norm again, or compute with the kernel.
@@ -50,7 +47,8 @@ def fold_norms(model: Model) -> Model:
         if module not in free:
             continue
         if type(module) in _CONVOLUTIONS_WITH_NORM:
-            _fold_own_norm(module)
+            if is_foldable(module.norm, module.weight) and _fold(module, module.norm):
+                module.norm = None
         elif type(module) is LambdaLayer and module.qkv in free:
             _fold_projection(module)
         elif isinstance(module, nn.Sequential) and type(module).forward in _IN_ORDER:
@@ -87,12 +85,6 @@ def _fold(conv: nn.Conv2d, norm: nn.Module, rows: slice = slice(None)) -> bool:
     conv.weight = nn.Parameter(weight, conv.weight.requires_grad)
     conv.bias = nn.Parameter(bias, conv.weight.requires_grad)
     return True
-
-
-def _fold_own_norm(conv: Conv2d) -> None:
-    """Fold the norm that a convolution of Detectron2 calls itself."""
-    if is_foldable(conv.norm, conv.weight) and _fold(conv, conv.norm):
-        conv.norm = None
 
 
 def _fold_projection(layer: LambdaLayer) -> None:

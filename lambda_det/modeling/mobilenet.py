@@ -15,10 +15,8 @@ from lambda_det.modeling.checks import check_norm, check_options
 from lambda_det.modeling.common import Norm, StagedBackbone, conv_norm
 from lambda_det.modeling.replacements import layer_arguments
 from lambda_det.modeling.specs import MobileNetSpec
+from lambda_det.weights.import_names import MOBILENET_STAGES
 
-# torchvision's ``features`` that end each stage, by stage: the last inverted bottleneck before a
-# stride.
-_STAGE_ENDS = {"stem": 2, "res2": 4, "res3": 7, "res4": 14, "res5": 19}
 # The text gives |k|=32 and |h|=4. With 32 query channels over the 4 heads the network has the
 # paper's 3.21 M parameters and its operations to 0.5 %; with 32 for each head it has 3.24 M.
 _LAYER = {"query_depth": 8, "heads": 4, "scope": 5}
@@ -76,12 +74,10 @@ class MobileNetV2(StagedBackbone):
             features[number] = LightweightLambdaBlock(
                 features[number].out_channels, norm=norm, **lambda_options
             )
-        modules, shapes, start = {}, {}, 0
-        for index, (name, end) in enumerate(_STAGE_ENDS.items()):
+        modules, shapes = {}, {}
+        for index, (name, (start, end)) in enumerate(MOBILENET_STAGES.items(), 1):
             modules[name] = nn.Sequential(*features[start:end])
-            channels = features[end - 1].out_channels
-            shapes[name] = ShapeSpec(channels=channels, stride=2 ** (index + 1))
-            start = end
+            shapes[name] = ShapeSpec(channels=features[end - 1].out_channels, stride=2**index)
         super().__init__(
             modules,
             shapes,
@@ -96,6 +92,6 @@ class MobileNetV2(StagedBackbone):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """Map images [B, 3, H, W] to the features of ``out_features``, by name."""
         features = {}
-        for name in _STAGE_ENDS:
+        for name in ("stem", *self.stage_names):
             x = features[name] = getattr(self, name)(x)
         return self.outputs(features)

@@ -29,16 +29,13 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def move_running_statistics(
-    norm: nn.BatchNorm2d | nn.SyncBatchNorm, mean: Tensor, var: Tensor, count: Tensor
-) -> None:
+def move_running_statistics(norm: nn.BatchNorm2d, mean: Tensor, var: Tensor, count: Tensor) -> None:
     """Update running statistics; an empty batch changes nothing.
 
     The host does not wait for the device.
     """
     seen = count.clamp(max=1)
-    if norm.num_batches_tracked is not None:
-        norm.num_batches_tracked += seen.to(norm.num_batches_tracked.dtype)
+    norm.num_batches_tracked += seen.to(norm.num_batches_tracked.dtype)
     if norm.momentum is None:
         factor = seen / norm.num_batches_tracked.clamp(min=1)
     else:

@@ -7,6 +7,7 @@ the lambda layers their mask.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -41,7 +42,8 @@ class PaddingMask:
             network.stem.pool.register_forward_pre_hook(partial(self._hide_input, 2))
             network.stem.pool.register_forward_hook(partial(self._blank, network.stem.stride))
         stride = network.stem.stride
-        for block in (block for stage in network.stages for block in stage):
+        stages = (getattr(network, name) for name in network.stage_names)
+        for block in itertools.chain.from_iterable(stages):
             block.conv1.register_forward_hook(partial(self._blank, stride))
             if block.is_lambda:
                 block.conv2.register_forward_pre_hook(partial(self._add_mask, stride))

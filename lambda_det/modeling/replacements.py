@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from torch import nn
 
+from lambda_det.config import check, one_of
 from lambda_det.errors import ConfigError
 from lambda_det.foundation import get_norm
 from lambda_det.layers import LambdaLayer, RelativePosition
+from lambda_det.modeling.common import Norm
 from lambda_det.modeling.specs import STAGES, ResNetSpec
 
-SHARING = ("", "stage", "size")
 MakeNorm = Callable[[int], nn.Module]  # of a number of channels
-
-
-@dataclass(frozen=True)
-class LayerKind:
-    """A kind of layer that blocks of a network have in the place of lambda layers.
-
-    Its layers take maps [B, C, H, W] and return them in the same layout. If they have a
-    ``map_size``, they hold for maps of up to that size and are not exported.
-
-    Attributes:
-        make: a layer, from its channels, the largest map (H, W) or None, and what makes norms.
-        follows: whether it follows a block instead of replacing the block's 3x3 convolution.
-    """
-
-    make: Callable[[int, tuple[int, int] | None, MakeNorm], nn.Module]
-    follows: bool = False
-
-
-# By ResNetSpec.kind. Projects add theirs, and networks of that kind to SPECS, when they are
+# By ResNetSpec.kind what makes the layers that blocks have in the place of lambda layers, of their
+# channels, the largest map (H, W) or None, and what makes norms. They take maps [B, C, H, W] and
+# return them in the same layout. If they have a ``map_size``, they hold for maps of up to that size
+# and are not exported. Projects add theirs, and networks of that kind to SPECS, when they are
 # imported (projects/paper/lambda_paper/attention.py).
-KINDS: dict[str, LayerKind] = {}
+KINDS: dict[str, Callable[[int, tuple[int, int] | None, MakeNorm], nn.Module]] = {}
 
 
 def layer_arguments(
-    norm: str | Callable[[int], nn.Module],
+    norm: Norm,
     *,
     qv_norm: bool = True,
     position: bool = True,
@@ -79,7 +64,7 @@ class Replacements:
     def __init__(
         self,
         spec: ResNetSpec,
-        norm: str | Callable[[int], nn.Module] = "BN",
+        norm: Norm,
         *,
         stage_scopes: Sequence[int] = (),
         global_context: int | None = None,
@@ -102,10 +87,7 @@ class Replacements:
                 f"stage_scopes is {list(stage_scopes)}, but must hold {len(STAGES)} numbers, for "
                 f"{', '.join(STAGES)}."
             )
-        if share_positions not in SHARING:
-            raise ConfigError(
-                f"share_positions is {share_positions!r}, but must be one of {list(SHARING)}."
-            )
+        check("share_positions", share_positions, one_of("", "stage", "size"))
         if not reaches and "scope" not in options:
             global_context = spec.global_context
         self.global_context, self.share_positions = global_context, share_positions
@@ -113,11 +95,6 @@ class Replacements:
         self.kind, self.norm = KINDS[spec.kind] if spec.kind else None, norm
         self.options = layer_arguments(norm, **{**spec.layer, **options})
         self._shared: dict[Any, RelativePosition | None] = {}
-
-    @property
-    def follow(self) -> bool:
-        """Whether the layers follow their blocks."""
-        return self.kind is not None and self.kind.follows
 
     def make(self, stage: str, channels: int, *, stride: int, dilation: int = 1) -> nn.Module:
         """The layer of the next block that has one.
@@ -130,7 +107,7 @@ class Replacements:
         """
         side = self.global_context and -(-self.global_context // stride)
         if self.kind is not None:
-            return self.kind.make(
+            return self.kind(
                 channels,
                 side and (side, side),
                 lambda channels: get_norm(self.norm, channels) or nn.Identity(),

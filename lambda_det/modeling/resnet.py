@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
+from lambda_det.config import BELOW_1, check
 from lambda_det.errors import ConfigError
 from lambda_det.foundation import CNNBlockBase, Conv2d, ShapeSpec, get_norm
-from lambda_det.modeling.checks import (
-    check_dilation,
-    check_norm,
-    check_options,
-    check_probability,
-)
+from lambda_det.modeling.checks import check_dilation, check_norm, check_options
 from lambda_det.modeling.common import (
     Activation,
     Norm,
@@ -83,50 +79,47 @@ class Bottleneck(CNNBlockBase):
     of the 3x3 convolution stay after it: with N(0, 1) embeddings over 23x23 positions the
     layer's output has a standard deviation near 75 at the start.
 
+    Of the designs "rs" has ResNet-D's 2x2 average pooling before the shortcut's 1x1 convolution,
+    the others have a stride in it. The average pooling after a strided lambda layer is 3x3 and
+    counts the zeros beyond the border; the one of "timm" is 2x2 and does not.
+
     Args:
+        spec: gives design, channels, squeeze-and-excitation and activation.
+        stage: "res2" to "res5", whose block it is.
         in_channels: channels of the input.
-        out_channels: channels of the output.
-        bottleneck_channels: channels between the 1x1 convolutions.
         stride: 1 or 2, at the 3x3 convolution.
         dilation: of the 3x3 convolution.
         norm: a name that Detectron2's ``get_norm`` knows, or a function from channels to a module.
         layer: what stands in the place of the 3x3 convolution, such as a
             :class:`lambda_det.layers.LambdaLayer`; None for the convolution.
-        se_ratio: of the squeeze-and-excitation after the last norm; 0 for none.
-        design: "rs" has ResNet-D's 2x2 average pooling before the shortcut's 1x1 convolution, the
-            others have a stride in it. The average pooling after a strided lambda layer is 3x3 and
-            counts the zeros beyond the border; the one of "timm" is 2x2 and does not.
-        activation: after the norms and after the sum.
         stochastic_depth: probability of leaving the residual branch of an image out in training.
         after: what follows the block, or None. Files of weights have it as ``attention``.
     """
 
     def __init__(
         self,
+        spec: ResNetSpec,
+        stage: str,
         in_channels: int,
-        out_channels: int,
         *,
-        bottleneck_channels: int,
         stride: int = 1,
         dilation: int = 1,
         norm: Norm = "BN",
         layer: nn.Module | None = None,
-        se_ratio: int = 0,
-        design: Literal["rs", "vanilla", "timm"] = "rs",
-        activation: Activation = F.relu_,
         stochastic_depth: float = 0.0,
         after: nn.Module | None = None,
     ) -> None:
+        out_channels, activation = spec.channels(stage), _ACTIVATIONS[spec.activation]
         super().__init__(in_channels, out_channels, stride)
         self.shortcut = self.shortcut_pool = None
         if in_channels != out_channels or stride > 1:
-            in_conv = 1 if design == "rs" else stride
+            in_conv = 1 if spec.design == "rs" else stride
             if in_conv != stride:
                 self.shortcut_pool = _average(stride)
             self.shortcut = conv_norm(
                 in_channels, out_channels, 1, norm=norm, stride=in_conv, activation=None
             )
-        width = bottleneck_channels
+        width = out_channels // 4
         self.activation = activation
         self.conv1 = conv_norm(in_channels, width, 1, norm=norm, activation=activation)
         self.is_lambda = layer is not None
@@ -135,13 +128,14 @@ class Bottleneck(CNNBlockBase):
             self.pool = nn.Identity()
             if stride > 1:
                 strided = nn.AvgPool2d(3, stride, padding=1)
-                self.pool = _average(stride) if design == "timm" else strided
+                self.pool = _average(stride) if spec.design == "timm" else strided
             self.norm2 = get_norm(norm, width) or nn.Identity()
         else:
             steps = {"stride": stride, "dilation": dilation}
             self.conv2 = conv_norm(width, width, 3, norm=norm, activation=activation, **steps)
         self.conv3 = conv_norm(width, out_channels, 1, norm=norm, activation=None)
-        self.se = SqueezeExcitation(out_channels, se_ratio) if se_ratio else None
+        has_se = stage in spec.se_stages
+        self.se = SqueezeExcitation(out_channels, spec.se_ratio) if has_se else None
         self.drop = StochasticDepth(stochastic_depth, "row") if stochastic_depth else None
         self.attention = after
         # Every residual branch starts at zero: gamma = 0 in its last norm (Appendix F.2)
@@ -221,7 +215,6 @@ def make_stage(
     in_channels: int,
     *,
     stride: int,
-    norm: Norm,
     in_stride: int,
     layers: Replacements,
     dilation: int = 1,
@@ -235,9 +228,8 @@ def make_stage(
         name: "res2" to "res5".
         in_channels: channels of its input.
         stride: of the first block.
-        norm: as in :class:`Bottleneck`.
         in_stride: of the input, in pixels of the image.
-        layers: makes what replaces convolutions.
+        layers: makes what replaces convolutions, and has the norm of the network.
         dilation: of the blocks.
         multi_grid: by which factor each block is dilated further; None for 1.
         stochastic_depth: as in :class:`Bottleneck`.
@@ -247,22 +239,19 @@ def make_stage(
     factors = multi_grid or [1] * spec.blocks[STAGES.index(name)]
     for number, spacing in enumerate((dilation * factor for factor in factors), 1):
         layer = after = None
-        if spec.has_lambda(name, number) and layers.follow:
+        if spec.has_lambda(name, number) and spec.follows:
             after = layers.make(name, channels, stride=in_stride * stride)
         elif spec.has_lambda(name, number):
             before = in_stride if number == 1 else in_stride * stride
             layer = layers.make(name, channels // 4, stride=before, dilation=spacing)
         block = Bottleneck(
+            spec,
+            name,
             in_channels,
-            channels,
-            bottleneck_channels=channels // 4,
             stride=stride if number == 1 else 1,
             dilation=spacing,
-            norm=norm,
+            norm=layers.norm,
             layer=layer,
-            se_ratio=spec.se_ratio if name in spec.se_stages else 0,
-            design=spec.design,
-            activation=_ACTIVATIONS[spec.activation],
             stochastic_depth=stochastic_depth,
             after=after,
         )
@@ -294,7 +283,6 @@ def make_res5(
         "res5",
         spec.channels("res4"),
         stride=2,
-        norm=norm,
         in_stride=16,
         layers=Replacements(spec, norm, **lambda_options),
         stochastic_depth=stochastic_depth,
@@ -352,7 +340,7 @@ class LambdaResNet(StagedBackbone):
     ) -> None:
         check_options(LambdaResNet, spec, lambda_options)
         check_norm(norm)
-        check_probability("STOCHASTIC_DEPTH", stochastic_depth)
+        check("STOCHASTIC_DEPTH", stochastic_depth, BELOW_1)
         dilations = check_dilation(spec, dilation, multi_grid)
         if spec.kind and (mask_padding or max(*dilations.values(), *(multi_grid or ())) > 1):
             raise ConfigError(
@@ -373,7 +361,6 @@ class LambdaResNet(StagedBackbone):
                 name,
                 channels,
                 stride=own_stride,
-                norm=norm,
                 in_stride=stride,
                 layers=layers,
                 dilation=widest,
@@ -403,8 +390,8 @@ class LambdaResNet(StagedBackbone):
             self.padding.find(x)
         x = self.stem(x)
         features = {"stem": x}
-        for name, stage in zip(self.stage_names, self.stages, strict=True):
-            for block in stage:
+        for name in self.stage_names:
+            for block in getattr(self, name):
                 x = self._run(block, x)
             features[name] = x
         return self.outputs(features)

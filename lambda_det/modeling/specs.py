@@ -77,6 +77,7 @@ class ResNetSpec(NetworkSpec):
         lambda_blocks: by stage, which blocks have a lambda layer.
         kind: of what these blocks have instead of lambda layers, a key of
             ``KINDS`` in :mod:`lambda_det.modeling.replacements`; "" for lambda layers.
+        follows: whether layers of that kind follow a block, and do not replace its 3x3 convolution.
         se_stages: stages whose blocks have squeeze-and-excitation.
         se_ratio: how much narrower its inner layer is.
         layer: options of the lambda layers that differ from the paper's default.
@@ -89,6 +90,7 @@ class ResNetSpec(NetworkSpec):
     design: Literal["rs", "vanilla", "timm"] = "rs"
     lambda_blocks: Mapping[str, Blocks] = field(default_factory=dict)
     kind: str = ""
+    follows: bool = False
     se_stages: tuple[str, ...] = ()
     se_ratio: int = 4
     layer: Mapping[str, Any] = field(default_factory=dict)

@@ -92,10 +92,9 @@ def fold_normalisation(
             f"The input normalisation cannot be folded into a network for {pixels.format} images "
             f"with {len(first)} convolutions of 3 channels."
         )
-    (name, conv), *following = modules[first[0] :]
     # Detectron2's norm is a child of the convolution, torchvision's follows it. In both cases it is
     # the next module.
-    norm_name, norm = following[0] if following else ("", None)
+    (name, conv), (norm_name, norm), *_ = [*modules[first[0] :], ("", None)]
     same_order = target.in_order(pixels.format)
     std = torch.tensor(pixels.std, dtype=torch.float64) / torch.tensor(same_order.std).double()
     result = dict(state)

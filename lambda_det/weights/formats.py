@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import io
 import json
 import pickle
 import tarfile
@@ -154,12 +153,10 @@ def read_pickle(path: str | Path) -> Any:
         WeightsError: the file is damaged or holds anything but arrays and plain values.
         OSError: the file is missing or cannot be opened.
     """
-    with open(path, "rb") as file:
-        content = io.BytesIO(file.read())
     advice = "a .pkl of weights must be complete and hold only arrays, numbers, strings and lists"
     # A damaged pickle raises errors of many types
-    with refused(WeightsError, f"{path} is refused", advice, Exception):
-        data = _NumpyUnpickler(content, encoding="latin1").load()
+    with open(path, "rb") as file, refused(WeightsError, f"{path} is refused", advice, Exception):
+        data = _NumpyUnpickler(file, encoding="latin1").load()
     if not isinstance(data, dict) or "model" in data:
         return data
     # A file of Caffe2. Those of detectors have their tensors under "blobs".
@@ -180,15 +177,13 @@ def read_safetensors(path: str | Path) -> dict[str, Any]:
     """
     data = Path(path).read_bytes()
     advice = "it is damaged, incomplete, or in another format: use another copy"
-    errors = (safetensors.SafetensorError, ValueError, KeyError, RecursionError)
+    errors = (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError)
     with refused(WeightsError, f"{path} cannot be read as safetensors", advice, *errors):
         model = load_safetensors(data)
         length = int.from_bytes(data[:8], "little")
         texts = json.loads(data[8 : 8 + length]).get("__metadata__", {})
         about = json.loads(texts[_ABOUT]) if _ABOUT in texts else {}
-    if not isinstance(about, dict):
-        raise WeightsError(f"The metadata {_ABOUT!r} of {path} is no mapping; export it again.")
-    return {**about, "model": model}
+        return {**about, "model": model}
 
 
 _ABOUT = "lambda_det"  # key of the metadata that holds all entries but "model", as JSON

@@ -51,13 +51,14 @@ _RESNET: _Rules = (
     *_RESNET_BLOCKS,
 )
 
-# The modules of torchvision's MobileNet-v2.features that are stem and res2 to res5
-_MOBILENET_STAGES = {"stem": (0, 2), "res2": (2, 4), "res3": (4, 7), "res4": (7, 14)}
-_MOBILENET_STAGES |= {"res5": (14, 19)}
+# The modules of torchvision's MobileNet-v2.features that are stem and res2 to res5, each of which
+# ends with the last inverted bottleneck before a stride
+MOBILENET_STAGES = {"stem": (0, 2), "res2": (2, 4), "res3": (4, 7), "res4": (7, 14)}
+MOBILENET_STAGES |= {"res5": (14, 19)}
 _MOBILENET: _Rules = (
     *(
         (rf"^features\.{number}\.", f"{stage}.{number - start}.")
-        for stage, (start, end) in _MOBILENET_STAGES.items()
+        for stage, (start, end) in MOBILENET_STAGES.items()
         for number in range(start, end)
     ),
     (r"^classifier\.1\.", "linear."),
@@ -240,15 +241,16 @@ def import_weights(content: Mapping[str, Any], path: str | Path) -> dict[str, An
         path: of the file, named in messages.
 
     Returns:
-        ``content`` itself if its tensors have other names. Else "model", with the names of our
-        classifiers ("backbone.stem.conv1.weight") or of Detectron2's detectors, and "meta": the
-        pixel settings of these libraries, and as "imported" a description of the source.
+        ``content`` if its tensors have other names, as "model" if it is a state dict. Else "model",
+        with the names of our classifiers ("backbone.stem.conv1.weight") or of Detectron2's
+        detectors, and "meta": the pixel settings of these libraries, and as "imported" a
+        description of the source.
     """
     state = content.get("state_dict", content.get("model", content))
     there = set(state) if isinstance(state, Mapping) else set()
     source = next((name for name, (marks, _) in _NAMINGS.items() if there.issuperset(marks)), None)
     if source is None:
-        return dict(content)
+        return dict(content if "model" in content else {"model": content})
     _, rules = _NAMINGS[source]
     model = {}
     state = tensors_only(state, path)

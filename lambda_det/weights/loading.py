@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from lambda_det.weights.names import (
     bare_name,
     check_shared,
     compare,
-    fitting,
     is_weight,
     named_as_in,
     tensors_only,
+    with_metadata,
 )
 from lambda_det.weights.provenance import (
     PixelSettings,
@@ -62,35 +62,6 @@ _STRUCTURE = {
 }
 
 
-@dataclass(frozen=True)
-class LoadReport:
-    """What became of the tensors of a model and of a file.
-
-    Attributes:
-        file: its path or URL.
-        weights: which weights of the file were loaded, in words.
-        wanted: number of tensors of the model.
-        afresh: names of tensors that the file does not have.
-        unused: names in the file that the model does not have.
-        pixels: settings that the weights need now; None where the file does not record them.
-    """
-
-    file: str
-    weights: str
-    wanted: int
-    afresh: tuple[str, ...]
-    unused: tuple[str, ...]
-    pixels: PixelSettings | None
-
-    def __str__(self) -> str:
-        pixels = f"; they are for the pixel settings {self.pixels}" if self.pixels else ""
-        return (
-            f"Loaded {self.wanted - len(self.afresh)} of the model's {self.wanted} tensors from "
-            f"{self.weights} of {self.file}; start afresh: {listed(self.afresh)}; unused in the "
-            f"file: {listed(self.unused)}{pixels}"
-        )
-
-
 def load(
     model: nn.Module,
     file: str | Path,
@@ -100,7 +71,7 @@ def load(
     averaged: bool = True,
     pixels: PixelSettings | None = None,
     name: str | None = None,
-) -> LoadReport:
+) -> PixelSettings | None:
     """Load the weights of a file into a model: completely, or an error leaves it as it was.
 
     The file may be of a backbone, of a classifier or of a detector, ours or of timm or torchvision;
@@ -120,6 +91,9 @@ def load(
         pixels: the pixel settings of the model, to compare with those that the file records. A
             file that records none gets a warning.
         name: of the model's network. A file that records another name is refused.
+
+    Returns:
+        The pixel settings that the weights need now; None where the file does not record them.
 
     Raises:
         WeightsError: the file cannot be read or was changed, or does not fit.
@@ -153,18 +127,20 @@ def load(
         pixels.check(wanted, file)
     check_layers(model, content, file)
     check_shared(model, state, file)
-    fits = fitting(own, state)
-    model.load_state_dict(fits, strict=False)
-    report = LoadReport(
-        file=str(file),
-        weights=which,
-        wanted=sum(map(is_weight, own)),
-        afresh=tuple(tensor for tensor in own if tensor not in fits and is_weight(tensor)),
-        unused=tuple(tensor for tensor in state if tensor not in fits and is_weight(tensor)),
-        pixels=wanted,
+    fits = OrderedDict(
+        (tensor, state[tensor])
+        for tensor in own
+        if tensor in state and state[tensor].shape == own[tensor].shape
     )
-    logger.info(str(report))
-    return report
+    model.load_state_dict(with_metadata(fits, weights), strict=False)
+    afresh = [tensor for tensor in own if tensor not in fits and is_weight(tensor)]
+    unused = [tensor for tensor in state if tensor not in fits and is_weight(tensor)]
+    logger.info(
+        f"Loaded {sum(map(is_weight, fits))} of the model's {sum(map(is_weight, own))} tensors "
+        f"from {which} of {file}; start afresh: {listed(afresh)}; unused in the file: "
+        f"{listed(unused)}; pixel settings: {wanted or 'not recorded'}"
+    )
+    return wanted
 
 
 def read_weights(file: str | Path) -> dict[str, Any]:
@@ -187,7 +163,7 @@ def read_weights(file: str | Path) -> dict[str, Any]:
     if is_public(file):
         content, public = read_public(str(file))
         logger.info(f"Weights: {public.describe()}")
-        return content if "model" in content else {"model": content}
+        return content
     path, _, query = str(file).partition("?")
     if "://" in path:
         from detectron2.utils.file_io import PathManager
@@ -200,8 +176,6 @@ def read_weights(file: str | Path) -> dict[str, Any]:
     if path.endswith(".pyth"):  # of pycls
         content = {"model": content.get("model_state", {}), "matching_heuristics": True}
     content = import_weights(content, file)
-    if "model" not in content:
-        content = {"model": content}
     if query == "matching_heuristics=True":
         content["matching_heuristics"] = True
     elif query:
@@ -275,7 +249,6 @@ def _fold(
     except WeightsError:  # no single first convolution: the settings are compared, and refused
         return wanted
     state.update((prefix + name, tensor) for name, tensor in folded.items())
-    logger.info(f"Folded into the first convolution, whose images are now: {pixels}")
     return pixels
 
 
@@ -304,17 +277,16 @@ def _check_start(
 
 
 def _without_classes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that stay when the classes change."""
     changing = re.compile("|".join(rf"{pattern}\." for pattern in CLASS_LAYERS))
-    return {name: tensor for name, tensor in tensors.items() if not changing.match(name)}
+    return {n: tensor for n, tensor in tensors.items() if is_weight(n) and not changing.match(n)}
 
 
 def _check_structure(
     model: nn.Module, state: Mapping[str, Tensor], path: str | Path, about: Mapping[str, Any]
 ) -> None:
     """Refuse an imported detector with other modules than the model; only masks may be missing."""
-    # Imported files have no counters
-    weights = ({n: t for n, t in x.items() if is_weight(n)} for x in (model.state_dict(), state))
-    tensors = [*map(_without_classes, weights)]
+    tensors = [_without_classes(model.state_dict()), _without_classes(state)]
     keys = []
     for module, keys_of_module in _STRUCTURE.items():
         here, there = ({n: t.shape for n, t in x.items() if n.startswith(module)} for x in tensors)

@@ -80,10 +80,10 @@ def tensors_only(state: Any, path: str | Path) -> dict[str, Tensor]:
                 'not a tensor; name a state dict, or a file with a state dict under "model".'
             )
         result[name] = value
-    return _with_metadata(result, state)
+    return with_metadata(result, state)
 
 
-def _with_metadata(state: OrderedDict, source: Mapping[str, Any]) -> OrderedDict:
+def with_metadata(state: OrderedDict, source: Mapping[str, Any]) -> OrderedDict:
     """Copy the module versions. Some modules of Detectron2 convert old state dicts by them."""
     metadata = getattr(source, "_metadata", None)
     if metadata is not None:
@@ -120,7 +120,7 @@ def named_as_in(
         WeightsError: two tensors would get the same name.
     """
     modules = set() if prefix is None else _first_words(own, prefix)
-    result: OrderedDict[str, Tensor] = OrderedDict()
+    result: dict[str, Tensor] = {}
     before: dict[str, str] = {}
     for name, tensor in state.items():
         bare = bare_name(name)
@@ -132,7 +132,7 @@ def named_as_in(
             )
         result[new] = tensor
         before[new] = name
-    return _with_metadata(result, state)
+    return result
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ class Fit:
     """
 
     wanted: int
-    missing: tuple[str, ...]
-    reshaped: tuple[str, ...]
-    unexpected: tuple[str, ...]
+    missing: list[str]
+    reshaped: list[str]
+    unexpected: list[str]
 
     def __bool__(self) -> bool:
         return not (self.missing or self.reshaped or self.unexpected)
@@ -174,29 +174,21 @@ def compare(own: Mapping[str, Tensor], state: Mapping[str, Tensor], prefix: str 
         state: the tensors of the file, as returned by :func:`named_as_in`.
         prefix: of the tensors to compare.
     """
-    wanted = [name for name in own if name.startswith(prefix) and is_weight(name)]
-    modules = _first_words(wanted, prefix)
-    others = (n for n in state if n not in own and n.startswith(prefix) and is_weight(n))
-    both = [
-        (name, list(state[name].shape), list(own[name].shape)) for name in wanted if name in state
-    ]
-    return Fit(
-        wanted=len(wanted),
-        missing=tuple(name for name in wanted if name not in state),
-        reshaped=tuple(
-            f"{name} has shape {there} in the file but {here} in the model"
-            for name, there, here in both
-            if there != here
-        ),
-        unexpected=tuple(n for n in others if n[len(prefix) :].split(".")[0] in modules),
+    here, there = (
+        {n: list(t.shape) for n, t in tensors.items() if n.startswith(prefix) and is_weight(n)}
+        for tensors in (own, state)
     )
-
-
-def fitting(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of ``state`` whose name and shape are in ``own``."""
-    both = ((name, state[name]) for name in own if name in state)
-    same = OrderedDict((name, tensor) for name, tensor in both if tensor.shape == own[name].shape)
-    return _with_metadata(same, state)
+    modules = _first_words(here, prefix)
+    return Fit(
+        wanted=len(here),
+        missing=[name for name in here if name not in there],
+        reshaped=[
+            f"{name} has shape {there[name]} in the file but {shape} in the model"
+            for name, shape in here.items()
+            if there.get(name, shape) != shape
+        ],
+        unexpected=[n for n in there if n not in here and _first_words([n], prefix) <= modules],
+    )
 
 
 def check_shared(model: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> None:
@@ -217,9 +209,7 @@ def check_shared(model: nn.Module, state: Mapping[str, Tensor], path: str | Path
         if name not in state or state[name].shape != parameter.shape:
             continue
         other = first.setdefault(id(parameter), name)
-        if other != name and not torch.allclose(
-            state[name].double(), state[other].double(), rtol=0, atol=0, equal_nan=True
-        ):
+        if other != name and not torch.equal(state[name], state[other]):
             raise WeightsError(
                 f"{path} holds different tensors {other} and {name}, which are one and the same in "
                 "the model: share in it only what the file shares (share_positions of lambda "

@@ -55,10 +55,6 @@ class PixelSettings:
         """The pixel settings of a detector."""
         return cls(cfg.INPUT.FORMAT, cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD)
 
-    def by_key(self) -> dict[str, str | list[float]]:
-        """The user's keys and their values."""
-        return dict(zip(self.keys, self._values(), strict=True))
-
     def as_meta(self) -> dict[str, str | list[float]]:
         """The settings as they are recorded in files of weights."""
         return dict(zip(_RECORDED, self._values(), strict=True))
@@ -78,7 +74,8 @@ class PixelSettings:
         return formats and _same(target.in_order(self.format).mean, self.mean)
 
     def __str__(self) -> str:
-        return ", ".join(f"{key} {value}" for key, value in self.by_key().items())
+        values = zip(self.keys, self._values(), strict=True)
+        return ", ".join(f"{key} {value}" for key, value in values)
 
     def _values(self) -> tuple[str | list[float], ...]:
         return self.format, list(self.mean), list(self.std)
@@ -155,15 +152,10 @@ def recorded_network(content: Mapping[str, Any]) -> tuple[str | None, Mapping[st
     Args:
         content: of a backbone file, or of a checkpoint of a classifier or a detector.
     """
-    about = _recorded(content)
+    keys = ("meta",) if content.get("__author__") == AUTHOR else ("recipe", RUN)
+    about = entry(content, *keys)
     name = about.get("model")
     return (name, entry(about, "options")) if isinstance(name, str) else (None, {})
-
-
-def _recorded(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a file records about its network."""
-    keys = ("meta",) if content.get("__author__") == AUTHOR else ("recipe", RUN)
-    return entry(content, *keys)
 
 
 class Origin(NamedTuple):
@@ -202,13 +194,13 @@ def check_layers(model: nn.Module, content: Mapping[str, Any], path: str | Path)
     Raises:
         WeightsError: the file records other options than a backbone has.
     """
-    about = _recorded(content)
-    if "options" not in about:
+    recorded, options = recorded_network(content)
+    if recorded is None:
         return
     networks = [module for module in model.modules() if hasattr(module, "created_as")]
     for network, (key, option) in itertools.product(networks, LAMBDA_LAYER_KEYS.items()):
-        name, both = key.lower(), (entry(about, "options"), network.created_as[1])
-        there, here = (given.get(name, option.unseen) for given in both)
+        name = key.lower()
+        there, here = (x.get(name, option.unseen) for x in (options, network.created_as[1]))
         if option.unseen is not None and there != here:
             raise WeightsError(
                 f"{path} holds weights of lambda layers with {name} {there!r}, and the model's "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,7 +204,8 @@ def _timm(url: str, name: str) -> PublicFile:
 
 
 def _torchvision(url: str, name: str) -> PublicFile:
-    models = importlib.import_module("torchvision.models")
+    from torchvision import models
+
     kinds = {**vars(models.detection), **vars(models)}
     names = [f"{enum}.{member}" for enum in _TORCHVISION for member in kinds[enum].__members__]
     if name not in names:

@@ -196,7 +196,7 @@ def test_a_network_is_named_where_the_file_records_none():
     with pytest.raises(WeightsError, match="resnet51"):
         extract_backbone(content, model="resnet51")
     meta = extract_backbone(content, model="lambda_resnet26_slim")["meta"]
-    assert (meta["options"], meta["weights"]) == ({"norm": "BN"}, "model")
+    assert (meta["options"], meta["weights"]) == ({}, "model")
 
 
 def test_a_backbone_file_is_written_anew_as_it_is(checkpoint):

@@ -96,9 +96,10 @@ def test_the_keys_of_detectron2_reach_the_blocks():
     assert [net.output_shape()[n].stride for n in ("res4", "res5")] == [8, 8]
 
 
-def test_keys_of_deeplab_do_nothing_where_its_builder_is_not_named():
-    """add_deeplab_config sets a multi-grid that only its own backbone looks at."""
-    net = build_backbone(_cfg(deeplab=True))
+@pytest.mark.parametrize(("builder", "deeplab"), [(PLAIN, True), (DEEPLAB, False)])
+def test_the_multi_grid_is_read_by_deeplab_s_builder_where_it_is_set(builder, deeplab):
+    """add_deeplab_config sets one; without that call there is none, and nothing is dilated."""
+    net = build_backbone(_cfg(builder, deeplab))
     assert [block.conv2.dilation for block in net.res5] == [1, 1]
 
 
@@ -126,11 +127,6 @@ def test_keys_that_cannot_work_are_refused(builder, lambda_resnet, resnets, word
             cfg.MODEL[section][key] = value
     with pytest.raises(ConfigError, match=words):
         build_backbone(cfg)
-
-
-def test_the_builder_of_deeplab_names_the_keys_that_it_needs():
-    with pytest.raises(ConfigError, match="add_deeplab_config"):
-        build_backbone(_cfg(DEEPLAB))
 
 
 @dataclass(frozen=True)
@@ -166,7 +162,7 @@ class _Plain(StagedBackbone):
 
 @pytest.fixture
 def plain(monkeypatch):
-    monkeypatch.setitem(build.NETWORK_KINDS, _PlainSpec, build.NetworkKind(_Plain))
+    monkeypatch.setitem(build.NETWORK_KINDS, _PlainSpec, _Plain)
     monkeypatch.setitem(SPECS, "plain", _PlainSpec())
     cfg = _cfg()
     cfg.MODEL.LAMBDA_RESNET.NAME, cfg.MODEL.LAMBDA_RESNET.SCOPE = "plain", 0

@@ -16,6 +16,7 @@ from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import SyncBatchNorm2d
 from lambda_det.modeling.resnet import Bottleneck
+from lambda_det.modeling.specs import ResNetSpec
 
 WIDTH = 16
 
@@ -159,7 +160,8 @@ def _lambda_layer(parts):
 
 
 def _block(parts):
-    return Bottleneck(WIDTH, WIDTH, bottleneck_channels=WIDTH, norm=parts.norm, se_ratio=4)
+    spec = ResNetSpec((1, 1, 1, 1), se_stages=("res2",), width=WIDTH // 4)
+    return Bottleneck(spec, "res2", WIDTH, norm=parts.norm)
 
 
 def _changed_block(parts):

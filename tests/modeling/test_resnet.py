@@ -18,6 +18,7 @@ from tests.export.toy import scramble
 from tests.layers.reference import with_gradients
 
 STAGES = ("res2", "res3", "res4", "res5")
+NARROW = ResNetSpec((1, 1, 1, 1), width=8)  # res2 and res3 give 32 and 64 channels
 
 
 def _small(**options):
@@ -130,7 +131,7 @@ def test_stochastic_depth_grows_with_the_stage_and_is_off_in_evaluation():
     assert [getattr(model, stage)[0].drop.p for stage in STAGES] == pytest.approx(
         [0.2, 0.3, 0.4, 0.5]
     )
-    block = scramble(Bottleneck(64, 64, bottleneck_channels=16, stochastic_depth=0.5))
+    block = scramble(Bottleneck(NARROW, "res3", 64, stochastic_depth=0.5))
     x = torch.rand(64, 64, 4, 4)
     dropped = torch.tensor([torch.equal(a, b) for a, b in zip(block(x), x, strict=True)])
     assert 8 < dropped.sum() < 56
@@ -180,7 +181,7 @@ def test_embeddings_have_the_sides_that_are_asked_for_and_are_shared(options, si
         model = lambda_det.create_backbone("resnet50_lambda_c2345", **options)
     embeddings = [p for name, p in model.named_parameters() if name.endswith("embedding")]
     assert [p.shape[-1] for p in embeddings] == sides
-    positions = [[block.conv2.position for block in stage] for stage in model.stages]
+    positions = [[block.conv2.position for block in getattr(model, stage)] for stage in STAGES]
     kind = None if "stage_scopes" in options else options.get("share_positions")
     for before, (first, *others) in zip([[None], *positions], positions, strict=False):
         assert (len({first, *others}) == 1) == (kind == "stage") or before == [None]
@@ -204,7 +205,7 @@ def test_dropout_stands_before_the_last_layer(name):
 
 @pytest.mark.slow
 def test_a_strided_lambda_block_compiles_without_graph_break():
-    block = Bottleneck(16, 32, bottleneck_channels=8, stride=2, layer=LambdaLayer(8, scope=3))
+    block = Bottleneck(NARROW, "res2", 16, stride=2, layer=LambdaLayer(8, scope=3))
     x = torch.randn(2, 16, 7, 6).requires_grad_()
     whole = torch.compile(block, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(with_gradients(whole, [x]), with_gradients(block, [x]))
@@ -217,7 +218,7 @@ def test_a_dilated_block_is_the_plain_block_on_every_subgrid(dilation, options):
 
     def block(d):
         layer = options and LambdaLayer(8, dilation=d, **options)
-        made = Bottleneck(16, 16, bottleneck_channels=8, dilation=d, layer=layer)
+        made = Bottleneck(NARROW, "res2", 32, dilation=d, layer=layer)
         return scramble(made).double().eval()
 
     def on_subgrids(x):
@@ -228,7 +229,7 @@ def test_a_dilated_block_is_the_plain_block_on_every_subgrid(dilation, options):
 
     plain, dilated = block(1), block(dilation)
     dilated.load_state_dict(plain.state_dict())
-    x = torch.randn(2, 16, 11, 13, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 32, 11, 13, dtype=torch.float64, requires_grad=True)
     found, expected = (with_gradients(f, [x]) for f in (dilated, on_subgrids))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from lambda_det.modeling import resnet
 from lambda_det.modeling.resnet import Bottleneck, convolve_averages
+from lambda_det.modeling.specs import ResNetSpec
 from tests.layers.reference import with_gradients
 from tests.modeling.pretended_gpu import Trace, is_available, pretend_gpu
 from tests.modeling.small import small_network
@@ -50,7 +51,7 @@ def test_where_the_shortcut_is_one_convolution(monkeypatch):
         return "aten::avg_pool2d" in trace.operators
 
     with pretend_gpu(), torch.device("cuda"):
-        block = Bottleneck(64, 128, bottleneck_channels=16, stride=2)
+        block = Bottleneck(ResNetSpec((1, 1, 1, 1), width=32), "res2", 64, stride=2)
         x = torch.empty(2, 64, 9, 8, dtype=torch.bfloat16)
         assert not pools(x)
         assert pools(x.float(), torch.float32)  # whose products take longer

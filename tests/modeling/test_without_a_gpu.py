@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 
 from lambda_det import LambdaLayer, list_models
 from lambda_det.layers.local import OPERATORS, fused
-from lambda_det.modeling.build import kind_of
+from lambda_det.modeling.build import NETWORK_KINDS
 from lambda_det.modeling.specs import STAGES, get_spec
 from tests.layers import test_lambda_layer as layers
 from tests.modeling.pretended_gpu import Trace, is_available, pretend_gpu
@@ -73,7 +73,7 @@ NETWORKS = list({_kind(get_spec(name)): name for name in reversed(list_models())
 
 def _network(name):
     spec = get_spec(name)
-    return kind_of(spec).network(spec, out_features=STAGES)
+    return NETWORK_KINDS[type(spec)](spec, out_features=STAGES)
 
 
 @pytest.mark.parametrize(

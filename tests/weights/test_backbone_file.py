@@ -88,7 +88,7 @@ def test_it_is_loaded_without_a_configuration(written):
     backbone = lambda_det.create_backbone("lambda_resnet26_slim", weights=path, **OPTIONS)
     _assert_whole(backbone, content)
     pixels = PixelSettings("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
-    assert backbone.pixel_settings.by_key() == pixels.by_key()
+    assert backbone.pixel_settings == pixels
 
 
 def test_a_file_of_another_model_or_options(written, form):

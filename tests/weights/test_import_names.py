@@ -77,4 +77,4 @@ def test_other_files_stay_as_they_are():
     for model in (nn.Linear(2, 2), lambda_det.create_backbone("lambda_resnet26_slim", scope=3)):
         content = {"model": model.state_dict(), "iteration": 3}
         assert import_weights(content, "w.pth") == content
-    assert import_weights({"state_dict": 3}, "w.pth") == {"state_dict": 3}
+    assert import_weights({"state_dict": 3}, "w.pth") == {"model": {"state_dict": 3}}

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.replacements import KINDS, LayerKind, MakeNorm
+from lambda_det.modeling.replacements import KINDS, MakeNorm
 from lambda_det.modeling.specs import ALL, SPECS, STAGES, PaperFigures
 
 HEADS = 8  # the number that gives the paper's figures
@@ -276,11 +276,11 @@ def _by_pair(offsets: Tensor, side: int) -> Tensor:
 
 
 KINDS |= {
-    "global": LayerKind(lambda dim, size, norm: GlobalAttention(dim, HEADS, size)),
-    "axial": LayerKind(lambda dim, size, norm: AxialAttention(dim, HEADS, size, norm)),
-    "local": LayerKind(lambda dim, size, norm: LocalAttention(dim, HEADS, 7)),
-    "augmented": LayerKind(lambda dim, size, norm: AugmentedConvolution(dim, HEADS, size)),
-    "double": LayerKind(lambda dim, size, norm: DoubleAttention(dim, norm), follows=True),
+    "global": lambda dim, size, norm: GlobalAttention(dim, HEADS, size),
+    "axial": lambda dim, size, norm: AxialAttention(dim, HEADS, size, norm),
+    "local": lambda dim, size, norm: LocalAttention(dim, HEADS, 7),
+    "augmented": lambda dim, size, norm: AugmentedConvolution(dim, HEADS, size),
+    "double": lambda dim, size, norm: DoubleAttention(dim, norm),
 }
 
 # For each kind the blocks of the vanilla ResNet-50 that have the layer, the side of the largest
@@ -310,7 +310,12 @@ _NETWORKS = {
 }
 for _kind, (_blocks, _side, _paper) in _NETWORKS.items():
     SPECS[f"resnet50_{_kind}_attention"] = replace(
-        SPECS["resnet50"], kind=_kind, lambda_blocks=_blocks, global_context=_side, paper=_paper
+        SPECS["resnet50"],
+        kind=_kind,
+        follows=_kind == "double",
+        lambda_blocks=_blocks,
+        global_context=_side,
+        paper=_paper,
     )
 
 

@@ -9,6 +9,7 @@ so on, and ``resnet50_lambda_delft`` all of them. A network holds for images of 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.replacements import KINDS, LayerKind, MakeNorm
+from lambda_det.modeling.replacements import KINDS, MakeNorm
 from lambda_det.modeling.specs import SPECS, PaperFigures
 
 DIFFERENCES = {
@@ -96,7 +97,7 @@ class DelftLambda(LambdaLayer):
         return super().forward(x)
 
 
-def _sharing(differences: set[str]) -> LayerKind:
+def _sharing(differences: set[str]) -> Callable[..., DelftLambda]:
     """Layers that share their embeddings with the one before, if its maps have the same size."""
     last: list[DelftLambda] = []
 
@@ -108,7 +109,7 @@ def _sharing(differences: set[str]) -> LayerKind:
         last[:] = [layer]
         return layer
 
-    return LayerKind(make)
+    return make
 
 
 for _kind in (*DIFFERENCES, "delft"):
