@@ -369,10 +369,20 @@ CASES = {
         "1 x classes whose names",
         *NAMES_OF_ONE_CUP[:3],
     ),
+    "a class of one object whose name is nearly another one": (
+        of_labelme(
+            *20 * [shape(label="wind turbine")], shape(label="wind turbin"), shape(label="key")
+        ),
+        1,
+        "1 x object of a class that has nearly the name of another one",
+        "a.json: shape 20: 'wind turbin', beside many of 'wind turbine'",
+        "! 'key'",
+    ),
     "classes that numbers tell apart": (
-        of_labelme(shape(label="1-0"), shape(label="10")),
-        0,
+        of_labelme(*(shape(label=name) for name in ("1-0", "10", *20 * ["cup 1"], "cup 12"))),
+        1,
         "! classes whose names",
+        "! nearly the name",
     ),
     "CVAT's ellipses and cuboids": (
         of_cvat("<box", OTHERS_OF_CVAT + "<box"),

@@ -10,6 +10,7 @@ the exports of CVAT and Roboflow mean.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import os
 import re
@@ -51,6 +52,9 @@ _MOST_AREA, _ROUNDED_AREA = 1.5, 16
 # most a share of the shorter one, because tiny objects lie beside each other
 _NEAR, _NEAR_SHARE, _NEAR_TINY = 1.5, 0.02, 0.2
 _FILLED = 0.9  # of the largest polygon of an object: a smaller area is that without a hole
+# a class that is a slip in the name of another one: its most objects for each object of that one,
+# and the least likeness of both names, as difflib measures it; helmet and no helmet have 0.8
+_SLIPS, _ALIKE = 0.05, 0.86
 
 
 class GroundTruth(NamedTuple):
@@ -85,6 +89,7 @@ def read_coco(
     file = _File(os.fspath(json_file), os.fspath(image_root))
     _take_categories(file)
     _take_images(file)
+    _find_slips(file)
     if fault := other_form(file.annotations, file.images, file.written or SIDES):
         file.add(kinds.FORM, fault[1], fault[0], len(file.annotations))
     records = _records(file, keypoints or len(file.report.keypoints) or None)
@@ -169,6 +174,21 @@ def _without_spelling(name: str) -> str:
     seen = "".join(letter for letter in name if unicodedata.category(letter) != "Cf")
     # between digits they separate numbers: 1-0 is not 10
     return re.sub(r"(?<!\d)[\s_-]+|[\s_-]+(?!\d)", "", seen).casefold()
+
+
+def _find_slips(file: _File) -> None:
+    """Report classes of few objects that have nearly the name of a class of many."""
+    names, counts = file.report.categories, file.report.counts
+    for number, name in names.items():
+        others = [
+            other
+            for many, other in names.items()
+            if counts[number] <= _SLIPS * counts[many]
+            and re.findall(r"\d", name) == re.findall(r"\d", other)  # class 1 is not class 10
+        ]
+        if counts[number] and (near := difflib.get_close_matches(name, others, 1, _ALIKE)):
+            first = next(one for one in file.annotations if one["category_id"] == number)
+            file.add(kinds.SLIP, first, f"{name!r}, beside many of {near[0]!r}", counts[number])
 
 
 def _take_images(file: _File) -> None:

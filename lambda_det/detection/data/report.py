@@ -51,6 +51,7 @@ VALUE = Kind(DOUBTFUL, "value of an annotation that cannot be used, and counts a
 BORDER = Kind(REPAIRED, "box a few pixels over the border of its image, where it is cut")
 MEANT = Kind(REPAIRED, "entry that is read as it was meant")
 CLASS = Kind(DOUBTFUL, "classes whose names are the same, or differ by blanks or letter case alone")
+SLIP = Kind(DOUBTFUL, "object of a class that has nearly the name of another one, and few objects")
 TURNED = Kind(DOUBTFUL, "image that its EXIF data turn; its labels must fit the turned image")
 TWICE = Kind(
     DOUBTFUL, "object that is in its image twice, to a pixel or two: AP counts one as missed"
