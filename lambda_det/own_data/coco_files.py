@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lambda_det.detection.data.box_form import SIDES
 from lambda_det.detection.data.coco_format import READER
 from lambda_det.errors import DataError, refused
 
@@ -35,11 +34,7 @@ def identifying_stem(file: Path) -> str:
 
 def name_labels(content: dict[str, Any], file: str) -> None:
     """Let the copy of a file name that file in its messages, unless it names other labels."""
-    if READER in content:
-        return
-    content[READER] = {"labels": file, "findings": [], "boxes": SIDES}
-    for entry in (*content.get("images", ()), *content.get("annotations", ())):
-        entry.pop("source", None)  # of another program, which means something else
+    content.setdefault(READER, {"labels": file, "findings": [], "boxes": None})
 
 
 def write_coco(content: Any, folder: Path, stem: str) -> str:

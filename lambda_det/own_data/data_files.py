@@ -7,7 +7,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.coco_format import read_json, read_lists
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.fit_input import Row
 from lambda_det.own_data.flags import PARTS
@@ -40,7 +40,7 @@ def read_data(
     if args.val_share and args.test_json:
         raise ConfigError("--val-share is for data without a --test-json; give one of them.")
     parts = read_labels(args, temporary, rows)
-    digests = {part: digest(file) for part, (file, _) in parts.items()}
+    digests = {part: digest(part, file) for part, (file, _) in parts.items()}
     if args.single_class:
         rows.append(("classes", "one", "--single-class"))
         parts = {
@@ -67,9 +67,13 @@ def read_data(
     return {**parts, "train": (train, images), "test": (test, images)}, digests
 
 
-def digest(file: str) -> str:
-    """A digest of labels in COCO's format, wherever those lay of which they were made."""
-    content = read_json(file)
+def digest(part: str, file: str) -> str:
+    """A digest of labels in COCO's format, wherever those lay of which they were made.
+
+    Raises:
+        DataError: the labels of a part that is used are broken.
+    """
+    content = read_json(file) if part == "rest" else read_lists(file)
     lists = [content.get(name) or [] for name in ("images", "annotations", "categories")]
     for entry in (entry for one in lists if isinstance(one, list) for entry in one):
         if isinstance(entry, dict):

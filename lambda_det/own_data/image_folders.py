@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.coco_format import IMAGES, read_lists
 from lambda_det.detection.data.image_folder import ImageFolder, walk
 from lambda_det.errors import DataError, listed, printable
 
@@ -21,7 +21,8 @@ def folder_of_coco(file: Path, above: Path, is_of_part: Callable[[Path], bool]) 
             come first.
 
     Raises:
-        DataError: no folder holds its images, or several hold the same names.
+        DataError: no folder holds its images, or several hold the same names; or the file has no
+            list of images.
     """
     names = _names(file)
     whole = [
@@ -40,11 +41,9 @@ def folder_of_coco(file: Path, above: Path, is_of_part: Callable[[Path], bool]) 
 
 
 def _names(file: Path) -> list[str]:
-    """The names of the images; the reader of the file refuses values that are no names."""
-    images = read_json(str(file)).get("images")
-    entries = images if isinstance(images, list) else []
-    names = [entry.get("file_name") for entry in entries if isinstance(entry, dict)]
-    return list(dict.fromkeys(name for name in names if isinstance(name, str) and name))
+    """The names of the images."""
+    images = read_lists(str(file), IMAGES)["images"]
+    return list(dict.fromkeys(filter(None, (image["file_name"] for image in images))))
 
 
 def _folders(above: Path) -> list[Path]:

@@ -16,8 +16,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lambda_det.detection.data.coco_format import READER, read_json
-from lambda_det.detection.data.image_folder import SUFFIXES, normal, outputs_below, walk
+from lambda_det.detection.data.coco_format import IMAGES, READER, read_lists
+from lambda_det.detection.data.image_folder import (
+    SUFFIXES,
+    images_below,
+    normal,
+    outputs_below,
+    walk,
+)
 from lambda_det.errors import DataError, counted, listed
 from lambda_det.files import UNREAD_SUFFIXES
 from lambda_det.own_data.coco_files import write_coco
@@ -105,8 +111,7 @@ def _log_folders(root: Path) -> None:
     """Log what this program wrote among the data, and folders that only look like parts."""
     if outputs := outputs_below(root):
         logger.info(f"{root}: not read, as this program wrote them: {listed(outputs)}")
-    images = (path for path in walk(root) if path.suffix.lower() in SUFFIXES)
-    names = {folder for path in images for folder in path.relative_to(root).parts[:-1]}
+    names = {name for path in images_below(root) for name in path.relative_to(root).parts[:-1]}
     if unclear := [name for name in sorted(names) if part_in(name) and not is_part_alone(name)]:
         logger.warning(
             f"{root}: folders called {listed(unclear)} are no parts of the data, because other "
@@ -116,12 +121,11 @@ def _log_folders(root: Path) -> None:
 
 def _labelled(parts: Iterable[Part]) -> set[str]:
     """The names without endings of the images that have labels of their own."""
-    files = (read_json(str(part.labels)).get("images") for part in parts)
-    entries = (entry for images in files if isinstance(images, list) for entry in images)
     return {
-        normal(Path(str(entry.get("file_name")).replace("\\", "/")).stem)
-        for entry in entries
-        if isinstance(entry, dict) and not str(entry.get("source")).lower().endswith(SUFFIXES)
+        normal(Path(image["file_name"].replace("\\", "/")).stem)
+        for part in parts
+        for image in read_lists(str(part.labels), IMAGES)["images"]
+        if not str(image.get("source")).lower().endswith(SUFFIXES)
     }
 
 
@@ -142,8 +146,12 @@ def _unread(place: Path, name: str, parts: Iterable[Part]) -> list[Path]:
             f"{counted(len(left), 'image')} with those alone: {listed(left)}"
         )
     read = set(images.values())
-    unread = [path for path, stem in there.items() if stem not in read]
-    if unread := [path for path in unread if path.suffix.lower() in UNREAD_SUFFIXES]:
+    unread = [
+        path
+        for path, stem in there.items()
+        if path.suffix.lower() in UNREAD_SUFFIXES and stem not in read
+    ]
+    if unread:
         logger.warning(
             f"{place}: {counted(len(unread), 'image')} of formats that are not read, such as "
             f"{unread[0]}; write them as JPEG or PNG"

@@ -17,7 +17,7 @@ from detectron2.config import CfgNode
 
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data.coco_format import read_json
-from lambda_det.detection.data.image_folder import SUFFIXES, walk
+from lambda_det.detection.data.image_folder import images_below
 from lambda_det.detection.data.outputs import mark_output
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.files import TEMPORARY
@@ -87,9 +87,7 @@ def _refuse_folder_of_data(args: argparse.Namespace, folder: Path) -> None:
     named = (args.data, args.train_json, args.train_images, args.test_json, args.test_images)
     places = [os.path.realpath(place) for place in named if place and os.path.isdir(place)]
     here = os.path.realpath(folder)
-    if any(Path(here).is_relative_to(place) for place in places) and any(
-        path.suffix.lower() in SUFFIXES for path in walk(folder)
-    ):
+    if any(Path(here).is_relative_to(place) for place in places) and images_below(folder):
         raise ConfigError(
             f"{folder} has images of the data; give the run a folder of its own, such as --output "
             f"{folder / 'output'}."
@@ -179,18 +177,18 @@ class PreparedRun:
         show(said)
         if not (args.data or args.train_json or args.test_json):
             return keys
+        before = dict(self.sources.get("digests", {}))
+        if args.test_json:
+            before.pop("test", None)
         try:
             today = read_labels(args, temporary, [])
+            # Of a part that was held out there is nothing to compare
+            labels = {part: digest(part, today[part][0]) for part in before.keys() & today.keys()}
         except DataError:  # they may be gone
             if args.test_json:
                 raise
             return keys
-        before = self.sources.get("digests", {})
-        # Of a part that was held out there is nothing to compare
-        labels = {part: file for part, (file, _) in today.items() if part in before}
-        if args.test_json:
-            labels.pop("test", None)
-        if any(digest(file) != before[part] for part, file in labels.items()):
+        if labels.items() - before.items():
             logger.warning(
                 f"The labels in {args.data or args.train_json} have changed since the run in "
                 f"{folder} began, which goes on with its own; another --output trains on the new "

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lambda_det.detection.data.coco_format import READER
-from lambda_det.detection.data.image_folder import SUFFIXES, in_any_form, walk
+from lambda_det.detection.data.image_folder import SUFFIXES, images_below, in_any_form
 from lambda_det.errors import DataError, listed
 from lambda_det.files import read_text
 from lambda_det.own_data.labels.conversion import read_labels
@@ -91,8 +91,9 @@ def _places(file: Path, part: str, key: str, value: Any, homes: Iterable[Path]) 
         logger.warning(f"{file}: its test part is not there ({listed(missing)})")
         return []
     if missing:
-        images = (path for path in walk(file.parent) if path.suffix.lower() in SUFFIXES)
-        folders = dict.fromkeys(p.parent.relative_to(file.parent).as_posix() for p in images)
+        folders = dict.fromkeys(
+            image.parent.relative_to(file.parent).as_posix() for image in images_below(file.parent)
+        )
         raise DataError(
             f"{file}: {part} names {listed(missing)}, which is not there; there are images in "
             f"{listed(folders, 8)}."
@@ -130,7 +131,7 @@ def _images_in(
     paths: set[Path] = set()
     for place in places:
         if place.is_dir():
-            paths.update(path for path in walk(place) if path.suffix.lower() in SUFFIXES)
+            paths.update(images_below(place))
         else:
             paths.update(_listed(place, file.parent, homes))
     if not paths:

@@ -558,6 +558,7 @@ REFUSED = [
     ("--val-share", *OWN, "--val-share", "0", "--group-by", "a"),
     ("nowhere", *OWN, "--test-json", "nowhere"),
     ("broken.json", "--train-json", "BROKEN", "--train-images", "DATA"),
+    ("odd.json .* entry 0 is 5", *OWN, "--test-json", "ODD", "--test-images", "DATA"),
     ("--train-json", *BASE, "--images", "DATA"),
     ("--size is 8", *OWN, "--size", "8"),
     ("MAX_SIZE_TEST", *OWN, "--size", "64", "INPUT.MAX_SIZE_TEST", "600"),
@@ -575,7 +576,9 @@ def test_what_cannot_be_chosen_is_refused(row, data):
     named, *words = row
     broken = data.parent / "broken.json"
     broken.write_text('{"images": [')
-    places = {"DATA": data, "BROKEN": broken}
+    odd = data.parent / "odd.json"
+    odd.write_text(json.dumps(coco_content({1: "1.png"}, [5], {1: "cell"})))
+    places = {"DATA": data, "BROKEN": broken, "ODD": odd}
     words = [places.get(word, word) for word in words]
     with pytest.raises((ConfigError, DataError, WeightsError), match=named):
         prepared("--output", data.parent / "run", *words)

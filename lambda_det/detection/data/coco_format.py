@@ -13,8 +13,8 @@ from lambda_det.errors import DataError, printable, refused
 COCO_DETECTIONS = 100  # the most detections of an image and a class that COCO's AP counts
 # The lists of a file, and the keys that every entry of each must have, with the type of their
 # values
-INSTANCES = {
-    "images": {"id": int, "file_name": str},
+IMAGES = {"images": {"id": int, "file_name": str}}
+INSTANCES = IMAGES | {
     "annotations": {"image_id": int, "category_id": int},
     "categories": {"id": int, "name": str},
 }
@@ -48,9 +48,10 @@ def read_json(json_file: str) -> dict[str, Any]:
     return content
 
 
-# The entry of a file that our readers made of labels in another format: their place "labels"; how
-# they write "boxes", of ``BOX_FORMS``; and "findings", what was repaired or left out. Images and
-# annotations of such a file have a "source", which is their place in the labels
+# The entry of a file that our readers made of labels in another format, or of a copy: their place
+# "labels"; how they write "boxes", of ``BOX_FORMS``, or None for a copy of COCO's; and "findings",
+# what was repaired or left out. Images and annotations of what readers made have a "source", which
+# is their place in the labels
 READER = "lambda_det"
 
 

@@ -48,6 +48,11 @@ def walk(folder: str | os.PathLike) -> list[Path]:
     return _walked(folder)[0]
 
 
+def images_below(folder: str | os.PathLike) -> list[Path]:
+    """The images below a folder, in the order of their paths."""
+    return [path for path in walk(folder) if path.suffix.lower() in SUFFIXES]
+
+
 def outputs_below(folder: str | os.PathLike) -> list[Path]:
     """The folders that :func:`walk` leaves out because this package wrote them."""
     return _walked(folder)[1]
