@@ -14,7 +14,6 @@ from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.saved_run import SavedRun
 from lambda_det.errors import ConfigError, DataError, listed
-from lambda_det.files import refuse_missing
 from lambda_det.own_data.labels.conversion import as_coco, as_single_class, give_all_classes
 from lambda_det.own_data.labels.table import COCO
 from lambda_det.own_data.layouts import Part, find_images, find_parts
@@ -57,7 +56,9 @@ def choose_data(
     # Most formats list no classes: their objects' classes would be sorted, and some may be missing
     classes = () if has_single_class else saved.classes.get("thing_classes", ())
     if labels:
-        chosen = _of_labels(labels, images, temporary, classes)
+        pictures = images or str(find_images(labels))
+        (file,) = as_coco((labels, pictures), folder=temporary, classes=classes)
+        chosen = Part(Path(file), Path(pictures), labels, "")
     else:
         chosen = _of_folder(data, part, temporary, classes)
     _check(chosen)
@@ -65,13 +66,6 @@ def choose_data(
         file = as_single_class(str(chosen.labels), temporary)
         chosen = chosen._replace(labels=Path(file))
     return chosen
-
-
-def _of_labels(labels: str, images: str | None, temporary: Path, classes: Sequence[str]) -> Part:
-    refuse_missing(labels)
-    pictures = images or str(find_images(labels))
-    (file,) = as_coco((labels, pictures), folder=temporary, classes=classes)
-    return Part(Path(file), Path(pictures), labels, "")
 
 
 def _of_folder(data: str, part: str | None, temporary: Path, classes: Sequence[str]) -> Part:

@@ -162,8 +162,7 @@ def _halves(
     report = file_report(json_file, image_folder)
     names, labels, content = report.categories, report.json_file, read_lists(json_file)
     images = content["images"]
-    files = {str(i["file_name"]): Path(image_folder, i["file_name"]) for i in images}
-    files |= {file["name"]: Path(file["file_name"]) for file in report.files}
+    files = {file["name"]: file["file_name"] for file in report.files}
     held_out = _held_out(content, files, split)
     option = f"--val-share {split.share:g} of {labels}"
     if len(held_out) in (0, len(images)):
@@ -180,14 +179,14 @@ def _halves(
     return train, val
 
 
-def _held_out(content: Mapping[str, Any], files: Mapping[str, Path], split: Split) -> set[Any]:
+def _held_out(content: Mapping[str, Any], files: Mapping[str, str], split: Split) -> set[Any]:
     """The ids of the images to hold out; ``files`` are the images' by their names in the file."""
     # Names may be paths of another machine
-    names = [str(image["file_name"]) for image in content["images"]]
+    names = [image["file_name"] for image in content["images"]]
     if split.group_by:
         group_of = _groups_by(split.group_by, names)
     else:
-        group_of = copies({name: files[name] for name in names})
+        group_of = copies({name: Path(files.get(name, name)) for name in names})
     groups = defaultdict(list)
     for image, name in zip(content["images"], names, strict=True):
         groups[group_of[name]].append(image["id"])

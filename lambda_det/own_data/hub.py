@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from omegaconf import DictConfig
 
 from lambda_det.detection.data.classes import ENTRY
 from lambda_det.detection.saved_run import SavedRun, open_run
-from lambda_det.errors import ConfigError, DataError, printable, reason
+from lambda_det.errors import ConfigError, DataError, printable, refused
 from lambda_det.training.config_file import ConfigFile
 from lambda_det.training.run_folder import PUSHED, RunFolder
 from lambda_det.weights.formats import WRITERS
@@ -26,6 +25,8 @@ from lambda_det.weights.public import fetch, is_public
 _CONFIG, _CARD = "config.yaml", "README.md"
 _OURS = {PUSHED, _CONFIG, _CARD}
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+# The library and its HTTP client raise errors of many types
+_ADVICE = "look at the name, the connection and the account (`hf auth whoami`)"
 _TEXT = """\
 # {name}
 
@@ -36,11 +37,11 @@ _TEXT = """\
 """
 
 
-def of_hub(source: Any) -> Any:
-    """Fetch the detector that hf://OWNER/NAME names; any other source is returned as it is.
+def of_hub(source: str) -> str:
+    """Fetch a detector.
 
     Args:
-        source: as a Predictor takes it.
+        source: hf://OWNER/NAME.
 
     Returns:
         The local folder with the weights, which record their network.
@@ -49,12 +50,10 @@ def of_hub(source: Any) -> Any:
         ConfigError: opening the files could run a program.
         DataError: it cannot be fetched, or is something else.
     """
-    if not str(source).startswith("hf://"):
-        return source
-    name = str(source).removeprefix("hf://").strip("/")
+    name = source.removeprefix("hf://").strip("/")
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{source} is refused: a detector of the Hub is hf://OWNER/NAME.")
-    with _connection(f"{source} cannot be fetched", "fetch the files elsewhere and name a folder"):
+    with refused(DataError, f"{source} cannot be fetched", _ADVICE, Exception):
         from huggingface_hub import snapshot_download
 
         folder = Path(snapshot_download(name, allow_patterns=[PUSHED]))
@@ -67,19 +66,6 @@ def of_hub(source: Any) -> Any:
             "that folder if you trust it."
         )
     return str(folder)
-
-
-@contextlib.contextmanager
-def _connection(failed: str, instead: str) -> Iterator[None]:
-    """Turn errors of huggingface_hub, whose advice has many lines, into one sentence."""
-    try:
-        yield
-    except Exception as error:  # the library and its HTTP client raise errors of many types
-        said = reason(error).partition(". ")[0][:200]
-        raise DataError(
-            f"{failed} ({type(error).__name__}: {said}): look at the name, the connection and the "
-            f"account (`hf auth whoami`), or {instead}."
-        ) from error
 
 
 def write_folder(run: Path, repository: str, folder: Path, license: str, checkpoint: str) -> None:
@@ -168,7 +154,7 @@ def push(args: argparse.Namespace) -> None:
         if args.folder:
             print(f"What would be sent is in {folder}; look at {folder / _CARD} first.")
             return
-        with _connection(f"{args.repository} was not sent", "write the files with --folder DIR"):
+        with refused(DataError, f"{args.repository} was not sent", _ADVICE, Exception):
             from huggingface_hub import HfApi
 
             HfApi().create_repo(args.repository, private=args.private, exist_ok=True)

@@ -215,11 +215,6 @@ def _keys_of_flags(given: _Given, start: _Start) -> dict[str, Any]:
         keys |= {key: attrgetter(key)(run.config) for key in kept}
     elif isinstance(tile, int):
         keys["INPUT.TILE.SIZE"] = tile
-    elif tile == AUTO and not (given.parts or run or start.config.DATASETS.TRAIN):
-        raise ConfigError(
-            "--tile auto chooses tiles by the objects: add --data DIR, or --train FILE and "
-            "--images DIR; or give a number of pixels."
-        )
     if args.size is not None:
         if args.size < STRIDE:
             raise ConfigError(f"--size is {args.size}; give {STRIDE} pixels or more.")

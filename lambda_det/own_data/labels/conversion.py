@@ -109,8 +109,10 @@ def read_labels(
         for path, image in [*placed.items()][:: -(-len(placed) // _COMPARED)]:
             if shows_another(image.source, path):
                 findings.add(OTHER_COPY, f"{image.source}: {path}")
-    for path in _without_labels(placed, pictures):
-        findings.add(NO_LABELS, str(path))
+    names = {normal(path.stem) for path in placed}  # drawings of the labels have them as well
+    for path in pictures.paths:
+        if normal(path.stem) not in names:
+            findings.add(NO_LABELS, str(path))
     content = _content(placed, folder, classes)
     content[READER] = {"labels": str(place), "findings": findings.plain(), "boxes": row.boxes}
     _log(place, name, placed, findings)
@@ -181,13 +183,6 @@ def _image_of(row: LabelledImage, is_alone: bool, images: NamedImages, findings:
     if called not in (None, named):
         findings.add(OTHER_NAME, f"{where} names {row.name}")
     return named
-
-
-def _without_labels(used: Collection[Path], images: NamedImages) -> list[Path]:
-    """The images that no labels name, without drawings of the labels."""
-    # Drawings have the names of images
-    names = {normal(path.stem) for path in used}
-    return [path for path in images.paths if path not in used and normal(path.stem) not in names]
 
 
 # -------------------------------------------------------------------------------------- the content

@@ -62,7 +62,7 @@ def _object(shape: ElementTree.Element, size: tuple[int, int] | None) -> Labelle
     if shape.tag == "mask":  # runs of a part of the image, row by row, beginning with zeros
         left, top, width, height = (int(value[key]) for key in ("left", "top", "width", "height"))
         runs = [int(run) for run in value["rle"].split(",")]
-        if sum(runs) != width * height or math.prod(size) > MAX_PIXELS:
+        if sum(runs) != width * height or sum(runs) > MAX_PIXELS:
             raise ValueError(f"its runs are of {sum(runs)} pixels")
         pixels = np.repeat(np.arange(len(runs)) % 2, runs).reshape(height, width)
         return of_mask(value["label"], pixels, (left, top), size)

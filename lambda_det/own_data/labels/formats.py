@@ -16,13 +16,10 @@ from lambda_det.files import decoded, refuse_missing
 from lambda_det.own_data.labels.objects import reading
 from lambda_det.own_data.labels.table import COCO, FORMATS
 from lambda_det.own_data.labels.xml import root_name
-from lambda_det.own_data.labels.yolo import is_list_of_names, looks_like_labels, read_yolo
+from lambda_det.own_data.labels.yolo import is_list_of_names, looks_like_labels
 
 _OF_SIGN = {sign: name for name, row in FORMATS.items() for sign in row.signs}
-# The endings of the formats that are recognised by a sign, in the order of the table
-_ENDINGS = tuple(
-    dict.fromkeys(ending for row in FORMATS.values() if row.signs for ending in row.endings)
-)
+_ENDINGS = (".json", ".xml", ".txt")  # of files of labels, but for YOLO's lists of names
 
 
 def recognise(place: Path) -> tuple[str, list[Path]]:
@@ -63,15 +60,12 @@ def other_labels(place: Path, name: str) -> dict[str, Path]:
     """
     there = walk(place)
     found: dict[str | None, Path] = {}
-    for ending in (one for one in _ENDINGS if one not in FORMATS["YOLO"].endings):
+    for ending in _ENDINGS:
         for file in [file for file in there if file.suffix.lower() == ending][:_SAMPLED]:
-            with contextlib.suppress(DataError):  # a file that is not used may be broken
-                found.setdefault(format_of(file), file)
-    if FORMATS[name].read is not read_yolo:
-        texts = [file for file in there if file.suffix.lower() == ".txt"][:_SAMPLED]
-        with contextlib.suppress(OSError):
-            found.update(("YOLO", file) for file in texts if looks_like_labels(file))
-    return {other: file for other, file in found.items() if other not in (None, name)}
+            with contextlib.suppress(DataError, OSError):  # a file that is not used may be broken
+                found.setdefault("YOLO" if looks_like_labels(file) else format_of(file), file)
+    read = FORMATS[name].read
+    return {one: file for one, file in found.items() if one and FORMATS[one].read is not read}
 
 
 _SAMPLED = 20
@@ -133,7 +127,7 @@ _OPENING, _COLON, _COMMA = (re.compile(rf"\s*{sign}\s*") for sign in ("{", ":", 
 
 def _seen(there: list[Path]) -> str:
     """What files of no known format look like, for the end of a sentence."""
-    labels = [file for file in there if file.suffix.lower() == ".txt" and looks_like_labels(file)]
+    labels = list(filter(looks_like_labels, there))
     if labels:
         lists = [file for file in there if file.suffix.lower() == ".txt" and is_list_of_names(file)]
         names = f"{listed(lists)} may be it: call it classes.txt" if lists else "add classes.txt"

@@ -16,7 +16,7 @@ import yaml
 from PIL import Image
 
 from lambda_det.detection.data.records import upright, upright_size
-from lambda_det.detection.data.truth import area_of, rectangle, turned_rectangle
+from lambda_det.detection.data.truth import MAX_PIXELS, area_of, rectangle, turned_rectangle
 from lambda_det.errors import DataError, refused
 
 _CIRCLE = 32  # number of corners of a polygon in place of a circle
@@ -131,30 +131,26 @@ def of_mask(
     Args:
         pixels: [h, w]; what is out of the image is cut.
         corner: x and y of its first pixel.
-        size: width and height of the image; its pixels are not touched, because it may have
-            millions.
+        size: width and height of the image, of which only the columns of the part are drawn.
+
+    Raises:
+        ValueError: the image has more pixels than can be read.
     """
     (left, top), (width, height) = corner, size
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{width}x{height} are more pixels than can be read")
     pixels = pixels[max(-top, 0) : max(height - top, 0), max(-left, 0) : max(width - left, 0)]
-    left, top = max(left, 0), max(top, 0)
-    columns, rows = np.flatnonzero(pixels.any(0)), np.flatnonzero(pixels.any(1))
-    if not len(rows):
+    if not pixels.any():
         return None
+    left, top = max(left, 0), max(top, 0)
+    drawn = np.zeros((height, pixels.shape[1]), bool)
+    drawn[top : top + len(pixels)] = pixels
     # Runs go down the columns of the image, and from the end of one to the next
-    edges = np.diff(np.pad(pixels.astype(np.int8), ((1, 1), (0, 0))), axis=0).T
-    starts, ends = (
-        (left + column) * height + top + row
-        for column, row in (np.nonzero(edges == 1), np.nonzero(edges == -1))
-    )
-    is_end = np.append(ends[:-1] != starts[1:], True)
-    is_start = np.append(True, is_end[:-1])
-    changes = np.stack([starts[is_start], ends[is_end]], axis=1).ravel()
-    counts = np.diff(np.concatenate([[0], changes, [width * height]]))
+    changes = np.flatnonzero(np.diff(drawn.ravel("F"), prepend=False, append=False))
+    counts = np.diff(left * height + changes, prepend=0, append=width * height)
     if not counts[-1]:
         counts = counts[:-1]
     plain = {"size": [height, width], "counts": counts.tolist()}
     runs = pycocotools.mask.frPyObjects(plain, height, width)
-    box = (left + columns[0], top + rows[0], left + columns[-1] + 1, top + rows[-1] + 1)
-    return LabelledObject(
-        label, tuple(map(float, box)), {**runs, "counts": runs["counts"].decode()}
-    )
+    x, y, w, h = pycocotools.mask.toBbox(runs).tolist()
+    return LabelledObject(label, (x, y, x + w, y + h), {**runs, "counts": runs["counts"].decode()})

@@ -164,10 +164,8 @@ def yolo_names(file: Path) -> dict[int, str]:
 
 def _find_equal_names(file: Path, names: dict[int, str], findings: Findings) -> None:
     """Add the classes that have one name, and become one."""
-    numbers: dict[str, list[int]] = {}
-    for number, name in names.items():
-        numbers.setdefault(name, []).append(number)
-    for name, same in numbers.items():
+    for name in dict.fromkeys(names.values()):
+        same = [number for number, other in names.items() if other == name]
         if len(same) > 1:
             findings.add(CLASS, f"{file}: {name!r} is the name of {listed(same)}, which become one")
 
@@ -193,7 +191,7 @@ def _far_labels(images: NamedImages, home: Path, findings: Findings) -> dict[Pat
     root = Path(os.path.commonpath([images.folder.absolute(), home.absolute()]))
     named: dict[str, set[Path]] = {}
     for path in (*walk(images.folder), *walk(home)):
-        if path.suffix.lower() == ".txt" and looks_like_labels(path):
+        if looks_like_labels(path):
             named.setdefault(normal(path.stem), set()).add(path.absolute())
     found = {}
     for image in images.paths:
@@ -229,14 +227,11 @@ def _among_labels(path: Path) -> Path:
 
 def _text_files(folder: Path) -> dict[str, Path]:
     """The files .txt of a folder by their names without ending, in the normal form of Unicode."""
-    try:
-        names = sorted(
-            os.listdir(folder)
-        )  # where there are both, a.txt comes after a.TXT and counts
-    except (FileNotFoundError, NotADirectoryError):
+    if not folder.is_dir():
         return {}
-    texts = (folder / name for name in names if name.lower().endswith(".txt"))
-    return {normal(file.stem): file for file in texts}
+    # Where there are both, a.txt comes after a.TXT and counts
+    files = (folder / name for name in sorted(os.listdir(folder)))
+    return {normal(file.stem): file for file in files if file.suffix.lower() == ".txt"}
 
 
 def _unused(folder: Path, home: Path, used: set[Path | None], listing: Listing) -> Iterator[Path]:
@@ -248,13 +243,14 @@ def _unused(folder: Path, home: Path, used: set[Path | None], listing: Listing) 
         if path.suffix.lower() in SUFFIXES:
             used.update(_label_files(path, home / path.relative_to(folder), listing))
     for path in below:
-        is_label = path.suffix.lower() == ".txt" and path.absolute() not in used
-        if is_label and looks_like_labels(path):
+        if path.absolute() not in used and looks_like_labels(path):
             yield path
 
 
 def looks_like_labels(file: Path) -> bool:
-    """Whether the first line with words is an object: a number and at least four more."""
+    """Whether it is a text whose first line with words is an object: a number and four or more."""
+    if file.suffix.lower() != ".txt":
+        return False
     words = next(filter(None, map(str.split, _head(file).splitlines())), [])
     return len(words) > 4 and all(map(_NUMBER.fullmatch, words[:5]))
 
