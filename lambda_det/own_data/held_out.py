@@ -107,8 +107,6 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
             "or a file with --test-json"
         )
     stem = stem_with_part(Path(json_file))
-    for half in (train, val):
-        name_labels(half, labels)
     return write_coco(train, folder, f"{stem}_kept"), write_coco(val, folder, f"{stem}_held_out")
 
 
@@ -161,6 +159,7 @@ def _halves(
         )
     report = file_report(json_file, image_folder)
     names, labels, content = report.categories, report.json_file, read_lists(json_file)
+    name_labels(content, labels)
     images = content["images"]
     files = {file["name"]: file["file_name"] for file in report.files}
     held_out = _held_out(content, files, split)

@@ -16,7 +16,6 @@ from typing import Any
 from lambda_det.detection.data.coco_format import READER
 from lambda_det.detection.data.image_folder import SUFFIXES, images_below, in_any_form
 from lambda_det.errors import DataError, listed
-from lambda_det.files import read_text
 from lambda_det.own_data.labels.conversion import read_labels
 from lambda_det.own_data.labels.images import NamedImages, lines_of_list
 from lambda_det.own_data.labels.yolo import yolo_content
@@ -70,8 +69,8 @@ def _lists_beside(file: Path) -> dict[str, str]:
     lists = {}
     for path in sorted(file.parent.glob("*.[tT][xX][tT]")):
         if path.stem.lower() in _KEYS:
-            lines = filter(None, map(str.strip, read_text(path).splitlines()))
-            if Path(next(lines, "")).suffix.lower() in SUFFIXES:
+            _, line = next(lines_of_list(path), ("", ""))
+            if Path(line).suffix.lower() in SUFFIXES:
                 lists[path.stem.lower()] = path.name
     return lists
 

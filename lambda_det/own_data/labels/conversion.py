@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lambda_det.detection.data.coco_format import READER, read_json, read_lists
+from lambda_det.detection.data.coco_format import READER, read_lists
 from lambda_det.detection.data.image_folder import SUFFIXES, normal, walk
-from lambda_det.detection.data.report import NOTED
+from lambda_det.detection.data.report import NOTED, Report
 from lambda_det.errors import DataError, counted, listed, printable
 from lambda_det.own_data.coco_files import name_labels, stem_with_part, write_coco
 from lambda_det.own_data.labels.findings import (
@@ -21,7 +21,6 @@ from lambda_det.own_data.labels.findings import (
     OTHER_NAME,
     RENAMED,
     UNREAD,
-    Findings,
 )
 from lambda_det.own_data.labels.formats import format_of, recognise
 from lambda_det.own_data.labels.images import MissingImage, NamedImages, lines_of_list
@@ -65,7 +64,7 @@ def read_labels(
     name, files = recognise(home)
     row = FORMATS[name]
     if row.read is None:
-        return read_json(str(only(home, files)))
+        raise DataError(f"{place}: labels of COCO need no list of images; name {files[0]}.")
     if row.images == "all":
         files = [only(home, files)]
     folder = Path(images or (home if home.is_dir() else home.parent))
@@ -78,17 +77,17 @@ def read_labels(
         if row.images == "one":
             names = {name for path in pictures.paths for name in _names_of_labels(path.name)}
             files = [file for file in files if normal(file.stem) in names]
-    findings = Findings()
+    report = Report(str(place), str(folder))
     rows: list[LabelledImage] = []
     for file in files:
         try:
-            rows += row.read(file, pictures, findings)
+            rows += row.read(file, pictures, report)
         except DataError as error:
             if len(files) == 1:
                 raise
-            findings.add(UNREAD, str(error))
-    if not rows and UNREAD in findings:
-        raise DataError(findings[UNREAD][0])
+            report.add(UNREAD, str(error))
+    if not rows and (unread := report.findings.get(UNREAD)):
+        raise DataError(unread.first[0])
     if not rows:
         endings = Counter(path.suffix.lower() for path in walk(folder))
         there = listed(f"{count} {ending}" for ending, count in endings.most_common())
@@ -103,19 +102,20 @@ def read_labels(
         classes = list(yolo_names(files[0]).values())
     else:
         classes = sorted({thing.label for image in rows for thing in image.objects})
-    placed = _placed(rows, row.images == "one", pictures, findings)
+    placed = _placed(rows, row.images == "one", pictures, report)
     if row.read is read_labelme:
         # few images are right where images were exchanged
         for path, image in [*placed.items()][:: -(-len(placed) // _COMPARED)]:
             if shows_another(image.source, path):
-                findings.add(OTHER_COPY, f"{image.source}: {path}")
+                report.add(OTHER_COPY, f"{image.source}: {path}")
     names = {normal(path.stem) for path in placed}  # drawings of the labels have them as well
     for path in pictures.paths:
         if normal(path.stem) not in names:
-            findings.add(NO_LABELS, str(path))
+            report.add(NO_LABELS, str(path))
     content = _content(placed, folder, classes)
-    content[READER] = {"labels": str(place), "findings": findings.plain(), "boxes": row.boxes}
-    _log(place, name, placed, findings)
+    findings = [{**kind._asdict(), **vars(finding)} for kind, finding in report.findings.items()]
+    content[READER] = {"labels": str(place), "findings": findings, "boxes": row.boxes}
+    _log(name, placed, report)
     return content
 
 
@@ -130,7 +130,7 @@ def _is_list(place: Path) -> bool:
 
 # ------------------------------------------------------------------ the image of a file of labels
 def _placed(
-    rows: Iterable[LabelledImage], are_alone: bool, images: NamedImages, findings: Findings
+    rows: Iterable[LabelledImage], are_alone: bool, images: NamedImages, report: Report
 ) -> dict[Path, LabelledImage]:
     """Labelled images that exist, by their files; missing and doubly named ones are refused."""
     # A file of labels of one image may have its name
@@ -138,7 +138,7 @@ def _placed(
     placed: dict[Path, LabelledImage] = {}
     for row in rows:
         try:
-            path = _image_of(row, are_alone, images, findings)
+            path = _image_of(row, are_alone, images, report)
         except MissingImage as error:
             missing.append((row, error))
             continue
@@ -152,7 +152,7 @@ def _placed(
     if missing and not placed:
         raise missing[0][1]
     for row, _ in missing:
-        findings.add(NO_IMAGE, f"{row.source}: {row.name}")
+        report.add(NO_IMAGE, f"{row.source}: {row.name}")
     return placed
 
 
@@ -162,7 +162,7 @@ def _names_of_labels(image: str) -> tuple[str, str]:
     return normal(Path(name).stem), normal(name)
 
 
-def _image_of(row: LabelledImage, is_alone: bool, images: NamedImages, findings: Findings) -> Path:
+def _image_of(row: LabelledImage, is_alone: bool, images: NamedImages, report: Report) -> Path:
     """The file of a labelled image."""
     # Images may have been renamed since they were labelled: the name of the file of labels counts
     # where the one in it leads to no image. If both lead to images, nobody knows which is meant.
@@ -178,10 +178,10 @@ def _image_of(row: LabelledImage, is_alone: bool, images: NamedImages, findings:
     except MissingImage:
         if called is None:
             raise
-        findings.add(RENAMED, f"{where} names {row.name}, and {called.name} is taken")
+        report.add(RENAMED, f"{where} names {row.name}, and {called.name} is taken")
         return called
     if called not in (None, named):
-        findings.add(OTHER_NAME, f"{where} names {row.name}")
+        report.add(OTHER_NAME, f"{where} names {row.name}")
     return named
 
 
@@ -219,20 +219,14 @@ def _content(
     return {"images": images, "annotations": annotations, "categories": categories}
 
 
-def _log(
-    place: Path,
-    name: str,
-    placed: Mapping[Path, LabelledImage],
-    findings: Findings,
-) -> None:
+def _log(name: str, placed: Mapping[Path, LabelledImage], report: Report) -> None:
     counts = Counter(thing.label for row in placed.values() for thing in row.objects)
     objects = ", ".join(f"{count} {label}" for label, count in counts.most_common())
     count = counted(len(placed), "image")
-    logger.info(f"{place}: {name}, {count} with {objects or 'no object'}")
+    logger.info(f"{report.json_file}: {name}, {count} with {objects or 'no object'}")
     # the check of the data says the others
-    for kind, cases in findings.items():
-        if kind.severity == NOTED:
-            show(f"{len(cases)} x {kind.text}; first: {printable(cases[0])}")
+    for kind, finding in report.of(NOTED).items():
+        show(f"{finding.count} x {kind.text}; first: {finding.first[0]}")
 
 
 _LISTS = FORMATS["YOLO with a list of names"].endings

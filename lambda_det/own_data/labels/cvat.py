@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from lambda_det.detection.data.truth import MAX_PIXELS
+from lambda_det.detection.data.report import Report
+from lambda_det.detection.data.truth import MAX_PIXELS, around
 from lambda_det.errors import DataError
-from lambda_det.own_data.labels.findings import Findings, unread_shape
+from lambda_det.own_data.labels.findings import unread_shape
 from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.objects import (
     LabelledImage,
     LabelledObject,
-    around,
     ellipse,
     of_mask,
     polygon,
@@ -26,7 +26,7 @@ from lambda_det.own_data.labels.objects import (
 from lambda_det.own_data.labels.xml import line_of, read_xml, stated_size
 
 
-def read_cvat(file: Path, _: NamedImages, findings: Findings) -> Iterator[LabelledImage]:
+def read_cvat(file: Path, _: NamedImages, report: Report) -> Iterator[LabelledImage]:
     nodes = list(read_xml(file).iter("image"))
     if not nodes:
         raise DataError(f"{file} has no image; export it as CVAT for images 1.1, not for video.")
@@ -40,7 +40,7 @@ def read_cvat(file: Path, _: NamedImages, findings: Findings) -> Iterator[Labell
             if thing:
                 objects.append(thing._replace(where=where))
             else:
-                findings.add(unread_shape(shape.tag), where)
+                report.add(unread_shape(shape.tag), where)
         yield LabelledImage(file, node.get("name", ""), objects, size, node.get("subset", ""))
 
 
@@ -57,8 +57,8 @@ def _object(shape: ElementTree.Element, size: tuple[int, int] | None) -> Labelle
         x, y, rx, ry = (float(value[key]) for key in ("cx", "cy", "rx", "ry"))
         return polygon(value["label"], ellipse((x, y), rx, ry, math.radians(degrees)))
     if shape.tag == "cuboid":  # the corners of the front and the back
-        points = [[float(value[f"{axis}{at}"]) for axis in "xy"] for at in _CUBOID]
-        return LabelledObject(value["label"], around(np.array(points)))
+        points = [float(value[f"{axis}{at}"]) for at in _CUBOID for axis in "xy"]
+        return LabelledObject(value["label"], around([points]))
     if shape.tag == "mask":  # runs of a part of the image, row by row, beginning with zeros
         left, top, width, height = (int(value[key]) for key in ("left", "top", "width", "height"))
         runs = [int(run) for run in value["rle"].split(",")]

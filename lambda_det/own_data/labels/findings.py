@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lambda_det.detection.data.report import DOUBTFUL, NOTED, REFUSED, REPAIRED, Kind
 from lambda_det.errors import printable
 
-_FIRST, _LONGEST = 3, 600  # number of cases of a kind that are kept, and letters of one case
 _LONGEST_TYPE = 40  # letters of the type of a shape
 
 NO_IMAGE = Kind(DOUBTFUL, "labels without an image that can be read, which are left out")
@@ -37,23 +34,3 @@ def unread_shape(shape: str) -> Kind:
         shape: the type, as the file calls it.
     """
     return Kind(NOTED, f"{printable(shape)[:_LONGEST_TYPE]}: type of shape that is not read")
-
-
-class Findings(dict[Kind, list[str]]):
-    """All cases of each kind: the file, and the place in it."""
-
-    def add(self, kind: Kind, case: str) -> None:
-        """Record a case."""
-        self.setdefault(kind, []).append(case)
-
-    def plain(self) -> list[dict[str, Any]]:
-        """Plain values for a file: for each kind the number of cases and the first ones."""
-        return [
-            {
-                "severity": kind.severity,
-                "text": kind.text,
-                "count": len(cases),
-                "first": [printable(case)[:_LONGEST] for case in cases[:_FIRST]],
-            }
-            for kind, cases in self.items()
-        ]

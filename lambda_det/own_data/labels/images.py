@@ -57,8 +57,7 @@ class NamedImages(ImageFolder):
             if path := self._by_path.get(_absolute(home / name)):
                 return path
             end, images = self.named(name)
-            if len(images) > 1:
-                images = _nearest(images, home)
+            images = _nearest(images, home)
             if len(images) > 1:
                 raise DataError(
                     f"{where}: {len(images)} images below {self.folder} are named "

@@ -12,19 +12,19 @@ import numpy as np
 from PIL import Image
 
 from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.report import Report
+from lambda_det.detection.data.truth import around
 from lambda_det.errors import DataError
 from lambda_det.own_data.labels.findings import (
     EMPTY_MASK,
     JOINED,
     NO_CLASS,
-    Findings,
     unread_shape,
 )
 from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.objects import (
     LabelledImage,
     LabelledObject,
-    around,
     ellipse,
     of_mask,
     polygon,
@@ -38,14 +38,14 @@ _NO_GROUP = (None, "", -1, "-1")  # as tools write that a shape stands alone
 _OUTLINES = ("polygon", "rotation", "oriented_rectangle", "quadrilateral")  # also X-AnyLabeling's
 
 
-def read_labelme(file: Path, _: NamedImages, findings: Findings) -> Iterator[LabelledImage]:
+def read_labelme(file: Path, _: NamedImages, report: Report) -> Iterator[LabelledImage]:
     content = read_json(str(file))
     shapes = content.get("shapes") or []
     if not isinstance(shapes, list):
         raise DataError(f"{file} has no list of shapes; write it again.")
     name = str(content.get("imagePath") or file.stem)
     size = stated_size(content.get("imageWidth"), content.get("imageHeight"))
-    yield LabelledImage(file, name, objects_of(file, shapes, findings, size), size)
+    yield LabelledImage(file, name, objects_of(file, shapes, report, size), size)
 
 
 def shows_another(file: Path, picture: Path) -> bool:
@@ -68,7 +68,7 @@ _SAME = 6  # mean difference in levels of grey of a copy that was compressed aga
 def objects_of(
     file: Path,
     shapes: Iterable[Any],
-    findings: Findings,
+    report: Report,
     size: tuple[int, int] | None = None,
     place: str = "",
     convert: Callable[[Any], dict[str, Any]] = dict,
@@ -78,7 +78,7 @@ def objects_of(
     Args:
         file: of the shapes.
         shapes: ``convert`` makes each of them a shape of LabelMe's.
-        findings: for shapes that are left out.
+        report: for shapes that are left out.
         size: width and height of the image, which masks of a part of it need.
         place: of the shapes in the file, for messages.
     """
@@ -89,11 +89,11 @@ def objects_of(
             shape = convert(shape)
             label = "" if shape["label"] is None else str(shape["label"])
             if label == _IGNORED:
-                findings.add(NO_CLASS, where)
+                report.add(NO_CLASS, where)
                 continue
-            thing = _object(label, shape, size, findings, where)
+            thing = _object(label, shape, size, report, where)
         if thing is None:
-            findings.add(unread_shape(str(shape["shape_type"])), where)
+            report.add(unread_shape(str(shape["shape_type"])), where)
             continue
         group = shape.get("group_id")  # the polygons of each object
         alone = group in _NO_GROUP or isinstance(thing.mask, dict)
@@ -101,7 +101,7 @@ def objects_of(
         groups.setdefault(key, []).append(thing._replace(where=where))
     for objects in groups.values():
         if len(objects) > 1:
-            findings.add(JOINED, f"{objects[0].where} and {len(objects) - 1} more")
+            report.add(JOINED, f"{objects[0].where} and {len(objects) - 1} more")
     return list(map(_joined, groups.values()))
 
 
@@ -109,14 +109,14 @@ def _object(
     label: str,
     shape: dict[str, Any],
     size: tuple[int, int] | None,
-    findings: Findings,
+    report: Report,
     where: str,
 ) -> LabelledObject | None:
     """The object of a shape; None for a type that is not read."""
     form = shape.get("shape_type") or "polygon"
     points = np.array(shape["points"], float).reshape(-1, 2)
     if form == "rectangle":
-        return LabelledObject(label, around(points))
+        return LabelledObject(label, around([points.ravel().tolist()]))
     if form == "circle":
         radius = np.hypot(*(points[1] - points[0]))
         return polygon(label, ellipse(points[0], radius, radius))
@@ -130,8 +130,8 @@ def _object(
             corner = points[0].round().astype(int).tolist()
             if thing := of_mask(label, pixels > 0, corner, size):
                 return thing
-        findings.add(EMPTY_MASK, where)
-        return LabelledObject(label, around(points))
+        report.add(EMPTY_MASK, where)
+        return LabelledObject(label, around([points.ravel().tolist()]))
     return None
 
 
@@ -139,7 +139,6 @@ def _joined(objects: list[LabelledObject]) -> LabelledObject:
     """One object of several polygons or rectangles."""
     if len(objects) == 1:
         return objects[0]
-    corners = np.array([one.box for one in objects]).reshape(-1, 2)
     masks = [one.mask for one in objects]
     polygons = [polygon for mask in masks for polygon in mask] if all(masks) else None
-    return objects[0]._replace(box=around(corners), mask=polygons)
+    return objects[0]._replace(box=around([one.box for one in objects]), mask=polygons)

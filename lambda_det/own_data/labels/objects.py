@@ -16,7 +16,7 @@ import yaml
 from PIL import Image
 
 from lambda_det.detection.data.records import upright, upright_size
-from lambda_det.detection.data.truth import MAX_PIXELS, area_of, rectangle, turned_rectangle
+from lambda_det.detection.data.truth import MAX_PIXELS, area_of, around, rectangle, turned_rectangle
 from lambda_det.errors import DataError, refused
 
 _CIRCLE = 32  # number of corners of a polygon in place of a circle
@@ -96,15 +96,10 @@ def area(thing: LabelledObject) -> float:
     return sum(map(area_of, thing.mask or ())) or area_of(rectangle(*thing.box))
 
 
-def around(points: np.ndarray) -> tuple[float, float, float, float]:
-    """The box around points [N, 2]."""
-    return (*points.min(0).tolist(), *points.max(0).tolist())
-
-
 def polygon(label: str, points: Iterable[Iterable[float]]) -> LabelledObject:
     """The object of an outline [N, 2]."""
-    corners = np.array(list(points), float).reshape(-1, 2)
-    return LabelledObject(label, around(corners), [corners.ravel().tolist()])
+    outline = np.array(list(points), float).reshape(-1, 2).ravel().tolist()
+    return LabelledObject(label, around([outline]), [outline])
 
 
 def ellipse(centre: Iterable[float], rx: float, ry: float, angle: float = 0.0) -> np.ndarray:
@@ -152,5 +147,4 @@ def of_mask(
         counts = counts[:-1]
     plain = {"size": [height, width], "counts": counts.tolist()}
     runs = pycocotools.mask.frPyObjects(plain, height, width)
-    x, y, w, h = pycocotools.mask.toBbox(runs).tolist()
-    return LabelledObject(label, (x, y, x + w, y + h), {**runs, "counts": runs["counts"].decode()})
+    return LabelledObject(label, around(runs), {**runs, "counts": runs["counts"].decode()})

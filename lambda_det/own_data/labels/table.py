@@ -8,11 +8,11 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from lambda_det.own_data.labels.findings import Findings
+    from lambda_det.detection.data.report import Report
     from lambda_det.own_data.labels.images import NamedImages
     from lambda_det.own_data.labels.objects import LabelledImage
 
-    Reader = Callable[[Path, NamedImages, Findings], Iterator[LabelledImage]]
+    Reader = Callable[[Path, NamedImages, Report], Iterator[LabelledImage]]
 
 COCO = "COCO"
 

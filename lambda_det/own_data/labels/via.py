@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from lambda_det.detection.data.coco_format import read_json
-from lambda_det.own_data.labels.findings import ATTRIBUTE, NO_CLASSES, Findings
+from lambda_det.detection.data.report import Report
+from lambda_det.own_data.labels.findings import ATTRIBUTE, NO_CLASSES
 from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.labelme import objects_of
 from lambda_det.own_data.labels.objects import LabelledImage, ellipse, reading
 
 
-def read_via(file: Path, _: NamedImages, findings: Findings) -> Iterator[LabelledImage]:
+def read_via(file: Path, _: NamedImages, report: Report) -> Iterator[LabelledImage]:
     content = read_json(str(file))
     with reading(file, "export it again as JSON"):
         entries = [
@@ -22,18 +23,18 @@ def read_via(file: Path, _: NamedImages, findings: Findings) -> Iterator[Labelle
         ]
     cases: dict[str, list[str]] = {}  # by the attribute of which a class is
     for name, regions in entries:
-        objects = objects_of(file, regions, findings, None, f"{name}, ", _shape)
+        objects = objects_of(file, regions, report, None, f"{name}, ", _shape)
         for number, region in enumerate(regions):
             where, (attribute, label) = f"{file}: {name}, shape {number}", _class(region)
             words = f"{label!r} is of {attribute!r}" if attribute else "it has no class"
             cases.setdefault(attribute, []).append(f"{where}: {words}")
         yield LabelledImage(file, name, objects)
     if [*cases] == [""]:
-        findings.add(NO_CLASSES, str(file))
+        report.add(NO_CLASSES, str(file))
     usual = max(cases, key=lambda attribute: len(cases[attribute]), default="")
     for attribute, others in cases.items():
         for case in others if attribute != usual else ():
-            findings.add(ATTRIBUTE, case)
+            report.add(ATTRIBUTE, case)
 
 
 def _regions(regions: Any) -> list[Any]:

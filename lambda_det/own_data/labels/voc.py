@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+from lambda_det.detection.data.report import Report
 from lambda_det.errors import DataError
-from lambda_det.own_data.labels.findings import DIFFICULT, Findings
+from lambda_det.own_data.labels.findings import DIFFICULT
 from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.objects import LabelledImage, reading, turned_box
 from lambda_det.own_data.labels.xml import line_of, read_xml, stated_size
 
+_CORNER = re.compile(r"[xy]\d+")
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
-def read_voc(file: Path, _: NamedImages, findings: Findings) -> Iterator[LabelledImage]:
+def read_voc(file: Path, _: NamedImages, report: Report) -> Iterator[LabelledImage]:
     """Read a file. Corners are used as they are written, because today's tools do not add 1 as the
     VOC devkit does.
     """
@@ -29,30 +32,21 @@ def read_voc(file: Path, _: NamedImages, findings: Findings) -> Iterator[Labelle
             )
         with reading(f"{where}: an object", "it needs a name and a bndbox of four numbers"):
             corners = tuple(float(node.find(f"bndbox/{side}").text) for side in _SIDES)
+            degrees = node.findtext("attributes/attribute[name='rotation']/value")  # of CVAT
             label = node.findtext("name", "").strip()
-            if not label:
-                raise ValueError("its name is empty")
-            thing = turned_box(label, corners, _degrees(node))
+            thing = turned_box(label, corners, float(degrees or 0))
             if outline := _outline(node):
                 thing = thing._replace(mask=[outline])
             objects.append(thing._replace(where=where))
         if (node.findtext("difficult") or "").strip().lower() not in ("", "0", "false"):
-            findings.add(DIFFICULT, where)
+            report.add(DIFFICULT, where)
     name = (root.findtext("filename") or "").strip() or file.stem
     size = stated_size(root.findtext("size/width"), root.findtext("size/height"))
     yield LabelledImage(file, name, objects, size)
 
 
-def _degrees(node: ElementTree.Element) -> float:
-    """The angle by which an object's box is turned, which CVAT writes as an attribute of it."""
-    for attribute in node.iterfind("attributes/attribute"):
-        if attribute.findtext("name") == "rotation":
-            return float(attribute.findtext("value") or 0)
-    return 0.0
-
-
 def _outline(node: ElementTree.Element) -> list[float]:
     """The polygon of an object, x1, y1, x2, y2 and so on, as Roboflow writes it; [] for none."""
-    values = {child.tag: child.text for child in node.iterfind("polygon/*")}
-    numbers = range(1, 1 + sum(f"x{n}" in values for n in range(1, 1 + len(values))))
-    return [float(values[f"{axis}{number}"]) for number in numbers for axis in "xy"]
+    corners = [child for child in node.iterfind("polygon/*") if _CORNER.fullmatch(child.tag)]
+    corners.sort(key=lambda child: (int(child.tag[1:]), child.tag))
+    return [float(child.text) for child in corners]

@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from lambda_det.detection.data.image_folder import SUFFIXES, normal, walk
-from lambda_det.detection.data.report import CLASS
+from lambda_det.detection.data.report import CLASS, Report
 from lambda_det.errors import DataError, listed
 from lambda_det.files import decoded, read_text
 from lambda_det.own_data.labels.findings import (
@@ -25,7 +25,6 @@ from lambda_det.own_data.labels.findings import (
     POSES,
     SHARED,
     UNREAD,
-    Findings,
 )
 from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.objects import (
@@ -45,42 +44,42 @@ _HEAD = 1000  # bytes of a file that show its kind
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
-def read_yolo(file: Path, images: NamedImages, findings: Findings) -> Iterator[LabelledImage]:
+def read_yolo(file: Path, images: NamedImages, report: Report) -> Iterator[LabelledImage]:
     """Read the labels of all images; an image without a label file has no object."""
     names, has_points = yolo_names(file), "kpt_shape" in yolo_content(file)
-    _find_equal_names(file, names, findings)
+    _find_equal_names(file, names, report)
     listing, home = functools.cache(_text_files), file.parent
     label_files = {
         image: next(_label_files(image, home / image.relative_to(images.folder), listing), None)
         for image in images.paths
     }
     if not any(label_files.values()):
-        label_files = _far_labels(images, home, findings)
+        label_files = _far_labels(images, home, report)
     lines = {labels: _lines(labels) for labels in filter(None, label_files.values())}
     if not has_points and _are_poses([words for file in lines.values() for _, words in file]):
         has_points = True
-        findings.add(POSES, str(file))
+        report.add(POSES, str(file))
     first: dict[Path, Path] = {}  # the image of each label file
     for image in images.paths:
         labels, objects = label_files.get(image), []
         if not labels:
-            findings.add(NO_FILE, str(image))
+            report.add(NO_FILE, str(image))
         elif not lines[labels]:
-            findings.add(EMPTY_FILE, str(labels))
+            report.add(EMPTY_FILE, str(labels))
         else:
             if first.setdefault(labels, image) != image:
-                findings.add(SHARED, f"{labels}: {first[labels]} and {image}")
+                report.add(SHARED, f"{labels}: {first[labels]} and {image}")
             size = np.array(size_of(image))
             for where, words in lines[labels]:
                 words = words[:5] if has_points else words  # a box, before points of a pose
                 try:
                     objects.append(_object(words, size, names, where))
                 except DataError as error:
-                    findings.add(UNREAD, str(error))
+                    report.add(UNREAD, str(error))
         yield LabelledImage(labels or image, str(image.absolute()), objects)
-    _compare_names(file, names, {labels.parent for labels in first}, findings)
+    _compare_names(file, names, {labels.parent for labels in first}, report)
     for labels in _unused(images.folder, home, {*label_files.values()}, listing):
-        findings.add(NO_IMAGE, str(labels))
+        report.add(NO_IMAGE, str(labels))
 
 
 def _lines(labels: Path) -> list[tuple[str, list[str]]]:
@@ -162,16 +161,16 @@ def yolo_names(file: Path) -> dict[int, str]:
     return numbered
 
 
-def _find_equal_names(file: Path, names: dict[int, str], findings: Findings) -> None:
+def _find_equal_names(file: Path, names: dict[int, str], report: Report) -> None:
     """Add the classes that have one name, and become one."""
     for name in dict.fromkeys(names.values()):
         same = [number for number, other in names.items() if other == name]
         if len(same) > 1:
-            findings.add(CLASS, f"{file}: {name!r} is the name of {listed(same)}, which become one")
+            report.add(CLASS, f"{file}: {name!r} is the name of {listed(same)}, which become one")
 
 
 def _compare_names(
-    file: Path, names: dict[int, str], folders: Iterable[Path], findings: Findings
+    file: Path, names: dict[int, str], folders: Iterable[Path], report: Report
 ) -> None:
     """Look for another list of names, beside this one or the labels, that contradicts it."""
     # labelImg writes classes.txt beside the labels, and it numbers the classes in that order
@@ -182,11 +181,11 @@ def _compare_names(
                 name = names.get(number, other)
                 if name.strip().casefold() != other.strip().casefold():
                     words = f"class {number} is {name!r}, and {other!r} in {path}"
-                    findings.add(OTHER_LIST, f"{file}: {words}")
+                    report.add(OTHER_LIST, f"{file}: {words}")
                     break
 
 
-def _far_labels(images: NamedImages, home: Path, findings: Findings) -> dict[Path, Path]:
+def _far_labels(images: NamedImages, home: Path, report: Report) -> dict[Path, Path]:
     """The only label file of the name of each image below the data, in its part or in none."""
     root = Path(os.path.commonpath([images.folder.absolute(), home.absolute()]))
     named: dict[str, set[Path]] = {}
@@ -206,7 +205,7 @@ def _far_labels(images: NamedImages, home: Path, findings: Findings) -> dict[Pat
             )
         if own:
             found[image] = own[0]
-            findings.add(FAR, f"{own[0]}: {image}")
+            report.add(FAR, f"{own[0]}: {image}")
     return found
 
 
@@ -219,10 +218,7 @@ def _label_files(image: Path, beside_names: Path, listing: Listing) -> Iterator[
 
 def _among_labels(path: Path) -> Path:
     """The path with labels/ in place of its last images/."""
-    names = list(path.absolute().parts)
-    if "images" in names:
-        names[len(names) - 1 - names[::-1].index("images")] = "labels"
-    return Path(*names)
+    return Path(re.sub("(.*/)images(?=/|$)", r"\1labels", path.absolute().as_posix()))
 
 
 def _text_files(folder: Path) -> dict[str, Path]:
