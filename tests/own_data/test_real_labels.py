@@ -300,6 +300,14 @@ CASES = {
         "objects of object",
         "--single-class",
     ),
+    "YOLO with a picture among the labels": (
+        {
+            "data.yaml": YAML + "train: images\n",
+            **{"images/a.png": "", "labels/a.txt": LINE, "labels/plot.png": ""},
+        },
+        0,
+        "1 image",
+    ),
     "YOLO with notes beside the labels": (
         of_yolo() | {"notes.txt": "1 2\n", "empty.txt": ""},
         0,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lambda_det.detection.data.image_folder import SUFFIXES, normal, walk
+from lambda_det.detection.data.image_folder import images_below, normal, walk
 from lambda_det.detection.data.report import CLASS, Report
 from lambda_det.errors import DataError, listed
 from lambda_det.files import decoded, read_text
@@ -232,12 +232,11 @@ def _text_files(folder: Path) -> dict[str, Path]:
 
 def _unused(folder: Path, home: Path, used: set[Path | None], listing: Listing) -> Iterator[Path]:
     """The label files without an image below a folder."""
-    below = list(walk(folder))
+    for image in images_below(folder):
+        used.update(_label_files(image, home / image.relative_to(folder), listing))
+    below = walk(folder)
     if (among := _among_labels(folder)) != folder.absolute() and among.is_dir():
         below += walk(among)
-    for path in below:
-        if path.suffix.lower() in SUFFIXES:
-            used.update(_label_files(path, home / path.relative_to(folder), listing))
     for path in below:
         if path.absolute() not in used and looks_like_labels(path):
             yield path
