@@ -151,7 +151,7 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
     else:
         kind, found, unread = find_parts(arguments.json, folder=folder)
         print(f"{printable(arguments.json)}: labels of {kind}\n")
-        parts = [(str(part.labels), str(part.images)) for part in found]
+        parts = [(part.labels, part.images) for part in found]
     files = "none" if arguments.no_images else "all"
     converted = as_coco(*parts, folder=folder)
     if arguments.single_class:

@@ -15,20 +15,20 @@ from lambda_det.errors import DataError, refused
 _OF_ALL_PARTS = ("_annotations.coco", "annotations", "labels", "result")
 
 
-def stem_with_part(file: Path) -> str:
+def stem_with_part(file: str) -> str:
     """The name of a file without its ending, which tells its part in the log and on the page.
 
     Tools give the files of all parts one name, so that begins with the name of their folder.
     """
-    file = Path(os.path.abspath(file))  # without "." and "..", which name no folder
-    if file.stem in _OF_ALL_PARTS:
-        return f"{file.parent.name}_{file.stem.lstrip('_')}"
-    return file.stem
+    path = Path(os.path.abspath(file))  # without "." and "..", which name no folder
+    if path.stem in _OF_ALL_PARTS:
+        return f"{path.parent.name}_{path.stem.lstrip('_')}"
+    return path.stem
 
 
-def identifying_stem(file: Path) -> str:
+def identifying_stem(file: str) -> str:
     """The name of a file without its ending, and once a digest of the content."""
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
+    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8]
     return f"{stem_with_part(file).removesuffix(f'_{digest}')}_{digest}"
 
 

@@ -96,18 +96,18 @@ def _of_folder(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Pa
     name, found, _ = find_parts(args.data, args.train_images, folder=temporary)
     rows.append(("labels", name, f"of what lies in {args.data}"))
     named = {part.name: part for part in found}
-    parts = {"train": (str(named["train"].labels), str(named["train"].images))}
+    parts = {"train": (named["train"].labels, named["train"].images)}
     if args.test_json:
         return parts
     test = named.get("test")
     # A test part chooses no weights: it is for the end
     used = named.get("val") or (test if args.eval_only else None)
     if used and args.val_share is None:
-        images = str(args.test_images or used.images)
-        parts["test"] = str(used.labels), images
+        images = args.test_images or used.images
+        parts["test"] = used.labels, images
         rows.append(("evaluation", used.source, f"with the images in {images}"))
     if test and test is not used:
-        parts["rest"] = str(test.labels), str(test.images)
+        parts["rest"] = test.labels, test.images
     return parts
 
 

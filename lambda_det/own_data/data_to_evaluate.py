@@ -58,13 +58,12 @@ def choose_data(
     if labels:
         pictures = images or str(find_images(labels))
         (file,) = as_coco((labels, pictures), folder=temporary, classes=classes)
-        chosen = Part(Path(file), Path(pictures), labels, "")
+        chosen = Part(file, pictures, labels, "")
     else:
         chosen = _of_folder(data, part, temporary, classes)
     _check(chosen)
     if has_single_class:
-        file = as_single_class(str(chosen.labels), temporary)
-        chosen = chosen._replace(labels=Path(file))
+        chosen = chosen._replace(labels=as_single_class(chosen.labels, temporary))
     return chosen
 
 
@@ -74,9 +73,9 @@ def _of_folder(data: str, part: str | None, temporary: Path, classes: Sequence[s
     chosen = parts[_chosen(parts, part, data)]
     if form != COCO and classes:
         # only this part: another one may have objects of classes that the run does not have
-        content = read_json(str(chosen.labels))
+        content = read_json(chosen.labels)
         give_all_classes([content], classes)
-        chosen.labels.write_text(json.dumps(content), "utf-8")
+        Path(chosen.labels).write_text(json.dumps(content), "utf-8")
     return chosen
 
 
@@ -94,7 +93,7 @@ def _of_run(cfg: CfgNode, home: Path, part: str | None) -> Part | None:
         return None
     part = _chosen(parts, part, str(home))
     labels, images = parts[part]
-    chosen = Part(Path(labels), Path(images), labels, part)
+    chosen = Part(labels, images, labels, part)
     advice = (
         f"{home} keeps the labels of its part {part} as they were when it began; correct your own, "
         f"and evaluate with --data DIR --part {part}."

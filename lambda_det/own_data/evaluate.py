@@ -7,6 +7,7 @@ import copy
 import io
 import json
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -185,9 +186,9 @@ def _remove_results(folder: Path) -> None:
 
 def _copied(data: Part, file: Path) -> Part:
     """The same data with the labels in the folder of the results, where they may be already."""
-    if file.absolute() != data.labels.absolute():
+    if file.absolute() != Path(data.labels).absolute():
         shutil.copyfile(data.labels, file)
-    return data._replace(labels=file)
+    return data._replace(labels=str(file))
 
 
 # ----------------------------------------------------------------------------------- the evaluation
@@ -202,8 +203,8 @@ def _configuration(saved: SavedRun, folder: Path, data: Part | None) -> CfgNode 
     if not Path(config.DATASETS.TRAIN_IMAGES).is_dir():
         config.DATASETS.TRAIN_JSON = config.DATASETS.TRAIN_IMAGES = ""
     if data:
-        config.DATASETS.TEST_JSON = str(data.labels.absolute())
-        config.DATASETS.TEST_IMAGES = str(data.images.absolute())
+        config.DATASETS.TEST_JSON = os.path.abspath(data.labels)
+        config.DATASETS.TEST_IMAGES = os.path.abspath(data.images)
     return config
 
 

@@ -106,7 +106,7 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
             f"{_named(unseen, report.categories)}, whose AP remains unknown; give a larger share, "
             "or a file with --test-json"
         )
-    stem = stem_with_part(Path(json_file))
+    stem = stem_with_part(json_file)
     return write_coco(train, folder, f"{stem}_kept"), write_coco(val, folder, f"{stem}_held_out")
 
 

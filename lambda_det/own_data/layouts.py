@@ -58,8 +58,8 @@ class Part(NamedTuple):
         name: "train", "val" or "test".
     """
 
-    labels: Path
-    images: Path
+    labels: str
+    images: str
     source: str
     name: str
 
@@ -102,7 +102,7 @@ def find_parts(
         parts, stem = {}, Path(os.path.abspath(root)).name
         for part, (content, pictures) in contents.items():
             file = write_coco(content, folder, f"{stem}_{part}")
-            parts[part] = Part(Path(file), pictures, content[READER]["labels"], part)
+            parts[part] = Part(file, str(pictures), content[READER]["labels"], part)
     found = [parts[part] for part in PART_WORDS if part in parts]
     return name, found, _unread(place, name, found) if place.is_dir() else []
 
@@ -124,7 +124,7 @@ def _labelled(parts: Iterable[Part]) -> set[str]:
     return {
         normal(Path(image["file_name"].replace("\\", "/")).stem)
         for part in parts
-        for image in read_lists(str(part.labels), IMAGES)["images"]
+        for image in read_lists(part.labels, IMAGES)["images"]
         if not str(image.get("source")).lower().endswith(SUFFIXES)
     }
 
@@ -210,7 +210,7 @@ def _of_coco(root: Path, files: list[Path], home: Path, to_train: bool) -> dict[
             # a training does not need it
             logger.warning(f"{file}: no test part, as its images are in no folder or in several")
             continue
-        parts[part] = Part(file, images, str(file), part)
+        parts[part] = Part(str(file), str(images), str(file), part)
     return parts
 
 
@@ -226,15 +226,15 @@ def _contents(
     name: str, place: Path, root: Path, files: list[Path], home: Path, to_train: bool
 ) -> dict[str, Content]:
     """The labels of each part."""
-    contents: dict[str, Content] = {}
     if FORMATS[name].read is read_yolo:
-        contents = contents_of_yolo(only(root, files), to_train)
+        if contents := contents_of_yolo(only(root, files), to_train):
+            return contents
     elif lists := _lists_of_voc(root):
+        contents = {}
         for part, file in lists.items():
             images = file.parents[2] / "JPEGImages"
             images = images if images.is_dir() else file.parents[2]
             contents[part] = (read_labels(file, images), images)
-    if contents:
         return contents
     content = read_labels(place, home)
     of_one = FORMATS[name].images != "some"
@@ -271,7 +271,7 @@ def _split(
     if "" in ids:
         ids["train"] = ids.pop("")
     if len(ids) < 2:
-        return {next(iter(ids), "train"): content}
+        return dict.fromkeys(ids, content)
     parts = {}
     for part, chosen in ids.items():
         parts[part] = part_of(content, chosen)

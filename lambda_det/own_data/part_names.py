@@ -37,9 +37,12 @@ def named_part(path: Path, root: Path, *, is_file: bool = False) -> str:
         is_file: the path is that of a file, in whose name the word may stand beside any others.
     """
     names = path.relative_to(root).parts if path.is_relative_to(root) else ()
-    parts = [part_in(name) if is_part_alone(name) else "" for name in names]
-    parts[-1:] = [part_in(name) if is_file else parts[-1] for name in names[-1:]]
-    return next(filter(None, reversed(parts)), "")
+    told = [
+        part_in(name)
+        for number, name in enumerate(names, 1)
+        if is_part_alone(name) or (is_file and number == len(names))
+    ]
+    return next(filter(None, reversed(told)), "")
 
 
 def part_in(name: str) -> str:

@@ -85,9 +85,9 @@ def write_data(
 def _refuse_folder_of_data(args: argparse.Namespace, folder: Path) -> None:
     """Refuse a folder of the run with images of the data, which would be no data later."""
     named = (args.data, args.train_json, args.train_images, args.test_json, args.test_images)
-    places = [os.path.realpath(place) for place in named if place and os.path.isdir(place)]
-    here = os.path.realpath(folder)
-    if any(Path(here).is_relative_to(place) for place in places) and images_below(folder):
+    here = folder.resolve()
+    is_inside = any(here.is_relative_to(Path(place).resolve()) for place in named if place)
+    if is_inside and images_below(folder):
         raise ConfigError(
             f"{folder} has images of the data; give the run a folder of its own, such as --output "
             f"{folder / 'output'}."
@@ -104,7 +104,7 @@ def _keys_of(part: str, path: Path, images: str) -> dict[str, str]:
 def keep_file(file: str, folder: Path) -> Path:
     """Copy a file into the folder of the run, under a name that identifies its content."""
     mark_output(folder)  # before a configuration shows that it is a run's
-    path = folder / FOLDER / f"{identifying_stem(Path(file))}{Path(file).suffix}"
+    path = folder / FOLDER / f"{identifying_stem(file)}{Path(file).suffix}"
     written = Path(file).read_bytes()
     if path.suffix == ".json":  # and not the recipe of an earlier run
         content = read_json(file)

@@ -17,7 +17,7 @@ from lambda_det.detection.data.coco_format import READER
 from lambda_det.detection.data.image_folder import SUFFIXES, images_below, in_any_form
 from lambda_det.errors import DataError, listed
 from lambda_det.own_data.labels.conversion import read_labels
-from lambda_det.own_data.labels.images import NamedImages, lines_of_list
+from lambda_det.own_data.labels.images import NamedImages, lines_of_text
 from lambda_det.own_data.labels.yolo import yolo_content
 from lambda_det.own_data.part_names import PART_OF_WORD, part_in
 
@@ -69,7 +69,7 @@ def _lists_beside(file: Path) -> dict[str, str]:
     lists = {}
     for path in sorted(file.parent.glob("*.[tT][xX][tT]")):
         if path.stem.lower() in _KEYS:
-            _, line = next(lines_of_list(path), ("", ""))
+            _, line = next(lines_of_text(path), ("", ""))
             if Path(line).suffix.lower() in SUFFIXES:
                 lists[path.stem.lower()] = path.name
     return lists
@@ -108,9 +108,8 @@ def _place(value: str, homes: Iterable[Path]) -> Path | None:
     texts = [text.replace("../", ""), text]
     parts = [part for part in text.split("/") if part not in ("", ".", "..")]
     if text.startswith("/") or ":" in text or ".." in text.split("/"):
-        ends = (Path(*parts[start:]) for start in range(1, len(parts)))
-        word = _word(parts)
-        texts += [end.as_posix() for end in ends if _word(end.parts) == word]
+        ends = [parts[start:] for start in range(1, len(parts))]
+        texts += ["/".join(end) for end in ends if _word(end) == _word(parts)]
     for text, home in itertools.product(texts, homes):
         path = in_any_form(Path(os.path.abspath(home / text)))
         if path.is_dir() or (path.suffix.lower() == ".txt" and path.is_file()):
@@ -129,10 +128,8 @@ def _images_in(
     """The images of folders and lists, and a folder that holds all of them."""
     paths: set[Path] = set()
     for place in places:
-        if place.is_dir():
-            paths.update(images_below(place))
-        else:
-            paths.update(_listed(place, file.parent, homes))
+        is_list = place.is_file()
+        paths.update(_listed(place, file.parent, homes) if is_list else images_below(place))
     if not paths:
         raise DataError(f"{file}: {part} names no image.")
     if len(places) == 1 and places[0].is_dir():
@@ -144,7 +141,7 @@ def _listed(list_file: Path, root: Path, homes: Iterable[Path]) -> Iterator[Path
     """The images of a list: whole paths, or from one of the folders ``homes``, or by their ends."""
     # Ends are of paths of another machine
     images = None
-    for where, text in lines_of_list(list_file):
+    for where, text in lines_of_text(list_file):
         tried = (Path(os.path.abspath(home / text)) for home in (list_file.parent, *homes))
         path = next(filter(Path.is_file, tried), None)
         if path is None:

@@ -139,7 +139,7 @@ REFUSED = {
     ),
     "a name that is empty": (
         {"a.xml": voc("a.png", ("", (1, 1, 4, 4)))},
-        "a.xml, line 2: its class has no name",
+        "(its name is empty)",
     ),
     "two files of one image": ({"x.xml": EMPTY, "y.xml": EMPTY}, "y.xml: a.png and "),
     "no image": ({"b.xml": voc("b.png")}, "b.xml: its image 'b.png'"),

@@ -46,10 +46,10 @@ WITH_MASKS = [name for name in FOLDERS if WRITTEN[name].masks]
 
 def images_of(parts: list, root: Path) -> list[list[str]]:
     """The images of each part by their paths."""
-    contents = [read_json(str(part.labels)) for part in parts]
+    contents = [read_json(part.labels) for part in parts]
     return [
         sorted(
-            (part.images / image["file_name"]).relative_to(root).as_posix()
+            Path(part.images, image["file_name"]).relative_to(root).as_posix()
             for image in content["images"]
         )
         for part, content in zip(parts, contents, strict=True)
@@ -349,7 +349,7 @@ def test_damaged_files_are_read_or_refused_in_words(files, place, length, damage
         for converted, images, *_ in find_parts(root)[1]:
             if not check_coco(converted, images, files="none").refusal():
                 for kind in WRITTEN:
-                    write_labels(read_json(str(converted)), kind, root / "out" / kind, images)
+                    write_labels(read_json(converted), kind, root / "out" / kind, images)
 
 
 @pytest.mark.parametrize("inner", ["", "val/"])
@@ -364,7 +364,7 @@ def test_a_project_of_cvat_has_a_part_for_each_subset(inner, tmp_path):
     _, parts = find_parts(tmp_path, home)
     train, *others = ([f"{name}/{inner}a.png"] for name in subsets)
     assert images_of(parts, home) == [sorted([*train, "Train/b.png"]), *others]
-    assert parts[1].images == home
+    assert parts[1].images == str(home)
 
 
 def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
@@ -399,9 +399,9 @@ def test_yolo_images_of_several_folders_and_of_lists_elsewhere(value, tmp_path):
     if "../day2" not in value:  # a list names the others alone
         make(tmp_path, {"day2/images/left.png": ""})
     kind, (train, val) = find_parts(tmp_path / "set")
-    assert kind == "YOLO" and val.images == tmp_path / "set" / "day1" / "images"
+    assert kind == "YOLO" and val.images == str(tmp_path / "set" / "day1" / "images")
     content = read_json(str(train.labels))
-    names = [str(train.images / image["file_name"]) for image in content["images"]]
+    names = [str(Path(train.images, image["file_name"])) for image in content["images"]]
     ids = [image["id"] for image in content["images"]]
     objects = Counter(names[ids.index(one["image_id"])] for one in content["annotations"])
     assert objects == {str(second): 2, str(tmp_path / "set/day1/images/a.png"): 1}
@@ -424,7 +424,7 @@ def test_images_that_are_elsewhere_are_named_for_all_parts(kind, labels, tmp_pat
     found, places = find_parts(tmp_path / "labels", pictures)
     assert found == kind and images_of(places, pictures) == [[image] for image in images]
     for place in places:
-        report = check_coco(place.labels, str(place.images))
+        report = check_coco(place.labels, place.images)
         assert not report.refusal() and report.annotations == 1
 
 

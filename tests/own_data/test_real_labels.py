@@ -714,7 +714,7 @@ def test_a_file_that_changes_is_recognised_again(tmp_path):
 def test_the_folder_of_coco_s_images(labels, names, images, folder, tmp_path):
     make(tmp_path, {labels: coco(cups(*names)), **dict.fromkeys(images, "")})
     _, (part,) = find_parts(tmp_path)
-    assert part.images == tmp_path / folder
+    assert part.images == str(tmp_path / folder)
 
 
 def test_coco_s_images_in_several_folders_are_refused_with_both(tmp_path):

@@ -23,10 +23,10 @@ from lambda_det.own_data.labels.findings import (
     UNREAD,
 )
 from lambda_det.own_data.labels.formats import format_of, recognise
-from lambda_det.own_data.labels.images import MissingImage, NamedImages, lines_of_list
+from lambda_det.own_data.labels.images import MissingImage, NamedImages, lines_of_text
 from lambda_det.own_data.labels.labelme import read_labelme, shows_another
 from lambda_det.own_data.labels.objects import LabelledImage, area, size_of
-from lambda_det.own_data.labels.table import COCO, FORMATS
+from lambda_det.own_data.labels.table import COCO, FORMATS, LISTS
 from lambda_det.own_data.labels.yolo import read_yolo, yolo_names
 from lambda_det.training.log import show
 
@@ -70,7 +70,7 @@ def read_labels(
     folder = Path(images or (home if home.is_dir() else home.parent))
     pictures = NamedImages(folder, paths)
     if home != place:
-        named = lines_of_list(place)
+        named = lines_of_text(place)
         pictures = NamedImages(
             folder, [pictures.find(where, place.parent, line) for where, line in named]
         )
@@ -125,7 +125,7 @@ _COMPARED = 50  # number of files of labels whose copies of images are decoded
 def _is_list(place: Path) -> bool:
     """Whether it is a list of images, and not of names of classes, nor a COCO file."""
     is_text = place.is_file() and place.suffix.lower() == ".txt"
-    return is_text and not place.name.endswith(_LISTS) and format_of(place) != COCO
+    return is_text and not place.name.lower().endswith(LISTS) and format_of(place) != COCO
 
 
 # ------------------------------------------------------------------ the image of a file of labels
@@ -134,13 +134,14 @@ def _placed(
 ) -> dict[Path, LabelledImage]:
     """Labelled images that exist, by their files; missing and doubly named ones are refused."""
     # A file of labels of one image may have its name
-    missing: list[tuple[LabelledImage, MissingImage]] = []
+    missing: MissingImage | None = None
     placed: dict[Path, LabelledImage] = {}
     for row in rows:
         try:
             path = _image_of(row, are_alone, images, report)
         except MissingImage as error:
-            missing.append((row, error))
+            report.add(NO_IMAGE, f"{row.source}: {row.name}")
+            missing = missing or error
             continue
         if path in placed:
             both = " and ".join(f"{one.source}: {one.name}" for one in (row, placed[path]))
@@ -150,9 +151,7 @@ def _placed(
             )
         placed[path] = row
     if missing and not placed:
-        raise missing[0][1]
-    for row, _ in missing:
-        report.add(NO_IMAGE, f"{row.source}: {row.name}")
+        raise missing
     return placed
 
 
@@ -229,16 +228,13 @@ def _log(name: str, placed: Mapping[Path, LabelledImage], report: Report) -> Non
         show(f"{finding.count} x {kind.text}; first: {finding.first[0]}")
 
 
-_LISTS = FORMATS["YOLO with a list of names"].endings
-
-
 def only(place: Path, files: list[Path]) -> Path:
     """The file of labels where there must be a single one. Lists of the same names count as one.
 
     Raises:
         DataError: there are several.
     """
-    are_names = all(file.name.endswith(_LISTS) for file in files)
+    are_names = all(file.name.lower().endswith(LISTS) for file in files)
     if len(files) > 1 and not (are_names and len({file.read_bytes() for file in files}) == 1):
         raise DataError(f"{place} holds {listed(map(str, files))}; name one of them.")
     return files[0]
@@ -268,7 +264,7 @@ def as_coco(*places: tuple[str, str], folder: Path, classes: Sequence[str] = ())
     give_all_classes(contents.values(), classes)
     for index, content in contents.items():
         # They are named by the user's folder; the temporary folder has another name each time
-        files[index] = write_coco(content, folder, stem_with_part(Path(files[index])))
+        files[index] = write_coco(content, folder, stem_with_part(files[index]))
     return files
 
 
@@ -290,7 +286,7 @@ def as_single_class(file: str, folder: Path) -> str:
     name_labels(content, file)
     for annotation in content["annotations"]:
         annotation["category_id"] = 1
-    return write_coco(content, folder, stem_with_part(Path(file)))
+    return write_coco(content, folder, stem_with_part(file))
 
 
 def give_all_classes(contents: Collection[dict[str, Any]], classes: Sequence[str] = ()) -> None:

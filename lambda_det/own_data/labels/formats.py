@@ -44,8 +44,9 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
         return COCO, [place]  # the reader of COCO's format says what is wrong with the file
     refusal = f"{place} holds no labels of a known format ({', '.join(FORMATS)}); {_seen(there)}"
     if place.is_dir() and (outputs := outputs_below(place)):
-        written = listed(outputs)
-        refusal += f"; {written}, which this program wrote, is read only where it is named itself"
+        refusal += (
+            f"; {listed(outputs)}, which this program wrote, is read only where it is named itself"
+        )
     raise DataError(f"{refusal}.")
 
 

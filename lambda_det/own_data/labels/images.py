@@ -15,11 +15,11 @@ class MissingImage(DataError):
     """The image of a file of labels is missing."""
 
 
-def lines_of_list(list_file: Path) -> Iterator[tuple[str, str]]:
-    """The place and the text of each line of a list of images, without comments."""
-    for number, line in enumerate(map(str.strip, read_text(list_file).splitlines()), 1):
+def lines_of_text(file: Path) -> Iterator[tuple[str, str]]:
+    """The place and the words of each line of a list of images or of labels, without comments."""
+    for number, line in enumerate(map(str.strip, read_text(file).splitlines()), 1):
         if line and not line.startswith("#"):
-            yield f"{list_file}, line {number}", line
+            yield f"{file}, line {number}", line
 
 
 class NamedImages(ImageFolder):

@@ -115,8 +115,6 @@ def _object(
     """The object of a shape; None for a type that is not read."""
     form = shape.get("shape_type") or "polygon"
     points = np.array(shape["points"], float).reshape(-1, 2)
-    if form == "rectangle":
-        return LabelledObject(label, around([points.ravel().tolist()]))
     if form == "circle":
         radius = np.hypot(*(points[1] - points[0]))
         return polygon(label, ellipse(points[0], radius, radius))
@@ -131,6 +129,7 @@ def _object(
             if thing := of_mask(label, pixels > 0, corner, size):
                 return thing
         report.add(EMPTY_MASK, where)
+    if form in ("rectangle", "mask"):
         return LabelledObject(label, around([points.ravel().tolist()]))
     return None
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     Reader = Callable[[Path, NamedImages, Report], Iterator[LabelledImage]]
 
 COCO = "COCO"
+LISTS = ("classes.txt", ".names")  # ends of the names of YOLO's lists of classes, in small letters
 
 
 class LabelFormat(NamedTuple):
@@ -56,9 +57,7 @@ FORMATS = {
     "CVAT": LabelFormat((".xml",), ("<annotations>",), "cvat:read_cvat", "some", _CORNERS),
     "Pascal VOC": LabelFormat((".xml",), ("<annotation>",), "voc:read_voc", "one", _CORNERS),
     "LabelMe": LabelFormat((".json",), ('"shapes"',), "labelme:read_labelme", "one", _CORNERS),
-    "YOLO with a list of names": LabelFormat(
-        ("classes.txt", ".names"), (), "yolo:read_yolo", "all", _SHARES
-    ),
+    "YOLO with a list of names": LabelFormat(LISTS, (), "yolo:read_yolo", "all", _SHARES),
     "VIA": LabelFormat(
         (".json",),
         ('"_via_settings"', '"_via_img_metadata"', '"*.regions"'),

@@ -26,7 +26,7 @@ from lambda_det.own_data.labels.findings import (
     SHARED,
     UNREAD,
 )
-from lambda_det.own_data.labels.images import NamedImages
+from lambda_det.own_data.labels.images import NamedImages, lines_of_text
 from lambda_det.own_data.labels.objects import (
     LabelledImage,
     LabelledObject,
@@ -34,10 +34,10 @@ from lambda_det.own_data.labels.objects import (
     reading,
     size_of,
 )
+from lambda_det.own_data.labels.table import LISTS
 from lambda_det.own_data.part_names import named_part
 
 Listing = Callable[[Path], dict[str, Path]]  # see _text_files
-_LISTS = ("classes.txt", ".names")  # ends of the names of lists of classes
 _SLACK = 0.01  # of an image, by which points may lie outside of their box
 _OF_POSES = 0.9  # least share of the lines whose points are in their box
 _HEAD = 1000  # bytes of a file that show its kind
@@ -55,7 +55,10 @@ def read_yolo(file: Path, images: NamedImages, report: Report) -> Iterator[Label
     }
     if not any(label_files.values()):
         label_files = _far_labels(images, home, report)
-    lines = {labels: _lines(labels) for labels in filter(None, label_files.values())}
+    lines = {
+        labels: [(where, line.split()) for where, line in lines_of_text(labels)]
+        for labels in filter(None, label_files.values())
+    }
     if not has_points and _are_poses([words for file in lines.values() for _, words in file]):
         has_points = True
         report.add(POSES, str(file))
@@ -80,12 +83,6 @@ def read_yolo(file: Path, images: NamedImages, report: Report) -> Iterator[Label
     _compare_names(file, names, {labels.parent for labels in first}, report)
     for labels in _unused(images.folder, home, {*label_files.values()}, listing):
         report.add(NO_IMAGE, str(labels))
-
-
-def _lines(labels: Path) -> list[tuple[str, list[str]]]:
-    """The place and the words of each line of a label file that has words."""
-    lines = enumerate(read_text(labels).splitlines(), 1)
-    return [(f"{labels}, line {number}", line.split()) for number, line in lines if line.strip()]
 
 
 def _are_poses(lines: Sequence[Sequence[str]]) -> bool:
@@ -176,7 +173,7 @@ def _compare_names(
     # labelImg writes classes.txt beside the labels, and it numbers the classes in that order
     places = {file.parent, *folders, *(f.parent for f in folders if f.parent.name == "labels")}
     for path in sorted(place / name for place in places for name in os.listdir(place)):
-        if path.name.lower().endswith(_LISTS) and is_list_of_names(path):
+        if path.name.lower().endswith(LISTS) and is_list_of_names(path):
             for number, other in yolo_names(path).items():
                 name = names.get(number, other)
                 if name.strip().casefold() != other.strip().casefold():
