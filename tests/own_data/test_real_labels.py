@@ -85,6 +85,8 @@ OTHERS_OF_CVAT = (
 EMPTY_MASK = base64.b64encode(encoded(Image.new("1", (11, 6)))).decode()
 POLYGON = "<object><name>x</name><polygon><pt><x>1</x><y>2</y></pt></polygon></object>"
 VIA = via(cups("a.png"))
+LYING = Image.Exif()
+LYING[274] = 6  # EXIF's orientation
 NFD, NFC = (unicodedata.normalize(form, "größe") for form in ("NFD", "NFC"))
 # Files, the status of check, and words of its output; "! " before a word: it is not there
 CASES = {
@@ -307,6 +309,11 @@ CASES = {
         },
         0,
         "1 image",
+    ),
+    "YOLO with an image that EXIF turns": (
+        {"data.yaml": YAML, "a.jpg": encoded(image(), "jpg", exif=LYING), "a.txt": LINE},
+        1,
+        "1 x image that its EXIF data turn",
     ),
     "YOLO with notes beside the labels": (
         of_yolo() | {"notes.txt": "1 2\n", "empty.txt": ""},
