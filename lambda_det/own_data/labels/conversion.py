@@ -77,7 +77,7 @@ def read_labels(
         if row.images == "one":
             names = {name for path in pictures.paths for name in _names_of_labels(path.name)}
             files = [file for file in files if normal(file.stem) in names]
-    report = Report(str(place), str(folder))
+    report = Report(str(place))
     rows: list[LabelledImage] = []
     for file in files:
         try:
