@@ -62,7 +62,7 @@ def test_what_a_run_leaves(finished):
     assert _load(finished / "model_best.pth")["iteration"] == best["iteration"]
 
 
-def test_evaluation_of_a_file_gives_what_training_gave(finished, arguments, folder, caplog):
+def test_evaluation_of_a_file_gives_what_training_gave(finished, arguments, caplog):
     caplog.set_level("INFO")
     best = finished / "model_final.pth"
     run(arguments("--eval-only", "MODEL.WEIGHTS", best))

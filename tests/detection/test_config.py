@@ -40,6 +40,7 @@ def test_file_pairs_and_flags(tmp_path, monkeypatch):
         ("- a", "not a mapping"),
         ("", "plain values"),
         ("_BASE_: nowhere.yaml", "nowhere.yaml"),
+        ("_BASE_: bad.yaml", "bad.yaml"),
         ("SOLVER: {MAX_ITERS: 3}", "did you mean SOLVER.MAX_ITER"),
         ("SOLVER: 3", "SOLVER, which is no configuration key"),
         ("SOLVER: {MAX_ITER: {a: 3}}", "SOLVER.MAX_ITER.a"),
@@ -112,7 +113,7 @@ def test_the_keys_of_a_project_come_with_what_needs_them(tmp_path, text, key, va
     assert "POINT_HEAD" not in _load().MODEL
 
 
-def test_a_project_that_is_not_installed_is_named(tmp_path, monkeypatch):
+def test_a_project_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "detectron2.projects.deeplab", None)
     with pytest.raises(ConfigError, match=r"RES4_DILATION needs detectron2.projects.deeplab"):
         _load("MODEL.RESNETS.RES4_DILATION", "2")

@@ -69,7 +69,7 @@ def crowded(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_replicate_is_coco_s_ap_of_the_images_that_were_drawn(seed, capsys):
+def test_each_replicate_is_coco_s_ap_of_the_images_that_were_drawn(seed):
     """Also of a class that some replicates lack."""
     ground_truth, results = crowded(seed)
     classes = matches_of(evaluation(ground_truth, results))
@@ -86,7 +86,7 @@ def _interval(computed):
     return ap_interval(computed, matches_of(computed))
 
 
-def test_more_images_make_the_interval_narrower_and_it_holds_the_ap(capsys):
+def test_more_images_make_the_interval_narrower_and_it_holds_the_ap():
     widths = []
     for images in (6, 60):
         ground_truth = make_ground_truth(images)
@@ -98,7 +98,7 @@ def test_more_images_make_the_interval_narrower_and_it_holds_the_ap(capsys):
     assert widths[1] < widths[0] / 2
 
 
-def test_no_interval_of_one_image_or_of_very_many(monkeypatch, capsys):
+def test_no_interval_of_one_image_or_of_very_many(monkeypatch):
     one = make_ground_truth(1)
     assert _interval(evaluation(one, noisy_results(one))) is None
     several = make_ground_truth(3)
@@ -133,7 +133,7 @@ def _f1(ground_truth, results, category, threshold):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_best_score_has_the_highest_f1_of_the_classes(seed, capsys):
+def test_the_best_score_has_the_highest_f1_of_the_classes(seed):
     """Kept by the evaluation, or matched again."""
     ground_truth, results = crowded(seed)
     found = evaluation(ground_truth, results)
@@ -149,7 +149,7 @@ def test_the_best_score_has_the_highest_f1_of_the_classes(seed, capsys):
     assert means[score] == pytest.approx(max(means.values()))
 
 
-def test_no_best_score_where_nothing_is_right(monkeypatch, capsys):
+def test_no_best_score_where_nothing_is_right(monkeypatch):
     ground_truth = make_ground_truth(3)
     wrong = [{**entry, "bbox": [0, 0, 1, 1]} for entry in noisy_results(ground_truth)]
     assert best_score(matches_of(evaluation(ground_truth, wrong))) is None
@@ -213,14 +213,14 @@ def test_each_prediction_finds_one_object_of_its_class(
     assert not capsys.readouterr().out  # of pycocotools
 
 
-def test_across_classes_the_highest_score_takes_an_object_of_any(capsys):
+def test_across_classes_the_highest_score_takes_an_object_of_any():
     results = [{**a, "score": 0.1 * a["id"]} for a in _annotations([(1, BOX), (2, NEAR)])]
     found = evaluation_of(_truth([(1, BOX)], []), results, "bbox")
     assert objects_found(found, across_classes=True) == [FALSE, 1]
     assert objects_found(found) == [1, FALSE]
 
 
-def test_all_predictions_of_an_image_are_matched_however_many_there_are(capsys):
+def test_all_predictions_of_an_image_are_matched_however_many_there_are():
     """COCO's evaluation leaves out those behind the hundredth of a class."""
     boxes = [(1, (12 * i, 0, 12 * i + 10, 10)) for i in range(120)]
     results = [{**a, "score": 1 - a["id"] / 200} for a in _annotations(boxes)]

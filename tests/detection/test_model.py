@@ -132,7 +132,6 @@ def _lambda_detector() -> nn.Module:
 
 @pytest.mark.slow
 def test_keypoints_and_scores_of_bfloat16_are_not_rounded():
-    torch.manual_seed(0)
     cfg = tiny_config()
     cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON = False, True
     cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0

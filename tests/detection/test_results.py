@@ -58,7 +58,7 @@ def test_a_result_is_where_its_row_says(task, metric, tmp_path):
         }
 
 
-def test_each_column_of_a_class_has_its_value(capsys):
+def test_each_column_of_a_class_has_its_value():
     truth = make_ground_truth(2)
     objects = [
         {**a, "area": 50 * 50, "bbox": [60 * i, 0, 50, 50]}

@@ -120,7 +120,7 @@ SUMS = {
 
 
 @pytest.mark.parametrize("url", [f"lambda://{name}" for name in OWN])
-def test_weights_of_this_package_need_no_connection(url, monkeypatch, caplog):
+def test_weights_of_this_package_need_no_connection(url, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", None)
     content, name = read_backbone(fetch(url).place), fetch(url).model
     assert hashlib.sha256(fetch(url).place.read_bytes()).hexdigest() == SUMS[fetch(url).place.stem]

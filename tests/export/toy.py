@@ -45,9 +45,9 @@ class Detector(nn.Module):
 class Model(nn.Module):
     """A classifier."""
 
-    def __init__(self, norm: str = "BN", classes: int = 5) -> None:
+    def __init__(self, classes: int = 5) -> None:
         super().__init__()
-        self.backbone = Network(norm)
+        self.backbone = Network()
         self.backbone.linear = nn.Linear(4, classes)
 
 

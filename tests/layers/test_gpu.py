@@ -30,10 +30,6 @@ LARGE = 2**31 + 2**20  # numbers of a tensor, more than 32 bits can count
 NAMES = ("query_first", "fused")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LAYOUTS = ("channels last", "a map per channel")
-ON_GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-]
 
 
 class Case(NamedTuple):

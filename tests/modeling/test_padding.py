@@ -36,19 +36,19 @@ def test_an_image_of_zeros_is_no_padding():
 
 
 @torch.no_grad()
-def _alone_and_in_a_batch(model, height=97, width=75):
+def _alone_and_in_a_batch(model):
     """Features of one image alone, and beside a larger one."""
     torch.manual_seed(2)
-    image = torch.randn(3, height, width).double()
+    image = torch.randn(3, 97, 75).double()
     batch = torch.zeros(2, 3, 160, 192, dtype=torch.float64)
-    batch[0, :, :height, :width] = image
+    batch[0, :, :97, :75] = image
     batch[1] = torch.randn(3, 160, 192)
     return model(image[None]), model(batch)
 
 
-def _reach(alone, inside, stride, height=97, width=75):
+def _reach(alone, inside, stride):
     """How many positions from the padding's border the features still differ by over 1e-4."""
-    rows, columns = -(-height // stride), -(-width // stride)
+    rows, columns = -(-97 // stride), -(-75 // stride)
     alone, inside = alone[0, :, :rows, :columns], inside[0, :, :rows, :columns]
     assert alone.isfinite().all()
     different = (inside - alone).abs().amax(0) > 1e-4 * alone.abs().max()

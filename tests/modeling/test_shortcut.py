@@ -20,7 +20,6 @@ LAYOUTS = (torch.contiguous_format, torch.channels_last)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size", [(1, 1), (1, 4), (2, 2), (6, 4), (5, 8), (6, 3), (7, 5)])
 def test_a_convolution_of_averages(size, layout):
-    torch.manual_seed(0)
     pool = nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False)
     x = torch.randn(2, 8, *size).double().to(memory_format=layout).requires_grad_()
     weight = torch.randn(16, 8, 1, 1).double().requires_grad_()
@@ -34,7 +33,6 @@ def test_a_convolution_of_averages(size, layout):
 
 
 def test_a_network_computes_the_same(monkeypatch):
-    torch.manual_seed(0)
     network = small_network().double()
     other, x = copy.deepcopy(network), torch.randn(2, 3, 97, 70).double()
     features = network(x)

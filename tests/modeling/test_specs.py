@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import lambda_det
-from lambda_det.errors import ConfigError
 from lambda_det.modeling.complexity import measure, measure_named
 from lambda_det.modeling.specs import get_spec, list_models
 
@@ -107,8 +106,3 @@ def test_operations_of_lambda_layers_at_detection_size():
             pytest.approx(lambda_first, rel=0.005),
             pytest.approx(query_first, rel=0.005),
         ]
-
-
-def test_unknown_model_is_named():
-    with pytest.raises(ConfigError, match=r"'lambda_resnet51'.*lambda_resnet50"):
-        lambda_det.create_backbone("lambda_resnet51")

@@ -65,7 +65,7 @@ def classes_of(images):
     return sorted({label for things in images.values() for label, _ in things})
 
 
-def coco(images, size=SIZE, **more):
+def coco(images, **more):
     classes = classes_of(images)
     boxes = [(n, *thing) for n, things in enumerate(images.values(), 1) for thing in things]
     annotations = [
@@ -73,7 +73,7 @@ def coco(images, size=SIZE, **more):
         for n, (image, label, box) in enumerate(boxes, 1)
     ]
     content = coco_content(
-        dict(enumerate(images, 1)), annotations, dict(enumerate(classes, 1)), size
+        dict(enumerate(images, 1)), annotations, dict(enumerate(classes, 1)), SIZE
     )
     return json.dumps({**more, **content})
 

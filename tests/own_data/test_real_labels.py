@@ -43,8 +43,8 @@ def checked(place, capsys):
     return status, output.out + output.err
 
 
-def of_yolo(lines=LINE, yaml=""):
-    return {"data.yaml": YAML + yaml, "a.png": "", "a.txt": lines}
+def of_yolo(lines=LINE):
+    return {"data.yaml": YAML, "a.png": "", "a.txt": lines}
 
 
 def of_voc(*boxes, **more):
@@ -60,9 +60,9 @@ def of_cvat(old="", new=""):
     return {"a.xml": cvat(cups("a.png")).replace(old, new), "a.png": ""}
 
 
-def both(*folders, of=voc, ending="xml"):
+def both(*folders):
     """An image with a file of labels in each of some folders."""
-    labels = {f"{name}/{name}.{ending}": of(f"{name}.png", BOX) for name in folders}
+    labels = {f"{name}/{name}.xml": voc(f"{name}.png", BOX) for name in folders}
     return labels | {f"{name}/{name}.png": "" for name in folders}
 
 

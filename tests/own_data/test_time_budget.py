@@ -140,7 +140,7 @@ def test_a_run_that_goes_on_keeps_its_schedule(data, config):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_one_command_trains_for_its_time_and_ends(data, capsys):  # noqa: F811
+def test_one_command_trains_for_its_time_and_ends(data):  # noqa: F811
     """The log has its table of choices at once, and one line of the time; it can be resumed."""
     output = data.parent / "run"
     limits = {"SOLVER.IMS_PER_BATCH": 2, "INPUT.MIN_SIZE_TRAIN": (48,), "INPUT.MIN_SIZE_TEST": 48}

@@ -37,10 +37,10 @@ CLASSES = "roi_heads.box_predictor.cls_score.weight"
 
 
 class _Detector(nn.Module):
-    def __init__(self, classes=2):
+    def __init__(self):
         super().__init__()
         self.backbone = _Network()
-        predictor = nn.ModuleDict({"cls_score": nn.Linear(4, classes + 1)})
+        predictor = nn.ModuleDict({"cls_score": nn.Linear(4, 3)})
         self.roi_heads = nn.ModuleDict({"box_predictor": predictor})
         self.register_buffer("pixel_mean", torch.zeros(3))
 

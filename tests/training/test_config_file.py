@@ -127,12 +127,6 @@ def test_a_removed_key_is_no_key_and_has_a_sentence():
     assert all(sentence.endswith(".") for sentence in REMOVED_KEYS.values())
 
 
-def test_a_file_that_is_its_own_base_is_refused(tmp_path):
-    (tmp_path / "mine.yaml").write_text("_BASE_: mine.yaml\n")
-    with pytest.raises(ConfigError, match=r"mine\.yaml"):
-        DetectionTask.read(parser().parse_args(["--config", str(tmp_path / "mine.yaml")]))
-
-
 @pytest.fixture
 def program(tmp_path):
     """A LazyConfig that asks how many processes there are, and adds a letter to ``ran``."""

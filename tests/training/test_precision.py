@@ -8,8 +8,8 @@ from lambda_det.training.precision import LossScaler, Precision
 from tests.training.toy import Steps, ToyModel, batches, items, settings, weights
 
 
-def _precision(device, dtype):
-    return Precision.of(settings(device=device, amp_dtype=dtype))
+def _precision(device):
+    return Precision.of(settings(device=device, amp_dtype="auto"))
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,8 @@ def test_bfloat16_is_emulated_where_the_processor_lacks_it(
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: onednn)
     assert Precision("cpu", torch.bfloat16).is_emulated() == (not supported)
     assert not Precision("cpu", None).is_emulated()
-    assert _precision("cpu", "auto").dtype == (torch.bfloat16 if supported else None)
-    assert str(_precision("cpu", "auto")) == ("bfloat16" if supported else "float32")
+    assert _precision("cpu").dtype == (torch.bfloat16 if supported else None)
+    assert str(_precision("cpu")) == ("bfloat16" if supported else "float32")
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_bfloat16_is_emulated_on_gpus_before_ampere(monkeypatch, capability, has
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     assert Precision("cuda", torch.bfloat16).is_emulated() == (not has_it)
     assert not Precision("cuda", torch.float16).is_emulated()
-    assert _precision("cuda:1", "auto").dtype == (torch.bfloat16 if has_it else None)
+    assert _precision("cuda:1").dtype == (torch.bfloat16 if has_it else None)
 
 
 def test_auto_is_bfloat16_for_a_gpu_that_is_not_here(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert _precision("cuda", "auto").dtype == torch.bfloat16
+    assert _precision("cuda").dtype == torch.bfloat16
 
 
 class OnCPU(Precision):

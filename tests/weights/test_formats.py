@@ -109,7 +109,7 @@ def test_a_tar_archive_is_refused(tmp_path, monkeypatch, read):
 
 @READERS
 def test_members_that_are_compressed_are_refused_before_they_are_unpacked(
-    data, tmp_path, monkeypatch, read
+    tmp_path, monkeypatch, read
 ):
     """torch.save never compresses; some megabytes can become more than the memory."""
     with zipfile.ZipFile(tmp_path / "a.pth", "w", zipfile.ZIP_DEFLATED) as archive:

@@ -65,10 +65,6 @@ def _without(state, *words):
     return {name: t for name, t in state.items() if not any(word in name for word in words)}
 
 
-def _ema_of(model, average):
-    return {"model": model.state_dict(), "ema": {"model": average.state_dict(), "updates": 3}}
-
-
 def _half(state):
     return {name: tensor.half() for name, tensor in state.items()}
 
@@ -426,7 +422,6 @@ def test_a_detector_starts_with_the_features_of_their_network(
             ("MODEL.LAMBDA_RESNET.SCOPE", 7),
             r"9, 9\].*7, 7\]",
         ),
-        ("mobilenetv2_100", "mobilenet_v2", ("MODEL.PIXEL_MEAN", [1.0, 2.0, 3.0]), "PIXEL_MEAN"),
     ],
 )
 def test_their_weights_that_cannot_be_ours(theirs, ours, pairs, words, tmp_path, monkeypatch):
@@ -435,7 +430,7 @@ def test_their_weights_that_cannot_be_ours(theirs, ours, pairs, words, tmp_path,
     task = _finetuned(ours, *pairs)
     model = task.build_model()
     before = _copy(model.state_dict())
-    with pytest.raises((ConfigError, WeightsError), match=f"{url}.*{words}") as caught:
+    with pytest.raises(WeightsError, match=f"{url}.*{words}") as caught:
         load(model, url, pixels=task.pixels)
     assert "\n" not in str(caught.value)
     _assert_same(model.state_dict(), before)

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from lambda_det.classification.data import loader as loader_module
 from lambda_det.classification.data import transforms
 from lambda_det.classification.data.loader import (
+    LabelledTrainImages,
     LabelledTrainLoader,
     build_eval_loader,
     epoch_batches,
 )
 from lambda_det.classification.data.sources import FolderSource
 from lambda_det.errors import DataError
-from lambda_det.training.loading import ImageLoader
 from tests.classification.data.toy import ToySource
 
 
@@ -106,22 +105,14 @@ def test_workers_change_nothing(cfg, make_folder):
         assert_same_batches(train_batches(cfg, source, 6), expected)
 
 
-@pytest.mark.parametrize(("build", "key"), [(build_eval_loader, 3), (train_loader, (1, 3))])
-def test_everything_can_be_sent_to_a_spawned_worker(cfg, make_folder, monkeypatch, build, key):
+def test_everything_can_be_sent_to_a_spawned_worker(cfg, make_folder):
     """Where processes are not forked, as on macOS, and from Python 3.14 on."""
-    made = []
-
-    class Noted(ImageLoader):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            made.append(self)
-
-    monkeypatch.setattr(loader_module, "ImageLoader", Noted)
-    loader = build(cfg, FolderSource(make_folder({"ant": 5, "bee": 4})), batch_size=4)
-    next(iter(loader))
-    copy = pickle.loads(ForkingPickler.dumps(made[0].dataset))
-    torch.testing.assert_close(copy[key], made[0].dataset[key])
-    for sent in (made[0].collate_fn, made[0].worker_init_fn):
+    source = FolderSource(make_folder({"ant": 5, "bee": 4}))
+    loader = build_eval_loader(cfg, source, batch_size=4)
+    for images, key in ((loader.dataset, 3), (LabelledTrainImages(cfg, source, 0), (1, 3))):
+        copy = pickle.loads(ForkingPickler.dumps(images))
+        torch.testing.assert_close(copy[key], images[key])
+    for sent in (loader.collate_fn, loader.worker_init_fn):
         pickle.loads(ForkingPickler.dumps(sent))
 
 
@@ -167,15 +158,3 @@ def test_unreadable_images_end_a_training_past_the_limit_and_every_evaluation(cf
     assert "is broken" in str(e.value) and "\n" not in str(e.value)
     with pytest.raises(DataError, match=r"^image 1 is broken$"):
         list(build_eval_loader(cfg, source, batch_size=2))
-
-
-def test_no_global_random_numbers_are_drawn(cfg):
-    cfg.INPUT.RANDAUGMENT.LAYERS = 2
-
-    def states():
-        return torch.get_rng_state().tolist(), str(np.random.get_state())
-
-    before = states()
-    train_batches(cfg, ToySource(LABELS), 2)
-    list(build_eval_loader(cfg, ToySource(LABELS), batch_size=2))
-    assert states() == before

@@ -284,7 +284,7 @@ def test_ids_in_another_form(content, write, form):
     assert read_coco(json_file, images) == before
 
 
-def test_a_size_that_is_missing_is_that_of_the_image(content, write, tmp_path):
+def test_a_size_that_is_missing_is_that_of_the_image(content, write):
     json_file, images = write(content)
     for entry, size in zip(content["images"], ({}, {"width": 0}, {"width": None}), strict=False):
         entry.pop("height")
@@ -298,7 +298,6 @@ def test_a_size_that_is_missing_is_that_of_the_image(content, write, tmp_path):
     assert "20.png" in report.findings[kinds.IMAGE].first[0] and report.refusal()
 
 
-# What a file calls its images, and what is found
 def test_images_are_found_below_the_folder(content, write):
     """test_image_folder.py has more names."""
     json_file, images = write(content)
@@ -517,6 +516,8 @@ def test_what_is_not_coco_format(content, write, number):
 
 def test_images_are_opened(content, write, monkeypatch):
     json_file, images = write(content)
+    with pytest.raises(DataError, match=f"{images}_missing"):
+        check_coco(json_file, f"{images}_missing")
     Path(images, "10.png").unlink()
     data = Path(images, "20.png").read_bytes()
     Path(images, "20.png").write_bytes(data[:-3000])

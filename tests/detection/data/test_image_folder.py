@@ -133,7 +133,7 @@ def test_converted_labels_are_left_out_beside_those_that_they_were_made_of(tmp_p
     assert [path.name for path in walk(tmp_path / "moved")] == ["a.png", "a.txt"]
 
 
-def test_pillow_reads_every_image(tmp_path):
+def test_pillow_reads_every_image():
     Image.init()
     read = {ending for ending, name in Image.registered_extensions().items() if name in Image.OPEN}
     assert set(SUFFIXES) - read <= {".avif", ".mpo"}  # of Pillow before 11.3; opened as a JPEG

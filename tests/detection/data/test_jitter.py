@@ -15,11 +15,6 @@ def augment(augmentations, image):
     return inputs.image, transforms
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    np.random.seed(0)  # Detectron2's augmentations draw from numpy's global state
-
-
 def test_scale_fits_the_longer_side_to_the_drawn_share_of_the_square():
     widths = []
     for _ in range(300):

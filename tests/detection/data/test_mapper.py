@@ -20,11 +20,6 @@ from tests.detection.data.fuzz import limits
 WIDTH, HEIGHT = 64, 48
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    np.random.seed(0)
-
-
 @pytest.fixture
 def record(tmp_path):
     path = tmp_path / "image.png"
