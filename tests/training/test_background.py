@@ -111,6 +111,9 @@ def test_the_order_of_a_save(tmp_path, monkeypatch):
         "sync folder",
         "remove model_0000002.pth",
     ]
+    checkpointer.save("model_final", iteration=4)  # which counts among the last
+    checkpointer.wait()
+    assert steps[-1] == "remove model_0000003.pth"
 
 
 @pytest.mark.parametrize(

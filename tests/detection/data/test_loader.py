@@ -127,6 +127,17 @@ def test_without_a_beginning_each_loader_has_its_own_order(eleven):
     assert orders[0] != orders[1] and orders[0] == ids(loaders[0], 1)
 
 
+@pytest.mark.parametrize(("is_filtered", "images"), [(True, 3), (False, 4)])
+def test_images_without_an_object_are_left_out_as_the_config_says(
+    cfg, content, write, is_filtered, images
+):
+    content["annotations"] = [a for a in content["annotations"] if a["image_id"] != 30]
+    register_coco_instances("loader_test", {}, *write(content))
+    cfg.DATASETS.TRAIN = ("loader_test",)
+    cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS = is_filtered
+    assert len(training_records(cfg)) == images
+
+
 # ------------------------------------------------------------------------------ unreadable images
 
 
