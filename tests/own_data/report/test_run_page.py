@@ -21,7 +21,7 @@ from lambda_det.own_data.report.class_results import evaluate_detections
 from lambda_det.own_data.report.command_line import main
 from lambda_det.own_data.report.evaluated import RESULTS, evaluate_run
 from lambda_det.own_data.report.page import Page, new_axes, to_figure, to_svg
-from lambda_det.own_data.report.reading import results_of
+from lambda_det.own_data.report.reading import label_of, results_of
 from lambda_det.own_data.report.run_page import write_report
 from lambda_det.training.run_folder import RunFolder
 from tests.coco import CLASSES, make_ground_truth, noisy_results
@@ -335,6 +335,7 @@ def test_the_result_of_an_augmented_test_stands_beside_that_of_its_weights(
     for averaged, names in ((False, of_raw), (True, of_averaged)):
         found = results_of([{"iteration": 0, **line}], averaged)
         assert " ".join(name.partition("/")[0] for name in found) == names
+    assert label_of("bbox_TTA/AP") == "box AP, augmented test"
 
 
 @pytest.mark.slow
