@@ -37,7 +37,7 @@ from lambda_det.detection.data.coco_format import COCO_DETECTIONS
 from lambda_det.detection.data.ground_truth import file_report, ground_truth
 from lambda_det.detection.data.identity import write_identity
 from lambda_det.detection.data.predictions import Detector, evaluated
-from lambda_det.detection.data.records import label_fault, read_pixels
+from lambda_det.detection.data.records import check_labels, read_pixels
 from lambda_det.detection.data.registration import has_masks, is_coco, load_records
 from lambda_det.detection.matches import ap_interval, matches_of
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
@@ -322,8 +322,7 @@ def _read_labels(path: str, dtype: type, classes: int, ignored: int) -> np.ndarr
     # Pillow may raise anything for a broken file
     with refused(DataError, what, "make it again", Exception):
         labels = read_pixels(path).astype(dtype)
-    if fault := label_fault(path, labels, classes, ignored):
-        raise DataError(fault)
+    check_labels(path, labels, classes, ignored)
     return labels
 
 

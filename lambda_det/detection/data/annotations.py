@@ -20,7 +20,7 @@ from lambda_det.detection.data.records import (
     upright_size,
 )
 from lambda_det.detection.data.report import BROKEN, IMAGE, TURNED, Kind, Report
-from lambda_det.errors import DataError, printable
+from lambda_det.errors import printable
 
 _SAMPLED_FILES = 32
 _FEW_FILES = 1000  # images that are opened within some seconds
@@ -47,11 +47,8 @@ def check_coco(
         The report of :func:`lambda_det.detection.data.read_coco`, with what the images show.
 
     Raises:
-        DataError: the file or folder is missing, or the file is not JSON or not in COCO format.
+        DataError: the file is missing, is not JSON or not in COCO format.
     """
-    image_root = os.fspath(image_root)
-    if files != "none" and not PathManager.isdir(image_root):
-        raise DataError(f"The image folder {image_root} does not exist; correct the path.")
     report = file_report(json_file, image_root)
     if files == "all" or (files == "few" and report.images <= _FEW_FILES):
         _look_at(report, report.files, _whole_fault, progress)

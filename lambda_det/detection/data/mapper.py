@@ -22,9 +22,9 @@ from lambda_det.detection.data.jitter import (
 )
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import (
+    check_labels,
     head_fault,
     image_fault,
-    label_fault,
     mask_fault,
     read_pixels,
 )
@@ -157,14 +157,12 @@ class TolerantMapper(DatasetMapper):
                 raise
             raise DataError(fault) from error
         if self.is_train and "sem_seg" in sample and self.semantic_classes is not None:
-            fault = label_fault(
+            check_labels(
                 dataset_dict["sem_seg_file_name"],
                 sample["sem_seg"].numpy(),
                 self.semantic_classes,
                 self.ignored_label,
             )
-            if fault:
-                raise DataError(fault)
         return sample
 
     def _map(self, record: dict[str, Any]) -> dict[str, Any]:

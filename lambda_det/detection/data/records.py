@@ -243,20 +243,22 @@ def _is_jpeg(path: str | os.PathLike) -> bool:
         return file.read(3) == b"\xff\xd8\xff"
 
 
-def label_fault(path: str, labels: np.ndarray, classes: int, ignored: int) -> str | None:
-    """The fault of the labels of a semantic mask, with which loss and mIoU would fail, or None.
+def check_labels(path: str, labels: np.ndarray, classes: int, ignored: int) -> None:
+    """Refuse labels of a semantic mask with which loss and mIoU would fail.
 
     Args:
         path: the file of the mask.
         labels: integers of any shape.
         classes: of the model; their labels start at 0.
         ignored: the label of pixels without a class.
+
+    Raises:
+        DataError: names the first of them.
     """
     foreign = labels[(labels >= classes) & (labels != ignored)]
-    if not foreign.size:
-        return None
-    return (
-        f"The semantic mask {printable(path)} holds the label {foreign[0]}, but there are "
-        f"{classes} classes, from 0, and {ignored} for pixels without a class; correct the mask or "
-        "MODEL.SEM_SEG_HEAD.NUM_CLASSES."
-    )
+    if foreign.size:
+        raise DataError(
+            f"The semantic mask {printable(path)} holds the label {foreign[0]}, but there are "
+            f"{classes} classes, from 0, and {ignored} for pixels without a class; correct the "
+            "mask or MODEL.SEM_SEG_HEAD.NUM_CLASSES."
+        )
