@@ -91,7 +91,9 @@ class _Conv2d(Conv2d):
         autocasts = torch.is_autocast_enabled("cpu")
         dtype = torch.get_autocast_dtype("cpu") if autocasts else x.dtype
         relu = activation is F.relu or (type(activation) is nn.ReLU and not is_hooked(activation))
-        if self._is_3x3() and _pays(x, weight, bias, dtype):
+        sides = self.kernel_size, self.stride, self.padding, self.dilation
+        is_3x3 = self.groups == 1 and sides == ((3, 3), (1, 1), (1, 1), (1, 1))
+        if is_3x3 and _pays(x, weight, bias, dtype):
             bias = bias if bias is None else bias.to(dtype)
             x = winograd_conv2d(x.to(dtype), weight.to(dtype), bias, relu)
         else:
@@ -106,21 +108,14 @@ class _Conv2d(Conv2d):
         if self.kernel_size == (1, 1) and dtype == torch.float32 and _left_to_mkl():
             # A dilation, which moves no tap, keeps PyTorch from MKL
             return F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
-        is_slow = dtype == torch.bfloat16 and self._is_depthwise_with_stride()
+        is_depthwise = self.groups == self.in_channels == self.out_channels > 1
+        is_slow = dtype == torch.bfloat16 and is_depthwise and max(self.stride) > 1
         if is_slow and _has_one_dtype(dtype, x, weight, bias) and _learns(x, weight):
             # In bfloat16 oneDNN's gradients take 5 to 20 times the time of those in float32
             with torch.autocast("cpu", enabled=False):
                 bias = bias if bias is None else bias.float()
                 return self._conv_forward(x.float(), weight.float(), bias).bfloat16()
         return self._conv_forward(x, weight, bias)
-
-    def _is_3x3(self) -> bool:
-        sides = self.kernel_size, self.stride, self.padding, self.dilation
-        return self.groups == 1 and sides == ((3, 3), (1, 1), (1, 1), (1, 1))
-
-    def _is_depthwise_with_stride(self) -> bool:
-        is_depthwise = self.groups == self.in_channels == self.out_channels > 1
-        return is_depthwise and max(self.stride) > 1
 
 
 class _PlainConv2d(_Conv2d):

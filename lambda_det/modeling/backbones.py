@@ -6,14 +6,12 @@ this package are only half imported. So ours that make networks are imported in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from detectron2.config import CfgNode
 from detectron2.layers import ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY, FPN, Backbone
 from detectron2.modeling.backbone.fpn import LastLevelMaxPool, LastLevelP6P7
-from torch import nn
 
 from lambda_det.config import LAMBDA_LAYER_KEYS
 from lambda_det.errors import ConfigError
@@ -106,18 +104,19 @@ def build_lambda_resnet_deeplab_backbone(cfg: CfgNode, input_shape: ShapeSpec) -
     return _build_network(cfg, {"res4": res4, "res5": res5}, multi_grid=multi_grid)
 
 
-def _build_fpn(
-    cfg: CfgNode, input_shape: ShapeSpec, make_top: Callable[[Backbone], nn.Module]
-) -> FPN:
+def _build_fpn(cfg: CfgNode, input_shape: ShapeSpec, *, of_retinanet: bool) -> FPN:
     why = "an FPN needs each stage at half the resolution of the one before"
     _value(cfg, "RES5_DILATION", (1,), why)
-    bottom_up = build_lambda_resnet_backbone(cfg, input_shape)
+    bottom_up, top = build_lambda_resnet_backbone(cfg, input_shape), LastLevelMaxPool()
+    if of_retinanet:
+        channels = bottom_up.output_shape()["res5"].channels
+        top = LastLevelP6P7(channels, cfg.MODEL.FPN.OUT_CHANNELS)
     return FPN(
         bottom_up=bottom_up,
         in_features=cfg.MODEL.FPN.IN_FEATURES,
         out_channels=cfg.MODEL.FPN.OUT_CHANNELS,
         norm=cfg.MODEL.FPN.NORM,
-        top_block=make_top(bottom_up),
+        top_block=top,
         fuse_type=cfg.MODEL.FPN.FUSE_TYPE,
     )
 
@@ -125,15 +124,10 @@ def _build_fpn(
 @BACKBONE_REGISTRY.register()
 def build_lambda_resnet_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
     """FPN with p2 to p6, p6 by max pooling, as Detectron2's ``build_resnet_fpn_backbone``."""
-    return _build_fpn(cfg, input_shape, lambda bottom_up: LastLevelMaxPool())
+    return _build_fpn(cfg, input_shape, of_retinanet=False)
 
 
 @BACKBONE_REGISTRY.register()
 def build_retinanet_lambda_resnet_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
     """FPN with p3 to p7, p6 and p7 from res5, as ``build_retinanet_resnet_fpn_backbone``."""
-
-    def make_top(bottom_up: Backbone) -> nn.Module:
-        channels = bottom_up.output_shape()["res5"].channels
-        return LastLevelP6P7(channels, cfg.MODEL.FPN.OUT_CHANNELS)
-
-    return _build_fpn(cfg, input_shape, make_top)
+    return _build_fpn(cfg, input_shape, of_retinanet=True)

@@ -56,9 +56,13 @@ class Stem(CNNBlockBase):
         super().__init__(in_channels, spec.width, 4)
         for number, (kernel, share, stride) in enumerate(_STEMS[spec.design], 1):
             width = int(spec.width * share)
-            activation = _ACTIVATIONS[spec.activation]
             conv = conv_norm(
-                in_channels, width, kernel, norm=norm, stride=stride, activation=activation
+                in_channels,
+                width,
+                kernel,
+                norm=norm,
+                stride=stride,
+                activation=_ACTIVATIONS[spec.activation],
             )
             self.add_module(f"conv{number}", conv)
             in_channels = width
