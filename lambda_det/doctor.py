@@ -10,14 +10,13 @@ import importlib
 import platform
 import sys
 import textwrap
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
 from typing import NamedTuple
 
-from lambda_det.errors import UserError, command_parser
+from lambda_det.errors import UserError, command_parser, first_line
 from lambda_det.install_detectron2 import add_source, install
 
 DESCRIPTION = """\
@@ -90,13 +89,9 @@ def examine(checks: Sequence[Check]) -> tuple[dict[str, str], dict[str, str]]:
         except UserError as fault:
             lines[check.name] = problems[check.name] = str(fault)
         except Exception as error:  # broken libraries raise RuntimeError, AttributeError, ...
-            lines[check.name] = f"no: {_first_line(error)}"
-            problems[check.name] = f"{check.name} does not work ({_first_line(error)})."
+            lines[check.name] = f"no: {first_line(error)}"
+            problems[check.name] = f"{check.name} does not work ({first_line(error)})."
     return lines, problems
-
-
-def _first_line(error: BaseException) -> str:
-    return traceback.format_exception_only(error)[0].splitlines()[0]
 
 
 def _version(distribution: str) -> str:
@@ -318,7 +313,7 @@ def _environment() -> str:
 
         return collect_env_info()
     except Exception as error:
-        return f"Detectron2 cannot collect it ({_first_line(error)})"
+        return f"Detectron2 cannot collect it ({first_line(error)})"
 
 
 def _print_section(title: str, lines: dict[str, str]) -> None:

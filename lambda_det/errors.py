@@ -258,6 +258,12 @@ def reason(error: BaseException) -> str:
     return printable(" ".join(str(error).split())) or type(error).__name__
 
 
+def first_line(error: BaseException) -> str:
+    """The type of a library's error, and the first line of its message, which may have many."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:300]
+
+
 def printable(text: str | os.PathLike) -> str:
     """The name of a file in one line, with characters escaped that a terminal cannot show."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))

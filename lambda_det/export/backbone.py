@@ -72,8 +72,7 @@ def read_source(path: str, model: str | None = None) -> dict[str, Any]:
     if "imported" not in meta:
         return content
     model = meta.get("model") or model
-    state = {name.removeprefix("backbone."): t for name, t in content["model"].items()}
-    if "linear.weight" not in state:
+    if not {"linear.weight", "backbone.linear.weight"} & content["model"].keys():
         raise WeightsError(
             f"{path} ({meta['imported']}) has no classifier, so nothing shows that it is complete; "
             "use weights with one."
@@ -83,7 +82,6 @@ def read_source(path: str, model: str | None = None) -> dict[str, Any]:
     recipe = {
         "model": model,
         "options": {},
-        "num_classes": len(state["linear.weight"]),
         **wanted_pixels(content).as_meta(),
         "source": meta.get("source", meta["imported"]),
         "license": meta.get("license"),

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lambda_det.detection.data.records import read_image
-from lambda_det.errors import ConfigError, stage
+from lambda_det.errors import ConfigError, first_line, stage
 from lambda_det.export import onnx_file
 from lambda_det.export.exported import ExportedDetector
 from lambda_det.export.networks import Network
@@ -161,7 +161,7 @@ def _write(network: Network, path: Path) -> list[str]:
         return onnx_file.write(network, example(network), path)
     except RuntimeError as error:  # and all that the exporters derive from it
         raise ConfigError(
-            f"ONNX cannot hold this network ({_first_line(error)}); export only the backbone."
+            f"ONNX cannot hold this network ({first_line(error)}); export only the backbone."
         ) from error
 
 
@@ -218,15 +218,9 @@ def _compare(network: Network, path: Path) -> dict[str, dict[str, float]]:
         try:
             errors = differences(run(x), network.original(x))
         except Exception as error:  # ONNX Runtime has its own
-            errors = {_first_line(error): math.inf}
+            errors = {first_line(error): math.inf}
         found["x".join(map(str, x.shape))] = errors
     return found
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    last = lines[-1] if lines[0].startswith("The following operation failed") else lines[0]
-    return f"{type(error).__name__}: {last}"[:300]
 
 
 _DETECTOR = (
