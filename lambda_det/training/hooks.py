@@ -172,6 +172,9 @@ class RunWriter(HookBase):
             self._printer._max_iter = self.trainer.max_iter  # which a hook may have changed
             self._printer.write()
             self._write_files()
+            histories = self.trainer.storage.histories()
+            for name in [name for name in histories if "validation/" in name]:
+                del histories[name]  # of this step, which the printer would repeat in each line
         # Only TensorBoard's writer releases the images, and it may not be named
         if (self.trainer.iter + 1) % self.trainer.settings.log_period == 0:
             get_event_storage().clear_images()

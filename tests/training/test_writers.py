@@ -1,5 +1,6 @@
 """Event writers by their names: what is refused before a run, and what a resumed run continues."""
 
+import logging
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -55,7 +56,8 @@ def test_tensorboard_forgets_what_a_killed_run_wrote_after_its_checkpoint(tmp_pa
     assert steps == [(step, -1 if step < 4 else 3) for step in range(10)]
 
 
-def test_a_run_writes_to_those_that_are_named(tmp_path):
+def test_a_run_writes_to_those_that_are_named(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     hook, images = RunWriter(), []
     named = replace(_settings(tmp_path, RECORDER), log_period=2)
     trainer = SimpleNamespace(start_iter=0, iter=0, max_iter=4, settings=named)
@@ -64,12 +66,17 @@ def test_a_run_writes_to_those_that_are_named(tmp_path):
     with EventStorage(0) as storage:
         storage.put_scalars(total_loss=1.0, lr=0.1, time=0.1)
         hook.before_train()
+        trainer.storage = storage
         for hook.trainer.iter in range(4):
             storage.iter = hook.trainer.iter
+            if trainer.iter == 1:
+                storage.put_scalars(smoothing_hint=False, **{"validation/total_loss": 2.0})
             storage.put_image("drawn", np.zeros((3, 1, 1)))
             hook.after_step()
             images.append(len(storage._vis_data))
         hook.after_train()
     assert images == [1, 0, 1, 0]
+    assert len(caplog.records) == 3 and caplog.text.count("validation/total_loss") == 1
+    assert '"validation/total_loss": 2.0' in (tmp_path / "metrics.json").read_text()
     assert len(_MADE[-1].steps) == 4  # in each period, after each evaluation, at the end
     assert not list(tmp_path.glob("events*")) and (tmp_path / "metrics.json").exists()
