@@ -32,7 +32,7 @@ data cannot be read at all.
 """
 
 
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+def main(argv: list[str] | None = None) -> int:
     parser = command_parser(
         "check", "Check a data set before a long run, of one of " + ", ".join(FORMATS), EXAMPLES
     )
@@ -49,11 +49,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.data:
         arguments.json, arguments.images = arguments.data, arguments.json
-    return arguments
-
-
-def main(argv: list[str] | None = None) -> int:
-    arguments = parse_arguments(argv)
     log_to_terminal(logging.WARNING, sys.stdout)  # all of the report is there
     try:
         return exit_status(lambda: check(arguments))

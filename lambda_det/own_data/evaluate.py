@@ -143,7 +143,11 @@ def evaluate(
         folder = Path(output) if output else home / "evaluations" / name
         with disk_of(folder):
             _take_folder(folder, is_named=bool(output))
-            chosen = chosen and _copied(chosen, folder / f"{name}.json")
+            if chosen:
+                labels_file = folder / f"{name}.json"
+                with contextlib.suppress(shutil.SameFileError):  # it may be there already
+                    shutil.copyfile(chosen.labels, labels_file)
+                chosen = chosen._replace(labels=str(labels_file))
             task = DetectionTask(_configuration(saved, folder, chosen)).prepare(train=False)
             task.check_weights(saved.content, saved.origin.file)
             task.check_data(train=False)
@@ -182,13 +186,6 @@ def _remove_results(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (EVALUATION, "log.txt"):
         (folder / name).unlink(missing_ok=True)
-
-
-def _copied(data: Part, file: Path) -> Part:
-    """The same data with the labels in the folder of the results, where they may be already."""
-    if file.absolute() != Path(data.labels).absolute():
-        shutil.copyfile(data.labels, file)
-    return data._replace(labels=str(file))
 
 
 # ----------------------------------------------------------------------------------- the evaluation

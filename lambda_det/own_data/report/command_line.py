@@ -21,7 +21,7 @@ Its confusion of classes and its pictures at another score; another file:
 """
 
 
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+def main(argv: list[str] | None = None) -> int:
     parser = command_parser("report", DESCRIPTION, EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="folder of a training or an evaluation")
     parser.add_argument(
@@ -44,10 +44,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help="of the worst images (default: %(default)s)",
     )
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    log_to_terminal(logging.WARNING)
+    return exit_status(lambda: _write(args))
 
 
-def run(args: argparse.Namespace) -> None:
+def _write(args: argparse.Namespace) -> None:
     refuse_missing(args.run)
     from lambda_det.own_data.report.run_page import write_report
 
@@ -59,9 +61,3 @@ def run(args: argparse.Namespace) -> None:
         pictures=args.pictures,
     )
     print(f"The page is {path}")
-
-
-def main(argv: list[str] | None = None) -> int:
-    args = parse_arguments(argv)
-    log_to_terminal(logging.WARNING)
-    return exit_status(lambda: run(args))

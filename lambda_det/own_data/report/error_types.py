@@ -14,10 +14,17 @@ import numpy as np
 import pycocotools.mask as mask_util
 from pycocotools.coco import COCO
 
-from lambda_det.detection.matches import FALSE, IGNORED, evaluation_of, objects_found
+from lambda_det.detection.matches import (
+    FALSE,
+    IGNORED,
+    ClassMatches,
+    evaluation_of,
+    objects_found,
+)
 
 LEAST_IOU = 0.5  # of a match
 NEAR = 0.1  # IoU from which a prediction is assigned to an object
+_RECALLS = np.linspace(0, 1, 101)  # at which COCO takes the precision
 
 
 class JudgedPrediction(NamedTuple):
@@ -99,17 +106,17 @@ def ap50(predictions: Sequence[JudgedPrediction], objects: Mapping[int, int]) ->
         predictions: of :func:`sort_errors`.
         objects: number of objects of each category, without crowds.
     """
-    category = np.array([p.category for p in predictions], int)
-    order = np.lexsort(([-p.score for p in predictions], category))
-    category = category[order]
-    right = np.array([p.verdict == "right" for p in predictions], bool)[order]
+    of_class = defaultdict(list)
+    for prediction in sorted(predictions, key=lambda p: -p.score):
+        of_class[prediction.category].append(prediction)
     values = []
-    for own, number in objects.items():
-        hits = np.cumsum(right[slice(*np.searchsorted(category, (own, own + 1)))])
-        precision = hits / np.arange(1, len(hits) + 1)
-        precision = np.maximum.accumulate(precision[::-1])[::-1]
-        place = np.searchsorted(hits / number, np.linspace(0, 1, 101), side="left")
-        values.append(np.append(precision, 0.0)[np.minimum(place, len(hits))].mean())
+    for category, number in objects.items():
+        own = of_class[category]
+        right = np.array([[prediction.verdict == "right" for prediction in own]], bool)
+        # all as in one image, because AP does not ask which
+        scores, image = np.array([prediction.score for prediction in own]), np.zeros(len(own), int)
+        matches = ClassMatches(category, scores, image, right, ~right, np.array([number]))
+        values.append(matches.ap(np.array([1]), _RECALLS))
     return 100 * float(np.mean(values)) if values else float("nan")
 
 

@@ -86,16 +86,16 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
     entries = read_predictions(results, dataset)
     weights = _FOLDERS[results.relative_to(run).parts[0]]
     are_masks = all("segmentation" in entry for entry in entries) and has_masks(dataset)
-    iou_types = ["bbox", "segm"] if are_masks else ["bbox"]
+    iou_types = ["segm", "bbox"] if are_masks else ["bbox"]  # by whose score both are judged
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         ground_truth = ground_truth_of(dataset)
         check_identity(results, dataset, ground_truth)
         _check_ids(entries, ground_truth, results, dataset)
         by_class = []
-        for iou_type in reversed(iou_types):
-            by_class.insert(0, evaluate_detections(ground_truth, entries, iou_type, score))
+        for iou_type in iou_types:
+            by_class.append(evaluate_detections(ground_truth, entries, iou_type, score))
             score = by_class[0].score
-    return Evaluated(task, dataset, weights, ground_truth, entries, score, by_class)
+    return Evaluated(task, dataset, weights, ground_truth, entries, score, by_class[::-1])
 
 
 def read_predictions(path: str | Path, dataset: str) -> list[dict[str, Any]]:

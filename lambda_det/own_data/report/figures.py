@@ -17,7 +17,6 @@ from lambda_det.own_data.report.reading import label_of
 from lambda_det.training.log import is_loss
 
 _POINTS = 600  # points of a curve; more would only make the page larger
-_SHORT_NAME = 20  # letters of a name in a legend of three columns
 CLASSES_CONFUSED = 20  # classes in the confusion matrix
 _TOTAL = ("total_loss", "validation/total_loss")
 
@@ -60,9 +59,8 @@ def draw_panel(axes: Axes, title: str, metrics: Sequence[Mapping[str, float]]) -
         title = f"{title} (dashed: held out)"
     if is_drawn:
         # below the axes, where it covers no curve, and no wider than they are
-        longest = max(len(str(line.get_label())) for line in axes.lines)
         below = {"loc": "upper left", "bbox_to_anchor": (0, -0.2), "frameon": False}
-        axes.legend(fontsize=8, ncols=3 if longest < _SHORT_NAME else 2, **below)
+        axes.legend(fontsize=8, ncols=2, **below)
     axes.set(title=title, xlabel="step", xlim=(0, None), ylim=(0, 100 if percent else None))
     return is_drawn
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping
@@ -106,12 +105,13 @@ def build_report(
         page.section("What is missing", str(error))
         return page
     _add_advice(page, evaluated, state, str(home))
-    _add_classes(page, evaluated, is_run=about is None)
-    _add_confusion(page, evaluated.results[0], _whose(score))
+    _add_classes(page, evaluated)
+    whose = " (the one with the best F1; 0.5 where none is right)" if score is None else ""
+    _add_confusion(page, evaluated.results[0], whose)
     page.section(
         "The worst images",
-        f"Predictions of a score of {evaluated.score:.3g} or more{_whose(score)}, then the ground "
-        "truth. A box within that of a found object is one more prediction, and counts as false.",
+        f"Predictions of a score of {evaluated.score:.3g} or more, then the ground truth. A box "
+        "within that of a found object is one more prediction, and counts as false.",
     )
     for pair in draw_worst(evaluated, pictures):
         predicted = to_figure(pair.predicted, f"{pair.name}: {pair.counts}")
@@ -127,19 +127,12 @@ def _run_head(run: Path, state: RunState, config: Mapping[str, Any]) -> Page:
         f"{state.sentences()} config.yaml has its configuration"
         + (f", which began with {origin}." if origin else "."),
     )
-    if state.metrics:
-        what = "tiles" if config.get("INPUT", {}).get("TILE", {}).get("SIZE") else "images"
-        page.numbers(_summary(state, what))
-        _add_warnings(page, run)
-        page.section("Curves")
-        page.figures(*draw_curves(state.metrics))
-    else:
-        _add_warnings(page, run)
-        page.section(
-            "Curves",
-            "The run has logged no step yet: its numbers come once in a period of the log, which "
-            "is usually 20 steps, and at the end.",
-        )
+    what = "tiles" if config.get("INPUT", {}).get("TILE", {}).get("SIZE") else "images"
+    page.numbers(_summary(state, what))
+    _add_warnings(page, run)
+    empty = "The run has logged no step yet: usually its numbers come once in 20 steps."
+    page.section("Curves", "" if state.metrics else empty)
+    page.figures(*draw_curves(state.metrics))
     return page
 
 
@@ -219,14 +212,10 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, folder: str) 
         "removes some of them. For a longer training it is the rise in the last third of the "
         "steps.",
     )
-    head = ("error", "change", f"AP50 of {'boxes' if iou_type == 'bbox' else 'masks'}")
-    gains = ["–" if math.isnan(row.gain) else f"+{row.gain:.1f}" for row in rows]
+    head = f"rise of AP50 of {'boxes' if iou_type == 'bbox' else 'masks'}"
     page.table(
-        (*head, "what shows it"),
-        (
-            (row.error, row.change, gain, row.evidence)
-            for row, gain in zip(rows, gains, strict=True)
-        ),
+        ("error", "change", head, "what shows it"),
+        ((row.error, row.change, row.gain, row.evidence) for row in rows),
         text=True,
     )
 
@@ -242,27 +231,19 @@ def _epochs_by_rule(config: CfgNode | DictConfig) -> float | None:
     return epochs_for(len(records), number_of_whole_images(records))
 
 
-def _add_classes(page: Page, evaluated: Evaluated, *, is_run: bool) -> None:
+def _add_classes(page: Page, evaluated: Evaluated) -> None:
     """Add AP and the best score of each class."""
-    note = f"Results of the {evaluated.weights}"
-    if is_run or len(evaluated.task.components.test_names) > 1:  # else the head names the data
-        note += f" on {evaluated.dataset}"
-    note += ", at the last evaluation." if is_run else "."
     for detections in evaluated.results:
         title = {"bbox": "Boxes", "segm": "Masks"}[detections.iou_type]
         page.section(
             f"{title} by class",
-            f"{note} AP in percent over IoU 0.5 to 0.95. The best score is the threshold of the "
-            "highest F1 at an IoU of 0.5, with its precision and recall.",
+            f"The last evaluation of the {evaluated.weights}, on {evaluated.dataset}. AP in "
+            "percent over IoU 0.5 to 0.95. The best score is the threshold of the highest F1 at an "
+            "IoU of 0.5, with its precision and recall.",
         )
         most_first = sorted(detections.classes, key=lambda c: -c.objects)
         rows = [(one.name, one.objects, *one.values.values()) for one in most_first]
         page.table(("class", "objects", *columns()), rows)
-
-
-def _whose(given: float | None) -> str:
-    """What the score of the predictions on the page is, beside a figure."""
-    return " (the one with the best F1; 0.5 where none is right)" if given is None else ""
 
 
 def _add_confusion(page: Page, detections: Detections, whose: str) -> None:
