@@ -122,8 +122,11 @@ def fit(
     of_machine = [choice for choice in of_machine if choice.key not in given]
     merge(cfg, of_machine, ())
     chosen = chosen._replace(choices=[*chosen.choices, *of_machine])
-    training = [*_masks(cfg, facts), *_anchors(cfg, facts), *_detections(cfg, facts)]
-    training += _batch(cfg, facts, machine)
+    training = []
+    if cfg.MODEL.MASK_ON and not facts.has_masks:
+        why = "less than a tenth of the objects has a mask"
+        training.append(Choice("MODEL.MASK_ON", False, why))
+    training += [*_anchors(cfg, facts), *_detections(cfg, facts), *_batch(cfg, facts, machine)]
     merge(cfg, training, cfg.RECIPE.KEEP)
     training += fit_schedule(cfg, facts.images, facts.whole_images)
     return chosen, training
@@ -176,12 +179,6 @@ def check(cfg: CfgNode) -> None:
 
 
 # ------------------------------------------------------------------ masks, anchors and detections
-def _masks(cfg: CfgNode, facts: Facts) -> list[Choice]:
-    if not cfg.MODEL.MASK_ON or facts.has_masks:
-        return []
-    return [Choice("MODEL.MASK_ON", False, "less than a tenth of the objects has a mask")]
-
-
 def _anchors(cfg: CfgNode, facts: Facts) -> list[Choice]:
     """Anchors from the boxes at the size of training: a cluster for each level, and ratios."""
     # A level has its steps to the next octave. A detector with a single level keeps its own. 256
@@ -346,20 +343,19 @@ def fit_schedule(cfg: CfgNode, images: int, whole_images: int | None = None) -> 
     """
     recipe, batch = cfg.RECIPE, cfg.SOLVER.IMS_PER_BATCH
     epochs = recipe.EPOCHS or epochs_for(images, whole_images)
-    wanted = math.ceil(epochs * images / batch)
     # given epochs are used literally
-    steps = max(wanted, 1 if recipe.EPOCHS else recipe.MIN_STEPS)
+    steps = max(math.ceil(epochs * images / batch), 1 if recipe.EPOCHS else recipe.MIN_STEPS)
     passes = counted(float(f"{epochs:.3g}"), "epoch")
     what = counted(images, "image")
     if whole_images is not None and whole_images < images:
         what = f"{counted(images, 'tile')} of {counted(whole_images, 'image')}"
     reason = f"{passes} of {what} in batches of {batch}"
+    rule = (
+        f"by the rule for this number of images, and RECIPE.MIN_STEPS {recipe.MIN_STEPS} at least"
+    )
+    reason = f"{reason}, {'as asked for' if recipe.EPOCHS else rule}"
     if recipe.TIME:
         reason = "--time sets it after the first steps"
-    elif steps > wanted:
-        reason = f"RECIPE.MIN_STEPS; {reason} are only {counted(wanted, 'step')}"
-    else:
-        reason += ", as asked for" if recipe.EPOCHS else ", by the rule for this number of images"
     if "SOLVER.MAX_ITER" in recipe.KEEP:
         steps = cfg.SOLVER.MAX_ITER  # the rest of the schedule follows it
     choices = [Choice("SOLVER.MAX_ITER", steps, reason)]

@@ -163,6 +163,10 @@ class Facts(NamedTuple):
         scale = np.minimum(short / frames.min(1), longest / frames.max(1))
         return scale * np.sqrt(self.boxes.prod(1))
 
+    def sides_in_test(self, cfg: CfgNode) -> np.ndarray:
+        """The same at the size of images in the test."""
+        return self.sides(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
+
     def by_class(self, values: np.ndarray) -> dict[int, np.ndarray]:
         """Values of the objects by class. Rare classes count only if all are rare."""
         found = {int(one): values[self.classes == one] for one in np.unique(self.classes)}
@@ -222,56 +226,46 @@ class _Size(NamedTuple):
     """The size of the input by the shapes and sizes of the images, before objects count.
 
     Attributes:
-        cfg: with the sizes for these shapes.
-        base: pixels of the shorter side in the test.
-        own: the median of that of the images.
-        largest: of images that are not enlarged any further.
+        cfg: with these sizes.
+        own: the median of the shorter sides of the images.
+        largest: shorter side of images that are not enlarged any further.
     """
 
     cfg: CfgNode
-    base: float
     own: float
     largest: float
     choices: list[Choice]
     rows: list[Row]
-
-    def sides(self, facts: Facts) -> np.ndarray:
-        """The square roots of the areas of objects, in pixels of this input."""
-        short, longest = self.cfg.INPUT.MIN_SIZE_TEST, self.cfg.INPUT.MAX_SIZE_TEST
-        return self.base / short * facts.sides(short, longest)
 
 
 def _usual_size(cfg: CfgNode, sizes: np.ndarray, asked: Asked) -> _Size:
     """The size of the input for images of widths and heights [N, 2]."""
     choices: list[Choice] = []
     rows: list[Row] = []
-    base = cfg.INPUT.MIN_SIZE_TEST
     if not asked.is_chosen:
-        return _Size(cfg, base, math.inf, math.inf, choices, rows)
+        return _Size(cfg, math.inf, math.inf, choices, rows)
+    cfg = cfg.clone()
     shape = sizes_by_shape(cfg, sizes) if set(SIZES).isdisjoint(asked.given) else {}
     if shape:
-        photograph = f"{base} x {cfg.INPUT.MAX_SIZE_TEST}"
+        photograph = f"{cfg.INPUT.MIN_SIZE_TEST} x {cfg.INPUT.MAX_SIZE_TEST}"
         why = f"for these shapes, with the pixels of {photograph}"
         choices += [Choice(key, value, why) for key, value in shape.items()]
-        cfg = cfg.clone()
         merge(cfg, choices, ())
-        base = cfg.INPUT.MIN_SIZE_TEST
-        longest = cfg.INPUT.MAX_SIZE_TEST / base
+        longest = cfg.INPUT.MAX_SIZE_TEST / cfg.INPUT.MIN_SIZE_TEST
         rows = [("shapes of images", f"up to {longest:.3g}:1", f"as many pixels as {photograph}")]
     own = statistics.median(sizes.min(1))
-    largest, now = LARGEST_SCALE * own, max(base, *cfg.INPUT.MIN_SIZE_TRAIN)
-    if asked.size is not None:
-        base = asked.size
-        choices += [Choice(key, v, "--size") for key, v in sizes_for(cfg, base).items()]
-    elif largest < now:
+    largest, now = LARGEST_SCALE * own, max(cfg.INPUT.MIN_SIZE_TEST, *cfg.INPUT.MIN_SIZE_TRAIN)
+    side, why = asked.size, "--size"
+    if side is None and largest < now:
+        side = cfg.INPUT.MIN_SIZE_TEST * largest / now
         why = f"of images enlarged {LARGEST_SCALE} times at most"
-        sized = sizes_for(cfg, base * largest / now)
+    if side is not None:
+        sized = sizes_for(cfg, side)
         choices += [Choice(key, v, why) for key, v in sized.items() if key not in asked.given]
-        if "INPUT.MIN_SIZE_TEST" not in asked.given:
-            base = sized["INPUT.MIN_SIZE_TEST"]
+        merge(cfg, choices, ())
     if asked.has_size:
-        largest = own = base
-    return _Size(cfg, base, own, largest, choices, rows)
+        largest = own = cfg.INPUT.MIN_SIZE_TEST
+    return _Size(cfg, own, largest, choices, rows)
 
 
 def sizes_by_shape(cfg: CfgNode, sizes: np.ndarray) -> dict[str, Any]:
@@ -334,18 +328,17 @@ def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
     }
 
 
-def small_objects(sides: np.ndarray, facts: Facts, base: float, names: Sequence[str]) -> str:
-    """That most objects, of these sides in an input whose shorter side is ``base``, are too small
-    there, in words; "" if they are not.
-
-    Most of all objects count, so that a rare large class hides nothing, and most of a class, on
-    average over the classes, as AP does.
-    """
+def _small_objects(cfg: CfgNode, facts: Facts, names: Sequence[str]) -> str:
+    """That most objects are too small in the input, in words; "" if they are not."""
+    # Most of all objects count, so that a rare large class hides nothing, and most of a class, on
+    # average over the classes, as AP does
+    sides = facts.sides_in_test(cfg)
     shares = {one: np.mean(of < SMALL) for one, of in facts.by_class(sides).items()}
     share = np.mean(sides < SMALL)
     if len(sides) < LEAST_BOXES or max(share, statistics.fmean(shares.values())) <= MOST:
         return ""
-    words = f"{share:.0%} of the objects have less than {SMALL} pixels in an input of {base:g}"
+    base = cfg.INPUT.MIN_SIZE_TEST
+    words = f"{share:.0%} of the objects have less than {SMALL} pixels in an input of {base}"
     if len(shares) > 1 and names:
         worst = sorted(shares, key=shares.get, reverse=True)
         words += f" ({listed([f'{shares[one]:.0%} of {names[one]}' for one in worst], 3)})"
@@ -367,7 +360,7 @@ def _tiles(
     # objects would not fit into the overlap of two tiles, or where even the smallest tenth can be
     # reduced. Warnings say where most objects are too small and nothing is cut, and where the parts
     # have other scales.
-    why = small_objects(size.sides(facts), facts, size.base, classes)
+    why = _small_objects(size.cfg, facts, classes)
     beside = _tiles_of(facts, sizes, others)
     wanted = asked.tile
     if wanted is None and asked.is_chosen and not asked.has_size:
@@ -393,7 +386,6 @@ def _tiles(
         rows = [
             ("tiles", f"{side} pixels", reason),
             ("", f"overlap {overlap}", shorter),
-            ("", "--tile 0", "trains on whole images"),
         ]
         return rows, Tiling(side, overlap), []
     rows, warnings = [], []
@@ -440,7 +432,8 @@ def _tiles_of(facts: Facts, sizes: np.ndarray, others: Sequence[Record]) -> int 
 # ------------------------------------------------------------------------------- small objects
 def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Row], list[Choice]]:
     """A map of half the stride, then a larger input, where many objects are below four strides."""
-    cfg, strides, sides = size.cfg, map_strides(size.cfg), size.sides(facts)
+    cfg, strides, sides = size.cfg, map_strides(size.cfg), facts.sides_in_test(size.cfg)
+    base = cfg.INPUT.MIN_SIZE_TEST
     if len(sides) < LEAST_BOXES or not strides:
         return [], []
     by_class = [*facts.by_class(sides).values()]
@@ -450,7 +443,7 @@ def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Ro
         return statistics.fmean(np.mean(factor * of_class < least) for of_class in by_class)
 
     least = STRIDES_PER_ANCHOR * min(strides)
-    before = f"{below(least):.0%} below {least} pixels at {size.base:g}"
+    before = f"{below(least):.0%} below {least} pixels at {base}"
     why = f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map"
     if len(by_class) > 1:
         why += f"; the share is the mean over {len(by_class)} classes"
@@ -461,7 +454,7 @@ def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Ro
     pixels = _OF_PIXELS + (_OF_FINER_MAP if changes else 0)
     if changes:
         least //= 2
-    side = size.base
+    side = base
     if asked.has_size:
         limit = "the size is given"
     elif cfg.RECIPE.MEMORY:
@@ -476,12 +469,12 @@ def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Ro
         wanted = STRIDE * math.ceil(side * least / smallest / STRIDE)
         most = STRIDE * math.floor(min(affordable, size.largest) / STRIDE)
         side = max(side, min(wanted, most))
-    factor = side / size.base
+    factor = side / base
     cost = f"a step takes {_CONSTANT + pixels * factor**2:.1f} times as long"
     after = below(least, factor)
     why = f"{cost}; {limit}" if after > _FEW_SMALL else cost
-    rows.append(("", f"{after:.0%} below {least} pixels at {side:g}", why))
-    if side > size.base:
+    rows.append(("", f"{after:.0%} below {least} pixels at {side}", why))
+    if side > base:
         changes |= sizes_for(cfg, side)
     in_test = STRIDE * math.floor(min(_TEST_SCALE * side, size.own) / STRIDE)
     if in_test > side and not size.rows and not cfg.RECIPE.MEMORY:  # which strips have
