@@ -18,7 +18,6 @@ from lambda_det.files import refuse_missing
 from lambda_det.own_data.labels.table import FORMATS
 
 FAULT_STATUS = 70  # EX_SOFTWARE of sysexits.h: a fault of this program
-_PARTS = ("train", "val", "test")
 
 
 # ---------------------------------------------------------------------------------------- check
@@ -141,7 +140,7 @@ def evaluate_main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("run", metavar="RUN", help="folder of a run, or one of its checkpoints")
     add("--data", metavar="DIR", help="a data set; default: the run's")
-    add("--part", choices=_PARTS, help="default: test, or the one that there is")
+    add("--part", choices=("train", "val", "test"), help="default: test, or the one that there is")
     add("--json", metavar="FILE_OR_DIR", help="labels of any format, instead")
     add("--images", metavar="DIR", help="the folder of their images")
     add(

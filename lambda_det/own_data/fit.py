@@ -23,7 +23,7 @@ from lambda_det.detection.data.tile_records import tile_records
 from lambda_det.detection.evaluation import cost_of_image, number_of_images
 from lambda_det.detection.registry import ARCHITECTURES
 from lambda_det.detection.tiles import Tiling
-from lambda_det.errors import ConfigError, DataError, UserError, counted
+from lambda_det.errors import ConfigError, UserError, counted
 from lambda_det.own_data.fit_input import (
     ANCHORS,
     LEAST_BOXES,
@@ -106,11 +106,8 @@ def fit(
     Raises:
         ConfigError: a key of RECIPE, the batch or the tiles cannot be, or there are no rules for
             the architecture.
-        DataError: there is no image.
     """
     check(cfg)
-    if not len(records):
-        raise DataError("The training set holds no image, so no recipe can be made for it.")
     cfg = cfg.clone()
     chosen = fit_input(cfg, records, asked, classes=classes, others=others)
     merge(cfg, chosen.choices, asked.given)

@@ -18,7 +18,7 @@ from lambda_det.detection.data import (
 )
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.errors import ConfigError
 from lambda_det.own_data import fit as fitting
 from lambda_det.own_data.fit import FITTED_KEYS, epochs_for, evaluations_for, size_in_training
 from lambda_det.own_data.fit_input import Asked, Facts
@@ -398,8 +398,6 @@ def test_the_recipe_counts_what_the_loader_keeps(cfg, tmp_path, caplog, keep, im
     ],
 )
 def test_what_cannot_be(cfg, key, value, named):
-    with pytest.raises(DataError, match="no image"):
-        fit(cfg, [])
     cfg.merge_from_list([key, value])
     with pytest.raises(ConfigError, match=f"{key} {named}"):
         derived(cfg, make_records(60), Machine("cuda", memory=8.0))
