@@ -85,6 +85,8 @@ def _work(
         if precision.device == "cpu":
             keep_memory()
         if comm.is_main_process():
+            # which would warn on the screen that it finds no GPU
+            logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
             about = f"Command line: {vars(args)}\n{collect_env_info()}"
             logger.info(about, extra=ONLY_IN_FILE)
         logger.info(
