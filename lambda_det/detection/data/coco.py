@@ -209,8 +209,8 @@ def _take_images(file: _File) -> None:
             "name": name,
             "width": entry.get("width"),
             "height": entry.get("height"),
-            "own_size": entry.get("own_size")
-            is True,  # as our readers say of labels without a size
+            # as our readers say of labels without a size
+            "own_size": entry.get("own_size") is True,
         }
         _take_size(image, report)
         other = first.setdefault(normal(os.path.normpath(path)), entry)
