@@ -73,9 +73,7 @@ def keep_memory() -> bool:
     Returns:
         Whether it does now.
     """
-    if os.environ.get(SWITCH) == "0" or sys.platform != "linux":
-        return False
-    if platform.libc_ver()[0] != "glibc":
+    if os.environ.get(SWITCH) == "0" or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return all(mallopt(parameter, value) == 1 for parameter, value in _KEEP)

@@ -198,7 +198,9 @@ def extract_backbone(
     }
     if recipe:  # of a classifier
         state, pixels = fold_normalisation(network, state, pixels)
-        side, unseen = _trained_at(recipe), []
+        side, unseen = 0, []
+        with contextlib.suppress(KeyError):
+            side = read_plain(recipe["config"])["INPUT"]["SIZE"]
         if side:
             state, unseen = forget_unseen(state, network, side)
         kind, results = "ema" if origin.averaged else "raw", content.get("results", {})
@@ -254,13 +256,6 @@ def forget_unseen(
             changed += [name] if not torch.equal(seen, state[name]) else []
             state[name] = seen
     return state, changed
-
-
-def _trained_at(recipe: Mapping[str, Any]) -> int:
-    """The side in pixels of the images that a classifier was trained on; 0 where it is unknown."""
-    with contextlib.suppress(KeyError):
-        return read_plain(recipe["config"])["INPUT"]["SIZE"]
-    return 0
 
 
 def _check_trained(state: Mapping[str, Tensor], source: str) -> None:

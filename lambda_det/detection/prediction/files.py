@@ -97,7 +97,7 @@ def plan_files(inputs: Iterable[str | Path], output: str | Path, overwrite: bool
 def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
     """The folder from which the names of an input's files start, and the files."""
     path, is_folder = Path(given), Path(given).is_dir()
-    if path.exists() and not is_folder:
+    if path.is_file():
         return path.parent, [path]
     folder = path if is_folder else Path(f"{re.split('[*?[]', given)[0]}x").parent
     paths = walk(path) if is_folder else map(Path, glob.glob(given, recursive=True))
