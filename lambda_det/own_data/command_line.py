@@ -31,7 +31,8 @@ data cannot be read at all.
 """
 
 
-def main(argv: list[str] | None = None) -> int:
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The flags, which :func:`lambda_det.check` makes as well."""
     parser = command_parser(
         "check", "Check a data set before a long run, of one of " + ", ".join(FORMATS), EXAMPLES
     )
@@ -48,6 +49,11 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.data:
         arguments.json, arguments.images = arguments.data, arguments.json
+    return arguments
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
     log_to_terminal(logging.WARNING, sys.stdout)  # all of the report is there
     try:
         return exit_status(lambda: check(arguments))
