@@ -86,12 +86,13 @@ class ClassMatches:
         return scores[last], right[last] / (last + 1), right[last] / max(self.objects.sum(), 1)
 
     def best_threshold(self) -> BestThreshold:
-        """The score with the highest F1 at an IoU of 0.5."""
-        scores, precision, recall = self.at_thresholds()
-        if not recall.any():
+        """``best_score`` of this class alone."""
+        score = best_score([self])
+        if score is None:
             return BestThreshold()
-        best = int(np.argmax(_f1(precision, recall)))
-        return BestThreshold(float(scores[best]), float(precision[best]), float(recall[best]))
+        scores, precision, recall = self.at_thresholds()
+        last = np.flatnonzero(scores >= score)[-1]
+        return BestThreshold(score, float(precision[last]), float(recall[last]))
 
 
 def best_score(classes: Sequence[ClassMatches]) -> float | None:

@@ -15,6 +15,7 @@ from lambda_det.detection import matches
 from lambda_det.detection.matches import (
     FALSE,
     IGNORED,
+    IOU_50,
     ap_interval,
     best_score,
     evaluation_of,
@@ -147,6 +148,12 @@ def test_the_best_score_has_the_highest_f1_of_the_classes(seed):
     scores.add(score)
     means = {s: np.mean([_f1(ground_truth, results, c, s) for c in classes]) for s in scores}
     assert means[score] == pytest.approx(max(means.values()))
+    for one in matches_of(found):  # a class alone has its own, at which the table counts
+        best = one.best_threshold()
+        if one.right[IOU_50].any():
+            f1 = 2 * best.precision * best.recall / (best.precision + best.recall)
+            assert f1 == pytest.approx(_f1(ground_truth, results, one.category, best.score))
+            assert best.score == best_score([one])
 
 
 def test_no_best_score_where_nothing_is_right(monkeypatch):
