@@ -344,6 +344,8 @@ class RelativePosition(nn.Module):
         ConfigError: if a scope is even or not positive, or is given beside a ``map_size``.
     """
 
+    DIMENSIONS = (2,)  # of the maps
+
     def __init__(
         self,
         query_depth: int,
@@ -355,7 +357,7 @@ class RelativePosition(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        sides = options.scope_sides(scope, map_size)
+        sides = options.scope_sides(scope, map_size, self.DIMENSIONS)
         self.map_size, self.heads = map_size, heads
         leading = () if heads is None else (heads,)
         self.embedding = nn.Parameter(torch.empty(*leading, query_depth, intra_depth, *sides))

@@ -29,12 +29,15 @@ def check_sizes(*, dim_out: int, heads: int, **sizes: int) -> None:
         )
 
 
-def scope_sides(scope: Sequence[int] | None, map_size: Sequence[int] | None) -> Sequence[int]:
+def scope_sides(
+    scope: Sequence[int] | None, map_size: Sequence[int] | None, dimensions: Sequence[int]
+) -> Sequence[int]:
     """The sides of a local scope, or of the scope that spans a whole map.
 
     Args:
         scope: odd sides, or None.
         map_size: of the largest map, or None.
+        dimensions: the numbers of sides that a scope may have.
 
     Raises:
         ConfigError: no position embeddings have this scope.
@@ -45,6 +48,11 @@ def scope_sides(scope: Sequence[int] | None, map_size: Sequence[int] | None) -> 
             "map_size."
         )
     sides = [2 * side - 1 for side in map_size] if scope is None else scope
+    if len(sides) not in dimensions:
+        raise ConfigError(
+            f"The scope of a lambda layer must have {' or '.join(map(str, dimensions))} sides, but "
+            f"it is {by(sides)}."
+        )
     if any(side < 1 or side % 2 == 0 for side in sides):
         raise ConfigError(
             f"The scope of a lambda layer is {by(sides)}, but must have odd sides of at least 1, "

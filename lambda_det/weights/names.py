@@ -209,7 +209,9 @@ def check_shared(model: nn.Module, state: Mapping[str, Tensor], path: str | Path
         if name not in state or state[name].shape != parameter.shape:
             continue
         other = first.setdefault(id(parameter), name)
-        if other != name and not torch.equal(state[name], state[other]):
+        if other != name and not torch.allclose(
+            state[name].double(), state[other].double(), rtol=0, atol=0, equal_nan=True
+        ):
             raise WeightsError(
                 f"{path} holds different tensors {other} and {name}, which are one and the same in "
                 "the model: share in it only what the file shares (share_positions of lambda "

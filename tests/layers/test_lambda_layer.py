@@ -285,6 +285,7 @@ def test_float16_softmax_over_a_large_map():
 X = (2, 8, 4, 6)
 REFUSALS = [  # options of the layer, shapes of the arguments of its call, and what is named
     ({"scope": 4}, {}, "scope.*4x4.*odd"),
+    ({"scope": (3, 3, 3)}, {}, "2 sides.*3x3x3"),
     ({"heads": 3}, {}, "heads.* 8"),
     ({"query_depth": 0}, {}, "query_depth"),
     ({"key_norm": "max"}, {}, "key_norm.*'max'"),

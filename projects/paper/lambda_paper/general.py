@@ -35,6 +35,8 @@ class GeneralPosition(RelativePosition):
     For volumes the embedding is [k, u, r_z, r_y, r_x], and sizes have three sides.
     """
 
+    DIMENSIONS = (2, 3)
+
     def forward(
         self,
         queries: Tensor,
