@@ -85,10 +85,9 @@ class ResultsOnData:
         rows = []
         for name, result in self.results.items():
             own = self.own.get(name)
-            by_chance = "" if result.low is None else f"{result.low:.1f} to {result.high:.1f}"
             value = f"{result.value:.1f}"
-            rows.append((label_of(name), value, by_chance, f"{own.value:.1f}" if own else ""))
-        head = ("", "here", "by chance of the images", "at the run's own evaluation")
+            rows.append((result.label(name), value, f"{own.value:.1f}" if own else ""))
+        head = ("", "here", "at the run's own evaluation")
         sections = ["\n".join(self.sentences()), tabulate(rows, head, disable_numparse=True)]
         heads = [head for head, metric in columns().items() if metric.is_drawn]
         for detections in self.classes:

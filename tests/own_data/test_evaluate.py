@@ -197,7 +197,7 @@ def test_command_with_labels_of_another_format_and_page(run, shapes, tmp_path, c
     assert "12.5" in text and "circle" in text
     page = (tmp_path / "other" / "report.html").read_text("utf-8")
     assert "Evaluation other" in page and "12.5" in page and "circle" in page
-    assert "had 13 of 30 epochs" in page  # of the run's training: 40 steps on three images
+    assert "had 13.3 of 30 epochs" in page  # of the run's training: 40 steps on three images
     assert "evaluation of the averaged weights" in page
 
 

@@ -80,14 +80,8 @@ class Epochs(NamedTuple):
     trained: float
     rule: float
 
-    @property
-    def are_fewer(self) -> bool:
-        """Whether they are fewer in a reader's eyes; steps are rounded."""
-        return round(self.trained) < round(self.rule)
-
     def __str__(self) -> str:
-        trained, rule = (f"{n:.0f}" if n >= 10 else f"{n:.2g}" for n in self)
-        return f"{trained} of {rule} epochs"
+        return f"{self.trained:.3g} of {self.rule:.3g} epochs"
 
 
 def advise(run: Evidence) -> list[Change]:
@@ -308,7 +302,7 @@ def _training(run: Evidence) -> Iterator[Change]:
     # differ by chance alone, this is so in one case of twenty.
     longer = "Train longer, with --resume and twice as many --epochs."
     if run.epochs:
-        until = run.epochs.rule if run.epochs.are_fewer else 2 * run.epochs.trained
+        until = run.epochs.rule if run.has_less_than(1) else 2 * run.epochs.trained
         command = f"lambda-det train --output {shlex.quote(run.folder)} --resume"
         longer = f"Train longer: {command} --epochs {math.ceil(until)}"
     is_short = run.has_less_than(_SHORT)

@@ -8,10 +8,6 @@ import logging
 from lambda_det.errors import command_parser, exit_status, log_to_terminal
 from lambda_det.files import refuse_missing
 
-DESCRIPTION = """\
-Write one HTML page on a run: curves, AP by class, what would bring most, the worst images.
-The page holds its figures and pictures: no server and no other file is needed to look at it.
-"""
 EXAMPLES = """
 The page of a run, output/mine/report.html:
   %(prog)s output/mine
@@ -22,7 +18,12 @@ Its confusion of classes and its pictures at another score; another file:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = command_parser("report", DESCRIPTION, EXAMPLES)
+    parser = command_parser(
+        "report",
+        "Write one HTML page on a run: curves, AP by class, what would bring most, the worst "
+        "images. It needs no server and no other file.",
+        EXAMPLES,
+    )
     parser.add_argument("run", metavar="RUN", help="folder of a training or an evaluation")
     parser.add_argument(
         "--output", metavar="FILE", help="the page, replaced if it exists; default: RUN/report.html"

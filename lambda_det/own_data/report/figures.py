@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,9 +24,9 @@ _SHARE = LinearSegmentedColormap.from_list("share", [(ACCENT, 0.0), (ACCENT, 1.0
 
 # the metrics that are drawn together, by the title
 PANELS: dict[str, Callable[[str], bool]] = {
-    "total loss": lambda name: name in _TOTAL,
+    "total loss (dashed: held out)": lambda name: name in _TOTAL,
     "AP or accuracy, percent": lambda name: name.endswith(DRAWN),
-    "losses": lambda name: is_loss(name) and name not in _TOTAL,
+    "losses (dashed: held out)": lambda name: is_loss(name) and name not in _TOTAL,
     "learning rate": lambda name: name.partition("/")[0] == "lr",
 }
 
@@ -41,28 +40,28 @@ def draw_panel(axes: Axes, title: str, metrics: Sequence[Mapping[str, float]]) -
         metrics: of :meth:`lambda_det.training.run_folder.RunFolder.metrics`.
     """
     belongs, percent = PANELS[title], "percent" in title
-    style: dict[str, Any] = {"ms": 3}
     colors: dict[str, str] = {}
     for name in sorted({name for line in metrics for name in line if belongs(name)}):
         points = [(r["iteration"] + 1, r[name]) for r in metrics if name in r]
         points = points[:: -(-len(points) // _POINTS)]
         # A loss of held-out images has the colour of the training's, and is dashed
         trained = name.removeprefix("validation/")
-        style["color"] = colors.setdefault(trained, f"C{len(colors)}")
-        style["ls"] = "-" if trained == name else "--"
-        # of an evaluation, which may be the only one
-        style["marker"] = "o" if percent or style["ls"] == "--" else ""
-        shown = label_of(name) if style["ls"] == "-" else None
-        axes.plot(*zip(*points, strict=True), label=shown, lw=1.2, **style)
-    is_drawn = bool(axes.lines)
-    if any(line.get_linestyle() == "--" for line in axes.lines):
-        title = f"{title} (dashed: held out)"
-    if is_drawn:
+        is_held_out = name != trained
+        axes.plot(
+            *zip(*points, strict=True),
+            color=colors.setdefault(trained, f"C{len(colors)}"),
+            ls="--" if is_held_out else "-",
+            marker="o" if percent or is_held_out else "",  # an evaluation may be the only one
+            label=None if is_held_out else label_of(name),
+            lw=1.2,
+            ms=3,
+        )
+    if axes.lines:
         # below the axes, where it covers no curve, and no wider than they are
-        below = {"loc": "upper left", "bbox_to_anchor": (0, -0.2), "frameon": False}
-        axes.legend(fontsize=8, ncols=2, **below)
+        place = (0, -0.2)
+        axes.legend(fontsize=8, ncols=2, loc="upper left", bbox_to_anchor=place, frameon=False)
     axes.set(title=title, xlabel="step", xlim=(0, None), ylim=(0, 100 if percent else None))
-    return is_drawn
+    return bool(axes.lines)
 
 
 def draw_curves(metrics: Sequence[Mapping[str, float]]) -> list[str]:

@@ -49,10 +49,14 @@ def plot_worst(
         raise ConfigError(f"The number of images is {number}; give at least 1.")
     rows = []
     for pair in draw_worst(evaluate_run(Path(run), dataset, score), number):
-        gap = np.full((pair.truth.shape[0], _GAP, 3), 255, np.uint8)
-        row = np.hstack([pair.predicted, gap, pair.truth])
+        row = np.hstack([_wider(pair.predicted, _GAP), pair.truth])
         rows.append(captioned(row, f"{pair.name}: {pair.counts}", pair.name))
     width = max(row.shape[1] for row in rows)
-    missing = [((0, 0), (0, width - row.shape[1]), (0, 0)) for row in rows]
-    rows = [np.pad(row, m, constant_values=255) for row, m in zip(rows, missing, strict=True)]
-    return Image.fromarray(np.vstack(rows)[:, :, ::-1])
+    return Image.fromarray(
+        np.vstack([_wider(row, width - row.shape[1]) for row in rows])[:, :, ::-1]
+    )
+
+
+def _wider(picture: np.ndarray, pixels: int) -> np.ndarray:
+    """A picture [H, W, 3] with so many white pixels at its right."""
+    return np.pad(picture, ((0, 0), (0, pixels), (0, 0)), constant_values=255)

@@ -56,7 +56,7 @@ class Result(NamedTuple):
     def label(self, name: str) -> str:
         """The name for readers of one of the weights' results, with the interval."""
         label = label_of(name, with_weights=False)
-        if self.low is None or self.high is None:
+        if self.low is None:
             return label
         return f"{label} ({self.low:.1f} to {self.high:.1f} by chance of the images)"
 
@@ -93,15 +93,13 @@ class RunState:
 
     def sentences(self) -> str:
         """How far the run is, for a reader who knows its folder."""
-        if not self.last and self.weights is None:
-            return "It has no checkpoint."
         words = []
         if self.weights is not None:
             which = "Its best" if self.is_best else "The last"
             weights = self.weights._replace(file=os.path.basename(self.weights.file))
             words.append(f"{which} checkpoint is {weights}.")
         if not self.has_ended:
-            words.append(f"It has not ended: its last checkpoint is {self.last or 'missing'}.")
+            words.append(f"It has not ended; its last checkpoint: {self.last or 'none'}.")
         elif 0 < self.steps < self.planned:
             words.append(f"It stopped early, after {self.steps:,} of {self.planned:,} steps.")
         return " ".join(words)

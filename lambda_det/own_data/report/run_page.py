@@ -93,7 +93,7 @@ def build_report(
     # what a longer training would bring is the same on other data
     home = Path(about["run"]) if about else run
     state = read_state(home, config)
-    page = _evaluation_head(run, about) if about else _run_head(run, state, config)
+    page = _evaluation_head(run, about) if about else _run_head(run, state)
     if "DATA" in config:  # it is of a classifier
         return page
     try:
@@ -106,8 +106,7 @@ def build_report(
         return page
     _add_advice(page, evaluated, state, str(home))
     _add_classes(page, evaluated)
-    whose = " (the one with the best F1; 0.5 where none is right)" if score is None else ""
-    _add_confusion(page, evaluated.results[0], whose)
+    _add_confusion(page, evaluated.results[0])
     page.section(
         "The worst images",
         f"Predictions of a score of {evaluated.score:.3g} or more, then the ground truth. A box "
@@ -119,7 +118,7 @@ def build_report(
     return page
 
 
-def _run_head(run: Path, state: RunState, config: Mapping[str, Any]) -> Page:
+def _run_head(run: Path, state: RunState) -> Page:
     """The page of a training with its numbers and curves."""
     origin = RunFolder(run).config_origin()
     page = Page(
@@ -127,8 +126,7 @@ def _run_head(run: Path, state: RunState, config: Mapping[str, Any]) -> Page:
         f"{state.sentences()} config.yaml has its configuration"
         + (f", which began with {origin}." if origin else "."),
     )
-    what = "tiles" if config.get("INPUT", {}).get("TILE", {}).get("SIZE") else "images"
-    page.numbers(_summary(state, what))
+    page.numbers(_summary(state))
     _add_warnings(page, run)
     empty = "The run has logged no step yet: usually its numbers come once in 20 steps."
     page.section("Curves", "" if state.metrics else empty)
@@ -150,15 +148,15 @@ def _evaluation_head(folder: Path, about: Mapping[str, Any]) -> Page:
     return page
 
 
-def _summary(state: RunState, what: str) -> dict[str, str]:
-    """Results of the best checkpoint, the length of the training on ``what``, and its speed."""
+def _summary(state: RunState) -> dict[str, str]:
+    """Results of the best checkpoint, the length of the training, and its speed."""
     numbers = {
         result.label(name): f"{result.value:.1f}" for name, result in state.results().items()
     }
     numbers["steps"] = f"{state.steps:,}"
     if state.epochs:
         numbers["epochs"] = f"{state.epochs:.3g}"
-        numbers[f"{what} to train on"] = f"{state.images:,}"
+        numbers["images to train on, or tiles"] = f"{state.images:,}"
     if times := [line["time"] for line in state.metrics if "time" in line]:
         numbers["seconds a step (median)"] = f"{statistics.median(times):.3g}"
     return numbers
@@ -197,12 +195,12 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, folder: str) 
         epochs=epochs,
         folder=folder,
     )
-    changes = advise(evidence)
-    # a run that has not ended will be longer by itself
-    changes = [row for row in changes if state.has_ended or row.error != "training"]
-    rows = [row for row in changes if not row.gain < _LEAST_GAIN][:_CHANGES]
-    short = f"The run had {epochs}, by the rule for its number of images. "
-    short = short if epochs and epochs.are_fewer else ""
+    rows = [row for row in advise(evidence) if not row.gain < _LEAST_GAIN]
+    if not state.has_ended:  # it will be longer by itself
+        rows = [row for row in rows if row.error != "training"]
+    short = ""
+    if evidence.has_less_than(1):
+        short = f"The run had {epochs}, by the rule for its number of images. "
     if not rows:
         page.section("What would bring most", f"{short}No kind of error stands out.")
         return
@@ -212,10 +210,10 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, folder: str) 
         "removes some of them. For a longer training it is the rise in the last third of the "
         "steps.",
     )
-    head = f"rise of AP50 of {'boxes' if iou_type == 'bbox' else 'masks'}"
+    head = f"rise of {label_of(f'{iou_type}/AP50')}"
     page.table(
         ("error", "change", head, "what shows it"),
-        ((row.error, row.change, row.gain, row.evidence) for row in rows),
+        ((row.error, row.change, row.gain, row.evidence) for row in rows[:_CHANGES]),
         text=True,
     )
 
@@ -246,15 +244,14 @@ def _add_classes(page: Page, evaluated: Evaluated) -> None:
         page.table(("class", "objects", *columns()), rows)
 
 
-def _add_confusion(page: Page, detections: Detections, whose: str) -> None:
-    shown = ""
-    if (classes := len(detections.classes)) > CLASSES_CONFUSED:
-        shown = f" Of {classes} classes the {CLASSES_CONFUSED} with most mistakes are shown."
+def _add_confusion(page: Page, detections: Detections) -> None:
     page.section(
         "Confusion of classes",
-        f"Boxes of a score of {detections.score:.3g} or more{whose}, at an IoU of 0.5. "
+        f"Boxes of a score of {detections.score:.3g} or more, at an IoU of 0.5. Where no "
+        "--score-threshold is given, it is the one with the best F1, or 0.5 where none is right. "
         "Of boxes on one object the one with the highest score takes it, of whatever class. "
         "Rows are the true classes; the last column counts the objects that are missed at this "
-        f"score, the last row false predictions. The colour is the share of the whole row.{shown}",
+        "score, the last row false predictions. The colour is the share of the whole row. Of more "
+        f"than {CLASSES_CONFUSED} classes those with most mistakes are shown.",
     )
     page.single_figure(draw_confusion(detections))

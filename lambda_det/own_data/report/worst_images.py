@@ -52,7 +52,8 @@ class _Judged(NamedTuple):
 
     Attributes:
         record: of the image.
-        entries: predictions in COCO's format, with the numbers of their classes as categories.
+        entries: predictions in COCO's format, with the numbers of their classes as categories;
+            where they are drawn, with corners as boxes.
         found: of each prediction, as :func:`lambda_det.detection.matches.objects_found` says.
         missed: annotations in COCO's format that no prediction finds.
     """
@@ -111,13 +112,14 @@ def _judged(evaluated: Evaluated) -> Iterator[_Judged]:
 
 
 def _corners(entry: dict[str, Any]) -> list[float]:
+    """Of the box, or of the mask, of an entry in COCO's format."""
     box = entry["bbox"] if "bbox" in entry else mask_util.toBbox(entry["segmentation"]).tolist()
     return BoxMode.convert(list(map(float, box)), BoxMode.XYWH_ABS, BoxMode.XYXY_ABS)
 
 
 def _instances(entries: list[dict[str, Any]], record: dict[str, Any]) -> Instances:
     instances = Instances((record["height"], record["width"]))
-    boxes = torch.tensor([_corners(entry) for entry in entries])
+    boxes = torch.tensor([entry["bbox"] for entry in entries])
     instances.pred_boxes = Boxes(boxes.reshape(-1, 4))
     instances.pred_classes = torch.tensor([e["category_id"] for e in entries], dtype=torch.int64)
     instances.scores = torch.tensor([float(entry["score"]) for entry in entries])
@@ -131,7 +133,9 @@ def _instances(entries: list[dict[str, Any]], record: dict[str, Any]) -> Instanc
 
 
 def _pair(judged: _Judged, metadata: Metadata) -> Pair:
-    record, entries = judged.record, judged.entries
+    record, mode = judged.record, BoxMode.XYXY_ABS
+    entries = [{**one, "bbox": _corners(one), "bbox_mode": mode} for one in judged.entries]
+    judged = judged._replace(entries=entries)
     name = printable(Path(record["file_name"]).name)
     image = read_image(record)
     crop = _worst_crop(judged)
@@ -158,9 +162,9 @@ def _worst_crop(judged: _Judged) -> Tile | None:
         a["bbox_mode"] in (BoxMode.XYWH_ABS, BoxMode.XYXY_ABS) and "keypoints" not in a
         for a in annotations
     ) and not any("keypoints" in entry for entry in entries)
-    boxes = [_corners(e) for e, found in zip(entries, judged.found, strict=True) if found == FALSE]
+    boxes = [e["bbox"] for e, found in zip(entries, judged.found, strict=True) if found == FALSE]
     boxes += [_corners(one) for one in judged.missed]
-    boxes = boxes or [_corners(entry) for entry in entries] + [corners(a) for a in annotations]
+    boxes = boxes or [entry["bbox"] for entry in entries] + [corners(a) for a in annotations]
     if max(height, width) <= _CROP or not is_simple or not boxes:
         return None
     crop = fullest_crop(np.array(boxes), (height, width), _CROP, margin=2)
@@ -171,17 +175,9 @@ def _cut(
     record: dict[str, Any], entries: list[dict[str, Any]], crop: Tile
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The record and the predictions of a crop of an image."""
-    annotations = [
-        {**annotation, **cut}
-        for annotation in record.get("annotations", [])
-        if (cut := seen_in(annotation, crop))
-    ]
-    predicted = []
-    for entry in entries:
-        x0, y0, x1, y1 = _corners(entry)
-        box = {"bbox": [x0, y0, x1, y1], "bbox_mode": BoxMode.XYXY_ABS}
-        if cut := seen_in({**entry, **box}, crop):
-            cut["bbox"] = BoxMode.convert(cut["bbox"], BoxMode.XYXY_ABS, BoxMode.XYWH_ABS)
-            predicted.append({**entry, **cut})
+    annotations, predicted = (
+        [{**one, **cut} for one in objects if (cut := seen_in(one, crop))]
+        for objects in (record.get("annotations", []), entries)
+    )
     size = {"height": crop.y1 - crop.y0, "width": crop.x1 - crop.x0}
     return {**record, **size, "annotations": annotations}, predicted
