@@ -25,13 +25,7 @@ from lambda_det.detection.data.report import (
     UNUSABLE,
     Report,
 )
-from lambda_det.errors import (
-    DataError,
-    counted,
-    listed,
-    printable,
-    printable_text,
-)
+from lambda_det.errors import DataError, counted, listed, printable, printable_text
 from lambda_det.own_data import fit
 from lambda_det.own_data.fit_input import Asked, fit_input
 from lambda_det.own_data.held_out import films
@@ -50,10 +44,10 @@ _HEADINGS = {
 
 def print_report(report: Report) -> None:
     print(f"{printable(report.json_file)}\nimages in {printable(report.image_root)}\n")
-    _print_count(report.images, "image")
-    _print_count(report.annotations, "annotation", f", {report.crowds:,} of them crowds")
+    print(f"{report.images:9,} images")
+    print(f"{report.annotations:9,} annotations, {report.crowds:,} of them crowds")
     print(f"{report.usable:9,} can be trained on, at most {report.most:,} in an image")
-    _print_count(len(report.categories), "category", ":")
+    print(f"{len(report.categories):9,} in the list of categories:")
     names = Counter(report.categories.values())
     for number, count in report.counts.items():
         name = report.categories[number]
@@ -69,11 +63,6 @@ def print_report(report: Report) -> None:
     if report.refusal():
         print("\nTraining and evaluation refuse these labels as they are.")
     print()
-
-
-def _print_count(count: int, noun: str, rest: str = "") -> None:
-    number, _, words = counted(count, noun).partition(" ")
-    print(f"{number:>9} {words}{rest}")
 
 
 def print_other_classes(report: Report, train: Report) -> bool:
@@ -109,9 +98,10 @@ def print_small_objects(parts: Sequence[tuple[str, str]], report: Report) -> Non
         classes=list(report.categories.values()),
         others=[record for part in others for record in part],
     )
-    if tiles := [row for row in found.rows if row[0] == "tiles" and row[1] != "none"]:
-        ((_, size, why),) = tiles
-        print(f"{why}: lambda-det train cuts them into tiles ({size}); --tile N makes others.\n")
+    for what, size, why in found.rows:
+        if what == "tiles" and size != "none":
+            print(f"{why}: lambda-det train cuts them into tiles ({size});")
+            print("--tile N makes others.\n")
     for warning in found.warnings:
         print(f"{warning}\n")
 

@@ -56,10 +56,11 @@ _TEST_IMAGES = 8  # guess: of one size, which a GPU evaluates together
 _LR_STEPS = (210 / 270, 250 / 270)
 _SHARE = 0.2  # guess: share of a run's time that evaluations may take
 
-# Keys that follow from the data, and that the command line sets literally
+# Keys that follow from the data and the machine, and that the command line sets literally
 FITTED_KEYS = frozenset(
     [
         "DATALOADER.FILTER_EMPTY_ANNOTATIONS",
+        "DATALOADER.NUM_WORKERS",
         "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS",
         "MODEL.ANCHOR_GENERATOR.SIZES",
         "MODEL.MASK_ON",
@@ -74,6 +75,7 @@ FITTED_KEYS = frozenset(
         "SOLVER.WARMUP_ITERS",
         "TEST.DETECTIONS_PER_IMAGE",
         "TEST.EVAL_PERIOD",
+        "TEST.IMS_PER_BATCH",
     ]
 )
 
@@ -114,12 +116,8 @@ def fit(
     if tiling := Tiling.from_config(cfg):
         records = tile_records(list(records), tiling, cfg.INPUT.TILE.EMPTY)
     facts = Facts.of(records)
-    of_machine = _of_gpu(cfg, facts, machine) if asked.is_chosen and machine.memory else []
-    given = {*asked.given, *cfg.RECIPE.KEEP}  # such as the batch by --batch
-    of_machine = [choice for choice in of_machine if choice.key not in given]
-    merge(cfg, of_machine, ())
-    chosen = chosen._replace(choices=[*chosen.choices, *of_machine])
-    training = []
+    training = _of_gpu(cfg, facts, machine) if asked.is_chosen and machine.memory else []
+    merge(cfg, training, cfg.RECIPE.KEEP)
     if cfg.MODEL.MASK_ON and not facts.has_masks:
         why = "less than a tenth of the objects has a mask"
         training.append(Choice("MODEL.MASK_ON", False, why))
@@ -198,10 +196,9 @@ def _anchors(cfg: CfgNode, facts: Facts) -> list[Choice]:
         for least in [max(round(centre), STRIDES_PER_ANCHOR * stride)]
     ]
     reason = f"clusters of {len(sides)} boxes at the size of the input"
-    smallest = STRIDES_PER_ANCHOR * min(strides)
     why = (
         f"{reason}: {', '.join(f'{centre:.0f}' for centre in centres)}; {STRIDES_PER_ANCHOR} "
-        f"strides of a map at least; {np.mean(sides < smallest):.0%} are below {smallest} pixels"
+        "strides of a map at least"
     )
     choices = [Choice(ANCHORS, sizes, why)]
     ratios = _clusters(
@@ -247,8 +244,7 @@ def _detections(cfg: CfgNode, facts: Facts) -> list[Choice]:
     keys = ["TEST.DETECTIONS_PER_IMAGE"]
     if has_rpn(cfg):
         keys += ["MODEL.RPN.POST_NMS_TOPK_TEST", "MODEL.RPN.PRE_NMS_TOPK_TEST"]
-    what = "tile" if cfg.INPUT.TILE.SIZE else "image"
-    reason = f"twice the {facts.most} objects of the fullest {what}"
+    reason = f"twice the {facts.most} objects of the fullest image or tile"
     return [Choice(key, least, reason) for key in keys if attrgetter(key)(cfg) < least]
 
 
@@ -342,15 +338,11 @@ def fit_schedule(cfg: CfgNode, images: int, whole_images: int | None = None) -> 
     epochs = recipe.EPOCHS or epochs_for(images, whole_images)
     # given epochs are used literally
     steps = max(math.ceil(epochs * images / batch), 1 if recipe.EPOCHS else recipe.MIN_STEPS)
-    passes = counted(float(f"{epochs:.3g}"), "epoch")
-    what = counted(images, "image")
-    if whole_images is not None and whole_images < images:
-        what = f"{counted(images, 'tile')} of {counted(whole_images, 'image')}"
-    reason = f"{passes} of {what} in batches of {batch}"
-    rule = (
-        f"by the rule for this number of images, and RECIPE.MIN_STEPS {recipe.MIN_STEPS} at least"
+    rule = f"by the rule for their number, and RECIPE.MIN_STEPS {recipe.MIN_STEPS} at least"
+    reason = (
+        f"epochs: {epochs:.3g}, images or tiles: {images}, in batches of {batch}, "
+        f"{'as asked for' if recipe.EPOCHS else rule}"
     )
-    reason = f"{reason}, {'as asked for' if recipe.EPOCHS else rule}"
     if recipe.TIME:
         reason = "--time sets it after the first steps"
     if "SOLVER.MAX_ITER" in recipe.KEEP:
@@ -368,12 +360,14 @@ def fit_schedule(cfg: CfgNode, images: int, whole_images: int | None = None) -> 
         has_losses=cfg.TEST.LOSS,
         sets_of_weights=1 + (cfg.SOLVER.EMA_DECAY > 0 and cfg.TEST.RAW),
     )
-    cost *= _test_images(cfg, Tiling.from_config(cfg))
-    period, why = evaluations_for(steps, batch, _test_images(cfg), recipe.EVALUATIONS, cost)
+    cost *= _test_images(cfg)
+    period = evaluations_for(steps, batch, recipe.EVALUATIONS, cost)
+    why = (
+        f"{recipe.EVALUATIONS} evaluations, or as many as take {_SHARE:.0%} of the time; 0 is one "
+        "at the end"
+    )
     saved_every = period or math.ceil(steps / recipe.EVALUATIONS)
-    saved = counted(math.ceil(steps / saved_every), "checkpoint")
-    if period:
-        saved = "with the evaluations"
+    saved = "with the evaluations, or as often as these would be"
     return [
         *choices,
         Choice("TEST.EVAL_PERIOD", period, why),
@@ -404,7 +398,7 @@ def _learning_rate(cfg: CfgNode, batch: int) -> list[Choice]:
     return [Choice("SOLVER.BASE_LR", rate * factor, why)]
 
 
-def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float) -> tuple[int, str]:
+def evaluations_for(steps: int, batch: int, most: int, cost: float) -> int:
     """As many evaluations as fit into a fifth of the time.
 
     The last one always takes place, and the one before it is a whole period earlier.
@@ -412,31 +406,22 @@ def evaluations_for(steps: int, batch: int, images: int, most: int, cost: float)
     Args:
         steps: of the training.
         batch: images of a step.
-        images: to evaluate on.
         most: evaluations.
         cost: of an evaluation, in images of a step; 0 where there is none to evaluate on.
 
     Returns:
-        The steps between two of them, 0 for a single one at the end; and the reason.
+        The steps between two of them; 0 for a single one at the end.
     """
     if not cost:
-        return math.ceil(steps / most), f"{most} evaluations"
+        return math.ceil(steps / most)
     room = _SHARE / (1 - _SHARE) * steps * batch
-    before = min(most, int(room / cost)) - 1  # the last one
-    if before < 1:
-        what = f"{counted(images, 'image')} take long beside {counted(steps, 'step')}"
-        return 0, f"one at the end: {what}"
-    period = math.ceil(steps / (before + 1))
-    count = math.ceil(steps / period)
-    words = f"{counted(count, 'evaluation')} of {counted(images, 'image')}"
-    if count < most:
-        words += f"; more would take over {_SHARE:.0%} of the time"
-    return period, words
+    count = min(most, int(room / cost))
+    return math.ceil(steps / count) if count > 1 else 0
 
 
-def _test_images(cfg: CfgNode, tiling: Tiling | None = None) -> int:
+def _test_images(cfg: CfgNode) -> int:
     """The number of test images, or of their tiles; 0 where there are none, or none is found."""
     # The later check refuses what is missing
     with contextlib.suppress(UserError, OSError, LookupError):
-        return number_of_images(cfg.DATASETS.TEST, tiling)
+        return number_of_images(cfg.DATASETS.TEST, Tiling.from_config(cfg))
     return 0

@@ -99,7 +99,7 @@ class Input(NamedTuple):
 
     Attributes:
         rows: of the table of choices, before the keys.
-        choices: keys of sizes, tiles and maps, and of the machine.
+        choices: keys of sizes, tiles and maps.
         warnings: to be said before a long training.
     """
 
@@ -202,15 +202,15 @@ def fit_input(
     rows, tiling, warnings = _tiles(cfg, size, facts, sizes, asked, classes, others)
     choices: list[Choice] = []
     if tiling:
-        tiles = {TILES[0]: tiling.size, TILES[1]: tiling.overlap}
-        choices = [Choice(key, value, "for tiles") for key, value in tiles.items()]
+        choices = [
+            Choice(TILES[0], tiling.size, "for tiles"),
+            Choice(TILES[1], tiling.overlap, "for tiles"),
+        ]
         if isinstance(asked.tile, int) and not asked.has_size:
             sized = sizes_for(cfg, tiling.size)
             choices += [Choice(key, v, "objects keep their pixels") for key, v in sized.items()]
             cfg = cfg.clone()
             merge(cfg, choices, asked.given)
-        elif asked.has_size:
-            rows = [*rows, ("", "given sizes", "the sizes of the input are of tiles")]
         facts = facts._replace(frames=np.minimum(facts.frames, tiling.size))
         size = _usual_size(cfg, np.minimum(sizes, tiling.size), asked)
     elif asked.tile is not None:
@@ -382,12 +382,8 @@ def _tiles(
         overlap = cfg.INPUT.TILE.OVERLAP
         if overlap < 0:
             overlap = round(max(_LEAST_OVERLAP * side, min(long, _LARGEST_OVERLAP * side)))
-        shorter = f"{np.mean(lengths <= overlap):.0%} of the objects are not longer"
-        rows = [
-            ("tiles", f"{side} pixels", reason),
-            ("", f"overlap {overlap}", shorter),
-        ]
-        return rows, Tiling(side, overlap), []
+        row = ("tiles", f"{side} pixels, overlap {overlap}", reason)
+        return [row], Tiling(side, overlap), []
     rows, warnings = [], []
     if wanted:
         no_larger = f"no image is larger than a tile of {side} pixels"
@@ -444,12 +440,13 @@ def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Ro
 
     least = STRIDES_PER_ANCHOR * min(strides)
     before = f"{below(least):.0%} below {least} pixels at {base}"
-    why = f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map"
-    if len(by_class) > 1:
-        why += f"; the share is the mean over {len(by_class)} classes"
-    if below(least) <= _FEW_SMALL_TO_KEEP_MAPS:
-        return [("finest map", before, f"{why}; up to a third, it stays")], []
+    why = (
+        f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map, which stays up to a "
+        f"third; the share is the mean over {len(by_class)} class(es)"
+    )
     rows = [("finest map", before, why)]
+    if below(least) <= _FEW_SMALL_TO_KEEP_MAPS:
+        return rows, []
     changes = {} if {*_MAPS, ANCHORS}.intersection(asked.given) else _finer_maps(cfg)
     pixels = _OF_PIXELS + (_OF_FINER_MAP if changes else 0)
     if changes:
@@ -461,9 +458,9 @@ def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Ro
         limit = "--size N takes more of the GPU's memory than was counted"
     else:
         affordable = side * math.sqrt((_LARGEST_COST - _CONSTANT) / pixels)
-        limit = f"more pixels would take more than {_LARGEST_COST:g} times"
-        if size.largest < affordable:
-            limit = f"images are enlarged {LARGEST_SCALE} times at most"
+        limit = (
+            f"{_LARGEST_COST:g} times at most, with images enlarged {LARGEST_SCALE} times at most"
+        )
         occurring = np.unique(np.concatenate(by_class))
         smallest = occurring[bisect.bisect_right(occurring, _FEW_SMALL, key=below) - 1]
         wanted = STRIDE * math.ceil(side * least / smallest / STRIDE)
@@ -471,9 +468,8 @@ def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Ro
         side = max(side, min(wanted, most))
     factor = side / base
     cost = f"a step takes {_CONSTANT + pixels * factor**2:.1f} times as long"
-    after = below(least, factor)
-    why = f"{cost}; {limit}" if after > _FEW_SMALL else cost
-    rows.append(("", f"{after:.0%} below {least} pixels at {side}", why))
+    after = f"{below(least, factor):.0%} below {least} pixels at {side}"
+    rows.append(("", after, f"{cost}; {limit}"))
     if side > base:
         changes |= sizes_for(cfg, side)
     in_test = STRIDE * math.floor(min(_TEST_SCALE * side, size.own) / STRIDE)

@@ -148,8 +148,7 @@ def _why_not(url: str, given: str | None) -> str:
         try:
             read_backbone(place)
         except WeightsError:
-            state = "damaged" if place.is_file() else "missing"
-            return f"{place} is {state}: install lambda_det again"
+            return f"{place} is damaged or missing: install lambda_det again"
         return ""
     name, folder = url.removeprefix("timm://"), Path(get_cache_dir(), "lambda_det")
     kept = [*folder.glob(f"timm_{name}_*.pth"), *folder.glob(f"timm/{name}.safetensors")]

@@ -36,7 +36,7 @@ def test_a_clean_data_set(shapes, capsys, monkeypatch):
 def test_objects_of_one_class(shapes, capsys):
     assert run("--data", shapes[1].parent, "--single-class") == 0
     printed = capsys.readouterr().out
-    assert printed.count("1 category:") == 2 and "circle" not in printed
+    assert printed.count("1 in the list of categories:") == 2 and "circle" not in printed
     assert run(*shapes, "--single-class") == 0
     assert capsys.readouterr().out.startswith(f"{shapes[0]}\n")
 

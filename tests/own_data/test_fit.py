@@ -123,7 +123,7 @@ def test_each_optimiser_has_a_learning_rate_of_its_own(cfg):
     ],
 )
 def test_evaluations_take_a_fifth_of_the_time_at_most(steps, images, cost, count):
-    period, _ = evaluations_for(steps, 4, images, 5, cost * images)
+    period = evaluations_for(steps, 4, 5, cost * images)
     period = period or steps
     due = [*range(period, steps, period), steps]
     assert len(due) == count
@@ -254,9 +254,9 @@ LIGHT = "light_mobilenet_v2"
 def of_gpu(file, records, machine, tile=None, epochs=0.0):
     """What follows for the input and the machine from a recipe that was chosen."""
     cfg, asked = get_config(f"finetune/{file}.yaml"), Asked(tile=tile, is_chosen=True)
-    cfg.RECIPE.EPOCHS = epochs
-    found, _ = fitting.fit(cfg, records, machine, asked)
-    return {key: value for key, value, _ in found.choices}
+    cfg.RECIPE.EPOCHS, cfg.MODEL.DEVICE = epochs, machine.device
+    found, training = fitting.fit(cfg, records, machine, asked)
+    return {key: value for key, value, _ in (*found.choices, *training)}
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def of_gpu(file, records, machine, tile=None, epochs=0.0):
         (LIGHT, H200._replace(memory=23.7), 5000, 4, 8),  # of which nothing was measured
         (LIGHT, H200._replace(processes=4), 5000, 4 * 30, 3),
         (LIGHT, CPU, 205, None, None),
-        ("mask_rcnn_resnetrs101_se", H200, 205, None, 8),  # its memory was counted
+        ("mask_rcnn_resnetrs101_se", H200, 205, 16, 8),  # its memory was counted
     ],
 )
 def test_a_light_recipe_fills_a_gpu(file, machine, images, batch, loaders):
