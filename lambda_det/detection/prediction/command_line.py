@@ -115,7 +115,8 @@ def run(args: argparse.Namespace) -> None:
     elif args.raw or args.opts:
         raise ConfigError(f"{source} is exported; leave {' '.join(args.opts) or '--raw'} out.")
     images = plan_files(args.input, args.output, args.overwrite)
-    labels = Path(args.output, "labels.json" if args.format == "coco" else "labels")
+    is_folder = args.format not in (None, "coco")
+    labels = Path(args.output, "labels" if is_folder else "labels.json")
     made = [args.csv, counts_file(args.csv)] if args.csv else []
     written = [Path(file) for file in (args.json, *made) if file]
     if len({file.resolve() for file in written}) < len(written):
@@ -123,8 +124,8 @@ def run(args: argparse.Namespace) -> None:
     for file in written:
         refuse_existing(file, args.overwrite)
     if args.format:
-        refuse_existing(labels, args.overwrite, folder=args.format != "coco")
-    if args.format and args.format != "coco":  # two equal names are refused before the work
+        refuse_existing(labels, args.overwrite, folder=is_folder)
+    if is_folder:  # two equal names are refused before the work
         place_labels((p.name for p in images if not p.is_video), args.format, labels)
     mark_output(args.output)
     predictor = Predictor(

@@ -11,11 +11,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import cv2
-import numpy as np
-from tqdm import tqdm
 
 from lambda_det.detection.data.image_folder import walk
 from lambda_det.detection.drawing import draw_predictions
@@ -167,8 +166,8 @@ def predict(
 ) -> Outcome:
     """Predict on each file, draw the result, print its counts by class, and show the progress.
 
-    The progress is a bar on a terminal; elsewhere a line on standard error, some every ten seconds.
-    A file that cannot be read is skipped with a warning. A drawn video has no sound.
+    The progress is a line on standard error, some every ten seconds. A file that cannot be read is
+    skipped with a warning. A drawn video has no sound.
 
     Args:
         predictor: the detector.
@@ -181,20 +180,14 @@ def predict(
         DataError: none of the files can be read.
         ConfigError: an image cannot be written.
     """
-    result, has_bar = Outcome(), sys.stderr.isatty()
-
-    def say(text: str) -> None:
-        if not has_bar:
-            print(text, file=sys.stderr)
+    result = Outcome()
 
     def show_tiles(done: int, tiles: int) -> None:  # an image of many takes minutes
         going.left = f"tile {done} of {tiles} of {printable(image.name)}"
-        progress.set_postfix_str(f"tile {done} of {tiles}")
 
     predictor.on_tiles = show_tiles
-    progress = tqdm(images, unit="file", disable=not has_bar)
-    with progress, stage("predicting", say) as going:
-        for number, image in enumerate(progress, 1):
+    with stage("predicting", partial(print, file=sys.stderr)) as going:
+        for number, image in enumerate(images, 1):
             going.left = f"file {number} of {len(images)}"
             try:
                 if image.is_video:
@@ -207,11 +200,9 @@ def predict(
                         collector.add(image.name, prediction, image.source)
                 result.instances += sum(counts.values())
                 result.written.append(image.target)
-                line = f"{printable(image.name)}: {counts_in_words(counts)}{where}"
-                progress.write(line)  # between two states of the bar
+                print(f"{printable(image.name)}: {counts_in_words(counts)}{where}")
             except DataError as error:
                 result.unreadable.append(image.source)
-                progress.clear()
                 logger.warning("%s It is skipped.", error)
     predictor.on_tiles = None
     if not result.written:
@@ -244,8 +235,8 @@ def _draw_video(
     with refused(DataError, what, "rename the file or its folder", UnicodeEncodeError):
         f"{image.source}{image.target}".encode()
     capture = cv2.VideoCapture(str(image.source))
-    first = capture.read()[1]
-    if first is None:
+    frame = capture.read()[1]
+    if frame is None:
         raise DataError(f"The video {image.source} cannot be read: it has no first frame.")
     announced, rate = (capture.get(name) for name in (cv2.CAP_PROP_FRAME_COUNT, cv2.CAP_PROP_FPS))
     if not 0 < rate < 1000:
@@ -256,13 +247,11 @@ def _draw_video(
     with _written(image.target) as temporary:
         codec = cv2.VideoWriter_fourcc(*"mp4v")
         # The codec halves the sides of colours, and would leave out the last pixel of an odd side
-        odd = [side % 2 for side in first.shape[:2]]
-        size = first.shape[1] + odd[1], first.shape[0] + odd[0]
+        odd = [side % 2 for side in frame.shape[:2]]
+        size = frame.shape[1] + odd[1], frame.shape[0] + odd[0]
         writer = cv2.VideoWriter(str(temporary), codec, rate, size)
         try:
-            total = max(int(announced), 0) or None
-            options = {"total": total, "desc": image.name, "unit": "frame", "disable": None}
-            for frame in tqdm(_frames(first, capture), **options):
+            while frame is not None:
                 found = predictor(frame)
                 drawn += 1
                 going.left = f"frame {drawn} of {printable(image.name)}"
@@ -276,6 +265,7 @@ def _draw_video(
                 # None before OpenCV 5
                 if not writer.isOpened() or writer.write(shown) is False:
                     break
+                frame = capture.read()[1]
         finally:
             writer.release()
         # The end of a file is written on release, which reports no full disk
@@ -284,13 +274,6 @@ def _draw_video(
     if drawn < announced:
         logger.warning("%s ends after %d of %d frames.", image.source, drawn, announced)
     return counts, drawn
-
-
-def _frames(first: np.ndarray, capture: cv2.VideoCapture) -> Iterator[np.ndarray]:
-    frame: np.ndarray | None = first
-    while frame is not None:
-        yield frame
-        frame = capture.read()[1]
 
 
 @contextlib.contextmanager

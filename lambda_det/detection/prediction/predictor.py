@@ -68,7 +68,7 @@ class Prediction:
 
     instances: Instances
     class_names: list[str] | None = None
-    image: str | os.PathLike | np.ndarray | None = field(default=None, compare=False)
+    image: ImageLike | None = field(default=None, compare=False)
 
     def __len__(self) -> int:
         return len(self.instances)
@@ -146,7 +146,7 @@ class Prediction:
 
     def plot(
         self,
-        image: str | os.PathLike | np.ndarray | None = None,
+        image: ImageLike | None = None,
         *,
         scale: float = 1.0,
         with_labels: bool = True,
@@ -189,7 +189,7 @@ class Prediction:
     def save(
         self,
         path: str | os.PathLike,
-        image: str | os.PathLike | np.ndarray | None = None,
+        image: ImageLike | None = None,
         *,
         overwrite: bool = False,
         **options: Any,
