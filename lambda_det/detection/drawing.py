@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 from detectron2.data.catalog import Metadata
 from detectron2.structures import BoxMode, Instances
-from detectron2.utils.visualizer import VisImage, Visualizer
+from detectron2.utils.visualizer import Visualizer
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -27,8 +27,6 @@ from lambda_det.errors import printable
 _CAPTION_HEIGHT = 26
 _CAPTION_FONT = (cv2.FONT_HERSHEY_SIMPLEX, 0.55)
 _CAPTION_MARGIN = 6  # at both sides, in pixels
-_LEAST_OF_NAME = 12  # letters of a name that are kept, however narrow its picture is
-_CUT = "..."  # OpenCV has no letters beyond ASCII
 # The legend, in pixels: height of a row, width of a usual letter, and width beside a name
 _LEGEND_ROW, _LETTER_WIDTH, _PATCH_WIDTH = 26, 10, 40
 
@@ -87,7 +85,7 @@ def draw_predictions(
         if keypoints is not None:
             keypoints = keypoints * [scale, scale, 1]
         scale = 1.0
-    return _draw(
+    return draw_objects(
         image, boxes, classes, labels, masks, keypoints, scale, metadata, are_best_first=True
     )
 
@@ -121,11 +119,20 @@ def draw_ground_truth(
     if not any(annotation.get("segmentation") for annotation in annotations):
         masks = None
     points = np.stack(padded) if most else None
-    return _draw(image, boxes, classes, labels, masks, points, scale, metadata)
+    return draw_objects(image, boxes, classes, labels, masks, points, scale, metadata)
 
 
 def draw_objects(
-    image: np.ndarray, boxes: np.ndarray, classes: Sequence[int], *, masks: Any = None
+    image: np.ndarray,
+    boxes: np.ndarray,
+    classes: Sequence[int],
+    labels: Sequence[str] | None = None,
+    masks: Any = None,
+    keypoints: np.ndarray | None = None,
+    scale: float = 1.0,
+    metadata: Metadata | None = None,
+    *,
+    are_best_first: bool = False,
 ) -> np.ndarray:
     """Draw boxes in the colours of their classes, which :func:`draw_legend` names.
 
@@ -133,12 +140,36 @@ def draw_objects(
         image: [H, W, 3] uint8, BGR.
         boxes: [N, 4], x0, y0, x1, y1 in pixels.
         classes: N numbers.
-        masks: BitMasks or PolygonMasks; None for none.
+        labels: N texts; None for none.
+        masks: of a form that Detectron2 draws; None for none.
+        keypoints: [N, K, 3]; None for none.
+        scale, metadata: as of :func:`draw_predictions`.
+        are_best_first: a box with its label lies above those after it.
 
     Returns:
-        [H, W, 3] uint8, BGR.
+        [H * scale, W * scale, 3] uint8, BGR.
     """
-    return _draw(image, boxes, classes, None, masks, None, 1.0, None)
+    visualizer = _Visualizer(image[:, :, ::-1], metadata or Metadata(), scale)
+    visualizer.overlay_instances(
+        boxes=boxes,
+        labels=labels,
+        masks=masks,
+        keypoints=keypoints,
+        assigned_colors=[_color(index) for index in classes],
+    )
+    texts = [*visualizer.output.ax.texts]
+    for text in texts:
+        text.set_parse_math(False)  # names may have a $ in them
+    if are_best_first and texts:
+        frames = [patch for patch in visualizer.output.ax.patches if isinstance(patch, Rectangle)]
+        # Detectron2 drew them in the order of their areas
+        places = np.argsort(np.argsort(-np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)))
+        frames, texts = ([drawn[place] for place in places] for drawn in (frames, texts))
+        for level, (frame, text) in enumerate(zip(frames[::-1], texts[::-1], strict=True)):
+            frame.set_zorder(_LOWEST_LEVEL + level)
+            text.set_zorder(_LOWEST_LEVEL + level)
+    _spread(texts)
+    return np.ascontiguousarray(visualizer.output.get_image()[:, :, ::-1])
 
 
 def draw_legend(
@@ -207,41 +238,6 @@ def _name(class_names: Sequence[str] | None, index: int) -> str:
     return printable(class_names[index]) if len(class_names) > 1 else ""
 
 
-def _draw(
-    image: np.ndarray,
-    boxes: Any,
-    classes: Sequence[int],
-    labels: Sequence[str] | None,
-    masks: Any,
-    keypoints: Any,
-    scale: float,
-    metadata: Metadata | None,
-    *,
-    are_best_first: bool = False,
-) -> np.ndarray:
-    visualizer = _Visualizer(image[:, :, ::-1], metadata or Metadata(), scale)
-    visualizer.overlay_instances(
-        boxes=boxes,
-        labels=labels,
-        masks=masks,
-        keypoints=keypoints,
-        assigned_colors=[_color(index) for index in classes],
-    )
-    texts = [*visualizer.output.ax.texts]
-    for text in texts:
-        text.set_parse_math(False)  # names may have a $ in them
-    if are_best_first and texts:
-        frames = [patch for patch in visualizer.output.ax.patches if isinstance(patch, Rectangle)]
-        # Detectron2 drew them in the order of their areas
-        places = np.argsort(np.argsort(-np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)))
-        frames, texts = ([drawn[place] for place in places] for drawn in (frames, texts))
-        for level, (frame, text) in enumerate(zip(frames[::-1], texts[::-1], strict=True)):
-            frame.set_zorder(_LOWEST_LEVEL + level)
-            text.set_zorder(_LOWEST_LEVEL + level)
-    _spread(texts)
-    return np.ascontiguousarray(visualizer.output.get_image()[:, :, ::-1])
-
-
 def _spread(labels: Sequence[Text]) -> None:
     """Move labels up or down so that none covers one before it; one without a place is left out."""
     taken = np.empty((0, 4))  # x0, y0, x1, y1 in pixels of the picture
@@ -270,13 +266,7 @@ _LABEL_STEPS = (0, 1, -1, 2, -2, 3, -3)
 class _Visualizer(Visualizer):
     """Detectron2's, with boxes that are visible on any picture and do not hide small objects."""
 
-    def draw_box(
-        self,
-        box_coord: Sequence[float],
-        alpha: float = 1.0,
-        edge_color: Any = "g",
-        line_style: str = "-",
-    ) -> VisImage:
+    def draw_box(self, box_coord: Sequence[float], edge_color: tuple[float, ...]) -> None:
         x0, y0, x1, y1 = box_coord
         thickest = max(self._default_font_size / 4, 1)
         side = self.output.scale * min(x1 - x0, y1 - y0)
@@ -289,11 +279,9 @@ class _Visualizer(Visualizer):
                 fill=False,
                 edgecolor=edge_color,
                 linewidth=width,
-                linestyle=line_style,
                 path_effects=[withStroke(linewidth=2 * width, foreground="black")],
             )
         )
-        return self.output
 
 
 _OF_THE_SIDE = 0.05  # width of a line, as a share of the shorter side of its box
@@ -318,28 +306,16 @@ _COLOURS = (
 )
 
 
-def captioned(picture: np.ndarray, text: str, name: str = "") -> np.ndarray:
+def captioned(picture: np.ndarray, text: str) -> np.ndarray:
     """Add a white strip with a line of text above a picture [H, W, 3].
 
-    The picture becomes wider where the text needs it. Before, a name in the text is cut in its
-    middle, because names of files may be long, and their ends tell them apart.
+    The picture becomes wider where the text needs it.
     """
-    # OpenCV ends the process at a name that is no Unicode
-    text, name = printable(text), printable(name)
-    before, name, after = text.partition(name) if name else (text, "", "")
-    for kept in range(len(name) - len(_CUT) - 1, _LEAST_OF_NAME - 1, -1):
-        if _caption_width(text) <= picture.shape[1]:
-            break
-        text = f"{before}{name[: kept - kept // 2]}{_CUT}{name[-(kept // 2) :]}{after}"
-    missing = max(0, _caption_width(text) - picture.shape[1])
+    text = printable(text)  # OpenCV ends the process at a name that is no Unicode
+    (width, _), _ = cv2.getTextSize(text, *_CAPTION_FONT, 1)
+    missing = max(0, width + 2 * _CAPTION_MARGIN - picture.shape[1])
     picture = cv2.copyMakeBorder(
         picture, _CAPTION_HEIGHT, 0, 0, missing, cv2.BORDER_CONSTANT, value=(255, 255, 255)
     )
     place = (_CAPTION_MARGIN, 18)
     return cv2.putText(picture, text, place, *_CAPTION_FONT, (0, 0, 0), 1, cv2.LINE_AA)
-
-
-def _caption_width(text: str) -> int:
-    """In pixels, with its margins."""
-    (width, _), _ = cv2.getTextSize(text, *_CAPTION_FONT, 1)
-    return width + 2 * _CAPTION_MARGIN

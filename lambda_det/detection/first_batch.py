@@ -92,7 +92,9 @@ class FirstBatch(HookBase):
         masks = objects.gt_masks if objects.has("gt_masks") else None
         drawn = draw_objects(image, boxes, objects.gt_classes.tolist(), masks=masks)
         height, width = image.shape[:2]
-        caption = name = Path(sample.get("file_name", "")).name
+        name = Path(sample.get("file_name", "")).name
+        # the ends of long names tell them apart
+        caption = name if len(name) <= 32 else f"{name[:14]}...{name[-15:]}"
         if "tile" in sample:
             x0, y0, *_ = sample["tile"]
             caption += f", tile at {x0}, {y0}"
@@ -100,4 +102,4 @@ class FirstBatch(HookBase):
         drawn = drawn[crop.y0 : crop.y1, crop.x0 : crop.x1]
         if drawn.shape != image.shape:
             caption += f", part of {width} x {height}"
-        return captioned(drawn, caption, name)
+        return captioned(drawn, caption)

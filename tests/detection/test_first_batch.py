@@ -76,11 +76,14 @@ def test_of_a_large_input_a_part_is_drawn_in_its_own_pixels(tmp_path):
 
 def test_tiles_and_what_they_ignore_are_marked(tmp_path, monkeypatch):
     captions = []
-    monkeypatch.setattr(drawing, "captioned", lambda p, text, *_: captions.append(text) or p)
-    whole = {**sample((9, 9, 9), size=(60, 600)), "file_name": "other.jpg"}
+    monkeypatch.setattr(drawing, "captioned", lambda p, text: captions.append(text) or p)
+    whole = {
+        **sample((9, 9, 9), size=(60, 600)),
+        "file_name": "DSC_7125_JPG.rf." + "09e5" * 9 + ".jpg",
+    }
     tile = {**sample((9, 9, 9)), "file_name": "a/photo.jpg", "tile": (320, 40, 400, 100)}
     trained(tmp_path, [whole, {**tile, "ignored": []}])
-    first = ["other.jpg, part of 600 x 60", "photo.jpg, tile at 320, 40"]
+    first = ["DSC_7125_JPG.r...9e509e509e5.jpg, part of 600 x 60", "photo.jpg, tile at 320, 40"]
     assert captions == first
     trained(tmp_path, [whole, {**tile, "ignored": [[1.0, 1.0, 5.0, 5.0]]}])
     assert captions[2:] == [*first, first_batch._IGNORED]
@@ -119,7 +122,7 @@ def test_a_picture_that_cannot_be_drawn_stops_no_training(tmp_path, caplog, faul
 
 def test_the_name_of_an_only_class_is_left_out(monkeypatch):
     labels = []
-    monkeypatch.setattr(drawing, "_draw", lambda *args, **_: labels.append(args[3]))
+    monkeypatch.setattr(drawing, "draw_objects", lambda *args, **_: labels.append(args[3]))
     image, objects = np.zeros((9, 9, 3), np.uint8), found((9, 9), [[1, 1, 5, 5]], scores=[0.5])
     true = {"bbox": [1, 1, 5, 5], "bbox_mode": BoxMode.XYXY_ABS, "category_id": 0}
     for names in (["bolt"], ["bolt", "nut"]):

@@ -50,7 +50,7 @@ def plot_worst(
     rows = []
     for pair in draw_worst(evaluate_run(Path(run), dataset, score), number):
         row = np.hstack([_wider(pair.predicted, _GAP), pair.truth])
-        rows.append(captioned(row, f"{pair.name}: {pair.counts}", pair.name))
+        rows.append(captioned(row, f"{pair.name}: {pair.counts}"))
     width = max(row.shape[1] for row in rows)
     return Image.fromarray(
         np.vstack([_wider(row, width - row.shape[1]) for row in rows])[:, :, ::-1]

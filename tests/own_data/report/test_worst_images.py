@@ -183,15 +183,3 @@ def test_a_name_that_is_no_unicode_is_written_with_escapes():
     picture = np.full((20, 300, 3), 90, np.uint8)
     expected = captioned(picture, r"gr\udcf6n.png")
     assert np.array_equal(captioned(picture, "gr\udcf6n.png"), expected)
-
-
-def test_a_long_name_is_cut_in_its_middle_to_the_width_of_its_picture():
-    picture = np.full((20, 300, 3), 90, np.uint8)
-    name = "DSC_7125_JPG.rf." + "09e5" * 10 + ".jpg"
-    text = f"true: {name}, a part"
-    cut = captioned(picture, text, name)
-    assert cut.shape == (46, 300, 3)
-    # the start and the end of the text are still there
-    assert np.array_equal(cut[:26, :100], captioned(picture, text)[:26, :100])
-    assert (cut[:26, 250:] < 90).any()
-    assert captioned(picture, name).shape[1] > 300  # what is no name is whole
