@@ -764,8 +764,8 @@ FAULTS = [
     _fault(
         "A detector as one ONNX file",
         "lambda_det/export/proof.py",
-        "return bool(rows) and all(",
-        "return bool(rows) or all(",
+        "return bool(self.rows) and all(",
+        "return bool(self.rows) or all(",
         "export/test_proof.py::test_ap_beside_ap",
     ),
     _fault(

@@ -47,7 +47,7 @@ class Proof:
 
     Attributes:
         where: the validation images; "" for none.
-        rows: of the run and of the file, AP by kind and seconds per image or tile.
+        rows: of the run and of the file, AP by kind.
         differences: the largest differences in a pair of instances, see :func:`pairs`: of boxes in
             pixels, of scores, and of masks as a share of the image's pixels.
         alone: number of instances that belong to no pair.
@@ -70,9 +70,8 @@ class Proof:
         if not self.alone and all(value < SAME for value in self.differences.values()):
             # AP may change nevertheless, where objects of two images have nearly the same score
             return True
-        rows = [row for name, row in self.rows.items() if name.endswith("AP")]
-        return bool(rows) and all(
-            np.allclose(*row, rtol=0, atol=self.most, equal_nan=True) for row in rows
+        return bool(self.rows) and all(
+            np.allclose(*row, rtol=0, atol=self.most, equal_nan=True) for row in self.rows.values()
         )
 
     def __str__(self) -> str:
@@ -132,7 +131,6 @@ def pairs(run: Instances, file: Instances) -> tuple[Tensor, Tensor]:
 
 def _detections(detector: Detector, inputs: list[dict[str, Any]]) -> list[Instances]:
     """What a detector finds on each image, a run's with its proposals in the order of ONNX."""
-    # Their sort is in the seconds of the run
     with torch.no_grad(), proposals_in_order():
         return [output["instances"].to("cpu") for output in detector(inputs)]
 
@@ -203,7 +201,7 @@ def prove(images: ValidationImages, model: Detector, file: ExportedDetector, sta
         file: the same detector exported. It gets as many images at once as it takes.
         stage: is told how long it takes, after the first images.
     """
-    proof, ids, seconds = Proof(most=images.most), [], np.zeros(2)
+    proof, ids, seconds = Proof(most=images.most), [], 0.0
     tasks = ("bbox", "segm") if "masks" in file.about["outputs"] else ("bbox",)
     # pycocotools prints, which is kept from the screen
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
@@ -218,18 +216,16 @@ def prove(images: ValidationImages, model: Detector, file: ExportedDetector, sta
         total = min(images.limit, length_hint(dataset, images.limit))  # where it has no length
         while batch := list(islice(entries, file.batch or BATCH)):
             inputs = [as_input(_pixels(entry, file.channels), file.resize) for entry in batch]
-            times = [time.perf_counter()]
+            start = time.perf_counter()
             of_run = [_detections(model, [entry])[0] for entry in batch]
-            times.append(time.perf_counter())
             of_file = _detections(file, inputs)
-            times.append(time.perf_counter())
-            seconds += np.diff(times)
+            seconds += time.perf_counter() - start
             for entry, *both in zip(batch, of_run, of_file, strict=True):
                 for evaluator, instances in zip(evaluators, both, strict=True):
                     evaluator.process([entry], [{"instances": instances}])
                 proof.add(*both)
                 ids.append(entry["image_id"])
-            rest = duration((total - len(ids)) * seconds.sum() / len(ids))
+            rest = duration((total - len(ids)) * seconds / len(ids))
             if len(ids) == len(batch) < total:
                 stage.say(
                     f"AP of the run and of the file on {total} {images.part}s of {images.name}: "
@@ -240,7 +236,6 @@ def prove(images: ValidationImages, model: Detector, file: ExportedDetector, sta
         results = [evaluator.evaluate(img_ids=[*dict.fromkeys(ids)]) for evaluator in evaluators]
     proof.where = f"{counted(len({*ids}), 'image')} of {images.name}"
     proof.rows = {f"{kind} AP": tuple(r[kind]["AP"] for r in results) for kind in tasks}
-    proof.rows[f"seconds per {images.part}"] = tuple(seconds / max(len(ids), 1))
     return proof
 
 

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,15 +64,11 @@ class ExportReport:
 
     Attributes:
         path: the file, which exists only if it passed.
-        seconds: the time of the export.
-        size: of the file in bytes.
         errors: of a backbone, by the size of the input the error of each output.
         proof: of a detector.
     """
 
     path: Path
-    seconds: float
-    size: int
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     proof: Proof | None = None
 
@@ -84,11 +79,10 @@ class ExportReport:
         return bool(self.errors) and all(map(passes, self.errors.values()))
 
     def __str__(self) -> str:
-        lines = [f"written in {self.seconds:.0f} s: {self.size / 1e6:.1f} MB"]
+        lines = [str(self.proof)] if self.proof else []
         for size, by_name in self.errors.items():
             texts = [f"{name} {error:.1e}" for name, error in by_name.items()]
             lines.append(f"  {size}, greatest error over greatest value: {', '.join(texts)}")
-        lines += [str(self.proof)] if self.proof else []
         ending = f"verified: {self.path}"
         if self.proof and not self.proof.compared:
             ending = f"written: {self.path}"
@@ -130,21 +124,19 @@ def export_network(
     with writing_to(output), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the comparison says what they fear
         try:
-            start = time.perf_counter()
             with stage("recording the graph, which usually takes one or two minutes", say):
                 outputs = _write(network, temporary)
             about = file_facts(network, outputs)
             onnx_file.finish(temporary, about)
-            made = output, time.perf_counter() - start, temporary.stat().st_size
             with stage("comparing the file with the model", say) as comparing:
                 if not network.detector:
-                    report = ExportReport(*made, _compare(network, temporary))
+                    report = ExportReport(output, _compare(network, temporary))
                 else:
                     file, proof = ExportedDetector(temporary), Proof()
                     if network.validation:
                         proof = prove(network.validation, network.original, file, comparing)
                     prove_on(images, network.original, file, proof)
-                    report = ExportReport(*made, proof=proof)
+                    report = ExportReport(output, proof=proof)
             if report.proof and not report.proof.compared and (network.validation or images):
                 raise _uncompared("Nothing was detected on any image")
             if report.passed:

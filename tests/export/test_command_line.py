@@ -67,7 +67,7 @@ def test_the_backbone_of_a_run_at_the_default_sizes(run, tmp_path, capsys, monke
 def test_an_ap_that_differs_says_what_would_take_it(of_file):
     """On few images one box may make it, and the graph is not said to be wrong."""
     proof = Proof("9 images", {"bbox AP": (60.0, of_file)}, {"boxes": 1.0}, most=0.25)
-    said = str(ExportReport(Path("d.onnx"), 1.0, 9, proof=proof))
+    said = str(ExportReport(Path("d.onnx"), proof=proof))
     assert ("--apart" in said) == ("FAILED" in said) == (of_file == 61)
 
 
