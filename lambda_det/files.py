@@ -15,7 +15,6 @@ from lambda_det.errors import (
     DiskError,
     UserError,
     disk_fault,
-    printable,
     refused,
     suggest,
 )
@@ -89,28 +88,20 @@ def read_text(path: str | Path) -> str:
     """The text of a file in UTF-8, with or without a byte order mark.
 
     Raises:
-        DataError: it cannot be read, or is in another encoding, which the message names.
+        DataError: it cannot be read, or is in another encoding.
     """
     with refused(DataError, f"{path} cannot be read", "make it readable", OSError):
         content = Path(path).read_bytes()
     if encoding := _wide_encoding(content):
         raise DataError(f"{path} is text in {encoding}; save it as UTF-8.")
-    try:
+    what = f"{path} is not text in UTF-8"
+    with refused(DataError, what, "save it as UTF-8", UnicodeDecodeError):
         return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start)
-        line = content.split(b"\n")[number].strip()[:200]
-        forms = [f"{text!r} in {name}" for name in _NARROW if (text := _text_in(name, line))]
-        seen = f"line {number + 1} is {printable(' and '.join(forms) or repr(line))}"
-        raise DataError(f"{path} is not text in UTF-8: {seen}; save it as UTF-8.") from error
 
 
 def decoded(content: bytes) -> str:
     """Decode bytes in the encoding that they seem to be in; bytes that do not fit are replaced."""
     return content.decode(_wide_encoding(content) or "utf-8-sig", "replace")
-
-
-_NARROW = ("GBK", "Windows-1252")  # default encodings that editors still write
 
 
 def _wide_encoding(content: bytes) -> str | None:
@@ -122,12 +113,6 @@ def _wide_encoding(content: bytes) -> str | None:
     for name, zeros in (("UTF-16-LE", start[1::2]), ("UTF-16-BE", start[::2])):
         if zeros.count(0) > len(start) / 4:
             return name
-    return None
-
-
-def _text_in(encoding: str, content: bytes) -> str | None:
-    with contextlib.suppress(UnicodeDecodeError):
-        return content.decode(encoding)
     return None
 
 

@@ -452,7 +452,7 @@ CASES = {
         {"classes.txt": "杯\n钥匙\n".encode("gbk"), "a.png": "", "a.txt": LINE},
         2,
         "classes.txt",
-        "'杯' in GBK",
+        "save it as UTF-8",
     ),
     "GBK XML that says so": (
         {
@@ -463,10 +463,10 @@ CASES = {
         "1 cup",
     ),
     "GBK XML that does not": (
-        {"a.xml": voc("猫.png", BOX).encode("gbk"), "猫.png": ""},
+        {"a.xml": voc("杯.png", BOX).encode("gbk"), "杯.png": ""},
         2,
         "a.xml",
-        "GBK",
+        "save it as UTF-8",
     ),
     "a list of names that is called labels.txt": (
         {"labels.txt": "cup\nkey\n", "images/a.png": "", "labels/a.txt": LINE},
