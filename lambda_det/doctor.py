@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import platform
 import sys
-import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -191,7 +190,7 @@ def _gpus() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        return "none that PyTorch can use"  # the report of the environment says why not
+        return "none that PyTorch can use"
     for index in range(torch.cuda.device_count()):
         ones = torch.ones(8, 8, device=f"cuda:{index}")
         _expect(f"on cuda:{index} the sum of 8x8 products is", (ones @ ones).sum().item(), 512)
@@ -306,16 +305,6 @@ CHECKS = (
 # The command --------------------------------------------------------------------------------------
 
 
-def _environment() -> str:
-    """What Detectron2 prints about its environment: GPUs, driver, compilers, build options."""
-    try:
-        from detectron2.utils.collect_env import collect_env_info
-
-        return collect_env_info()
-    except Exception as error:
-        return f"Detectron2 cannot collect it ({first_line(error)})"
-
-
 def _print_section(title: str, lines: dict[str, str]) -> None:
     print(title)
     for label, text in lines.items():
@@ -341,7 +330,6 @@ def main(argv: list[str] | None = None) -> int:
         }
         _print_section("Versions", python | {name: _version(name) for name in _DISTRIBUTIONS})
         _print_section("Tried", lines)
-        print(f"Environment\n{textwrap.indent(_environment(), '  ')}")
     print("Found:" if problems else "Found: none")
     faulty = [check for check in CHECKS if check.name in problems]
     for check in sorted(faulty, key=lambda check: not check.breaks):

@@ -27,12 +27,6 @@ The backbone uses the keys under MODEL.LAMBDA_RESNET. The other keys of lambda_d
 SOLVER.ACCUMULATE_GRADIENTS, ...) are accepted, but only lambda_det's own trainer acts on them.
 """
 
-# Detectron2 imports the module that this variable names, and calls its setup_environment(), in
-# every process that imports Detectron2: those that a script spawns inherit the variable.
-_VARIABLE = "DETECTRON2_ENV_MODULE"
-_VARIABLE_BEFORE = "LAMBDA_DET_ENV_MODULE_BEFORE"  # the user's own module
-_OUR_MODULE = "lambda_det.run"
-
 
 def setup_environment() -> None:
     """Register backbones, shapes and published weights, and add our keys to what ``get_cfg()``
@@ -47,10 +41,6 @@ def setup_environment() -> None:
     from lambda_det.detection.data.shapes import lend_shapes
     from lambda_det.weights.addresses import register_public_weights
 
-    if module := os.environ.get(_VARIABLE_BEFORE):
-        from detectron2.utils.env import setup_custom_environment
-
-        setup_custom_environment(module)
     lend_shapes()
     register_public_weights()
     if "LAMBDA_RESNET" not in defaults._C.MODEL:
@@ -70,10 +60,10 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"there is no file {args.script}")
 
     setup_environment()  # of this process, which the variable below would not reach
-    before = os.environ.get(_VARIABLE, _OUR_MODULE)
-    if before != _OUR_MODULE:
-        os.environ[_VARIABLE_BEFORE] = before
-    os.environ[_VARIABLE] = _OUR_MODULE
+    # Detectron2 imports the module that it names, and calls its setup_environment(), in every
+    # process that imports Detectron2: those that a script spawns inherit it. A user's own module
+    # stays, and would have to call ours.
+    os.environ.setdefault("DETECTRON2_ENV_MODULE", "lambda_det.run")
 
     sys.argv = [args.script, *words[end:]]
     if not sys.flags.safe_path:  # python -P; for lambda-det its own folder is there

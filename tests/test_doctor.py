@@ -148,7 +148,7 @@ def test_report_and_status(monkeypatch, capsys):
         monkeypatch.setattr(doctor, "CHECKS", checks)
         assert doctor.main([]) == status
         text = capsys.readouterr().out
-        assert metadata.version("torch") in text and "GPU available" in text
+        assert metadata.version("torch") in text
         places = [text.index(word) for word in words]
         assert places == sorted(places)
 

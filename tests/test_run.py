@@ -100,37 +100,6 @@ def test_spawned_processes_find_the_script_and_the_keys(start, config, workers):
     assert "doubled 0 2 4" in printed
 
 
-SPAWNS = """
-import sys
-from multiprocessing import get_context
-
-def look():
-    from detectron2.config import get_cfg
-    print("LAMBDA_RESNET" in get_cfg().MODEL, "theirs" in sys.modules, flush=True)
-
-if __name__ == "__main__":
-    look()
-    process = get_context("spawn").Process(target=look)
-    process.start()
-    process.join()
-"""
-
-
-@pytest.mark.slow
-def test_the_user_s_own_environment_module_is_called_as_well(tmp_path):
-    (tmp_path / "theirs.py").write_text("def setup_environment(): pass")
-    (tmp_path / "train.py").write_text(SPAWNS)
-    paths = {"DETECTRON2_ENV_MODULE": "theirs", "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "lambda_det.run", "-m", "train"],
-        cwd=tmp_path,
-        env={**os.environ, **paths},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.splitlines() == ["True True"] * 2, done.stderr
-
-
 SCRIPT = """
 import sys, json
 class Picklable: pass
@@ -148,7 +117,6 @@ def here(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(CfgNode, "freeze", CfgNode.freeze)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("DETECTRON2_ENV_MODULE", "")
-    monkeypatch.setenv("LAMBDA_DET_ENV_MODULE_BEFORE", "")
     monkeypatch.chdir(tmp_path)
 
     def here(*arguments):
