@@ -17,7 +17,6 @@ EXAMPLES = """examples:
 columns:
   params, paper      millions of parameters with 1000 classes
   GFLOPs             2 per multiply-add, position lambdas built first, as in the paper's formulas
-  GFLOPs qf          the same with the query contracted first, as lambda_det computes them
 """
 HEADER = [
     "model",
@@ -25,7 +24,6 @@ HEADER = [
     "paper",
     "size",
     "GFLOPs",
-    "GFLOPs qf",
     "paper",
     "top-1 (paper)",
     "source",
@@ -59,7 +57,6 @@ def rows(patterns: list[str], image_size: int | None = None) -> list[list[Any]]:
                 paper.params,
                 size,
                 f"{2 * counted.multiply_adds / 1e9:.2f}",
-                f"{2 * counted.multiply_adds_query_first / 1e9:.2f}",
                 paper.flops,
                 paper.top1,
                 "; ".join(filter(None, (spec.paper.source, spec.paper.note))),
