@@ -189,9 +189,9 @@ def join_processes(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Te
     Args:
         mean: [C], of this process.
         var: [C], biased.
-        count: values per channel [], which may be 0.
+        count: values per channel, [1] or [], which may be 0.
     """
-    local = torch.cat([mean, var, count[None]])
+    local = torch.cat([mean, var, count.reshape(1)])
     # A sum of rows that are zero elsewhere is an all-gather that every backend knows
     table = local.new_zeros(comm.get_world_size(), len(local))
     table[comm.get_rank()] = local

@@ -11,21 +11,13 @@ from torch import Tensor, nn
 from lambda_det.cpu.folding import FOLDABLE_NORMS
 from lambda_det.distributed.connection import join_processes
 from lambda_det.native.calls import differentiable_once, put_in
+from lambda_det.training.statistics import moments
 
 _PER_CHANNEL = (0, 2, 3)
 
 
 def _over_channels(vector: Tensor) -> Tensor:
     return vector.reshape(1, -1, 1, 1)
-
-
-def _statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [C], biased variance [C] and number of values per channel [] of this process's x."""
-    count = x.new_full((), x.numel() // x.shape[1])
-    if x.numel() == 0:
-        return (*x.new_zeros(2, x.shape[1]), count)
-    var, mean = torch.var_mean(x, _PER_CHANNEL, correction=0)
-    return mean, var, count
 
 
 @torch.no_grad()
@@ -51,7 +43,7 @@ class _SyncBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean, var, count = join_processes(*_statistics(wide))
+        mean, var, count = join_processes(*moments(wide))
         inv_std = torch.rsqrt(var + eps)
         y = (wide - _over_channels(mean)) * _over_channels(inv_std)
         if weight is not None:

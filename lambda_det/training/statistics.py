@@ -123,11 +123,13 @@ def estimate_statistics(
     norms = [norm for model in models for norm in batch_norms(model)]
     # Mean [C], variance [C] and count [1] of each batch; none at first
     of_batches = {
-        norm: [_moments(norm.running_mean.new_empty(0, norm.num_features))] for norm in norms
+        norm: [moments(norm.running_mean.new_empty(0, norm.num_features).double())]
+        for norm in norms
     }
 
     def add(norm: nn.Module, inputs: tuple[Tensor]) -> None:
-        of_batches[norm].append(_moments(inputs[0]))
+        of_batch = moments(inputs[0].float())  # none in a detector's head without proposals
+        of_batches[norm].append([value.double() for value in of_batch])
 
     hooks = [norm.register_forward_pre_hook(add) for norm in norms]
     for model in models:
@@ -147,8 +149,8 @@ def estimate_statistics(
             hook.remove()
         for model in models:
             model.eval()
-    for norm, moments in of_batches.items():
-        mean, var, count = join(*map(torch.stack, zip(*moments, strict=True)))
+    for norm, values in of_batches.items():
+        mean, var, count = join(*map(torch.stack, zip(*values, strict=True)))
         if comm.get_world_size() > 1:
             mean, var, count = join_processes(mean, var, count)
         if count:
@@ -156,11 +158,13 @@ def estimate_statistics(
             norm.running_var.copy_(var)
 
 
-def _moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [C], biased variance [C] and count [1] of values [B, C, ...], in float64."""
-    channels = x.shape[1]
-    count = torch.full((1,), x.numel() // channels, dtype=torch.float64, device=x.device)
-    if x.numel() == 0:  # in a detector's head on an image without proposals
-        return *count.new_zeros(2, channels), count
-    var, mean = torch.var_mean(x.float(), [0, *range(2, x.dim())], correction=0)
-    return mean.double(), var.double(), count
+def moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean [C], biased variance [C] and count [1] of the values of each channel of x [B, C, ...].
+
+    Without values all are 0.
+    """
+    count = x.new_full((1,), x.numel() // x.shape[1])
+    if x.numel() == 0:
+        return (*x.new_zeros(2, x.shape[1]), count)
+    var, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
+    return mean, var, count
