@@ -85,10 +85,8 @@ def load_lazy_file(file: ConfigFile) -> DictConfig:
     Raises:
         ConfigError: it is missing, or holds something else.
     """
+    file.refuse_missing()
     path = Path(file.path)
-    if not path.is_file():
-        hint = suggest(str(path), map(str, path.parent.glob("*.py")))
-        raise ConfigError(f"There is no config file {path}{hint}")
     with lazy_code(f"{path} cannot be loaded"):
         if path.suffix in (".yaml", ".yml"):  # Detectron2 would run what its tags name
             config = OmegaConf.create(read_saved(file), flags={"allow_objects": True})

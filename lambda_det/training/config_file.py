@@ -67,12 +67,7 @@ class ConfigFile:
         Raises:
             ConfigError: the file is missing or not a mapping, or has other objects than plain data.
         """
-        if self._recorded is None and not Path(self.path).is_file():
-            there = {str(path) for path in Path(self.path).parent.glob("*.yaml")}
-            there |= {f"configs/{p.relative_to(CONFIGS)}" for p in CONFIGS.rglob("*.yaml")}
-            raise ConfigError(
-                f"There is no config file {self.path}{suggest(self.path, sorted(there))}"
-            )
+        self.refuse_missing()
         what = f"{self.path} or its _BASE_ is no YAML of keys and plain values"
         advice = "write it such as `SOLVER:` with an indented `MAX_ITER: 1000` under it"
         # A _BASE_ that is not there; a tag of Python; an impossible date; not UTF-8; a file that is
@@ -87,6 +82,18 @@ class ConfigFile:
             if not isinstance(loaded, dict):
                 raise ValueError("it is not a mapping")
             return loaded
+
+    def refuse_missing(self) -> None:
+        """
+        Raises:
+            ConfigError: the file is missing; similar names of its kind follow.
+        """
+        path = Path(self.path)
+        if self._recorded is None and not path.is_file():
+            kind = "*.py" if path.suffix == ".py" else "*.yaml"
+            there = {str(one) for one in path.parent.glob(kind)}
+            there |= {f"configs/{one.relative_to(CONFIGS)}" for one in CONFIGS.rglob(kind)}
+            raise ConfigError(f"There is no config file {path}{suggest(self.path, sorted(there))}")
 
     @property
     def is_lazy(self) -> bool:
