@@ -305,7 +305,7 @@ FAULTS = [
     _fault(
         "TensorBoard, and an event writer",
         "lambda_det/training/hooks.py",
-        '"purge_step": last_step + 1',
+        '"purge_step": written + 1',
         '"purge_step": 0',
         "training/test_writers.py"
         "::test_tensorboard_forgets_what_a_killed_run_wrote_after_its_checkpoint",

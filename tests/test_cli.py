@@ -74,9 +74,9 @@ def started(monkeypatch):
     """What would be trained: the class of the task, the file and the keys."""
     runs = []
     monkeypatch.setattr(
-        "lambda_det.training.start.run",
-        lambda args, task, config_file, messages: runs.append(
-            (type(task).__name__, config_file, args.opts)
+        "lambda_det.distributed.launch.launch",
+        lambda work, args, **device: runs.append(
+            (type(work.keywords["task"]).__name__, work.keywords["config_file"], args.opts)
         ),
     )
     return runs

@@ -23,7 +23,7 @@ def started(monkeypatch, tmp_path):
     nothing = Prepared(get_config("mask_rcnn_lambdaresnet50.yaml"), None)
     monkeypatch.setattr("lambda_det.own_data.flags.prepared", lambda args, config: nothing)
     monkeypatch.setattr(
-        "lambda_det.training.start.run", lambda args, task, **others: runs.append(args)
+        "lambda_det.distributed.launch.launch", lambda work, args, **device: runs.append(args)
     )
     (tmp_path / "config.yaml").touch()
     return runs

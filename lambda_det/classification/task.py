@@ -187,7 +187,7 @@ class ClassificationTask(Task):
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
         """Accuracy of each model on each part of the data."""
         cfg = self.cfg
-        total = cfg.TEST.IMS_PER_BATCH or self.plan.batch // self.settings.accumulate
+        total = cfg.TEST.IMS_PER_BATCH or self.settings.images_per_batch
         batch_size = max(total // comm.get_world_size(), 1)
         parts = {HELD_OUT: self.sources.held_out, VAL: self.sources.val}
         results: Results = {}

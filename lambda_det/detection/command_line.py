@@ -41,7 +41,7 @@ Continue after a stop; evaluate the last checkpoint; evaluate some weights:
   %(prog)s --config-file FILE --eval-only --resume train.output_dir=output/mine
   %(prog)s --config-file FILE --eval-only train.init_checkpoint=model_final.pth
 
-Several machines, torchrun and --debug-numerics: as tools/train_net.py --help says.
+Several machines, and torchrun: as tools/train_net.py --help says.
 """
 
 

@@ -52,16 +52,6 @@ class DetectionSettings(Settings):
     def of_a_step(self) -> dict[str, Any]:
         return super().of_a_step() | {"base_lr": self.base_lr}
 
-    @property
-    def images_per_batch(self) -> int | None:
-        """Images that all processes together take in one forward pass; a step may have several
-        passes.
-        """
-        return None if self.images_per_step is None else self.images_per_step // self.accumulate
-
-
-LOG_PERIOD = 20  # steps; YAML has no key for it
-
 
 def read_settings(cfg: CfgNode) -> DetectionSettings:
     """The settings of a YAML configuration, as written.
@@ -74,7 +64,6 @@ def read_settings(cfg: CfgNode) -> DetectionSettings:
     return read_yaml(
         cfg,
         DetectionSettings,
-        log_period=LOG_PERIOD,
         precise_bn_batches=precise.NUM_ITER if precise.ENABLED else 0,
     )
 

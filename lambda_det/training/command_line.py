@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
@@ -26,9 +27,6 @@ _YAML_NAMES = {
 }
 # Examples of every training that a YAML file describes
 YAML_EXAMPLES = """
-Find the layer that a loss of NaN comes from, after the run has stopped with one (slower):
-  %(prog)s --config-file FILE --resume --debug-numerics OUTPUT_DIR output/mine
-
 Continue after a stop; evaluate the last checkpoint; evaluate some weights:
   %(prog)s --config-file FILE --resume OUTPUT_DIR output/mine
   %(prog)s --config-file FILE --eval-only --resume OUTPUT_DIR output/mine
@@ -170,7 +168,7 @@ def run(
     """
     if args.check:
         resolve_name(args.check)(args)
-    from lambda_det.distributed.launch import end_in_import_of_main
+    from lambda_det.distributed.launch import end_in_import_of_main, launch
     from lambda_det.training import start
     from lambda_det.training.log import BufferedLog
 
@@ -186,4 +184,6 @@ def run(
         made = kind.read(args, file)
         messages = log.take()
     config_file = made.config_file or args.config_file
-    start.run(args, made, config_file=config_file, messages=messages)
+    work = partial(start.work, task=made, config_file=config_file, messages=messages)
+    device, key = made.device
+    launch(work, args, device=device, key=key)

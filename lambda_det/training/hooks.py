@@ -20,7 +20,7 @@ from detectron2.utils.events import (
 from tqdm.auto import tqdm
 
 from lambda_det.errors import ConfigError, counted, duration, refused
-from lambda_det.training.log import is_of_machine
+from lambda_det.training.log import OF_MACHINE
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.settings import Settings
 
@@ -156,9 +156,13 @@ class RunWriter(HookBase):
         # A state of commit 757bc69b has no values of the line that was due, but the file has it
         folder.cut_metrics(trainer.start_iter if self._resumed.get("due") else written + 1)
         self._printer = CommonMetricPrinter(trainer.max_iter, window_size=1)
-        metrics = JSONWriter(str(folder.metrics_file), window_size=1)
-        metrics._last_write = written  # the file has what is older
-        self._files = [metrics, *make_writers(settings, written)]
+        self._files = [JSONWriter(str(folder.metrics_file), window_size=1)]
+        for kind in writers_of(settings):
+            unsmoothed = {"window_size": 1, "purge_step": written + 1}
+            options = unsmoothed if kind is TensorboardXWriter else {}
+            self._files.append(kind(settings.output_dir, **options))
+        for writer in self._files:
+            writer._last_write = written  # what is older has been written
         for name, (is_smoothed, values) in self._resumed.get("values", {}).items():
             for value in values:
                 trainer.storage.put_scalar(
@@ -202,7 +206,7 @@ class RunWriter(HookBase):
         if self._is_due() and written < step:
             for name, history in storage.histories().items():
                 now = [value for value, iteration in history.values() if iteration == step]
-                if now and not is_of_machine(name):
+                if now and name not in OF_MACHINE:
                     values[name] = storage.smoothing_hints()[name], now
         # in one order, whichever was put first: checkpoints of equal states are equal
         return {"written": written, "values": dict(sorted(values.items()))}
@@ -226,7 +230,8 @@ class RunWriter(HookBase):
 def writers_of(settings: Settings) -> list[type[EventWriter]]:
     """The classes of a run's event writers, which are asked for before it begins.
 
-    The settings name "tensorboard", or the path of a class such as "package.module.Writer".
+    The settings name "tensorboard", or the path of a class such as "package.module.Writer", which
+    is called with the folder of the run.
 
     Raises:
         ConfigError: a name is neither.
@@ -241,19 +246,3 @@ def writers_of(settings: Settings) -> list[type[EventWriter]]:
             raise ConfigError(f"{key} names {name!r}, which is no EventWriter of Detectron2.")
         kinds.append(kind)
     return kinds
-
-
-def make_writers(settings: Settings, last_step: int) -> list[EventWriter]:
-    """The event writers of a run; see :func:`writers_of`.
-
-    Args:
-        settings: name them; a class is called with the folder.
-        last_step: the last step that was written before a resume; -1 at a start.
-    """
-    unsmoothed = {"window_size": 1, "purge_step": last_step + 1}
-    writers: list[EventWriter] = []
-    for kind in writers_of(settings):
-        options = unsmoothed if kind is TensorboardXWriter else {}
-        writers.append(kind(settings.output_dir, **options))
-        writers[-1]._last_write = last_step  # what is older has been written
-    return writers

@@ -161,19 +161,9 @@ def log_table(title: str, rows: Iterable[tuple[Any, ...]]) -> None:
 # ------------------------------------------------------------------------------------- its numbers
 # Of these another machine measures other values. The others follow from the steps: they are kept
 # over a resume, and compared between runs.
-_OF_MACHINE = {
-    "time",
-    "data_time",
-    "rank_data_time",
-    "eta_seconds",
-}
+OF_MACHINE = {"time", "data_time", "rank_data_time", "eta_seconds"}
 # The last word may be of a class, whose name has any letters: bbox_EMA/AP-traffic light
 _AVERAGED = re.compile(r"_EMA/[^/]+$|/ema_\w+$")
-
-
-def is_of_machine(name: str) -> bool:
-    """Whether a value of the log depends on the machine: a time or a speed."""
-    return name in _OF_MACHINE
 
 
 def is_loss(name: str) -> bool:

@@ -114,6 +114,13 @@ class Settings:
         """The settings that decide which images a step takes, by name; a resumed run keeps them."""
         return {"images_per_step": self.images_per_step}
 
+    @property
+    def images_per_batch(self) -> int | None:
+        """Images that all processes together take in one forward pass; a step may have several
+        passes.
+        """
+        return None if self.images_per_step is None else self.images_per_step // self.accumulate
+
     def key(self, name: str) -> str:
         """The user's key for a setting."""
         return self.keys.get(name, name)

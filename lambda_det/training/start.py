@@ -9,7 +9,6 @@ begins.
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import os
 from collections.abc import Sequence
@@ -22,7 +21,6 @@ from detectron2.utils.env import seed_all_rng
 
 from lambda_det.config import FIXED, SAMPLES, leaves, on_resume, read_plain
 from lambda_det.distributed.connection import on_all, on_main_process
-from lambda_det.distributed.launch import launch
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.native.calls import copied
 from lambda_det.process import keep_memory
@@ -42,35 +40,23 @@ from lambda_det.weights.loading import read_weights
 logger = logging.getLogger(__name__)
 
 
-def run(
+def work(
     args: argparse.Namespace,
     task: Task,
-    *,
     config_file: str | None = None,
     messages: Sequence[logging.LogRecord] = (),
 ) -> None:
-    """Train or evaluate a task as a command line says, in as many processes as it says.
+    """Train or evaluate a task as a command line says, in one of its processes.
 
     Args:
         args: the flags of :func:`lambda_det.training.command_line.run_parser`.
-        task: of the configuration, not prepared; it goes to each process.
+        task: of the configuration, not prepared.
         config_file: that the configuration was read from, for the run's config.yaml.
         messages: of :meth:`BufferedLog.take`, with which the log of the first process begins.
 
     Raises:
         UserError: one sentence to print.
     """
-    device, key = task.device
-    work = functools.partial(_work, task=task, config_file=config_file, messages=messages)
-    launch(work, args, device=device, key=key)
-
-
-def _work(
-    args: argparse.Namespace,
-    task: Task,
-    config_file: str | None = None,
-    messages: Sequence[logging.LogRecord] = (),
-) -> None:
     earlier = messages if comm.is_main_process() else ()
     with BufferedLog(quiet=args.progress and not args.eval_only, earlier=earlier) as log:
         task = task.prepare(train=not args.eval_only)

@@ -249,10 +249,8 @@ class Trainer(TrainerBase):
         self._loader_state = state.get("loader")
 
     def _images_of_norms(self) -> dict[str, int]:
-        images = self.settings.images_per_step
-        if images is None:
-            return {}
-        return images_of_norms(self.model, images // self.settings.accumulate)
+        images = self.settings.images_per_batch
+        return {} if images is None else images_of_norms(self.model, images)
 
     # ------------------------------------------------------------------------------------ the loop
     def train(self) -> Results:

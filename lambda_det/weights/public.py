@@ -215,9 +215,8 @@ def _torchvision(url: str, name: str) -> PublicFile:
     place = Path(torch.hub.get_dir(), "checkpoints", file)  # torchvision's own cache
 
     def download() -> str:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        digest = file.rpartition("-")[2].partition(".")[0]
-        torch.hub.download_url_to_file(weights.url, str(place), hash_prefix=digest, progress=False)
+        # puts the file there
+        weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
         return str(place)
 
     ((data, figures),) = weights.meta["_metrics"].items()

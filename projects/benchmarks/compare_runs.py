@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from lambda_det.errors import DataError, exit_status
-from lambda_det.training.log import is_of_machine
+from lambda_det.training.log import OF_MACHINE
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.weights.formats import read_checkpoint
 
@@ -85,7 +85,7 @@ def steps_of(folder: Path) -> dict[int, dict[str, float]]:
     if not (folder / "metrics.json").is_file():
         raise DataError(f"There is no {folder / 'metrics.json'}; name the folder of a run.")
     return {
-        int(line["iteration"]): {name: v for name, v in line.items() if not is_of_machine(name)}
+        int(line["iteration"]): {name: v for name, v in line.items() if name not in OF_MACHINE}
         for line in RunFolder(folder).metrics()
     }
 
@@ -96,7 +96,7 @@ def state_of(path: Path) -> dict[str, Any]:
         name: value
         for name, value in leaves(read_checkpoint(str(path))).items()
         # config.yaml has the configuration
-        if not any(part == "config" or is_of_machine(part) for part in name.split("."))
+        if not any(part == "config" or part in OF_MACHINE for part in name.split("."))
     }
 
 

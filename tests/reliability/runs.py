@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lambda_det.training.log import is_of_machine
+from lambda_det.training.log import OF_MACHINE
 from lambda_det.weights.formats import read_checkpoint
 from tests.classification.tiny import RECIPE, make_images
 from tests.detection.tiny import TINY, write_lazy_config
@@ -90,7 +90,7 @@ def metrics(folder: Path) -> dict[int, dict[str, float]]:
 
 
 def _without_times(line: dict[str, float]) -> dict[str, float]:
-    return {key: value for key, value in line.items() if not is_of_machine(key)}
+    return {key: value for key, value in line.items() if key not in OF_MACHINE}
 
 
 def assert_same_run(one: Path, other: Path) -> None:

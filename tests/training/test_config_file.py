@@ -40,7 +40,8 @@ def started(monkeypatch):
     """The tasks that would be trained."""
     tasks = []
     monkeypatch.setattr(
-        "lambda_det.training.start.run", lambda args, task, **others: tasks.append(task)
+        "lambda_det.distributed.launch.launch",
+        lambda work, args, **device: tasks.append(work.keywords["task"]),
     )
     return tasks
 

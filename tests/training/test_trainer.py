@@ -311,7 +311,7 @@ def test_a_training_and_an_evaluation_alone_are_finished_by_the_task(folder):
     """Where detection holds the results against TEST.EXPECTED_RESULTS."""
     for flags in (_flags(), _flags(eval_only=True)):
         task = ToyTask(folder)
-        start._work(flags, task)
+        start.work(flags, task)
         assert [list(results) for results in task.finished] == [["toy"]]
 
 
@@ -319,7 +319,7 @@ def test_the_precision_of_float32_is_set_where_one_is_named(folder):
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
         for name, convolutions in (("", before[1]), ("high", True), ("highest", False)):
-            start._work(_flags(), ToyTask(folder, float32_precision=name))
+            start.work(_flags(), ToyTask(folder, float32_precision=name))
             assert torch.get_float32_matmul_precision() == (name or before[0])
             assert torch.backends.cudnn.allow_tf32 == convolutions
     finally:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from detectron2.utils.events import EventStorage, EventWriter, TensorboardXWriter
 
-from lambda_det.training.hooks import RunWriter, make_writers, writers_of
+from lambda_det.training.hooks import RunWriter
 from tests.training.toy import settings
 
 _MADE = []  # the recorders, in the order of time
@@ -33,20 +33,28 @@ def _settings(folder, *writers):
     return settings(output_dir=str(folder), event_writers=writers, keys=keys)
 
 
+def _writers(named, last_step):
+    """Those of a run that goes on after ``last_step``, without that of metrics.json."""
+    hook = RunWriter()
+    hook.trainer = SimpleNamespace(start_iter=last_step + 1, max_iter=20, settings=named)
+    hook.before_train()
+    metrics, *others = hook._files
+    metrics.close()
+    return others
+
+
 def test_names_that_are_there(tmp_path):
-    named = _settings(tmp_path, "tensorboard", RECORDER)
-    writers_of(named)
-    tensorboard, recorder = make_writers(named, 7)
+    tensorboard, recorder = _writers(_settings(tmp_path, "tensorboard", RECORDER), 7)
     assert isinstance(tensorboard, TensorboardXWriter) and recorder.folder == str(tmp_path)
     assert tensorboard._last_write == recorder._last_write == 7
     tensorboard.close()  # else its thread writes to the folder after the test
-    assert make_writers(_settings(tmp_path), -1) == []
+    assert _writers(_settings(tmp_path), -1) == []
 
 
 def test_tensorboard_forgets_what_a_killed_run_wrote_after_its_checkpoint(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for last_step in (-1, 3):
-        (writer,) = make_writers(_settings(tmp_path, "tensorboard"), last_step)
+        (writer,) = _writers(_settings(tmp_path, "tensorboard"), last_step)
         for step in range(last_step + 1, last_step + 7):
             writer._writer.add_scalar("total_loss", last_step, step)
         writer.close()
