@@ -141,14 +141,12 @@ class ValidationImages:
 
     Attributes:
         name: of their data set, which is registered.
-        part: of an image, "tile", where the run cuts images; else "image".
-        loader: of these parts.
+        loader: of these images, or of their tiles where the run cuts them.
         limit: number of them, from the first ones; of tiles all of the last image are taken.
         most: by which AP may differ.
     """
 
     name: str
-    part: str
     loader: Iterable[list[dict[str, Any]]]
     limit: int
     most: float
@@ -173,8 +171,7 @@ def validation_images(run: SavedRun, limit: int, most: float = MOST) -> Validati
     loader = components.make_test_loader(data)
     if not {"input_format", "min_size_test"} <= run.about().keys():
         raise ConfigError("The evaluation of the run does more to images than to resize them.")
-    part = "tile" if components.tiling else "image"
-    return ValidationImages(data, part, loader, limit, most)
+    return ValidationImages(data, loader, limit, most)
 
 
 def prove_on(images: Iterable[str], model: Detector, file: ExportedDetector, proof: Proof) -> None:
@@ -228,10 +225,10 @@ def prove(images: ValidationImages, model: Detector, file: ExportedDetector, sta
             rest = duration((total - len(ids)) * seconds / len(ids))
             if len(ids) == len(batch) < total:
                 stage.say(
-                    f"AP of the run and of the file on {total} {images.part}s of {images.name}: "
+                    f"AP of the run and of the file on {total} images or tiles of {images.name}: "
                     f"about {rest}; --proof N takes another number"
                 )
-            stage.left = f"{len(ids)} of {total} {images.part}s, about {rest} left"
+            stage.left = f"{len(ids)} of {total} images or tiles, about {rest} left"
         stage.left = "AP is computed"
         results = [evaluator.evaluate(img_ids=[*dict.fromkeys(ids)]) for evaluator in evaluators]
     proof.where = f"{counted(len({*ids}), 'image')} of {images.name}"

@@ -383,8 +383,7 @@ class Predictor:
         # the detector's own precision, whatever the caller's
         with torch.no_grad(), torch.autocast(self._device_type, enabled=False):
             if self.tiling is None:
-                pixels = [self._read(image, channels) for image in images]
-                found = self._detected(pixels)
+                found = self._detected([self._read(image, channels) for image in images])
             else:
                 found = [self._detected_in_tiles(self._read(image, channels)) for image in images]
         kept = [instances[instances.scores >= self.score_threshold] for instances in found]
