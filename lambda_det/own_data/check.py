@@ -107,18 +107,11 @@ def print_small_objects(parts: Sequence[tuple[str, str]], report: Report) -> Non
 
 
 def print_copies(parts: Mapping[str, list[str]]) -> bool:
-    """Print which images have copies; return whether two parts share an image."""
-    pairs, within = shared_copies(parts)
-    if within:
-        copies = sum(map(len, within))
-        print(f"{copies} images are copies or variants of {len(within)}, such as")
-        print(f"{listed(within[0])};")
-        print("a held-out share keeps copies of one image on one side.\n")
+    """Print which images two parts share; return whether there are any."""
+    pairs = shared_copies(parts)
     if pairs:
         print(f"{counted(len(pairs), 'image')} in two parts, as the same file or as a copy:")
-        for copy, image in pairs[:3]:
-            print(f"{'':10}- {printable(copy)} and {printable(image)}")
-        print()
+        print(f"{listed(f'{copy} as {image}' for copy, image in pairs)}\n")
     return bool(pairs)
 
 
@@ -146,10 +139,8 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
     converted = as_coco(*parts, folder=folder)
     if arguments.single_class:
         converted = [as_single_class(file, folder) for file in converted]
-    reports = [
-        check_coco(json_file, images, files=files, progress=True)
-        for json_file, (_, images) in zip(converted, parts, strict=True)
-    ]
+    parts = [(file, images) for file, (_, images) in zip(converted, parts, strict=True)]
+    reports = [check_coco(*part, files=files, progress=True) for part in parts]
     status = int(bool(unread))
     for report in reports:
         print_report(report)
@@ -161,7 +152,7 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
         if print_other_classes(report, reports[0]):
             status = 1
     images = {r.json_file: [file["file_name"] for file in r.files] for r in reports}
-    if not arguments.no_images and print_copies(images):
+    if len(reports) > 1 and not arguments.no_images and print_copies(images):
         status = 1
     for _, _, why in fit.background(reports[0]):
         print(f"lambda-det train: {why}.\n")
@@ -170,8 +161,7 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
         if hint := films(files):
             print(f"{printable(hint)}.\n")
     if reports[0].usable and not reports[0].refusal():
-        pairs = zip(converted, (images for _, images in parts), strict=True)
-        print_small_objects([*pairs], reports[0])
+        print_small_objects(parts, reports[0])
     if status:
         print("Problems were found.")
     elif any(report.of(REPAIRED) for report in reports):

@@ -221,7 +221,7 @@ def _results(
     files = [file for name in names for file in _images(*registered_files(name))]
     trained_on = None
     if trained := _trained_images(saved.config):
-        pairs, _ = shared_copies({"train": trained, "test": files})
+        pairs = shared_copies({"train": trained, "test": files})
         trained_on = len({file for file, _ in pairs})
     classes: Sequence[Detections] = ()
     with contextlib.suppress(UserError):  # the model predicts semantic masks, or nothing

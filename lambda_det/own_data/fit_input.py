@@ -341,7 +341,7 @@ def _small_objects(cfg: CfgNode, facts: Facts, names: Sequence[str]) -> str:
     words = f"{share:.0%} of the objects have less than {SMALL} pixels in an input of {base}"
     if len(shares) > 1 and names:
         worst = sorted(shares, key=shares.get, reverse=True)
-        words += f" ({listed([f'{shares[one]:.0%} of {names[one]}' for one in worst], 3)})"
+        words += f" ({listed(f'{shares[one]:.0%} of {names[one]}' for one in worst)})"
     return words
 
 

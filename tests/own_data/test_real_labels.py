@@ -600,7 +600,7 @@ CASES = {
         | {f"{part}/{part}.png": encoded(image()) for part in ("train", "val")},
         1,
         "1 image in two parts",
-        "val.png and ",
+        "val.png as ",
     ),
     "a part that others are a part of": (
         {

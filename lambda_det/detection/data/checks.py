@@ -226,7 +226,7 @@ def _warn_of_copies(data: Sequence[UsedData]) -> None:
             known = set(learnt)
             pairs = [(file, file) for file in files if file in known]
         else:
-            pairs, _ = shared_copies({"train": learnt, "test": files})
+            pairs = shared_copies({"train": learnt, "test": files})
         if pairs:
             cases = (copy if copy == one else f"{copy} as {one}" for copy, one in pairs)
             logger.warning(

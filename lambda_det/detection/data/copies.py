@@ -57,17 +57,11 @@ def copies(images: Mapping[str, Path]) -> dict[str, str]:
     return {name: first(group) for name, group in groups.items()}
 
 
-def shared_copies(
-    parts: Mapping[str, Iterable[str]],
-) -> tuple[list[tuple[str, str]], list[list[str]]]:
-    """Images that have copies.
+def shared_copies(parts: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
+    """Pairs of an image and its copy in an earlier part.
 
     Args:
         parts: the files of the images of each part of a data set, by its name.
-
-    Returns:
-        Pairs of an image and its copy in an earlier part; and the copies of each image that has
-        several in one part.
     """
     files = [file for images in parts.values() for file in images]
     group_of = copies({file: Path(file) for file in files})
@@ -75,12 +69,11 @@ def shared_copies(
     for part, images in parts.items():
         for file in dict.fromkeys(images):
             groups[group_of[file]][part].append(file)
-    pairs, within = [], []
+    pairs = []
     for group in groups.values():
         earlier, *later = group.values()
         pairs += [(file, earlier[0]) for images in later for file in images]
-        within += [images for images in group.values() if len(images) > 1]
-    return pairs, within
+    return pairs
 
 
 def _source(name: str) -> str:
