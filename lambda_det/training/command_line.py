@@ -67,6 +67,8 @@ def run_parser(
         epilog=examples + _STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    # Before Python 3.14, argparse takes a value such as -1e-5 or -0.1,0,0 for a flag
+    result._negative_number_matcher = re.compile(r"-(\.?\d|inf\b|nan\b)")
     # Flags may stand before, between and after the pairs KEY VALUE
     result.parse_args = result.parse_intermixed_args
     result.set_defaults(check="")  # a function of the flags, as "module:name", which imports little

@@ -633,7 +633,7 @@ def test_a_run_inside_its_data_is_no_data(data, monkeypatch, capsys):
 
 
 def test_flags_and_pairs_come_in_any_order():
-    values = ["A", "-1", "B", "-.5", "AMP", "x"]
+    values = ["A", "-1e-5", "B", "-0.1,0,0", "C", "-inf", "D", "-.5", "AMP", "x"]
     args = cli.detector_parser().parse_args(["--data", "my", *values, "--epochs", "2", "SEED", "1"])
     assert args.opts == [*values, "SEED", "1"] and (args.data, args.epochs) == ("my", 2)
     assert cli.detector_parser().parse_args(["--epochs", "2", *values]).opts == values
