@@ -29,6 +29,7 @@ from lambda_det.errors import (
     disk_fault,
     is_out_of_files,
     reason,
+    suggest,
 )
 from lambda_det.training.loading import LOADERS_START_BY
 from lambda_det.training.log import ONLY_IN_FILE
@@ -193,6 +194,13 @@ def refused_value(error: BaseException, values: Iterable[tuple[str, Any]]) -> Co
     if not 0 < len(keys) <= _MOST_KEYS:
         return None
     what = " and ".join(f"{key} is {values[key]!r}" for key in keys)
+    registered = getattr(places[0].variables.get("self"), "_obj_map", None)
+    if registered is not None:
+        return ConfigError(
+            f"{what}, which is not registered with Detectron2"
+            f"{suggest(values[keys[0]], registered)} A name of your own project is registered when "
+            "its module is imported (docs/use_in_your_project.md)."
+        )
     words = f": {reason(error)}" if re.search("[a-z]{2}", str(error)) else ""
     lines = textwrap.shorten(places[0].lines, _MOST_LETTERS, placeholder=" ...")
     return ConfigError(f"{what}; {places[0].module} refuses it in `{lines}`{words}.")
