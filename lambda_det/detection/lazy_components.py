@@ -105,8 +105,7 @@ def read_settings(config: DictConfig) -> DetectionSettings:
     }
     kinds = get_type_hints(DetectionSettings)
     for name, key in KEYS.items():
-        value = OmegaConf.select(config, key)
-        if name in kinds and value is not None:
+        if name in kinds and (value := OmegaConf.select(config, key)) is not None:
             values[name] = _of_type(kinds[name], key, value)
     is_mixed = OmegaConf.select(config, "train.amp.enabled")
     values["amp_dtype"] = values.get("amp_dtype", "auto") if is_mixed else None

@@ -153,6 +153,9 @@ def test_detrex_s_names_of_clipping_and_averaging():
     config = loaded()
     plain = DetectionTask(config).settings
     assert (plain.clipping, plain.ema_decay) == (None, 0)
+    # What is off is not read
+    config.train.clip_grad = {"enabled": False, "params": {"max_norm": "${of_another.file}"}}
+    assert DetectionTask(config).settings.clipping is None
     config.train.clip_grad = {"enabled": True, "params": {"max_norm": 0.1, "norm_type": 2}}
     config.train.model_ema = {"enabled": True, "decay": 0.99}
     task = DetectionTask(config)
