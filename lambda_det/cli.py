@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from lambda_det.errors import importing_detectron2, printing, suggest
+from lambda_det.errors import CommandParser, importing_detectron2, printing, suggest
 from lambda_det.version import __version__
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def named_file(argv: list[str]) -> ConfigFile | None:
     """The file that a command line of ``lambda-det train`` names; None where it names none."""
     from lambda_det.training.command_line import add_config_flag
 
-    only_file = argparse.ArgumentParser(add_help=False)
+    only_file = CommandParser("lambda-det train", add_help=False)
     add_config_flag(only_file)
     name = only_file.parse_known_args(argv)[0].config_file
     if not name:

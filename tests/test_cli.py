@@ -61,6 +61,7 @@ def test_every_command_has_a_help_with_its_name(name, capsys):
         ("doctor --inastall", "--install"),
         ("train --data my --lr 0.01", "SOLVER.BASE_LR 0.01"),
         ("train --data my --epochs three", "--epochs: invalid float value: 'three'"),
+        ("train --config", "lambda-det train --help shows the flags"),
     ],
 )
 def test_a_wrong_word_gets_one_that_is_right(capsys, words, hint):

@@ -165,7 +165,7 @@ class Facts(NamedTuple):
 
     def sides_in_test(self, cfg: CfgNode) -> np.ndarray:
         """The same at the size of images in the test."""
-        return self.sides(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
+        return self.sides(_side_in_test(cfg), cfg.INPUT.MAX_SIZE_TEST)
 
     def by_class(self, values: np.ndarray) -> dict[int, np.ndarray]:
         """Values of the objects by class. Rare classes count only if all are rare."""
@@ -316,8 +316,11 @@ def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
 
     Returns:
         Values by their keys.
+
+    Raises:
+        ConfigError: images keep their own sizes in the test.
     """
-    factor = side / cfg.INPUT.MIN_SIZE_TEST
+    factor = side / _side_in_test(cfg)
     keys = (*SIZES, "INPUT.LSJ.SIZE") if cfg.INPUT.LSJ.ENABLED else SIZES
     sizes = {key: attrgetter(key)(cfg) for key in keys}
     return {
@@ -326,6 +329,16 @@ def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
         else round(factor * value)
         for key, value in sizes.items()
     }
+
+
+def _side_in_test(cfg: CfgNode) -> int:
+    """Pixels of the shorter side of images in the test, which are to be some."""
+    if not cfg.INPUT.MIN_SIZE_TEST:
+        raise ConfigError(
+            "INPUT.MIN_SIZE_TEST is 0, so images keep their own sizes in the test, and no other "
+            "size can be chosen by it; give pixels of the shorter side."
+        )
+    return cfg.INPUT.MIN_SIZE_TEST
 
 
 def _small_objects(cfg: CfgNode, facts: Facts, names: Sequence[str]) -> str:

@@ -140,10 +140,11 @@ def _unread(place: Path, name: str, parts: Iterable[Part]) -> list[Path]:
         stems = {stem for path, stem in there.items() if path.suffix.lower() in endings}
         stems -= _labelled(parts)
         left = [path for path, stem in images.items() if stem in stems]
+        alone = f"; {counted(len(left), 'image')} with those alone: {listed(left)}"
         logger.warning(
             f"{place}: labels of {name} are read, and not others such as "
-            f"{listed(f'{file} of {other}' for other, file in others.items())}; "
-            f"{counted(len(left), 'image')} with those alone: {listed(left)}"
+            f"{listed(f'{file} of {other}' for other, file in others.items())}"
+            f"{alone if left else ''}"
         )
     read = set(images.values())
     unread = [

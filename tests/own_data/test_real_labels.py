@@ -133,6 +133,7 @@ CASES = {
         0,
         "labels of COCO are read, and not others such as",
         "a.xml of Pascal VOC",
+        "! alone",
     ),
     # --------------------------------------------------------- sizes that labels state
     "VOC of an image that was made smaller": (of_voc(size=(80, 60)), 1, "80x60", "40x30"),

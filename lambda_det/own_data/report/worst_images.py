@@ -36,8 +36,9 @@ class Pair(NamedTuple):
     """An image with its predictions, and with its ground truth.
 
     Attributes:
-        name: of the image, and that it is cropped.
-        counts: of found and missed objects, and of false predictions, in words.
+        name: of the image.
+        counts: of found and missed objects, and of false predictions, in words; then whether a part
+            of the image is drawn.
         predicted, truth: pictures [H, W, 3] of uint8, BGR.
     """
 
@@ -136,17 +137,17 @@ def _pair(judged: _Judged, metadata: Metadata) -> Pair:
     record, mode = judged.record, BoxMode.XYXY_ABS
     entries = [{**one, "bbox": _corners(one), "bbox_mode": mode} for one in judged.entries]
     judged = judged._replace(entries=entries)
-    name = printable(Path(record["file_name"]).name)
+    counts = "{} found, {} missed, {} false".format(*judged.counts)
     image = read_image(record)
     crop = _worst_crop(judged)
     if crop is not None:
-        name += ", the part with most errors"
+        counts += "; this is the part with most errors"
         image = np.ascontiguousarray(image[crop.y0 : crop.y1, crop.x0 : crop.x1])
         record, entries = _cut(record, entries, crop)
     options = metadata.get("thing_classes"), _SIDE / max(image.shape[:2]), metadata
     return Pair(
-        name,
-        "{} found, {} missed, {} false".format(*judged.counts),
+        printable(Path(record["file_name"]).name),
+        counts,
         draw_predictions(image, _instances(entries, record), *options),
         draw_ground_truth(image, record.get("annotations", []), *options),
     )

@@ -135,8 +135,9 @@ def test_of_a_large_image_the_part_around_its_errors_is_drawn(large, with_mask):
     results = [entry(1, 7, SPOT), entry(1, 3, [100, 100, 50, 50])]
     for one in results if with_mask else ():
         one["segmentation"] = runs_of(one["bbox"], (2000, 3000))
-    ((name, _, *pictures),) = drawn(results, name=large)
-    assert name == "large.png, the part with most errors"
+    ((name, counts, *pictures),) = drawn(results, name=large)
+    assert name == "large.png"
+    assert counts == "1 found, 1 missed, 1 false; this is the part with most errors"  # of all of it
     for picture in pictures:
         assert picture.shape == (512, 512, 3)
         marked = (np.abs(picture.astype(int) - 90) > 20).any(2)
