@@ -36,16 +36,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = command_parser(
         "check", "Check a data set before a long run, of one of " + ", ".join(FORMATS), EXAMPLES
     )
-    parser.add_argument(
-        "json", nargs="?", metavar="LABELS", help="file or folder of labels; all parts of a folder"
-    )
-    parser.add_argument("images", nargs="?", metavar="IMAGES", help="the folder of its images")
-    parser.add_argument("--data", metavar="LABELS", help="the same, as lambda-det train has it")
-    parser.add_argument("--dataset", metavar="NAME", help="a registered data set instead")
-    parser.add_argument("--no-images", action="store_true", help="do not open the images")
-    parser.add_argument(
-        "--single-class", action="store_true", help="check as lambda-det train with this flag"
-    )
+    add = parser.add_argument
+    add("json", nargs="?", metavar="LABELS", help="file or folder of labels; all parts of a folder")
+    add("images", nargs="?", metavar="IMAGES", help="the folder of its images")
+    add("--data", metavar="LABELS", help="the same, as lambda-det train has it")
+    add("--dataset", metavar="NAME", help="a registered data set instead")
+    add("--no-images", action="store_true", help="do not open the images")
+    add("--single-class", action="store_true", help="check as lambda-det train with this flag")
     arguments = parser.parse_args(argv)
     if arguments.data:
         arguments.json, arguments.images = arguments.data, arguments.json

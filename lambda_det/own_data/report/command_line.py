@@ -24,21 +24,20 @@ def main(argv: list[str] | None = None) -> int:
         "images. It needs no server and no other file.",
         EXAMPLES,
     )
-    parser.add_argument("run", metavar="RUN", help="folder of a training or an evaluation")
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a training or an evaluation")
+    add(
         "--output", metavar="FILE", help="the page, replaced if it exists; default: RUN/report.html"
     )
-    parser.add_argument(
-        "--dataset", metavar="NAME", default="", help="of DATASETS.TEST; default: the first"
-    )
-    parser.add_argument(
+    add("--dataset", metavar="NAME", default="", help="of DATASETS.TEST; default: the first")
+    add(
         "--score-threshold",
         type=float,
         metavar="S",
         help="lowest score of predictions in the confusion of classes and in pictures (default: "
         "the one with the best F1, as for predict)",
     )
-    parser.add_argument(
+    add(
         "--pictures",
         type=int,
         default=8,
