@@ -209,7 +209,9 @@ def _of_coco(root: Path, files: list[Path], home: Path, to_train: bool) -> dict[
             if part != "test" or "val" not in groups:
                 raise
             # a training does not need it
-            logger.warning(f"{file}: no test part, as its images are in no folder or in several")
+            logger.warning(
+                f"{file}: no test part: it is broken, or its images are in no folder or in several"
+            )
             continue
         parts[part] = Part(str(file), str(images), str(file), part)
     return parts

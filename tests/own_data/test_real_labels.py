@@ -317,9 +317,10 @@ CASES = {
         "1 x image that its EXIF data turn",
     ),
     "YOLO with notes beside the labels": (
-        of_yolo() | {"notes.txt": "1 2\n", "empty.txt": ""},
+        of_yolo() | {"notes.txt": "1 2\n", "more.txt": '{"shapes": []}', "empty.txt": ""},
         0,
         "! without an image",
+        "! not others",
     ),
     "CVAT without an image": (
         {"a.xml": cvat(cups("a.png", "b.png", "c.png")), "a.png": ""},
@@ -400,6 +401,14 @@ CASES = {
         "! classes whose names",
         "! nearly the name",
     ),
+    "classes that a letter or a word of no tell apart": (
+        of_labelme(
+            *(shape(label=name) for name in 20 * ["cup of type A", "healthy"]),
+            *(shape(label=name) for name in ("cup of type B", "unhealthy")),
+        ),
+        1,
+        "! nearly the name",
+    ),
     "CVAT's ellipses and cuboids": (
         of_cvat("<box", OTHERS_OF_CVAT + "<box"),
         0,
@@ -445,7 +454,12 @@ CASES = {
         "1 cup",
         "1 key",
     ),
-    "half a class of YOLO": (of_yolo("0.5 .5 .5 .5 .5\n"), 1, "a.txt, line 1"),
+    "half a class of YOLO, and a comment": (
+        of_yolo(f"0.5 .5 .5 .5 .5\n#{LINE}"),
+        1,
+        "a.txt, line 1",
+        "a.txt, line 2",
+    ),
     # --------------------------------------------------------- texts
     "UTF-16 labels": (of_yolo(LINE.encode("utf-16")), 2, "a.txt is text in UTF-16"),
     "UTF-16 without a mark": (of_yolo(LINE.encode("utf-16-le")), 2, "a.txt is text in UTF-16"),

@@ -53,8 +53,10 @@ _MOST_AREA, _ROUNDED_AREA = 1.5, 16
 _NEAR, _NEAR_SHARE, _NEAR_TINY = 1.5, 0.02, 0.2
 _FILLED = 0.9  # of the largest polygon of an object: a smaller area is that without a hole
 # a class that is a slip in the name of another one: its most objects for each object of that one,
-# and the least likeness of both names, as difflib measures it; helmet and no helmet have 0.8
+# and the least likeness of both names, as difflib measures it; cat and car have 0.67
 _SLIPS, _ALIKE = 0.05, 0.86
+# digits and letters that stand alone tell classes apart: class 1 is not class 10, nor type A type B
+_TELLING = re.compile(r"\d|(?<![^\W_])[^\W_](?![^\W_])")
 
 
 class GroundTruth(NamedTuple):
@@ -177,18 +179,29 @@ def _without_spelling(name: str) -> str:
 
 
 def _find_slips(file: _File) -> None:
-    """Report classes of few objects that have nearly the name of a class of many."""
+    """Report classes of few objects whose name is, but for a letter, that of a class of many."""
+    # for more than a letter, as healthy and unhealthy have, there is a reason
     names, counts = file.report.categories, file.report.counts
+    alike: dict[str, set[int]] = defaultdict(set)
     for number, name in names.items():
-        others = [
-            other
-            for many, other in names.items()
+        for spelling in _spellings(name):
+            alike[spelling].add(number)
+    for number, name in names.items():
+        others = {
+            names[many]
+            for spelling in _spellings(name)
+            for many in alike[spelling]
             if counts[number] <= _SLIPS * counts[many]
-            and re.findall(r"\d", name) == re.findall(r"\d", other)  # class 1 is not class 10
-        ]
+            and _TELLING.findall(name) == _TELLING.findall(names[many])
+        }
         if counts[number] and (near := difflib.get_close_matches(name, others, 1, _ALIKE)):
             first = next(one for one in file.annotations if one["category_id"] == number)
             file.add(kinds.SLIP, first, f"{name!r}, beside many of {near[0]!r}", counts[number])
+
+
+def _spellings(name: str) -> set[str]:
+    """A name, also without any one of its letters: names that differ by a letter share one."""
+    return {name, *(name[:at] + name[at + 1 :] for at in range(len(name)))}
 
 
 def _take_images(file: _File) -> None:

@@ -64,7 +64,10 @@ def other_labels(place: Path, name: str) -> dict[str, Path]:
     for ending in _ENDINGS:
         for file in [file for file in there if file.suffix.lower() == ending][:_SAMPLED]:
             with contextlib.suppress(DataError, OSError):  # a file that is not used may be broken
-                found.setdefault("YOLO" if looks_like_labels(file) else format_of(file), file)
+                if looks_like_labels(file):
+                    found.setdefault("YOLO", file)
+                elif ending != ".txt":  # any text, which may be large
+                    found.setdefault(format_of(file), file)
     read = FORMATS[name].read
     return {one: file for one, file in found.items() if one and FORMATS[one].read is not read}
 

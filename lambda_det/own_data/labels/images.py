@@ -16,7 +16,7 @@ class MissingImage(DataError):
 
 
 def lines_of_text(file: Path) -> Iterator[tuple[str, str]]:
-    """The place and the words of each line of a list of images or of labels, without comments."""
+    """The place and the text of each line of a list of images, without comments."""
     for number, line in enumerate(map(str.strip, read_text(file).splitlines()), 1):
         if line and not line.startswith("#"):
             yield f"{file}, line {number}", line

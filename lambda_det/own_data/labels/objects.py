@@ -138,10 +138,10 @@ def of_mask(
     if not pixels.any():
         return None
     left, top = max(left, 0), max(top, 0)
-    drawn = np.zeros((height, pixels.shape[1]), bool)
-    drawn[top : top + len(pixels)] = pixels
     # Runs go down the columns of the image, and from the end of one to the next
-    changes = np.flatnonzero(np.diff(drawn.ravel("F"), prepend=False, append=False))
+    drawn = np.zeros((pixels.shape[1], height), bool)
+    drawn[:, top : top + len(pixels)] = pixels.T
+    changes = np.flatnonzero(np.diff(drawn.ravel(), prepend=False, append=False))
     counts = np.diff(left * height + changes, prepend=0, append=width * height)
     if not counts[-1]:
         counts = counts[:-1]

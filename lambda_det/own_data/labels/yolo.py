@@ -26,7 +26,7 @@ from lambda_det.own_data.labels.findings import (
     SHARED,
     UNREAD,
 )
-from lambda_det.own_data.labels.images import NamedImages, lines_of_text
+from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.objects import (
     LabelledImage,
     LabelledObject,
@@ -55,10 +55,7 @@ def read_yolo(file: Path, images: NamedImages, report: Report) -> Iterator[Label
     }
     if not any(label_files.values()):
         label_files = _far_labels(images, home, report)
-    lines = {
-        labels: [(where, line.split()) for where, line in lines_of_text(labels)]
-        for labels in filter(None, label_files.values())
-    }
+    lines = {labels: _lines(labels) for labels in filter(None, label_files.values())}
     if not has_points and _are_poses([words for file in lines.values() for _, words in file]):
         has_points = True
         report.add(POSES, str(file))
@@ -83,6 +80,13 @@ def read_yolo(file: Path, images: NamedImages, report: Report) -> Iterator[Label
     _compare_names(file, names, {labels.parent for labels in first}, report)
     for labels in _unused(images.folder, home, {*label_files.values()}, listing):
         report.add(NO_IMAGE, str(labels))
+
+
+def _lines(labels: Path) -> list[tuple[str, list[str]]]:
+    """The place and the words of each line of a label file that has words."""
+    # none is a comment: nobody would see that its object is gone
+    lines = enumerate(read_text(labels).splitlines(), 1)
+    return [(f"{labels}, line {number}", line.split()) for number, line in lines if line.strip()]
 
 
 def _are_poses(lines: Sequence[Sequence[str]]) -> bool:
