@@ -86,6 +86,9 @@ class CommandParser(argparse.ArgumentParser):
             keys = "".join(f"; there are also {a.help}" for a in self._actions if a.dest == "opts")
             near = difflib.get_close_matches(unknown[1], flags, n=1, cutoff=0.5)
             message += f"; did you mean --{near[0]}?" if near else keys
+        elif wrong := re.match(r"argument (--[\w-]+).*: invalid (int|float) value: (.*)", message):
+            number = "a whole number" if wrong[2] == "int" else "a number"
+            message = f"{wrong[1]} is {wrong[3]}; give {number}."
         self.refuse(message)
 
     def refuse(self, message: str) -> NoReturn:

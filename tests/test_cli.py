@@ -60,7 +60,7 @@ def test_every_command_has_a_help_with_its_name(name, capsys):
         ("push run me/x --fodler y", "--folder"),
         ("doctor --inastall", "--install"),
         ("train --data my --lr 0.01", "SOLVER.BASE_LR 0.01"),
-        ("train --data my --epochs three", "--epochs: invalid float value: 'three'"),
+        ("train --data my --epochs three", "--epochs is 'three'; give a number"),
         ("train --config", "lambda-det train --help shows the flags"),
     ],
 )

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from lambda_det.errors import (
     ConfigError,
     DataError,
     Stage,
+    duration,
     listed,
     printable,
     refused,
@@ -186,9 +188,13 @@ def predict(
         going.left = f"tile {done} of {tiles} of {printable(image.name)}"
 
     predictor.on_tiles = show_tiles
+    start = time.perf_counter()
     with stage("predicting", partial(print, file=sys.stderr)) as going:
-        for number, image in enumerate(images, 1):
-            going.left = f"file {number} of {len(images)}"
+        for done, image in enumerate(images):
+            going.left = f"file {done + 1} of {len(images)}"
+            if done:
+                rest = (len(images) - done) * (time.perf_counter() - start) / done
+                going.left += f", about {duration(rest)} left"
             try:
                 if image.is_video:
                     counts, frames = _draw_video(predictor, image, collectors, with_labels, going)

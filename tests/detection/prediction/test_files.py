@@ -2,6 +2,7 @@ import contextlib
 import csv
 import io
 import json
+import re
 import shutil
 import signal
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from detectron2.structures import BoxMode
 from pycocotools import mask as mask_util
 from pycocotools.coco import COCO
 
+from lambda_det import errors
 from lambda_det.detection import drawing
 from lambda_det.detection.data.label_files import polygons
 from lambda_det.detection.drawing import draw_ground_truth, draw_predictions
@@ -231,8 +233,9 @@ def test_inputs_that_cannot_be_are_refused(images, tmp_path, monkeypatch, inputs
 
 
 def test_every_image_gets_its_image_and_an_unreadable_one_is_named(
-    predictor, images, tmp_path, caplog
+    predictor, images, tmp_path, caplog, capsys, monkeypatch
 ):
+    monkeypatch.setattr(errors, "_SILENCE", 0.001)
     for name, size in (("flat.png", (1, 300)), ("thin.png", (300, 1))):
         cv2.imwrite(str(images / name), plain(*size, 0))
     content = (images / "b.jpg").read_bytes()
@@ -241,6 +244,7 @@ def test_every_image_gets_its_image_and_an_unreadable_one_is_named(
     output = tmp_path / "out"
     planned = plan_files([images], output, False)
     result = predict(predictor, planned)
+    assert re.search(rf"so far; file 2 of {len(planned)}, about .* left", capsys.readouterr().err)
     assert [p.name for p in result.unreadable] == ["b.jpg", "empty.png"]
     assert str(images / "b.jpg") in caplog.text and str(images / "empty.png") in caplog.text
     files = sorted(p for p in output.rglob("*") if p.is_file())
