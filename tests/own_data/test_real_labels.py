@@ -409,6 +409,12 @@ CASES = {
         1,
         "! nearly the name",
     ),
+    "CVAT's turned box whose corner is no number": (
+        of_cvat("<box", '<box label="key" xtl="nan" ytl="1" xbr="9" ybr="9" rotation="30"/><box'),
+        1,
+        "1 x object without a usable box",
+        "a.xml, line 1: bbox [nan, nan, nan, nan]",
+    ),
     "CVAT's ellipses and cuboids": (
         of_cvat("<box", OTHERS_OF_CVAT + "<box"),
         0,

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pycocotools.mask as mask_util
 import shapely
-import shapely.affinity
 from detectron2.structures import BoxMode
 from detectron2.utils.logger import log_first_n
 from PIL import Image
@@ -221,9 +220,10 @@ def rectangle(x0: float, y0: float, x1: float, y1: float) -> list[float]:
 
 def turned_rectangle(box: Sequence[float], degrees: float) -> list[float]:
     """A box x0, y0, x1, y1 as a polygon that is turned clockwise about the middle of the box."""
-    outline = shapely.Polygon(np.reshape(rectangle(*box), (-1, 2)))
-    turned = shapely.affinity.rotate(outline, degrees)  # where y points down, that is clockwise
-    return shapely.get_coordinates(turned)[:-1].ravel().tolist()
+    angle = math.radians(degrees)
+    turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+    corners = np.reshape(rectangle(*box), (-1, 2))  # some may be no numbers, which shapely refuses
+    return ((corners - corners.mean(0)) @ turn + corners.mean(0)).ravel().tolist()
 
 
 # ---------------------------------------------------------------------------------------- the masks
