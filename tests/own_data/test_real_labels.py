@@ -616,6 +616,15 @@ CASES = {
         "b.json",
     ),
     # --------------------------------------------------------- copies
+    "COCO's test part with an image without an id": (
+        {
+            **{f"{part}/{part}.png": "" for part in ("train", "val", "test")},
+            **{f"{part}/a.json": coco(cups(f"{part}.png")) for part in ("train", "val")},
+            "test/a.json": coco(cups("test.png")).replace('"id": 1, "file_name"', '"file_name"'),
+        },
+        2,
+        "test/a.json is not in COCO format: of 'images', the id of entry 0",
+    ),
     "the same image in two parts": (
         both("train", "val")
         | {f"{part}/{part}.png": encoded(image()) for part in ("train", "val")},

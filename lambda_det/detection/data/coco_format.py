@@ -13,8 +13,9 @@ from lambda_det.errors import DataError, printable, refused
 COCO_DETECTIONS = 100  # the most detections of an image and a class that COCO's AP counts
 # The lists of a file, and the keys that every entry of each must have, with the type of their
 # values
-IMAGES = {"images": {"id": int, "file_name": str}}
-INSTANCES = IMAGES | {
+IMAGES = {"images": {"file_name": str}}
+INSTANCES = {
+    "images": {"id": int, "file_name": str},
     "annotations": {"image_id": int, "category_id": int},
     "categories": {"id": int, "name": str},
 }
