@@ -181,9 +181,7 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, folder: str) 
                 trained[report.categories[number]] += count
     scale = components.test_scale([(i["height"], i["width"]) for i in ground_truth.imgs.values()])
     iou_type = evaluated.results[-1].iou_type
-    epochs = None
-    if state.has_ended and state.epochs and (rule := _epochs_by_rule(evaluated.task.config)):
-        epochs = Epochs(state.epochs, rule)
+    epochs = _epochs(evaluated.task.config, state) if state.has_ended else None
     evidence = Evidence(
         ground_truth,
         evaluated.entries,
@@ -218,15 +216,17 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, folder: str) 
     )
 
 
-def _epochs_by_rule(config: CfgNode | DictConfig) -> float | None:
-    """Those of the recipe; None where the data are gone or no recipe is for them."""
-    if not (isinstance(config, CfgNode) and config.DATASETS.TRAIN):
+def _epochs(config: CfgNode | DictConfig, state: RunState) -> Epochs | None:
+    """The length of a training; None where its data are gone or no recipe is for them."""
+    if not (state.steps and isinstance(config, CfgNode) and config.DATASETS.TRAIN):
         return None
     try:
         records = training_records(config)
     except (UserError, LookupError):
         return None
-    return epochs_for(len(records), number_of_whole_images(records))
+    # checkpoints of Detectron2 alone record no images
+    epochs = state.epochs or state.steps * config.SOLVER.IMS_PER_BATCH / len(records)
+    return Epochs(epochs, epochs_for(len(records), number_of_whole_images(records)))
 
 
 def _add_classes(page: Page, evaluated: Evaluated) -> None:

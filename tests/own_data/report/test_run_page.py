@@ -369,6 +369,9 @@ def test_the_page_says_how_many_of_the_rule_s_epochs_there_were(run):
     trainer["of_a_step"]["images_per_step"] = 3
     torch.save(checkpoint, run / "model_final.pth")
     assert "of 30 epochs" not in _page(run)
+    edit(file, r"IMS_PER_BATCH: \d+", "IMS_PER_BATCH: 1")
+    torch.save({"model": {}, "iteration": 39}, run / "model_final.pth")  # as Detectron2 alone does
+    assert "had 13.3 of 30 epochs" in _page(run)
 
 
 @pytest.mark.slow
