@@ -135,9 +135,8 @@ def run(args: argparse.Namespace) -> None:
         agnostic_nms=args.agnostic_nms,
     )
     print(f"Weights: {printable(str(predictor.origin))}")
-    threshold, best = predictor.score_threshold, predictor.best_score
-    known = "none is known" if best is None else f"it is {best:.3g}"
-    print(f"Score threshold: {threshold:.3g}; with the best F1 at its evaluation {known}")
+    threshold = predictor.score_threshold
+    print(f"Score threshold: {threshold:.3g}")
     if args.score_threshold is None and threshold < _WEAK:
         logger.warning(
             f"The best score threshold is only {threshold:.3g}, so this detector is weak or young "

@@ -158,5 +158,5 @@ def test_the_best_score_of_the_run_is_the_threshold_unless_one_is_given(
         words = [str(source), *arguments(run, image, tmp_path)[1:], "--overwrite", *more]
         assert tool.main(words) == 0
         printed = capsys.readouterr().out
-        assert f"Score threshold: {threshold};" in printed and found in printed
+        assert f"Score threshold: {threshold}\n" in printed and found in printed
     assert "weak" in caplog.text and "--score-threshold" in caplog.text
