@@ -520,6 +520,18 @@ def test_changed_labels_to_evaluate_on_are_named(data):
     assert str(data.parent / "parts") in message
 
 
+def test_labels_of_coco_s_that_were_broken_since_are_named(run, data):
+    mine = data.parent / "mine.json"
+    content = json.loads(Path(run[1].DATASETS.TRAIN_JSON).read_text())
+    mine.write_text(json.dumps(content))
+    words = "--train-json", mine, "--train-images", data, "--output", data.parent / "another"
+    begun(prepared(*words))
+    mine.write_text(json.dumps({**content, "annotations": [5]}))
+    for more in ([], ["--test-json", data]):
+        (message,) = warned(prepared(*words, "--resume", *more))
+        assert str(mine) in message
+
+
 def test_other_images_to_evaluate_on(run, data):
     """In a training that goes on, and alone; labels of any format."""
     words, cfg = run

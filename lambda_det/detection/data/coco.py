@@ -237,6 +237,8 @@ def _take_size(image: dict[str, Any], report: Report) -> None:
     width, height = (whole(image[key], 0) for key in ("width", "height"))
     if min(width, height) <= 0:
         try:
+            if not PathManager.isfile(image["file_name"]):
+                raise FileNotFoundError  # opening a named pipe would wait for its writer
             with PathManager.open(image["file_name"], "rb") as file:
                 width, height = upright_size(Image.open(file))
         except Exception:  # Pillow may raise anything; or there is no file
