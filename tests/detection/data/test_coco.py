@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from lambda_det.detection.data.truth import corners, usable_runs
 from lambda_det.errors import DataError
 from tests.coco import annotation, put
 from tests.coco import coco_content as made_content
+from tests.detection.data.fuzz import limits
 
 
 def findings(report) -> dict[kinds.Kind, int]:
@@ -296,6 +298,17 @@ def test_a_size_that_is_missing_is_that_of_the_image(content, write):
     Path(images, "20.png").unlink()
     report = read_coco(json_file, images).report
     assert "20.png" in report.findings[kinds.IMAGE].first[0] and report.refusal()
+
+
+@pytest.mark.posix
+def test_a_named_pipe_has_no_size(content, write):
+    json_file, images = write(content)
+    content["images"][1].pop("height")
+    Path(json_file).write_text(json.dumps(content))
+    Path(images, "20.png").unlink()
+    os.mkfifo(f"{images}/20.png")
+    with limits():  # to open it would wait for ever
+        assert "20.png" in read_coco(json_file, images).report.refusal()
 
 
 def test_images_are_found_below_the_folder(content, write):
