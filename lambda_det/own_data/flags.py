@@ -143,6 +143,10 @@ def check(args: argparse.Namespace) -> None:
         raise ConfigError(
             "--time, --epochs and SOLVER.MAX_ITER say how long a training is; give one of them."
         )
+    if args.tile == AUTO and args.eval_only and not args.resume:
+        raise ConfigError(
+            "--tile auto chooses tiles by the objects of a training; give --eval-only their pixels."
+        )
     if args.batch is not None and args.batch < 1:
         raise ConfigError(f"--batch is {args.batch}; give 1 or more.")
 

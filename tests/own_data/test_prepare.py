@@ -581,6 +581,7 @@ REFUSED = [
     ("TILE.SIZE is 20", *OWN, "--tile", "20"),
     ("INPUT.TILE.SIZE", *OWN, "--tile", "40", "INPUT.TILE.SIZE", "50"),
     ("--data", *BASE, "--tile", "auto"),
+    ("--tile auto", *BASE, "--eval-only", "--tile", "auto"),
     ("has images of the data", *OWN, "--output", "DATA"),  # it would be left out of them later
 ]
 
