@@ -11,6 +11,7 @@ from lambda_det.classification import run
 from lambda_det.errors import ConfigError, DataError, UserError
 from tests.classification.tiny import NETWORK, train
 from tests.reliability.ends import Killed, kill_before
+from tests.reliability.runs import content, differences
 
 
 @pytest.fixture
@@ -195,3 +196,18 @@ def test_other_images_are_refused(arguments, images, tmp_path, monkeypatch):
     (train / "red/0.jpg").unlink()
     with pytest.raises(DataError, match=r"24 .*DATA\.TRAIN"):
         run(arguments("--resume", "DATA.TRAIN", train))
+
+
+@pytest.mark.slow
+def test_a_compiled_network_trains_as_one_that_is_not(arguments, tmp_path, monkeypatch):
+    def compile_eagerly(module):
+        module._compiled_call_impl = torch.compile(module._call_impl, backend="eager")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_eagerly)
+    words = ("MODEL.NAME", "resnet14_slim", "SOLVER.EPOCHS", 1, "MODEL.STOCHASTIC_DEPTH", 0)
+    states = []
+    for compiled in (False, True):
+        place = tmp_path / f"{compiled}"
+        run(arguments(*words, "MODEL.COMPILE", compiled, "OUTPUT_DIR", place))
+        states.append(content(place / "model_final.pth"))
+    assert differences(*states) == []
