@@ -63,7 +63,9 @@ def main(argv: list[str] | None = None) -> None:
     # Detectron2 imports the module that it names, and calls its setup_environment(), in every
     # process that imports Detectron2: those that a script spawns inherit it. A user's own module
     # stays, and would have to call ours.
-    os.environ.setdefault("DETECTRON2_ENV_MODULE", "lambda_det.run")
+    os.environ["DETECTRON2_ENV_MODULE"] = (
+        os.environ.get("DETECTRON2_ENV_MODULE") or "lambda_det.run"
+    )
 
     sys.argv = [args.script, *words[end:]]
     if not sys.flags.safe_path:  # python -P; for lambda-det its own folder is there

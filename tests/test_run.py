@@ -140,6 +140,7 @@ def test_script_sees_what_python_would_show_it(here, tmp_path, words):
     expected = json.loads(plain.stdout)
     assert expected["argv"] == ["--", "--help", "-m", "x y"]
     assert here(*words) == expected
+    assert os.environ["DETECTRON2_ENV_MODULE"] == "lambda_det.run"  # an empty one is none
 
 
 def test_our_keys_are_added_once_to_detectron2s(here, tmp_path):
