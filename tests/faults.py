@@ -506,7 +506,7 @@ FAULTS = [
     _fault(
         "Ground truth is decided once",
         "lambda_det/detection/data/truth.py",
-        "    annotation.update(_sides(*inside))",
+        "    annotation.update(_sides(max(x0, 0), max(y0, 0), min(x1, width), min(y1, height)))",
         "    pass",
         "detection/data/test_coco.py::test_boxes_over_the_border_are_cut",
     ),

@@ -95,7 +95,7 @@ def other_form(
             return None
         if written == "corners in pixels":  # a reversed box ends before it starts
             likely[-1] += ", or like corners that are reversed in some boxes"
-    place = int(np.flatnonzero(wrong)[0])
+    place = wrong.argmax()  # the first
     box, (unit, shape) = ", ".join(f"{n:.6g}" for n in numbers[place]), BOX_FORMS[written]
     made = [_CONVERTED[form] for form in likely if written == SIDES and form in _CONVERTED]
     return (
@@ -125,7 +125,8 @@ def _outline(annotation: Mapping[str, Any]) -> tuple[float, ...]:
 
 def _in_place(boxes: np.ndarray, sizes: np.ndarray, outlines: np.ndarray) -> np.ndarray:
     """Which boxes [N, 4] lie in their images and around their outlines [N, 4], but for pixels."""
-    corners = np.hstack([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]])
+    corners = boxes.copy()
+    corners[:, 2:] += boxes[:, :2]
     slack = np.maximum(5, 0.02 * sizes.max(1, keepdims=True))
     is_inside = (corners[:, :2] >= -slack) & (corners[:, 2:] <= sizes + slack)
     slack = 2 + 0.1 * np.tile(boxes[:, 2:], 2)

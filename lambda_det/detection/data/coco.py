@@ -214,8 +214,8 @@ def _take_images(file: _File) -> None:
         earlier, path = file.images.get(number), paths[name]
         if earlier is not None:
             if earlier["file_name"] != path:
-                words = f"image id {number} is of {earlier['name']!r} and of {name!r}"
-                report.add(kinds.ID, words)
+                both = f"{earlier['name']!r} and of {name!r}"
+                report.add(kinds.ID, f"image id {number} is of {both}")
             continue
         image = file.images[number] = {
             "file_name": path,
@@ -289,24 +289,21 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
         for number, image in sorted(file.images.items())
     }
     places = {number: place for place, number in enumerate(file.report.categories)}
-    given: dict[int, dict[str, Any]] = {}  # the entries by the numbers of their annotations
-    for number, entry in enumerate(sorted(file.annotations, key=itemgetter("image_id")), 1):
+    entries = sorted(file.annotations, key=itemgetter("image_id"))
+    for number, entry in enumerate(entries, 1):
         image, place = file.images.get(entry["image_id"]), places.get(entry["category_id"])
         if image is None or place is None:
             key = "image_id" if image is None else "category_id"
             file.add(kinds.ID, entry, f"{key} {entry[key]}")
             continue
-        entry = _as_meant(entry, file)
-        annotation = _decided(entry, place, image, keypoints, file)
-        if annotation is None:
-            continue
-        given[number], annotation["id"] = entry, number
-        if file.written and "source" in entry:
-            annotation["source"] = entry["source"]
-        records[entry["image_id"]]["annotations"].append(annotation)
+        if annotation := _decided(_as_meant(entry, file), place, image, keypoints, file):
+            annotation["id"] = number
+            if file.written and "source" in entry:
+                annotation["source"] = entry["source"]
+            records[entry["image_id"]]["annotations"].append(annotation)
     for record in records.values():
         for one in _twice(record["annotations"]):
-            file.add(kinds.TWICE, given[one["id"]], f"bbox {one['bbox']}")
+            file.add(kinds.TWICE, entries[one["id"] - 1], f"bbox {one['bbox']}")
     return list(records.values())
 
 
@@ -357,12 +354,11 @@ def _decided(
         "iscrowd": entry.get("iscrowd", 0),
     }
     given |= {key: entry[key] for key in ("segmentation", "keypoints") if entry.get(key)}
-    if entry.get("ignore", 0) != 0:
-        # like a crowd, an ignored object is neither learnt nor counted
-        is_flag = entry["ignore"] == 1
-        if is_flag:
-            given["iscrowd"] = 1
-        file.add(kinds.MEANT if is_flag else kinds.VALUE, entry, f"ignore {entry['ignore']!r:.80}")
+    ignore = entry.get("ignore", 0)
+    if ignore == 1:  # like a crowd, such an object is neither learnt nor counted
+        given["iscrowd"] = 1
+    if ignore != 0:
+        file.add(kinds.MEANT if ignore == 1 else kinds.VALUE, entry, f"ignore {ignore!r:.80}")
     annotation, faults = decide(given, image["height"], image["width"], keypoints)
     for kind, words in faults:
         # where all boxes have another form, their other faults follow from that
@@ -376,20 +372,20 @@ def _decided(
         annotation["keypoints"] = _moved(points, 0.5)
     x0, y0, x1, y1 = corners(annotation)
     area, box_area = entry.get("area"), (x1 - x0) * (y1 - y0)
-    if not isinstance(area, (int, float)) or not 0 <= area < FAR**2:
-        area = None
     # the box as it was written, before it was cut at the border
     written = given["bbox"][2] * given["bbox"][3] if is_box(given["bbox"]) else box_area
-    if area is not None and not 0 < area <= _MOST_AREA * written + _ROUNDED_AREA:
+    outlines = annotation.get("segmentation")
+    are_several = isinstance(outlines, list) and len(outlines) > 1
+    if not isinstance(area, (int, float)) or not 0 <= area < FAR**2:
+        area = box_area
+    elif not 0 < area <= _MOST_AREA * written + _ROUNDED_AREA:
         # COCO's results by size would count it among objects of another size
         words = f"area {area:g} of a box of {box_area:g} square pixels, whose area is taken"
         file.add(kinds.MEANT, entry, words)
-        area = None
-    outlines = annotation.get("segmentation")
-    are_several = isinstance(outlines, list) and len(outlines) > 1
-    if are_several and area is not None and area < _FILLED * max(map(area_of, outlines)):
+        area = box_area
+    elif are_several and area < _FILLED * max(map(area_of, outlines)):
         file.add(kinds.FILLED, entry, f"area {area:g} of {len(outlines)} polygons")
-    return {**annotation, "area": box_area if area is None else area}
+    return {**annotation, "area": area}
 
 
 def _moved(points: Sequence[float], by: float) -> list[float]:
@@ -401,19 +397,15 @@ def _count(file: _File, records: Sequence[Mapping[str, Any]]) -> None:
     """Report what is left, by numbers."""
     report = file.report
     report.images = len(records)
+    report.files = [file.images[record["image_id"]] for record in records]
     seen: set[int] = set()
-    unmasked = []
-    for record in records:
-        image, annotations = file.images[record["image_id"]], record["annotations"]
-        report.files.append(image)
+    for image, record in zip(report.files, records, strict=True):
+        annotations = record["annotations"]
         objects = [a for a in annotations if not a["iscrowd"]]
         report.crowds += len(annotations) - len(objects)
         report.usable += len(objects)
         report.most = max(report.most, len(objects))
-        masks = sum("segmentation" in a for a in annotations)
-        report.masks += masks
-        if lacking := len(annotations) - masks:
-            unmasked.append((f"{_named(image)}: {lacking}", lacking))
+        report.masks += sum("segmentation" in a for a in annotations)
         seen.update(a["category_id"] for a in objects)
         if len(objects) > COCO_DETECTIONS:
             report.add(kinds.DENSE, f"{_named(image)}: {len(objects)}")
@@ -423,8 +415,10 @@ def _count(file: _File, records: Sequence[Mapping[str, Any]]) -> None:
     for place, (number, name) in enumerate(report.categories.items()):
         if place not in seen:
             report.add(kinds.UNSEEN, f"{name} (category {number})")
-    for case, count in unmasked if report.masks else ():
-        report.add(kinds.NO_MASK, case, count)
+    if report.masks:
+        for image, record in zip(report.files, records, strict=True):
+            if lacking := sum("segmentation" not in a for a in record["annotations"]):
+                report.add(kinds.NO_MASK, f"{_named(image)}: {lacking}", lacking)
 
 
 # --------------------------------------------------------------- in COCO's format again, for others

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import unicodedata
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -128,19 +128,19 @@ class ImageFolder:
         self.folder = Path(folder)
         paths = walk(folder) if paths is None else paths
         self.paths = sorted(path for path in paths if path.suffix.lower() in SUFFIXES)
-        self._ends: dict[str, set[Path]] = {}
-        self._folded: dict[str, set[Path]] = {}  # see _folded
+        self._ends: dict[str, set[Path]] = defaultdict(set)
+        self._folded: dict[str, set[Path]] = defaultdict(set)  # see _folded
         self._folders: set[str] = set()
-        self._in_folders: dict[tuple[str, ...], set[Path]] = {}  # see _telling
+        self._in_folders: dict[tuple[str, ...], set[Path]] = defaultdict(set)  # see _telling
         for path in self.paths:
             names = [normal(name) for name in path.relative_to(folder).parts]
             self._folders.update(names[:-1])
-            self._in_folders.setdefault(_telling(names[:-1]), set()).add(path)
+            self._in_folders[_telling(names[:-1])].add(path)
             for start in range(len(names)):
                 end = "/".join(names[start:])
                 for key in {end, end.removesuffix(normal(path.suffix))}:
-                    self._ends.setdefault(key, set()).add(path)
-                    self._folded.setdefault(_folded(key), set()).add(path)
+                    self._ends[key].add(path)
+                    self._folded[_folded(key)].add(path)
 
     def named(self, name: str) -> tuple[str, set[Path]]:
         """The images with the longest end of a name, and that end; none: "", set().

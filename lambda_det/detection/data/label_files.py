@@ -105,8 +105,8 @@ def _write_folder(
     images: Path,
     sources: Mapping[str, Path],
 ) -> None:
-    names = {category["id"]: category["name"] for category in content["categories"]}
-    indices = {number: index for index, number in enumerate(names)}
+    named = enumerate(content["categories"])
+    classes = {category["id"]: (index, category["name"]) for index, category in named}
     objects: dict[int, list[_Object]] = {image["id"]: [] for image in content["images"]}
     things = [one for one in content["annotations"] if not one.get("iscrowd")]
     if crowds := len(content["annotations"]) - len(things):
@@ -114,8 +114,8 @@ def _write_folder(
     for one in things:
         (x, y, width, height), mask = one["bbox"], one.get("segmentation") or []
         outline = polygons(pycocotools.mask.decode(mask)) if isinstance(mask, dict) else mask
-        number, box = one["category_id"], (x, y, x + width, y + height)
-        made = _Object(indices[number], names[number], box, outline, one.get("score"))
+        box, score = (x, y, x + width, y + height), one.get("score")
+        made = _Object(*classes[one["category_id"]], box, outline, score)
         objects[one["image_id"]].append(made)
     files = place_labels((image["file_name"] for image in content["images"]), label_format, target)
     row = WRITTEN[label_format]
@@ -126,8 +126,8 @@ def _write_folder(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(_WRITERS[label_format](image, objects[image["id"]], place), "utf-8")
     if row.classes_file:
-        classes = yaml.safe_dump({"names": dict(enumerate(names.values()))}, allow_unicode=True)
-        (target / row.classes_file).write_text(classes, "utf-8")
+        listing = yaml.safe_dump({"names": dict(classes.values())}, allow_unicode=True)
+        (target / row.classes_file).write_text(listing, "utf-8")
 
 
 def _yolo(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:

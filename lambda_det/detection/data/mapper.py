@@ -219,8 +219,7 @@ class TolerantMapper(DatasetMapper):
     def _transform_annotations(
         self, dataset_dict: dict[str, Any], transforms: T.Transform, image_shape: tuple[int, int]
     ) -> None:
-        annotations = [a for a in dataset_dict["annotations"] if not a.get("iscrowd", 0)]
-        del dataset_dict["annotations"]
+        annotations = [a for a in dataset_dict.pop("annotations") if not a.get("iscrowd", 0)]
         transformed = self._transformed(
             annotations, (dataset_dict["height"], dataset_dict["width"]), transforms, image_shape
         )

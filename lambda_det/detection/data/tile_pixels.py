@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lambda_det.detection.data.records import read_pixels
 from lambda_det.detection.data.transforming import Placement, placed
+from lambda_det.detection.data.truth import pixels_of
 from lambda_det.training.stream import Sources
 
 # Bytes of decoded images that each process keeps: three of 100 million pixels, as three channels
@@ -65,19 +66,12 @@ def read_tile(record: Mapping[str, Any], image_format: str) -> np.ndarray:
     if record["ignored"]:
         is_ignored = np.zeros(pixels.shape[:2], bool)
         for box in record["ignored"]:
-            is_ignored[_pixels_of(box)] = True
+            is_ignored[pixels_of(box)] = True
         for annotation in record["annotations"]:
             if not annotation["iscrowd"]:
-                is_ignored[_pixels_of(annotation["bbox"])] = False
+                is_ignored[pixels_of(annotation["bbox"])] = False
         pixels[is_ignored] = _GREY
     return pixels
-
-
-def _pixels_of(box: Sequence[float]) -> tuple[slice, slice]:
-    """The rows and columns of all pixels that a box x0, y0, x1, y1 touches."""
-    x0, y0 = np.floor(box[:2]).astype(int)
-    x1, y1 = np.ceil(box[2:]).astype(int)
-    return slice(y0, y1), slice(x0, x1)
 
 
 class TileOfFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pycocotools.mask as mask_util
@@ -58,9 +58,9 @@ def tile_records(
         if len(tiles) == 1:
             result.append(record)
             continue
-        objects, cut_here = _in_tiles(record, tiles)
+        parts, cut_here = _in_tiles(record, tiles)
         cut += cut_here
-        result += [_record_of(record, tile, objects.get(tile, _NOTHING)) for tile in tiles]
+        result += parts
     if len(result) == len(records):
         _say(
             logging.INFO,
@@ -99,7 +99,7 @@ def tiles_to_test(record: Mapping[str, Any], tiling: Tiling) -> list[Mapping[str
     They have the keys of :func:`tile_records`, and raise the same error.
     """
     tiles = _tiles_of(record, tiling)
-    return [_record_of(record, tile, _NOTHING) for tile in tiles] if tiles[1:] else [record]
+    return [_record_of(record, tile) for tile in tiles] if tiles[1:] else [record]
 
 
 def _tiles_of(record: Mapping[str, Any], tiling: Tiling) -> list[Tile]:
@@ -121,8 +121,8 @@ def _say(level: int, text: str) -> None:
     log_first_n(level, text, key="message", name=__name__)
 
 
-def _record_of(record: Mapping[str, Any], tile: Tile, objects: _Objects) -> Mapping[str, Any]:
-    """The record of a tile of an image."""
+def _record_of(record: Mapping[str, Any], tile: Tile) -> dict[str, Any]:
+    """The record of a tile of an image, without objects."""
     kept = {key: value for key, value in record.items() if key != "sem_seg_file_name"}
     return {
         **kept,
@@ -130,25 +130,15 @@ def _record_of(record: Mapping[str, Any], tile: Tile, objects: _Objects) -> Mapp
         "width": tile.x1 - tile.x0,
         "tile": tile,
         "image_size": (record["height"], record["width"]),
-        "annotations": objects.annotations,
-        "ignored": objects.ignored,
+        "annotations": Decided(),
+        "ignored": [],
     }
 
 
 # ------------------------------------------------------------------------------------- the objects
-class _Objects(NamedTuple):
-    """The objects of a tile, in its pixels."""
-
-    annotations: Decided  # to learn, and crowds
-    ignored: list[list[float]]  # boxes x0, y0, x1, y1 of which another tile shows much more
-
-
-_NOTHING = _Objects(Decided(), [])
-
-
-def _in_tiles(record: Mapping[str, Any], tiles: Sequence[Tile]) -> tuple[dict[Tile, _Objects], int]:
-    """The objects of an image by the tiles that show some, and the number that every tile cuts."""
-    result: dict[Tile, _Objects] = {}
+def _in_tiles(record: Mapping[str, Any], tiles: Sequence[Tile]) -> tuple[list[dict[str, Any]], int]:
+    """The records of all tiles of an image, and the number of its objects that every tile cuts."""
+    result = [_record_of(record, tile) for tile in tiles]
     cut = 0
     edges = np.array(tiles, float)
     border = [record["width"], record["height"]] * 2
@@ -162,17 +152,15 @@ def _in_tiles(record: Mapping[str, Any], tiles: Sequence[Tile]) -> tuple[dict[Ti
         box = np.array(corners(annotation)).clip(0, border)
         shown = []
         for place in np.flatnonzero(((edges[:, 2:] > box[:2]) & (edges[:, :2] < box[2:])).all(1)):
-            tile = tiles[place]
-            if clipped := seen_in(annotation, tile):
+            if clipped := seen_in(annotation, tiles[place]):
                 x0, y0, x1, y1 = clipped["bbox"]
-                shown.append((tile, clipped, (x1 - x0) * (y1 - y0)))
+                shown.append((result[place], clipped, (x1 - x0) * (y1 - y0)))
         most = max((area for *_, area in shown), default=0.0)
-        for tile, clipped, area in shown:
-            objects = result.setdefault(tile, _Objects(Decided(), []))
+        for part, clipped, area in shown:
             if is_crowd or area >= LEAST_LEFT * most:
-                objects.annotations.append(clipped)
+                part["annotations"].append(clipped)
             else:
-                objects.ignored.append(clipped["bbox"])
+                part["ignored"].append(clipped["bbox"])
         is_whole = ((edges[:, :2] <= box[:2]) & (edges[:, 2:] >= box[2:])).all(1).any()
         cut += not is_crowd and not is_whole
     return result, cut

@@ -147,13 +147,12 @@ def _take_box(
     beyond = max(x1 - width, y1 - height, -x0, -y0)
     if beyond <= ROUNDING:
         return True
-    inside = max(x0, 0), max(y0, 0), min(x1, width), min(y1, height)
-    if inside[2] <= inside[0] or inside[3] <= inside[1]:
+    annotation.update(_sides(max(x0, 0), max(y0, 0), min(x1, width), min(y1, height)))
+    if not has_box(annotation):
         fault(BOX, " is outside of the image")
         return False
     is_near = beyond <= max(_FEW_PIXELS, _FEW_SHARE * max(height, width))
     fault(BORDER if is_near else OUTSIDE, f" is {beyond:g} pixels over the border")
-    annotation.update(_sides(*inside))
     return True
 
 
@@ -169,9 +168,8 @@ def _holds(box: Sequence[float], mask: list[list[float]] | dict[str, Any]) -> bo
         if min(x0 - box[0], y0 - box[1], box[2] - x1, box[3] - y1) >= 0:
             return True
         pixels = mask_util.decode(mask)
-        x0, y0 = np.floor(np.clip(box[:2], 0, pixels.shape[::-1])).astype(int)
-        x1, y1 = np.ceil(np.clip(box[2:], 0, pixels.shape[::-1])).astype(int)
-        return bool(2 * np.count_nonzero(pixels[y0:y1, x0:x1]) >= np.count_nonzero(pixels))
+        inside = pixels[pixels_of(np.clip(box, 0, pixels.shape[::-1] * 2))]
+        return bool(2 * np.count_nonzero(inside) >= np.count_nonzero(pixels))
     inside, total = 0.0, 0.0
     for polygon in mask:
         x0, y0, x1, y1 = around([polygon])
@@ -179,6 +177,13 @@ def _holds(box: Sequence[float], mask: list[list[float]] | dict[str, Any]) -> bo
         width, height = min(box[2], x1) - max(box[0], x0), min(box[3], y1) - max(box[1], y0)
         inside += max(width, 0) * max(height, 0)
     return 2 * inside >= total
+
+
+def pixels_of(box: Sequence[float]) -> tuple[slice, slice]:
+    """The rows and columns of all pixels that a box x0, y0, x1, y1 touches."""
+    x0, y0 = np.floor(box[:2]).astype(int)
+    x1, y1 = np.ceil(box[2:]).astype(int)
+    return slice(y0, y1), slice(x0, x1)
 
 
 def around(mask: list[list[float]] | dict[str, Any]) -> tuple[float, float, float, float]:
