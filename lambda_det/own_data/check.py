@@ -156,10 +156,12 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
         status = 1
     for _, _, why in fit.background(reports[0]):
         print(f"lambda-det train: {why}.\n")
-    if not arguments.no_images and len(reports) == 1:
-        files = (Path(file["file_name"]) for file in reports[0].files)
-        if hint := films(files):
-            print(f"{printable(hint)}.\n")
+    if (
+        not arguments.no_images
+        and len(reports) == 1
+        and (hint := films(images[reports[0].json_file]))
+    ):
+        print(f"{printable(hint)}.\n")
     if reports[0].usable and not reports[0].refusal():
         print_small_objects(parts, reports[0])
     if status:

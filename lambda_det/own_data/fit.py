@@ -201,11 +201,10 @@ def _anchors(cfg: CfgNode, facts: Facts) -> list[Choice]:
         "strides of a map at least"
     )
     choices = [Choice(ANCHORS, sizes, why)]
-    ratios = _clusters(
-        np.log(facts.boxes[:, 1] / facts.boxes[:, 0]), len(generator.ASPECT_RATIOS[0])
-    )
+    wanted = len(generator.ASPECT_RATIOS[0])
+    ratios = _clusters(np.log(facts.boxes[:, 1] / facts.boxes[:, 0]), wanted)
     # otherwise boxes show nothing about the others
-    if len(ratios) == len(generator.ASPECT_RATIOS[0]):
+    if len(ratios) == wanted:
         ratios = [[round(ratio, 2) for ratio in ratios]]
         choices.append(Choice("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", ratios, reason))
     return choices
@@ -307,7 +306,7 @@ def _batch(cfg: CfgNode, facts: Facts, machine: Machine) -> list[Choice]:
 
 
 # ---------------------------------------------------------------------- schedule and evaluations
-def epochs_for(images: int, whole_images: int | None = None) -> float:
+def epochs_for(images: int, whole_images: int) -> float:
     """Passes over the images: 30 up to 1,000 images, falling with their logarithm to 16 at 20,000.
 
     More images need more steps and fewer passes. Mayaku 2.0 follows the same rule. Tiles of one
@@ -316,20 +315,20 @@ def epochs_for(images: int, whole_images: int | None = None) -> float:
 
     Args:
         images: or tiles of them.
-        whole_images: that the tiles are of; None where images are not cut.
+        whole_images: that the tiles are of.
     """
     share = math.log(max(images, 1000) / 1000) / math.log(20)
-    alike = ((images if whole_images is None else whole_images) / images) ** 0.75
+    alike = (whole_images / images) ** 0.75
     return alike * (30 - 14 * min(share, 1.0))
 
 
-def fit_schedule(cfg: CfgNode, images: int, whole_images: int | None = None) -> list[Choice]:
+def fit_schedule(cfg: CfgNode, images: int, whole_images: int) -> list[Choice]:
     """What follows from the number of images and of epochs: the schedule, and the evaluations.
 
     Args:
         cfg: with all other keys. RECIPE.EPOCHS is the number of epochs; 0 for the rule.
         images: or tiles of them.
-        whole_images: that the tiles are of; None where images are not cut.
+        whole_images: that the tiles are of.
 
     Raises:
         ConfigError: there is no rule for the optimiser, and no rate is given.
@@ -355,12 +354,15 @@ def fit_schedule(cfg: CfgNode, images: int, whole_images: int | None = None) -> 
     why = "a tenth of the steps, 1000 at most"
     choices.append(Choice("SOLVER.WARMUP_ITERS", min(1000, steps // 10), why))
     choices += _learning_rate(cfg, batch)
-    cost = cost_of_image(
+    test_images = 0  # or their tiles
+    # the later check refuses what is missing
+    with contextlib.suppress(UserError, OSError, LookupError):
+        test_images = number_of_images(cfg.DATASETS.TEST, Tiling.from_config(cfg))
+    cost = test_images * cost_of_image(
         has_masks=cfg.MODEL.MASK_ON,
         has_losses=cfg.TEST.LOSS,
         sets_of_weights=1 + (cfg.SOLVER.EMA_DECAY > 0 and cfg.TEST.RAW),
     )
-    cost *= _test_images(cfg)
     period = evaluations_for(steps, batch, recipe.EVALUATIONS, cost)
     why = (
         f"{recipe.EVALUATIONS} evaluations, or as many as take {_SHARE:.0%} of the time; 0 is one "
@@ -417,11 +419,3 @@ def evaluations_for(steps: int, batch: int, most: int, cost: float) -> int:
     room = _SHARE / (1 - _SHARE) * steps * batch
     count = min(most, int(room / cost))
     return math.ceil(steps / count) if count > 1 else 0
-
-
-def _test_images(cfg: CfgNode) -> int:
-    """The number of test images, or of their tiles; 0 where there are none, or none is found."""
-    # The later check refuses what is missing
-    with contextlib.suppress(UserError, OSError, LookupError):
-        return number_of_images(cfg.DATASETS.TEST, Tiling.from_config(cfg))
-    return 0

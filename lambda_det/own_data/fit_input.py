@@ -199,7 +199,8 @@ def fit_input(
         return Input([], [], [])
     sizes = np.array([[one["width"], one["height"]] for one in records], float)
     size = _usual_size(cfg, sizes, asked)
-    rows, tiling, warnings = _tiles(cfg, size, facts, sizes, asked, classes, others)
+    small = _small_objects(size.cfg, facts, classes)
+    rows, tiling, warnings = _tiles(cfg, small, facts, sizes, asked, others)
     choices: list[Choice] = []
     if tiling:
         choices = [
@@ -361,19 +362,17 @@ def _small_objects(cfg: CfgNode, facts: Facts, names: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------------- tiles
 def _tiles(
     cfg: CfgNode,
-    size: _Size,
+    why: str,
     facts: Facts,
     sizes: np.ndarray,
     asked: Asked,
-    classes: Sequence[str],
     others: Sequence[Record],
 ) -> tuple[list[Row], Tiling | None, list[str]]:
-    """Whether images are cut, and into which tiles; and warnings."""
+    """Whether images are cut, as the sentence ``why`` may say, and into which tiles; warnings."""
     # Tiles are as large as the input, so that objects keep their pixels, or larger where most
     # objects would not fit into the overlap of two tiles, or where even the smallest tenth can be
     # reduced. Warnings say where most objects are too small and nothing is cut, and where the parts
     # have other scales.
-    why = _small_objects(size.cfg, facts, classes)
     beside = _tiles_of(facts, sizes, others)
     wanted = asked.tile
     if wanted is None and asked.is_chosen and not asked.has_size:

@@ -98,7 +98,7 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
     how = "stratified" if split.stratify else "by the hash of their names"
     how += f", in groups by {split.group_by}" if split.group_by else ", copies on one side"
     show(f"Held out to evaluate on: {held_out} of {of} images of {labels}, {how}")
-    if not split.group_by and (hint := films(Path(f["file_name"]) for f in report.files)):
+    if not split.group_by and (hint := films(f["file_name"] for f in report.files)):
         logger.warning(f"{labels}: {hint}")
     if unseen := _classes(train) - _classes(val):
         logger.warning(
@@ -110,14 +110,14 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
     return write_coco(train, folder, f"{stem}_kept"), write_coco(val, folder, f"{stem}_held_out")
 
 
-def films(files: Iterable[Path]) -> str:
+def films(files: Iterable[str]) -> str:
     """A sentence on images that look like frames of films, of which random ones would be held out;
     "" for others.
 
     They have names that differ by a number alone, and neighbours are far more alike than others.
     """
     named: dict[tuple[Path, str], list[tuple[int, Path]]] = defaultdict(list)
-    for path in files:
+    for path in map(Path, files):
         # opening a named pipe would wait for its writer
         if (match := _NUMBERED.fullmatch(path.name)) and path.is_file():
             named[path.parent, match[1]].append((int(match[2]), path))

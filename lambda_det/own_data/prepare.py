@@ -167,7 +167,7 @@ def _start(given: _Given, config: CfgNode | None) -> _Start:
 def _earlier_detector(given_keys: Mapping[str, str]) -> SavedRun | None:
     """The detector whose checkpoint is given as MODEL.WEIGHTS; None for other weights."""
     file = given_keys.get("MODEL.WEIGHTS", "")
-    if not file or not Path(file).is_file():
+    if not Path(file).is_file():
         return None
     # it is of a backbone, or of another trainer
     with contextlib.suppress(ConfigError, WeightsError):

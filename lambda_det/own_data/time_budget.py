@@ -142,7 +142,7 @@ def _with_steps(cfg: CfgNode, steps: int, images: int) -> CfgNode:
     cfg = cfg.clone()
     # in the middle of a step, because epochs are rounded up to steps
     cfg.RECIPE.EPOCHS = (steps - 0.5) * cfg.SOLVER.IMS_PER_BATCH / images
-    for key, value, _ in fit.fit_schedule(cfg, images):
+    for key, value, _ in fit.fit_schedule(cfg, images, images):
         if key not in cfg.RECIPE.KEEP:
             cfg.merge_from_list([key, value])
     return cfg

@@ -171,7 +171,7 @@ def test_frames_of_films_are_said_where_neighbours_are_alike(names, is_a_film, s
         start = 2 * number
         frame = scene.crop((start, 0, start + 64, 48)) if is_a_film else seen(64)
         frame.save(tmp_path / name)
-    sentence = films([tmp_path / name for name in names])
+    sentence = films([str(tmp_path / name) for name in names])
     assert bool(sentence) == bool(said) and re.search(said, sentence)
 
 
@@ -180,4 +180,4 @@ def test_named_pipes_are_no_frames(tmp_path):
     pipes = [tmp_path / f"{number}.png" for number in range(20)]
     for pipe in pipes:
         os.mkfifo(pipe)
-    assert films(pipes) == ""
+    assert films(map(str, pipes)) == ""

@@ -46,7 +46,7 @@ class _Trainer:
         monkeypatch.setattr(time_budget.time, "monotonic", lambda: self.now)
         folder = SimpleNamespace(save_config=lambda *_: None, config_origin=str)
         monkeypatch.setattr(time_budget, "RunFolder", lambda _: folder)
-        monkeypatch.setattr("lambda_det.own_data.fit._test_images", lambda *_: 10)
+        monkeypatch.setattr("lambda_det.own_data.fit.number_of_images", lambda *_: 10)
         cfg = get_config("finetune/light_lambdaresnet26.yaml")
         cfg.RECIPE.TIME, cfg.SOLVER.MAX_ITER = allowed, 10_000
         self.task = SimpleNamespace(

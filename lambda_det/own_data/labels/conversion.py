@@ -86,22 +86,23 @@ def read_labels(
             if len(files) == 1:
                 raise
             report.add(UNREAD, str(error))
-    if not rows and (unread := report.findings.get(UNREAD)):
-        raise DataError(unread.first[0])
     if not rows:
+        if unread := report.findings.get(UNREAD):
+            raise DataError(unread.first[0])
         endings = Counter(path.suffix.lower() for path in walk(folder))
         there = listed(f"{count} {ending}" for ending, count in endings.most_common())
         raise DataError(
             f"{place}: of {len(pictures.paths)} images in {folder}, none has labels; there are "
             f"{there}, and images are read as {' '.join(SUFFIXES)}."
         )
-    for thing in (thing for image in rows for thing in image.objects):
+    things = [thing for image in rows for thing in image.objects]
+    for thing in things:
         if not thing.label.strip():
             raise DataError(f"{thing.where}: its class has no name; name or remove the object.")
     if row.read is read_yolo:
         classes = list(yolo_names(files[0]).values())
     else:
-        classes = sorted({thing.label for image in rows for thing in image.objects})
+        classes = sorted({thing.label for thing in things})
     placed = _placed(rows, row.images == "one", pictures, report)
     if row.read is read_labelme:
         # few images are right where images were exchanged
@@ -195,10 +196,12 @@ def _content(
     annotations: list[dict[str, Any]] = []
     for number, (path, row) in enumerate(placed.items(), 1):
         width, height = row.size or size_of(path)
-        image = {"id": number, "file_name": path.relative_to(folder).as_posix()}
-        image["source"] = str(row.source)
-        image |= {"subset": row.subset} if row.subset else {}
-        image |= {"own_size": True} if row.size is None else {}
+        name = path.relative_to(folder).as_posix()
+        image = {"id": number, "file_name": name, "source": str(row.source)}
+        if row.subset:
+            image["subset"] = row.subset
+        if row.size is None:
+            image["own_size"] = True
         images.append({**image, "width": width, "height": height})
         for thing in row.objects:
             x0, y0, x1, y1 = thing.box
@@ -256,10 +259,12 @@ def as_coco(*places: tuple[str, str], folder: Path, classes: Sequence[str] = ())
     files, contents = [place for place, _ in places], {}
     for index, (place, images) in enumerate(places):
         path = Path(place)
-        name, there = recognise(path) if path.exists() and not _is_list(path) else ("", [])
+        if not path.exists():
+            continue
+        name, there = ("", []) if _is_list(path) else recognise(path)
         if name == COCO:
             files[index] = str(only(path, there))
-        elif path.exists():
+        else:
             contents[index] = read_labels(path, images)
     give_all_classes(contents.values(), classes)
     for index, content in contents.items():

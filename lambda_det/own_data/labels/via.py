@@ -32,8 +32,9 @@ def read_via(file: Path, _: NamedImages, report: Report) -> Iterator[LabelledIma
     if [*cases] == [""]:
         report.add(NO_CLASSES, str(file))
     usual = max(cases, key=lambda attribute: len(cases[attribute]), default="")
-    for attribute, others in cases.items():
-        for case in others if attribute != usual else ():
+    cases.pop(usual, None)
+    for others in cases.values():
+        for case in others:
             report.add(ATTRIBUTE, case)
 
 

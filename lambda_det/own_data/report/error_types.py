@@ -64,7 +64,7 @@ def sort_errors(
     predictions, missed = [], set()
     for image in ground_truth.getImgIds():
         objects = ground_truth.loadAnns(ground_truth.getAnnIds(imgIds=[image], iscrowd=False))
-        ids, classes = (np.array([o[k] for o in objects], int) for k in ("id", "category_id"))
+        classes = np.array([o["category_id"] for o in objects], int)
         shapes = [o["bbox"] if iou_type == "bbox" else ground_truth.annToRLE(o) for o in objects]
         own = sorted(of_image[image], key=lambda row: -row[0]["score"])
         iou = np.zeros((len(own), len(shapes)))
@@ -75,7 +75,7 @@ def sort_errors(
             verdict, assigned = "right", number
             if number == FALSE:
                 verdict, place = _wrong(row, classes == entry["category_id"])
-                assigned = None if place is None else int(ids[place])
+                assigned = None if place is None else objects[place]["id"]
             if verdict in ("right", "class", "localisation"):
                 matched.add(assigned)
             predictions.append(

@@ -120,8 +120,7 @@ def _corners(entry: dict[str, Any]) -> list[float]:
 
 def _instances(entries: list[dict[str, Any]], record: dict[str, Any]) -> Instances:
     instances = Instances((record["height"], record["width"]))
-    boxes = torch.tensor([entry["bbox"] for entry in entries])
-    instances.pred_boxes = Boxes(boxes.reshape(-1, 4))
+    instances.pred_boxes = Boxes([entry["bbox"] for entry in entries])
     instances.pred_classes = torch.tensor([e["category_id"] for e in entries], dtype=torch.int64)
     instances.scores = torch.tensor([float(entry["score"]) for entry in entries])
     if entries and all("segmentation" in entry for entry in entries):
@@ -139,8 +138,7 @@ def _pair(judged: _Judged, metadata: Metadata) -> Pair:
     judged = judged._replace(entries=entries)
     counts = "{} found, {} missed, {} false".format(*judged.counts)
     image = read_image(record)
-    crop = _worst_crop(judged)
-    if crop is not None:
+    if crop := _worst_crop(judged):
         counts += "; this is the part with most errors"
         image = np.ascontiguousarray(image[crop.y0 : crop.y1, crop.x0 : crop.x1])
         record, entries = _cut(record, entries, crop)
