@@ -471,8 +471,14 @@ def _content(
     ids = list(categories)
     images, annotations = [], []
     for record in records:
-        size = {"height": record["height"], "width": record["width"]}
-        images.append({"id": record["image_id"], "file_name": record["file_name"], **size})
+        images.append(
+            {
+                "id": record["image_id"],
+                "file_name": record["file_name"],
+                "height": record["height"],
+                "width": record["width"],
+            }
+        )
         for annotation in record.get("annotations", ()):
             box = BoxMode.convert(
                 list(map(float, annotation["bbox"])), annotation["bbox_mode"], BoxMode.XYWH_ABS

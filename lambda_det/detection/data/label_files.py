@@ -158,8 +158,15 @@ def _labelme(image: Mapping[str, Any], objects: list[_Object], place: str) -> st
         for number, one in enumerate(objects)
         for points in one.outline or [one.box]
     ]
-    content = {"version": "5.5.0", "flags": {}, "shapes": shapes, "imagePath": place}
-    content |= {"imageData": None, "imageHeight": image["height"], "imageWidth": image["width"]}
+    content = {
+        "version": "5.5.0",
+        "flags": {},
+        "shapes": shapes,
+        "imagePath": place,
+        "imageData": None,
+        "imageHeight": image["height"],
+        "imageWidth": image["width"],
+    }
     return json.dumps(content, ensure_ascii=False, indent=1)
 
 

@@ -311,13 +311,13 @@ def tolerant_train_loader(
     if sampler is None:
         # The stream replaces the seed
         sampler, own_seeds = TrainingSampler(len(dataset), seed=0), False
+    is_list = isinstance(dataset, list)
+    sources = sources_of(dataset) if is_list else None
     wide = None
     if aspect_ratio_grouping:
-        is_list = isinstance(dataset, list)
         wide = (
             orientations(dataset).__getitem__ if is_list else cache(lambda i: is_wide(dataset[i]))
         )
-    sources = sources_of(dataset) if isinstance(dataset, list) else None
     return TrainLoader(
         TrainImages(records, mapper, max_unreadable, unreadable_key, sources),
         Stream(sampler, total_batch_size, is_wide=wide, own_seeds=own_seeds, sources=sources),

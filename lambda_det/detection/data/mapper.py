@@ -264,8 +264,11 @@ class TolerantMapper(DatasetMapper):
         unseen = [] if flips is None else [0.0, 0.0, 0.0] * len(flips)
         result = []
         for annotation, box, mask, own in zip(annotations, boxes, masks, polygons, strict=True):
-            moved: dict[str, Any] = {"bbox": box, "bbox_mode": BoxMode.XYXY_ABS}
-            moved["category_id"] = annotation["category_id"]
+            moved: dict[str, Any] = {
+                "bbox": box,
+                "bbox_mode": BoxMode.XYXY_ABS,
+                "category_id": annotation["category_id"],
+            }
             if isinstance(mask, dict):
                 # PADDING would be foreground in BitMasks and in the boxes that are made from them
                 moved["segmentation"] = transforms.apply_segmentation(mask_util.decode(mask)) == 1

@@ -177,8 +177,12 @@ def seen_in(annotation: Mapping[str, Any], tile: Tile) -> dict[str, Any] | None:
     box = _within(whole, tile)
     if not (box[2:] > box[:2]).all():
         return None
-    result = {"category_id": annotation["category_id"], "iscrowd": annotation.get("iscrowd", 0)}
-    result |= {"bbox": (box - np.tile(tile[:2], 2)).tolist(), "bbox_mode": BoxMode.XYXY_ABS}
+    result = {
+        "category_id": annotation["category_id"],
+        "iscrowd": annotation.get("iscrowd", 0),
+        "bbox": (box - np.tile(tile[:2], 2)).tolist(),
+        "bbox_mode": BoxMode.XYXY_ABS,
+    }
     mask = annotation.get("segmentation")
     if not mask:
         return result

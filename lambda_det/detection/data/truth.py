@@ -127,7 +127,7 @@ def _take_box(
 
     if not has_box(annotation):
         # a box that contradicts itself is not replaced
-        if mask and not (isinstance(box, (list, tuple)) and len(box)):
+        if mask and not (isinstance(box, (list, tuple)) and box):
             annotation.update(_sides(*around(mask)))
             if has_box(annotation):
                 fault(MEANT, ": the box of its mask is taken")
