@@ -41,7 +41,9 @@ def contents_of_yolo(file: Path, to_train: bool) -> dict[str, Content]:
     """
     content = yolo_content(file)
     home = content.get("path")
-    homes = [file.parent / home, file.parent] if isinstance(home, str) else [file.parent]
+    homes = [file.parent]
+    if isinstance(home, str):  # of the author's machine, of which the last folder may be here
+        homes = [file.parent / home, file.parent, file.parent / Path(home).name]
     if not any(map(content.get, _KEYS)):
         content |= _lists_beside(file)
     images: dict[str, tuple[list[Path], Path]] = {}
@@ -56,6 +58,9 @@ def contents_of_yolo(file: Path, to_train: bool) -> dict[str, Content]:
         )
     if images.get("val") == images.get("train"):  # as in examples that overfit on purpose
         images.pop("val", None)
+    if "test" in images and images["test"] == images.get("val"):
+        logger.warning(f"{file}: test names the images of val, so there is no test part")
+        del images["test"]
     contents = {}
     for part, (paths, folder) in images.items():
         labels = read_labels(file, folder, paths)

@@ -76,6 +76,16 @@ LAYOUTS = {
         "YOLO",
         ["images/train/größe 1.png"],
     ),
+    "Ultralytics' YOLO beside the folder of its images, which is tested on those of val": (
+        {
+            "set.yaml": YAML
+            + "path: ../datasets/set\ntrain: images/train\nval: images/val\ntest: images/val\n",
+            "set/labels/train/a.txt": LINE,
+        },
+        "YOLO",
+        ["set/images/train/a.png"],
+        ["set/images/val/b.png"],
+    ),
     "YOLO whose data.yaml names no parts": (
         {"data.yaml": YAML, "logo.png": ""},
         "YOLO",
