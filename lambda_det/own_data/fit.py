@@ -338,8 +338,9 @@ def fit_schedule(cfg: CfgNode, images: int, whole_images: int) -> list[Choice]:
     # given epochs are used literally
     steps = max(math.ceil(epochs * images / batch), 1 if recipe.EPOCHS else recipe.MIN_STEPS)
     rule = f"by the rule for their number, and RECIPE.MIN_STEPS {recipe.MIN_STEPS} at least"
+    what = counted(images, "tile" if whole_images < images else "image")
     reason = (
-        f"epochs: {epochs:.3g}, images or tiles: {images}, in batches of {batch}, "
+        f"{epochs:.3g} epochs of {what} in batches of {batch}, "
         f"{'as asked for' if recipe.EPOCHS else rule}"
     )
     if recipe.TIME:
@@ -364,12 +365,13 @@ def fit_schedule(cfg: CfgNode, images: int, whole_images: int) -> list[Choice]:
         sets_of_weights=1 + (cfg.SOLVER.EMA_DECAY > 0 and cfg.TEST.RAW),
     )
     period = evaluations_for(steps, batch, recipe.EVALUATIONS, cost)
+    number = counted(math.ceil(steps / period) if period else 1, "evaluation")
     why = (
-        f"{recipe.EVALUATIONS} evaluations, or as many as take {_SHARE:.0%} of the time; 0 is one "
-        "at the end"
+        f"{number} of {counted(test_images, 'image')}; {recipe.EVALUATIONS} at most, and "
+        f"{_SHARE:.0%} of the time"
     )
     saved_every = period or math.ceil(steps / recipe.EVALUATIONS)
-    saved = "with the evaluations, or as often as these would be"
+    saved = "with the evaluations" if period else f"{recipe.EVALUATIONS} checkpoints"
     return [
         *choices,
         Choice("TEST.EVAL_PERIOD", period, why),
