@@ -340,7 +340,7 @@ def fit_schedule(cfg: CfgNode, images: int, whole_images: int) -> list[Choice]:
     rule = f"by the rule for their number, and RECIPE.MIN_STEPS {recipe.MIN_STEPS} at least"
     what = counted(images, "tile" if whole_images < images else "image")
     reason = (
-        f"{epochs:.3g} epochs of {what} in batches of {batch}, "
+        f"{counted(float(f'{epochs:.3g}'), 'epoch')} of {what} in batches of {batch}, "
         f"{'as asked for' if recipe.EPOCHS else rule}"
     )
     if recipe.TIME:

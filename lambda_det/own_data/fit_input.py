@@ -454,7 +454,7 @@ def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Ro
     before = f"{below(least):.0%} below {least} pixels at {base}"
     why = (
         f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map, which stays up to a "
-        f"third; the share is the mean over {len(by_class)} class(es)"
+        "third; the share is the mean over the classes"
     )
     rows = [("finest map", before, why)]
     if below(least) <= _FEW_SMALL_TO_KEEP_MAPS:
