@@ -53,6 +53,9 @@ class DetectionSettings(Settings):
         return super().of_a_step() | {"base_lr": self.base_lr}
 
 
+LOG_PERIOD = 20  # steps; YAML has no key for it
+
+
 def read_settings(cfg: CfgNode) -> DetectionSettings:
     """The settings of a YAML configuration, as written.
 
@@ -64,6 +67,7 @@ def read_settings(cfg: CfgNode) -> DetectionSettings:
     return read_yaml(
         cfg,
         DetectionSettings,
+        log_period=LOG_PERIOD,
         precise_bn_batches=precise.NUM_ITER if precise.ENABLED else 0,
     )
 
