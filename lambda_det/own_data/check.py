@@ -100,8 +100,8 @@ def print_small_objects(parts: Sequence[tuple[str, str]], report: Report) -> Non
     )
     for what, size, why in found.rows:
         if what == "tiles" and size != "none":
-            print(f"{why}: lambda-det train cuts them into tiles ({size});")
-            print("--tile N makes others.\n")
+            print(f"{why}: lambda-det train cuts the images into tiles of {size}.")
+            print("--tile N makes other tiles.\n")
     for warning in found.warnings:
         print(f"{warning}\n")
 

@@ -243,7 +243,8 @@ def _detections(cfg: CfgNode, facts: Facts) -> list[Choice]:
     keys = ["TEST.DETECTIONS_PER_IMAGE"]
     if has_rpn(cfg):
         keys += ["MODEL.RPN.POST_NMS_TOPK_TEST", "MODEL.RPN.PRE_NMS_TOPK_TEST"]
-    reason = f"twice the {facts.most} objects of the fullest image or tile"
+    one = "tile" if cfg.INPUT.TILE.SIZE else "image"
+    reason = f"twice the {facts.most} objects of the fullest {one}"
     return [Choice(key, least, reason) for key in keys if attrgetter(key)(cfg) < least]
 
 
@@ -338,10 +339,10 @@ def fit_schedule(cfg: CfgNode, images: int, whole_images: int) -> list[Choice]:
     # given epochs are used literally
     steps = max(math.ceil(epochs * images / batch), 1 if recipe.EPOCHS else recipe.MIN_STEPS)
     rule = f"by the rule for their number, and RECIPE.MIN_STEPS {recipe.MIN_STEPS} at least"
-    what = counted(images, "tile" if whole_images < images else "image")
+    one = "tile" if cfg.INPUT.TILE.SIZE else "image"
     reason = (
-        f"{counted(float(f'{epochs:.3g}'), 'epoch')} of {what} in batches of {batch}, "
-        f"{'as asked for' if recipe.EPOCHS else rule}"
+        f"{counted(float(f'{epochs:.3g}'), 'epoch')} of {counted(images, one)} in batches of "
+        f"{batch}, {'as asked for' if recipe.EPOCHS else rule}"
     )
     if recipe.TIME:
         reason = "--time sets it after the first steps"
@@ -367,11 +368,13 @@ def fit_schedule(cfg: CfgNode, images: int, whole_images: int) -> list[Choice]:
     period = evaluations_for(steps, batch, recipe.EVALUATIONS, cost)
     number = counted(math.ceil(steps / period) if period else 1, "evaluation")
     why = (
-        f"{number} of {counted(test_images, 'image')}; {recipe.EVALUATIONS} at most, and "
+        f"{number} of {counted(test_images, one)}; {recipe.EVALUATIONS} at most, and "
         f"{_SHARE:.0%} of the time"
     )
     saved_every = period or math.ceil(steps / recipe.EVALUATIONS)
-    saved = "with the evaluations" if period else f"{recipe.EVALUATIONS} checkpoints"
+    saved = counted(math.ceil(steps / saved_every), "checkpoint")
+    if period:
+        saved = "with the evaluations"
     return [
         *choices,
         Choice("TEST.EVAL_PERIOD", period, why),

@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from lambda_det.detection.data.coco_format import READER
@@ -43,7 +43,8 @@ def contents_of_yolo(file: Path, to_train: bool) -> dict[str, Content]:
     home = content.get("path")
     homes = [file.parent]
     if isinstance(home, str):  # of the author's machine, of which the last folder may be here
-        homes = [file.parent / home, file.parent, file.parent / Path(home).name]
+        last = PureWindowsPath(home).name
+        homes = [file.parent / home, file.parent, file.parent / last]
     if not any(map(content.get, _KEYS)):
         content |= _lists_beside(file)
     images: dict[str, tuple[list[Path], Path]] = {}

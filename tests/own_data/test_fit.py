@@ -145,6 +145,9 @@ def test_evaluations_of_a_configuration(cfg, content, write):
     for one in records:
         one["annotations"][0]["segmentation"] = [[1, 1, 51, 1, 51, 51]]
     assert derived(cfg, records)["TEST.EVAL_PERIOD"] == 20
+    cfg.RECIPE.EPOCHS = 0.3  # three steps
+    reasons = {key: why for key, _, why in fitting.fit_schedule(cfg, 40, 40)}
+    assert reasons["SOLVER.CHECKPOINT_PERIOD"] == "3 checkpoints"
 
 
 def test_boxes_are_measured_at_the_size_of_the_input(cfg):

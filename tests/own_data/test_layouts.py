@@ -86,6 +86,15 @@ LAYOUTS = {
         ["set/images/train/a.png"],
         ["set/images/val/b.png"],
     ),
+    "YOLO beside the folder of its images, from Windows": (
+        {
+            "set.yaml": YAML + "path: C:\\me\\set\ntrain: images/train\nval: images/val\n",
+            "set/labels/train/a.txt": LINE,
+        },
+        "YOLO",
+        ["set/images/train/a.png"],
+        ["set/images/val/b.png"],
+    ),
     "YOLO whose data.yaml names no parts": (
         {"data.yaml": YAML, "logo.png": ""},
         "YOLO",

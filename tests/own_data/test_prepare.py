@@ -279,6 +279,7 @@ def test_large_images_with_small_objects_are_cut(photographs, capsys):
     trained = len(names(cfg.DATASETS.TRAIN_JSON))
     tiles = trained + round(cfg.INPUT.TILE.EMPTY * trained)
     assert said(args, f"epochs of {tiles} tiles") and said(args, f"{tiles} tiles")
+    assert said(args, f" evaluations of {30 * len(names(cfg.DATASETS.TEST_JSON))} tiles; ")
     assert not any("12 pixels" in warning for warning in warned(args))
     args = prepared_of(photographs, "--tile", "0")
     (warning,) = (warning for warning in warned(args) if "12 pixels" in warning)

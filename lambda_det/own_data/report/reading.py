@@ -99,7 +99,10 @@ class RunState:
             weights = self.weights._replace(file=os.path.basename(self.weights.file))
             words.append(f"{which} checkpoint is {weights}.")
         if not self.has_ended:
-            words.append(f"It has not ended; its last checkpoint: {self.last or 'none'}.")
+            last = (
+                f"its last checkpoint is {self.last}" if self.last else "it has no last checkpoint"
+            )
+            words.append(f"It has not ended; {last}.")
         elif 0 < self.steps < self.planned:
             words.append(f"It stopped early, after {self.steps:,} of {self.planned:,} steps.")
         return " ".join(words)
