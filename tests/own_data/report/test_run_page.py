@@ -21,7 +21,7 @@ from lambda_det.own_data.report.class_results import evaluate_detections
 from lambda_det.own_data.report.command_line import main
 from lambda_det.own_data.report.evaluated import RESULTS, evaluate_run
 from lambda_det.own_data.report.page import Page, new_axes, to_figure, to_svg
-from lambda_det.own_data.report.reading import label_of, results_of
+from lambda_det.own_data.report.reading import RunState, label_of, results_of
 from lambda_det.own_data.report.run_page import write_report
 from lambda_det.training.run_folder import RunFolder
 from tests.coco import CLASSES, make_ground_truth, noisy_results
@@ -358,9 +358,11 @@ def test_the_page_says_how_many_of_the_rule_s_epochs_there_were(run):
         edit(file, rf"TRAIN_{key}: .*", f"TRAIN_{key}: {datasets[f'TEST_{key}']}")
     trainer = {"loader": {"records": 3}, "of_a_step": {"images_per_step": 1}}
     checkpoint = {"model": {}, "iteration": 39, "trainer": trainer}
+    state = RunState([], 0, 300, "", None, False, 0, 0.0)
+    assert state.sentences() == "It has not ended; it has no last checkpoint."
     torch.save(checkpoint, run / "model_0000039.pth")
     text = _page(run)
-    assert "It has not ended; it has no last checkpoint." in text and "of 30 epochs" not in text
+    assert "its last checkpoint is model_0000039.pth" in text and "of 30 epochs" not in text
     (run / "last_checkpoint").write_text("model_final.pth")
     torch.save(checkpoint, run / "model_final.pth")
     text = _page(run)
