@@ -24,9 +24,9 @@ _SHARE = LinearSegmentedColormap.from_list("share", [(ACCENT, 0.0), (ACCENT, 1.0
 
 # the metrics that are drawn together, by the title
 PANELS: dict[str, Callable[[str], bool]] = {
-    "total loss (dashed: held out)": lambda name: name in _TOTAL,
+    "total loss": lambda name: name in _TOTAL,
     "AP or accuracy, percent": lambda name: name.endswith(DRAWN),
-    "losses (dashed: held out)": lambda name: is_loss(name) and name not in _TOTAL,
+    "losses": lambda name: is_loss(name) and name not in _TOTAL,
     "learning rate": lambda name: name.partition("/")[0] == "lr",
 }
 
@@ -41,6 +41,7 @@ def draw_panel(axes: Axes, title: str, metrics: Sequence[Mapping[str, float]]) -
     """
     belongs, percent = PANELS[title], "percent" in title
     colors: dict[str, str] = {}
+    shown = title
     for name in sorted({name for line in metrics for name in line if belongs(name)}):
         points = [(r["iteration"] + 1, r[name]) for r in metrics if name in r]
         points = points[:: -(-len(points) // _POINTS)]
@@ -56,11 +57,13 @@ def draw_panel(axes: Axes, title: str, metrics: Sequence[Mapping[str, float]]) -
             lw=1.2,
             ms=3,
         )
+        if is_held_out:
+            shown = f"{title} (dashed: held out)"
     if axes.lines:
         # below the axes, where it covers no curve, and no wider than they are
         place = (0, -0.2)
         axes.legend(fontsize=8, ncols=2, loc="upper left", bbox_to_anchor=place, frameon=False)
-    axes.set(title=title, xlabel="step", xlim=(0, None), ylim=(0, 100 if percent else None))
+    axes.set(title=shown, xlabel="step", xlim=(0, None), ylim=(0, 100 if percent else None))
     return bool(axes.lines)
 
 

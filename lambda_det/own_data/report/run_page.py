@@ -93,7 +93,7 @@ def build_report(
     # what a longer training would bring is the same on other data
     home = Path(about["run"]) if about else run
     state = read_state(home, config)
-    page = _evaluation_head(run, about) if about else _run_head(run, state)
+    page = _evaluation_head(run, about) if about else _run_head(run, state, config)
     if "DATA" in config:  # it is of a classifier
         return page
     try:
@@ -118,7 +118,7 @@ def build_report(
     return page
 
 
-def _run_head(run: Path, state: RunState) -> Page:
+def _run_head(run: Path, state: RunState, config: Mapping[str, Any]) -> Page:
     """The page of a training with its numbers and curves."""
     origin = RunFolder(run).config_origin()
     page = Page(
@@ -126,7 +126,8 @@ def _run_head(run: Path, state: RunState) -> Page:
         f"{state.sentences()} config.yaml has its configuration"
         + (f", which began with {origin}." if origin else "."),
     )
-    page.numbers(_summary(state))
+    what = "tiles" if config.get("INPUT", {}).get("TILE", {}).get("SIZE") else "images"
+    page.numbers(_summary(state, what))
     _add_warnings(page, run)
     empty = "The run has logged no step yet: usually its numbers come once in 20 steps."
     page.section("Curves", "" if state.metrics else empty)
@@ -148,15 +149,15 @@ def _evaluation_head(folder: Path, about: Mapping[str, Any]) -> Page:
     return page
 
 
-def _summary(state: RunState) -> dict[str, str]:
-    """Results of the best checkpoint, the length of the training, and its speed."""
+def _summary(state: RunState, what: str) -> dict[str, str]:
+    """Results of the best checkpoint, the length of the training on ``what``, and its speed."""
     numbers = {
         result.label(name): f"{result.value:.1f}" for name, result in state.results().items()
     }
     numbers["steps"] = f"{state.steps:,}"
     if state.epochs:
         numbers["epochs"] = f"{state.epochs:.3g}"
-        numbers["images to train on, or tiles"] = f"{state.images:,}"
+        numbers[f"{what} to train on"] = f"{state.images:,}"
     if times := [line["time"] for line in state.metrics if "time" in line]:
         numbers["seconds a step (median)"] = f"{statistics.median(times):.3g}"
     return numbers

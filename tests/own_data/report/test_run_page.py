@@ -203,9 +203,11 @@ def test_page_is_whole_and_fetches_nothing(ground_truth):
 @pytest.mark.parametrize(("title", "name"), [("total loss", "total_loss"), ("losses", "loss_cls")])
 def test_a_loss_of_the_test_set_has_the_colour_of_the_training_s(title, name):
     metrics = [{"iteration": i, name: 2.0} for i in (19, 39)]
+    axes = new_axes(4, 3)[1]
+    assert figures.draw_panel(axes, title, metrics) and axes.get_title() == title
     metrics += [{"iteration": 39, f"validation/{name}": 3.0}]
     axes = new_axes(4, 3)[1]
-    assert figures.draw_panel(axes, f"{title} (dashed: held out)", metrics)
+    assert figures.draw_panel(axes, title, metrics) and "dashed" in axes.get_title()
     trained, tested = sorted(axes.lines, key=lambda line: line.get_linestyle())
     assert (trained.get_linestyle(), tested.get_linestyle()) == ("-", "--")
     assert trained.get_color() == tested.get_color()
@@ -367,7 +369,7 @@ def test_the_page_says_how_many_of_the_rule_s_epochs_there_were(run):
     torch.save(checkpoint, run / "model_final.pth")
     text = _page(run)
     assert "had 13.3 of 30 epochs" in text  # 40 steps on three images
-    assert "<b>13.3</b><span>epochs<" in text and "<b>3</b><span>images to train on" in text
+    assert "<b>13.3</b><span>epochs<" in text and "<b>3</b><span>images to train on<" in text
     assert f"--output {run} --resume --epochs 30" in text
     trainer["of_a_step"]["images_per_step"] = 3
     torch.save(checkpoint, run / "model_final.pth")
