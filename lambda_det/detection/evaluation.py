@@ -185,12 +185,10 @@ def ground_truth_of(dataset_name: str) -> COCO:
     if is_coco(dataset_name):
         number = None if keypoints is None else len(keypoints)
         truth = ground_truth(metadata.json_file, metadata.image_root, keypoints=number)
-        categories = truth.report.categories
         if metadata.get("thing_dataset_id_to_contiguous_id") is None:
             # it is set when a data set is loaded, and predictions are counted by it
-            ids = {number: place for place, number in enumerate(categories)}
-            metadata.thing_dataset_id_to_contiguous_id = ids
-        return coco_api(truth.records, categories, keypoints)
+            metadata.thing_dataset_id_to_contiguous_id = truth.report.places
+        return coco_api(truth.records, truth.report.categories, keypoints)
     records = load_records(dataset_name)
     names = metadata.thing_classes
     places = metadata.get("thing_dataset_id_to_contiguous_id") or {i: i for i in range(len(names))}

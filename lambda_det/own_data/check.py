@@ -48,7 +48,7 @@ def print_report(report: Report) -> None:
     print(f"{report.annotations:9,} annotations, {report.crowds:,} of them crowds")
     print(f"{report.usable:9,} can be trained on, at most {report.most:,} in an image")
     print(f"{len(report.categories):9,} in the list of categories:")
-    names = Counter(report.categories.values())
+    names = Counter(report.classes)
     for number, count in report.counts.items():
         name = report.categories[number]
         where = f" (category {number})" if names[name] > 1 else ""
@@ -67,7 +67,7 @@ def print_report(report: Report) -> None:
 
 def print_other_classes(report: Report, train: Report) -> bool:
     """Print what training says about the classes of another part; whether it refuses them."""
-    here, there = list(report.categories.values()), list(train.categories.values())
+    here, there = report.classes, train.classes
     try:
         refuse_others("classes", report.json_file, here, train.json_file, there)
         unlearnt = unlearnt_classes(report, [train], train.json_file)
@@ -95,7 +95,7 @@ def print_small_objects(parts: Sequence[tuple[str, str]], report: Report) -> Non
         get_config(f"finetune/{name}.yaml"),
         [one for one in train if not all(a["iscrowd"] for a in one["annotations"])],
         Asked(is_chosen=True),
-        classes=list(report.categories.values()),
+        classes=report.classes,
         others=[record for part in others for record in part],
     )
     for what, size, why in found.rows:

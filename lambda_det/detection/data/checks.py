@@ -187,10 +187,10 @@ def _check_registered(name: str, detector: Detector, images: str) -> Report | No
             f"{report.json_file}: {finding.count} x {kind.text}; the first: {finding.first[0]}."
         )
     names = MetadataCatalog.get(name).get("thing_classes")
-    if names is not None and list(names) != list(report.categories.values()):
+    if names is not None and list(names) != report.classes:
         raise DataError(
             f"{report.json_file} holds {len(report.categories)} categories "
-            f"({listed(report.categories.values(), 5)}) that differ from those of the data set "
+            f"({listed(report.classes, 5)}) that differ from those of the data set "
             f"{name} ({listed(names, 5)}); give your own data with --train-json and "
             "--train-images, or --test-json and --test-images."
         )
@@ -279,7 +279,7 @@ def _warn_of_unlearnt_classes(data: Sequence[UsedData]) -> None:
     if not sources or None in sources:
         return
     train = listed(one.name for one in _of("train", data))
-    names, learnt = list(sources[0].categories.values()), _learnt(sources)
+    names, learnt = sources[0].classes, _learnt(sources)
     if unlearnt := [name for name in names if name not in learnt]:
         logger.warning(
             f"{len(unlearnt)} of {len(names)} classes have no object in {train} and are not "

@@ -50,7 +50,7 @@ def facts_of(datasets: Iterable[str]) -> dict[str, Any]:
         if of_set["thing_classes"] is None and is_coco(name):  # it was not read yet
             with contextlib.suppress(UserError):  # the check of the data reports it
                 report = file_report(metadata.json_file, metadata.image_root)
-                of_set["thing_classes"] = list(report.categories.values())
+                of_set["thing_classes"] = report.classes
         for key, source in _IDS.items():
             ids = metadata.get(source)
             of_set[key] = ids and sorted(ids, key=ids.get)

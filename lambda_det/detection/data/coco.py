@@ -289,7 +289,7 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
         }
         for number, image in sorted(file.images.items())
     }
-    places = {number: place for place, number in enumerate(file.report.categories)}
+    places = file.report.places
     entries = sorted(file.annotations, key=itemgetter("image_id"))
     for number, entry in enumerate(entries, 1):
         image, place = file.images.get(entry["image_id"]), places.get(entry["category_id"])

@@ -127,10 +127,8 @@ def _decide_when_loaded(name: str) -> None:
         keypoints = None if names is None else len(names)
         if of_file:
             truth = ground_truth(metadata.json_file, metadata.image_root, keypoints=keypoints)
-            categories = truth.report.categories
-            metadata.thing_classes = list(categories.values())
-            ids = {number: place for place, number in enumerate(categories)}
-            metadata.thing_dataset_id_to_contiguous_id = ids
+            metadata.thing_classes = truth.report.classes
+            metadata.thing_dataset_id_to_contiguous_id = truth.report.places
             return truth.records
         records = load()
         if isinstance(records, Dataset) or not isinstance(records, Sequence):
@@ -232,7 +230,7 @@ def register_coco_files(
     identity = "\n".join([json_file, images, *categories])
     name = f"{stem}_{hashlib.sha256(os.fsencode(identity)).hexdigest()[:8]}"
     if name not in DatasetCatalog:
-        classes = {"thing_classes": list(report.categories.values())}
+        classes = {"thing_classes": report.classes}
         register_coco_instances(name, classes, json_file, images)
         _decide_when_loaded(name)
     metadata, names = MetadataCatalog.get(name), report.keypoints

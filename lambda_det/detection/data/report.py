@@ -119,6 +119,16 @@ class Report:
         if len(finding.first) < _FIRST_CASES:
             finding.first.append(printable(case)[:_LONGEST])
 
+    @property
+    def classes(self) -> list[str]:
+        """Names by the numbers that a detector has for them: the order of the ids."""
+        return list(self.categories.values())
+
+    @property
+    def places(self) -> dict[int, int]:
+        """These numbers by the ids."""
+        return {number: place for place, number in enumerate(self.categories)}
+
     def of(self, *severities: str) -> dict[Kind, Finding]:
         """The findings of these severities."""
         return {

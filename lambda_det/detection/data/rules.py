@@ -88,7 +88,7 @@ class UsedData:
     def meta(self, key: str) -> Any:
         value = MetadataCatalog.get(self.name).get(key)
         if key == "thing_classes" and value is None and self.report:
-            return list(self.report.categories.values())
+            return self.report.classes
         return value
 
     def needs(self, kind: str) -> bool:
