@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 CONFIG, LOG, METRICS = "config.yaml", "log.txt", "metrics.json"
 PUSHED = "model.safetensors"  # the only weights in a folder that lambda-det push wrote
 _POINTER = "last_checkpoint"
-_FINAL = "model_final.pth"
+FINAL = "model_final.pth"
 _BEST = "model_best.pth"
 _NUMBERED = re.compile(r"model_(\d{7,})\.pth")
 _ORIGIN = "# --config-file "  # the first line of a config.yaml
@@ -277,7 +277,7 @@ class RunFolder:
             before = self.numbered(iteration if iteration >= 0 else math.inf)
             return [named, *(path for path in reversed(before) if path.name != named.name)]
         checkpoints = self.numbered()[::-1]
-        final = self.path / _FINAL
+        final = self.path / FINAL
         if final.is_file():
             # A run that was made longer has numbered checkpoints that are newer.
             newer = [path for path in checkpoints if path.stat().st_mtime > final.stat().st_mtime]

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 from lambda_det.detection.results import DRAWN
 from lambda_det.errors import DataError, refused
 from lambda_det.training.log import is_of_averaged_weights
-from lambda_det.training.run_folder import RunFolder, iteration_of
+from lambda_det.training.run_folder import FINAL, RunFolder, iteration_of
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.provenance import Origin, entry
 
 EVALUATION = "evaluation.json"  # in a folder of lambda-det evaluate
-_FINAL = "model_final.pth"
 _LABEL = re.compile(r"(.*/)?(bbox|segm)(_EMA|_TTA)?/(\w+)")
 _KINDS = {"bbox": "box", "segm": "mask"}
 _WEIGHTS = {"_EMA": ", averaged weights", "_TTA": ", augmented test", None: ""}
@@ -89,7 +88,7 @@ class RunState:
     @property
     def has_ended(self) -> bool:
         """Whether the training is over, also where it stopped early."""
-        return self.last == _FINAL
+        return self.last == FINAL
 
     def sentences(self) -> str:
         """How far the run is, for a reader who knows its folder."""
