@@ -70,7 +70,7 @@ def load_config(args: argparse.Namespace, file: ConfigFile | None = None) -> Cfg
     return cfg
 
 
-def load_with_data(args: argparse.Namespace, file: ConfigFile | None = None) -> Prepared:
+def load_with_data(args: argparse.Namespace, file: ConfigFile | None) -> Prepared:
     """The configuration of a command line whose flags may name own data, which are then prepared.
 
     Args:

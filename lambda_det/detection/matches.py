@@ -242,7 +242,7 @@ def _evaluated_again(evaluation: COCOeval, **options: Any) -> COCOeval:
     """The same evaluation of objects of all sizes alone, computed with other parameters."""
     again = COCOeval(evaluation.cocoGt, evaluation.cocoDt, evaluation.params.iouType)
     vars(again.params).update(vars(evaluation.params) | options)
-    again.params.areaRng, again.params.areaRngLbl = again.params.areaRng[:1], ["all"]
+    again.params.areaRng = again.params.areaRng[:1]
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         again.evaluate()
     return again

@@ -146,7 +146,7 @@ def open_run(
 
 
 def run_of_checkpoint(
-    file: str, content: Mapping[str, Any], *, raw: bool = False, opts: Sequence[str] = ()
+    file: str, content: Mapping[str, Any], *, raw: bool, opts: Sequence[str]
 ) -> SavedRun:
     """The trained detector of a checkpoint that was read already, as :func:`open_run` has it.
 

@@ -99,8 +99,8 @@ def _unnamed(source: str) -> WeightsError:
 def read_network(
     content: Mapping[str, Any],
     *,
-    raw: bool = False,
-    model: str | None = None,
+    raw: bool,
+    model: str | None,
     source: str = "the checkpoint",
 ) -> nn.Module:
     """The backbone of a checkpoint, with its weights in float32, and its stages alone.

@@ -223,7 +223,7 @@ def make_stage(
     layers: Replacements,
     dilation: int = 1,
     multi_grid: Sequence[int] | None = None,
-    stochastic_depth: float = 0.0,
+    stochastic_depth: float,
 ) -> nn.Sequential:
     """The bottleneck blocks of one stage.
 
@@ -265,7 +265,7 @@ def make_stage(
 
 
 def make_res5(
-    spec: ResNetSpec, *, norm: Norm, stochastic_depth: float = 0.0, **lambda_options: Any
+    spec: ResNetSpec, *, norm: Norm, stochastic_depth: float, **lambda_options: Any
 ) -> tuple[nn.Sequential, int]:
     """The last stage by itself, for heads that see regions of the map of res4.
 
