@@ -17,7 +17,7 @@ from detectron2.utils import comm
 
 from lambda_det.config import KEYS, add_lambda_config, leaves
 from lambda_det.detection.registry import HEADS
-from lambda_det.errors import ConfigError, reason
+from lambda_det.errors import ConfigError, refused
 from lambda_det.training.config_file import ConfigFile, read_config
 
 logger = logging.getLogger(__name__)
@@ -137,13 +137,9 @@ def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:
         named += sorted(key for key in unknown if key.startswith(head.sections))
         if not head.module or not named:
             continue
-        try:
+        what = f"{named[0]} needs {head.module}, which cannot be imported"
+        with refused(ConfigError, what, "install it", ImportError):
             module = importlib.import_module(head.module)
-        except ImportError as error:
-            raise ConfigError(
-                f"{named[0]} needs {head.module}, which cannot be imported ({reason(error)}); "
-                "install it."
-            ) from error
         add_keys = getattr(module, head.add_config, lambda cfg: None)
         added = get_cfg()
         add_keys(added)

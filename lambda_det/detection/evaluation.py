@@ -47,7 +47,7 @@ from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.tiled import WholeImages
 from lambda_det.detection.tiles import Tiling
 from lambda_det.distributed.signals import StopRequest, interruptible
-from lambda_det.errors import ConfigError, DataError, printable, reason, refused
+from lambda_det.errors import ConfigError, DataError, printable, refused
 
 logger = logging.getLogger(__name__)
 
@@ -303,14 +303,10 @@ class _MaskEvaluator(SemSegEvaluator):
 
     def process(self, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
         for image, output in zip(inputs, outputs, strict=True):
-            try:
+            mask = self.input_file_to_gt_file[image["file_name"]]
+            what = f"The semantic mask {printable(mask)} is not of the size of its image"
+            with refused(DataError, what, "make it again", ValueError):
                 super().process([image], [output])
-            except ValueError as error:
-                mask = self.input_file_to_gt_file[image["file_name"]]
-                raise DataError(
-                    f"The semantic mask {printable(mask)} is not of the size of its image "
-                    f"({reason(error)}); make it again."
-                ) from error
 
 
 def _read_labels(path: str, dtype: type, classes: int, ignored: int) -> np.ndarray:
