@@ -90,10 +90,12 @@ def print_small_objects(parts: Sequence[tuple[str, str]], report: Report) -> Non
         report: of the first.
     """
     train, *others = (ground_truth(*part).records for part in parts)
+    if all(choice.value for choice in fit.background(report)):
+        train = [one for one in train if not all(a["iscrowd"] for a in one["annotations"])]
     name = RECIPES["cuda" if torch.cuda.is_available() else "cpu"][0]
     found = fit_input(
         get_config(f"finetune/{name}.yaml"),
-        [one for one in train if not all(a["iscrowd"] for a in one["annotations"])],
+        train,
         Asked(is_chosen=True),
         classes=report.classes,
         others=[record for part in others for record in part],

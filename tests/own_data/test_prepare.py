@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from lambda_det.detection import DetectionTask
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.own_data import start
 from lambda_det.own_data.command_line import main as check_main
+from lambda_det.own_data.fit_input import fit_input
 from lambda_det.training.log import BufferedLog
 from tests.coco import annotation, coco_content
 from tests.detection.tiny import NARROW, on_meta
@@ -245,14 +247,22 @@ def photographs(data):
         (5, 0, ["DATALOADER.FILTER_EMPTY_ANNOTATIONS", "True"], False),
     ],
 )
-def test_yolos_empty_label_files_are_background(data, capsys, empty, missing, given, are_taken):
+def test_yolos_empty_label_files_are_background(
+    data, capsys, monkeypatch, empty, missing, given, are_taken
+):
     shutil.copytree(data, data.parent / "photographs", ignore=shutil.ignore_patterns("*.xml"))
     photographs = data.parent / "photographs"
     lines = ["0 0.5 0.5 0.4 0.4\n"] * (20 - empty - missing) + [""] * empty
     make(photographs, {f"{number}.txt": line for number, line in enumerate(lines)})
     make(photographs, {"data.yaml": "names: [cell]\n"})
+    fitted = mock.Mock(wraps=fit_input)
+    monkeypatch.setattr("lambda_det.own_data.check.fit_input", fitted)
     check_main([str(photographs)])
     printed = capsys.readouterr().out
+    seen = len(
+        fitted.call_args[0][1]
+    )  # images, by which it says how objects are seen in a training
+    assert seen == (20 if are_taken or given else 20 - empty - missing)
     assert (f"{empty} images with an empty label file" in printed) is (are_taken or bool(given))
     left_out = empty + missing if empty and not (are_taken or given) else 0
     assert (f"{left_out} images without an object are left out" in printed) is bool(left_out)
