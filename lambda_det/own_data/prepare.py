@@ -272,10 +272,10 @@ def _fitted(
         return _told(cfg, schedule)
     machine = Machine.of(args, cfg.MODEL.DEVICE)
     is_new = is_derived and not continued
-    background = []
+    background, among = [], ""
     if is_new and cfg.DATASETS.TRAIN_JSON:
-        labels = ground_truth(cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TRAIN_IMAGES)
-        background = fit.background(labels.report)
+        report = ground_truth(cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TRAIN_IMAGES).report
+        background, among = fit.background(report), f" of {report.images}"
     merge(cfg, background, cfg.RECIPE.KEEP)
     uncut = cfg.clone()
     uncut.INPUT.TILE.SIZE = 0
@@ -289,7 +289,7 @@ def _fitted(
     if start.is_chosen:
         short = statistics.median(min(one["width"], one["height"]) for one in records)
         why = f"to train on; the median of their shorter sides is {short:g} pixels"
-        rows.append(("images", str(len(records)), why))
+        rows.append(("images", f"{len(records)}{among}", why))
     _show([*rows, *found.rows, *((key, str(value), why) for key, value, why in found.choices)])
     for warning in found.warnings:
         logger.warning(warning)

@@ -69,12 +69,12 @@ class Evaluation(HookBase):
             trainer.max_iter = trainer.start_iter
 
     def after_train(self) -> None:
-        if self.best_step < 0:
-            return
-        logger.info(
-            f"The best evaluation is that after step {self.best_step}, in model_best.pth: "
-            f"{self.best_name} {self.best:.4g}"
-        )
+        if self.best_step >= 0:
+            advice = "" if self.best > 0 else "; nothing is right yet: more epochs, or see the page"
+            logger.info(
+                f"The best evaluation is that after step {self.best_step}, in model_best.pth: "
+                f"{self.best_name} {self.best:.4g}{advice}"
+            )
 
     def after_step(self) -> None:
         if self.is_due():
@@ -94,13 +94,14 @@ class Evaluation(HookBase):
         self.last_step, self._is_pending = step, False
         verdict = self._compare(values, step)
         if self._is_out_of_patience() and step < trainer.max_iter:
-            tried = self.without_progress
-            logger.info(f"Stopping early: {tried} evaluation(s) brought nothing better")
+            logger.info(
+                f"Stopping early: {self.without_progress} evaluation(s) brought nothing better"
+            )
             trainer.max_iter = step
         trainer.storage.put_scalars(**values, smoothing_hint=False)
         if comm.is_main_process() and values:
             clauses = [f"step {step}", trainer.task.describe(self.results), verdict]
-            logger.info("Evaluation: " + "; ".join(clause for clause in clauses if clause))
+            logger.info("Evaluation: " + "; ".join(filter(None, clauses)))
         trainer.save_checkpoint()
         if self.best_step == step:
             trainer.checkpointer.link(trainer.saved_as, "model_best")

@@ -73,8 +73,7 @@ def work(
         if comm.is_main_process():
             # which would warn on the screen that it finds no GPU
             logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-            about = f"Command line: {vars(args)}\n{collect_env_info()}"
-            logger.info(about, extra=ONLY_IN_FILE)
+            logger.info(f"Command line: {vars(args)}\n{collect_env_info()}", extra=ONLY_IN_FILE)
         logger.info(
             f"Process {comm.get_rank()} of {comm.get_world_size()}: lambda_det {__version__}, "
             f"PyTorch {torch.__version__}, {settings.device}"

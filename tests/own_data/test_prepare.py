@@ -140,7 +140,7 @@ def test_the_recipe_follows_from_machine_and_connection(
     assert said(args, "Held out") == 1
     assert rows["MODEL.DEVICE"][0] == args.config.MODEL.DEVICE
     assert ("cpu" if memory is None else "cuda") == args.config.MODEL.DEVICE
-    assert rows["labels"][0] == "Pascal VOC" and rows["images"][0] == "17"
+    assert rows["labels"][0] == "Pascal VOC" and rows["images"][0] == "17 of 17"
     assert rows["start"][0].startswith("lambda://") is not connected
     assert ("MODEL.WEIGHTS" in rows["recipe"][1]) is not connected
     assert bool(said(args, "DATALOADER.NUM_WORKERS")) is (memory is not None)
@@ -243,6 +243,8 @@ def photographs(data):
         (10, 0, [], True),
         (11, 0, [], False),  # more than the others
         (5, 1, [], False),  # nobody may have looked at it
+        (5, 3, [], False),  # some may be lost
+        (0, 3, [], False),
         (0, 0, [], False),
         (5, 0, ["DATALOADER.FILTER_EMPTY_ANNOTATIONS", "True"], False),
     ],
@@ -257,19 +259,19 @@ def test_yolos_empty_label_files_are_background(
     make(photographs, {"data.yaml": "names: [cell]\n"})
     fitted = mock.Mock(wraps=fit_input)
     monkeypatch.setattr("lambda_det.own_data.check.fit_input", fitted)
-    check_main([str(photographs)])
+    assert check_main([str(photographs)]) == (missing > 2)
     printed = capsys.readouterr().out
-    seen = len(
-        fitted.call_args[0][1]
-    )  # images, by which it says how objects are seen in a training
+    # images, by which it says how objects are seen in a training
+    seen = len(fitted.call_args[0][1])
     assert seen == (20 if are_taken or given else 20 - empty - missing)
+    assert (f"{missing} of 20 images have no label file" in printed) is (missing > 2)
     assert (f"{empty} images with an empty label file" in printed) is (are_taken or bool(given))
     left_out = empty + missing if empty and not (are_taken or given) else 0
     assert (f"{left_out} images without an object are left out" in printed) is bool(left_out)
     run = data.parent / "run"
     args = prepared("--data", photographs, "--val-share", 0, "--output", run, *given)
     assert args.config.DATALOADER.FILTER_EMPTY_ANNOTATIONS is not are_taken
-    assert table(args)["images"][0] == str(20 if are_taken else 20 - empty - missing)
+    assert table(args)["images"][0] == f"{20 if are_taken else 20 - empty - missing} of 20"
     begun(args)
     again = prepared("--data", photographs, "--val-share", 0, "--output", run, "--resume")
     assert again.config.DATALOADER.FILTER_EMPTY_ANNOTATIONS is not are_taken

@@ -254,7 +254,7 @@ CASES = {
             **{"images/a.png": "", "labels/a.txt": LINE, "images/b.png": ""},
             "runs/predict/labels/b.txt": LINE,
         },
-        0,
+        1,
         "1 x image without a label file",
         "1 annotation",
     ),
@@ -276,7 +276,7 @@ CASES = {
             **{"one/images/a.png": "", "two/images/a.png": "", "two/images/b.png": ""},
             **{"one/labels/a.txt": LINE, "two/labels/b.txt": LINE},
         },
-        0,
+        1,
         "1 x image without a label file",
     ),
     "LabelMe with a folder of images without labels": (
@@ -572,7 +572,7 @@ CASES = {
     ),
     "empty label files and missing ones": (
         of_yolo() | {"b.png": "", "b.txt": "", "c.png": ""},
-        0,
+        1,
         "2 x image without an object",
         "1 x empty label file",
         "1 x image without a label file",

@@ -60,8 +60,8 @@ FILLED = Kind(DOUBTFUL, "mask of less area than its polygons: a hole in it is fi
 DENSE = Kind(NOTED, "image with more than COCO's 100 objects, which AP counts nevertheless")
 EMPTY = Kind(
     NOTED,
-    "image without an object: evaluated, and trained on only where "
-    "DATALOADER.FILTER_EMPTY_ANNOTATIONS is False",
+    "image without an object: evaluated, and left out of training, unless it is background by "
+    "YOLO's empty label files or by DATALOADER.FILTER_EMPTY_ANNOTATIONS False",
 )
 UNSEEN = Kind(NOTED, "class without an object")
 # Each of Roboflow's files in COCO's format has one, so it is no reason for a warning

@@ -13,7 +13,12 @@ SHARED = Kind(DOUBTFUL, "label file of two images of one name; both have its obj
 ATTRIBUTE = Kind(DOUBTFUL, "object whose class is of another attribute than in most objects")
 JOINED = Kind(NOTED, "shapes of one class and group, which are one object")
 POSES = Kind(NOTED, "points of poses after boxes, which are not used; data.yaml has no kpt_shape")
-NO_FILE = Kind(NOTED, "image without a label file, which counts as one without an object")
+NO_FILE = Kind(NOTED, "image without a label file")
+LOST_FILE = Kind(
+    DOUBTFUL,
+    "label file that may be lost, as in a copy that was not finished; an empty one would say that "
+    "nothing is in its image",
+)
 EMPTY_FILE = Kind(NOTED, "empty label file, by which nothing is in its image")
 FAR = Kind(NOTED, "label file in another folder, found by the name of its image")
 NO_LABELS = Kind(NOTED, "image without labels of this format, which is not used")

@@ -83,9 +83,9 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
             f"The run has no results of instances yet: there is no {files[-1]}; its training's "
             "command with --eval-only --resume evaluates the last checkpoint."
         )
-    entries = read_predictions(results, dataset)
+    entries = read_predictions(results)
     weights = _FOLDERS[results.relative_to(run).parts[0]]
-    are_masks = all("segmentation" in entry for entry in entries) and has_masks(dataset)
+    are_masks = entries and all("segmentation" in entry for entry in entries) and has_masks(dataset)
     iou_types = ["segm", "bbox"] if are_masks else ["bbox"]  # by whose score both are judged
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         ground_truth = ground_truth_of(dataset)
@@ -98,12 +98,11 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
     return Evaluated(task, dataset, weights, ground_truth, entries, score, by_class[::-1])
 
 
-def read_predictions(path: str | Path, dataset: str) -> list[dict[str, Any]]:
+def read_predictions(path: str | Path) -> list[dict[str, Any]]:
     """Read a results file in COCO's format.
 
     Args:
         path: of the file.
-        dataset: to which it belongs, for messages.
 
     Raises:
         DataError: the file is missing or no JSON, or its entries are no predictions of instances.
@@ -121,8 +120,6 @@ def read_predictions(path: str | Path, dataset: str) -> list[dict[str, Any]]:
             f"{path} is no list of predictions of instances; give a coco_instances_results.json of "
             "an evaluation."
         )
-    if not entries:
-        raise DataError(f"{path} holds no predictions: the detector found nothing in {dataset}.")
     return entries
 
 

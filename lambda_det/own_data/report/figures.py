@@ -45,20 +45,21 @@ def draw_panel(axes: Axes, title: str, metrics: Sequence[Mapping[str, float]]) -
     for name in sorted({name for line in metrics for name in line if belongs(name)}):
         points = [(r["iteration"] + 1, r[name]) for r in metrics if name in r]
         points = points[:: -(-len(points) // _POINTS)]
-        # A loss of held-out images has the colour of the training's, and is dashed
+        # A loss of held-out images has the colour of the training's, and is dashed with circles
         trained = name.removeprefix("validation/")
         is_held_out = name != trained
         axes.plot(
             *zip(*points, strict=True),
             color=colors.setdefault(trained, f"C{len(colors)}"),
             ls="--" if is_held_out else "-",
-            marker="o" if percent or is_held_out else "",  # an evaluation may be the only one
+            marker="o" if percent or is_held_out or len(points) == 1 else "",
+            mfc="none" if is_held_out else None,
             label=None if is_held_out else label_of(name),
             lw=1.2,
             ms=3,
         )
         if is_held_out:
-            shown = f"{title} (dashed: held out)"
+            shown = f"{title} (circles: held out)"
     if axes.lines:
         # below the axes, where it covers no curve, and no wider than they are
         place = (0, -0.2)

@@ -207,11 +207,14 @@ def test_a_loss_of_the_test_set_has_the_colour_of_the_training_s(title, name):
     assert figures.draw_panel(axes, title, metrics) and axes.get_title() == title
     metrics += [{"iteration": 39, f"validation/{name}": 3.0}]
     axes = new_axes(4, 3)[1]
-    assert figures.draw_panel(axes, title, metrics) and "dashed" in axes.get_title()
+    assert figures.draw_panel(axes, title, metrics) and "circles" in axes.get_title()
     trained, tested = sorted(axes.lines, key=lambda line: line.get_linestyle())
     assert (trained.get_linestyle(), tested.get_linestyle()) == ("-", "--")
     assert trained.get_color() == tested.get_color()
-    assert tested.get_marker() == "o"  # one evaluation alone is seen
+    # a single value is seen, and of which images it is
+    assert tested.get_marker() == "o" and tested.get_markerfacecolor() == "none"
+    axes = new_axes(4, 3)[1]
+    assert figures.draw_panel(axes, title, metrics[:1]) and axes.lines[0].get_marker() == "o"
     assert [text.get_text() for text in axes.get_legend().texts] == [name]
 
 
@@ -421,7 +424,7 @@ CHANGED = {
     ),
     "no line yet": ("metrics.json", None, "no step", False),
     "no results": (_FOUND, None, RESULTS, True),
-    "nothing found": (_FOUND, lambda text: "[]", RESULTS, True),
+    "nothing found": (_FOUND, lambda text: "[]", "What would bring most", False),
     "cut short": (_FOUND, lambda text: text[:100], RESULTS, True),
     "other category": (_FOUND, _added(category_id=77), "category_id 77", True),
     "other images": (_FOUND, _added(image_id=999), "image_id 999", True),

@@ -167,10 +167,10 @@ def test_keypoints_are_drawn_on_both_sides(data, tmp_path):
         ([{"image_id": 10, "category_id": 3, "score": 1}], "predictions"),
     ],
 )
-def test_other_files_are_refused(data, tmp_path, content, words):
+def test_other_files_are_refused(tmp_path, content, words):
     (tmp_path / "results.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=rf"results\.json.*{words}"):
-        read_predictions(tmp_path / "results.json", data)
+        read_predictions(tmp_path / "results.json")
 
 
 def test_missing_images_are_named(data, tmp_path):
