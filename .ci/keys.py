@@ -47,8 +47,7 @@ _CLASSIFIERS = """
 ## Classifiers
 
 All keys of the recipes in `configs/imagenet` and `configs/cifar10`. `MODEL.LAMBDA_RESNET` has the
-keys of the lambda layers, as in detectors: from `QUERY_DEPTH` to `IMPLEMENTATION`. `SOLVER` has
-those of optimisers and schedules: from `OPTIMIZER` to `POLY_LR_CONSTANT_ENDING`.
+keys of the lambda layers, as in detectors: from `QUERY_DEPTH` to `IMPLEMENTATION`.
 """
 
 
@@ -68,9 +67,10 @@ def sentences(source: Path) -> dict[str, str]:
     return comments
 
 
-def _sections(source: Path, defaults: dict[str, Any], title: str, table: str = "") -> list[str]:
+def _sections(
+    written: dict[str, str], defaults: dict[str, Any], title: str, table: str = ""
+) -> list[str]:
     """A list for each section of keys; ``table`` begins the names of those that lack it there."""
-    written = sentences(source)
     sections = defaultdict(list)
     for key, value in defaults.items():
         if text := written.get(key) or written.get(key.removeprefix(table)):
@@ -91,10 +91,12 @@ def page() -> str:
     train = runpy.run_path(str(SETTINGS))["train"]
     settings = {f"train.{name}": value for name, value in train.items()}
     lines = [_HEAD.rstrip("\n")]
-    lines += _sections(DETECTION, detection, "{}", "MODEL.LAMBDA_RESNET.")
-    lines += [_LAZY.rstrip("\n"), *_sections(SETTINGS, settings, "{}", "train.")]
+    lines += _sections(sentences(DETECTION), detection, "{}", "MODEL.LAMBDA_RESNET.")
+    lines += [_LAZY.rstrip("\n"), *_sections(sentences(SETTINGS), settings, "{}", "train.")]
     lines += [_CLASSIFIERS.rstrip("\n")]
-    lines += _sections(CLASSIFICATION, DEFAULTS, "{} of classifiers")
+    lines += _sections(
+        sentences(DETECTION) | sentences(CLASSIFICATION), DEFAULTS, "{} of classifiers"
+    )
     return "\n".join(lines) + "\n"
 
 

@@ -173,6 +173,15 @@ LAMBDA_LAYER_KEYS: dict[str, Key] = {
 # Every key that detectors and classifiers share. SOLVER has those of training/schedules.py
 SHARED_KEYS: dict[str, Key] = {
     **{f"MODEL.LAMBDA_RESNET.{name}": row for name, row in LAMBDA_LAYER_KEYS.items()},
+    # Keep all maps channels last in memory, as GPUs in 16 bits and the CPU's fast 3x3 convolutions
+    # want them. Without a compiler, trainings of detectors on a CPU that has AVX2 and no AVX-512
+    # stay contiguous, which is faster there. Results differ by rounding. Files of weights do not
+    # differ.
+    "MODEL.CHANNELS_LAST": Key(True, setting="channels_last", on_resume=FREE),
+    # torch.compile the forward pass of training, of a detector its backbone: minutes at the start,
+    # faster steps after them. A detector's images must have one size (INPUT.LSJ), and its backbone
+    # no hooks.
+    "MODEL.COMPILE": Key(False, setting="compile", on_resume=FIXED),
     # The optimiser: "sgd", "adam", "adamw" (whose weight decay does not pass through its averages)
     # or "rmsprop" (TensorFlow's, with epsilon inside the root; it needs timm); "AdamW" is "adamw".
     # Each has learning rates of its own: set SOLVER.BASE_LR as well, unless a recipe for own data
@@ -184,6 +193,28 @@ SHARED_KEYS: dict[str, Key] = {
     "SOLVER.POLY_LR_POWER": Key(0.9),
     # The least learning rate of the schedule "poly", as a multiple of SOLVER.BASE_LR
     "SOLVER.POLY_LR_CONSTANT_ENDING": Key(0.0),
+    # Batches of one optimiser step, which keeps its images (SOLVER.IMS_PER_BATCH): more batches
+    # take less memory. SOLVER.REFERENCE_WORLD_SIZE sees this many times more workers than there
+    # are.
+    "SOLVER.ACCUMULATE_GRADIENTS": Key(1, POSITIVE, "accumulate", "train.accumulate_gradients"),
+    # The dtype of mixed precision: "bfloat16", "float16" (with loss scaling, CUDA only), or "auto",
+    # which is bfloat16 where the device has instructions for it and otherwise float32
+    "SOLVER.AMP.DTYPE": Key(
+        "auto", one_of("auto", "bfloat16", "float16", None), "amp_dtype", "train.amp.dtype"
+    ),
+    # Decay of an exponential moving average of the weights; after n steps it is at most
+    # (1 + n) / (10 + n). The average is evaluated beside the weights. 0 for none
+    "SOLVER.EMA_DECAY": Key(0.0, BELOW_1, "ema_decay", "train.model_ema.decay", on_resume=FIXED),
+    # Seconds to wait for a batch of images before the workers are assumed to hang, as on a network
+    # drive that does not answer; 0 waits for ever
+    "DATALOADER.TIMEOUT": Key(
+        600, NOT_NEGATIVE, "timeout", "dataloader.train.timeout", on_resume=FREE
+    ),
+    # Stop after this number of evaluations without a better one; 0 trains to the end
+    "TEST.PATIENCE": Key(0, NOT_NEGATIVE, "patience"),
+    # Where the numbers go besides metrics.json: "tensorboard", or the path of an EventWriter of
+    # Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR
+    "EVENT_WRITERS": Key(["tensorboard"], setting="event_writers"),
 }
 
 
@@ -197,7 +228,6 @@ KEYS: dict[str, Key] = {
     "MODEL.LAMBDA_RESNET.OUT_FEATURES": Key(["res2", "res3", "res4", "res5"]),
     # The norm: any name that detectron2.layers.get_norm knows, such as "BN", "SyncBN", "FrozenBN"
     "MODEL.LAMBDA_RESNET.NORM": Key("BN"),
-    **SHARED_KEYS,
     # Probability of dropping the residual branch in the last stage; earlier stages drop it less
     # often, as in the public ResNet-RS (Appendix F.3 gives one rate)
     "MODEL.LAMBDA_RESNET.STOCHASTIC_DEPTH": Key(0.0),
@@ -208,14 +238,6 @@ KEYS: dict[str, Key] = {
     # padding takes no part in the lambda layers, in squeeze-and-excitation, or beside the border.
     # The paper trains on images of one size and has no such mask.
     "MODEL.LAMBDA_RESNET.MASK_PADDING": Key(False),
-    # Keep the maps of the whole detector channels last in memory, as GPUs in 16 bits and the CPU's
-    # fast 3x3 convolutions want them. Without a compiler, trainings on a CPU that has AVX2 and no
-    # AVX-512 stay contiguous, which is faster there. Results differ by rounding. Files of weights
-    # do not differ.
-    "MODEL.CHANNELS_LAST": Key(True, setting="channels_last", on_resume=FREE),
-    # Compile the backbone for the training by torch.compile: minutes at the start, faster steps
-    # after them. All images must have one size (INPUT.LSJ), and the backbone no hooks.
-    "MODEL.COMPILE": Key(False, setting="compile", on_resume=FIXED),
     # ---- Images of a training
     # Large-scale jitter: resize by a random factor, then crop or pad to a square. It replaces
     # Detectron2's resizing in training; the size of the test is INPUT.MIN_SIZE_TEST.
@@ -253,20 +275,7 @@ KEYS: dict[str, Key] = {
     # An image that cannot be read is named, counted and replaced by the next one; when more than
     # this many different images could not be read, training stops.
     "DATALOADER.MAX_UNREADABLE_IMAGES": Key(20, on_resume=FREE),
-    # Seconds to wait for a batch of images before the workers are assumed to hang, as on a network
-    # drive that does not answer; 0 waits for ever
-    "DATALOADER.TIMEOUT": Key(
-        600, NOT_NEGATIVE, "timeout", "dataloader.train.timeout", on_resume=FREE
-    ),
     # ---- Solver. SOLVER.AMP.ENABLED is Detectron2's own.
-    # The dtype of mixed precision: "bfloat16", "float16" (with loss scaling, CUDA only), or "auto",
-    # which is bfloat16 where the device has instructions for it and otherwise float32
-    "SOLVER.AMP.DTYPE": Key(
-        "auto", one_of("auto", "bfloat16", "float16", None), "amp_dtype", "train.amp.dtype"
-    ),
-    # Batches of one optimiser step. SOLVER.IMS_PER_BATCH stays the number of images of one
-    # optimiser step; SOLVER.REFERENCE_WORLD_SIZE sees this many times more workers than there are.
-    "SOLVER.ACCUMULATE_GRADIENTS": Key(1, POSITIVE, "accumulate", "train.accumulate_gradients"),
     # Keys whose values are not scaled to the processes, whatever SOLVER.REFERENCE_WORLD_SIZE is;
     # those of the command line are added to them
     "SOLVER.UNSCALED": Key([], setting="unscaled"),
@@ -276,9 +285,6 @@ KEYS: dict[str, Key] = {
     "SOLVER.CHECKPOINTS_KEPT": Key(
         5, POSITIVE, "checkpoints_kept", "train.checkpointer.max_to_keep"
     ),
-    # Decay of an exponential moving average of the weights; after n steps it is at most
-    # (1 + n) / (10 + n). The average is evaluated beside the weights. 0 for none
-    "SOLVER.EMA_DECAY": Key(0.0, BELOW_1, "ema_decay", "train.model_ema.decay", on_resume=FIXED),
     # ---- lambda-det train derives a recipe before a training (lambda_det/own_data/fit.py), and
     # ---- sets ENABLED to False.
     # Let schedule, sampling and anchors follow from the training set. The log has a table of what
@@ -317,15 +323,11 @@ KEYS: dict[str, Key] = {
     # The most images of one size that each process evaluates together. Images of other sizes are
     # never padded to them, so the results are those of single images, up to rounding.
     "TEST.IMS_PER_BATCH": Key(1, POSITIVE),
-    # Stop after this number of evaluations without a better one; 0 trains to the end
-    "TEST.PATIENCE": Key(0, NOT_NEGATIVE, "patience"),
     # ---- Others
-    # Where the numbers go besides metrics.json: "tensorboard", or the path of an EventWriter of
-    # Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR
-    "EVENT_WRITERS": Key(["tensorboard"], setting="event_writers"),
     # The precision of float32 products and convolutions on a GPU: "highest", "high" or "medium"; ""
     # leaves PyTorch's. Detectron2 has the key since 2023.
     "FLOAT32_PRECISION": Key("", one_of("", "highest", "high", "medium"), "float32_precision"),
+    **SHARED_KEYS,
 }
 
 # Detectron2's own keys, and sections. A rule stands where Detectron2 takes a value without a word,

@@ -50,10 +50,6 @@ DEFAULTS: dict[str, Any] = {
     # Standard deviation of the pixels from 0 to 255, of red, green and blue; the default is
     # ImageNet's
     "MODEL.PIXEL_STD": list(IMAGENET_STD),
-    # Keep the maps channels last in memory
-    "MODEL.CHANNELS_LAST": True,
-    # torch.compile the forward pass of training: minutes at the start, faster steps after them
-    "MODEL.COMPILE": False,
     # ---- Data
     # "folder": DATA.TRAIN and DATA.VAL hold one folder of images for each class. "cifar10":
     # DATA.TRAIN holds what torchvision's CIFAR10 has downloaded
@@ -91,9 +87,6 @@ DEFAULTS: dict[str, Any] = {
     "INPUT.RANDAUGMENT.MAGNITUDE": 0,
     # Loader processes for each training process
     "DATALOADER.NUM_WORKERS": 8,
-    # Seconds to wait for a batch of images before the processes are assumed to hang; 0 waits for
-    # ever
-    "DATALOADER.TIMEOUT": 600,
     # ---- Solver
     # Momentum of SGD and of RMSprop
     "SOLVER.MOMENTUM": 0.9,
@@ -107,8 +100,6 @@ DEFAULTS: dict[str, Any] = {
     "SOLVER.EPOCHS": 100.0,
     # Images of one optimiser step, over all processes and accumulated batches
     "SOLVER.IMS_PER_BATCH": 256,
-    # Batches of one optimiser step, which keeps its images: more batches take less memory
-    "SOLVER.ACCUMULATE_GRADIENTS": 1,
     # Learning rate for SOLVER.LR_BATCH images a step; it is scaled by IMS_PER_BATCH / LR_BATCH
     "SOLVER.BASE_LR": 0.1,
     # Images a step for which SOLVER.BASE_LR is given
@@ -133,9 +124,6 @@ DEFAULTS: dict[str, Any] = {
     "SOLVER.LR_BY_EPOCH": False,
     # Share of a label that is spread over all classes
     "SOLVER.LABEL_SMOOTHING": 0.0,
-    # Decay of an exponential moving average of the weights; after n steps it is at most
-    # (1 + n) / (10 + n). 0 for none
-    "SOLVER.EMA_DECAY": 0.0,
     # Clip the gradients
     "SOLVER.CLIP_GRADIENTS.ENABLED": False,
     # "value" clips each number of a gradient, "norm" the gradient of each parameter (as in
@@ -147,9 +135,6 @@ DEFAULTS: dict[str, Any] = {
     "SOLVER.CLIP_GRADIENTS.NORM_TYPE": 2.0,
     # Train in mixed precision
     "SOLVER.AMP.ENABLED": True,
-    # The dtype of mixed precision: "bfloat16", "float16" (with loss scaling, CUDA only), or "auto",
-    # which is bfloat16 where the device has instructions for it and otherwise float32
-    "SOLVER.AMP.DTYPE": "auto",
     # Steps between checkpoints; there is also one after each evaluation
     "SOLVER.CHECKPOINT_PERIOD": 1000,
     # Number of the newest checkpoints that are kept; the best is kept besides
@@ -163,8 +148,6 @@ DEFAULTS: dict[str, Any] = {
     # before each evaluation. 0 takes the running averages for the raw weights, and the average of
     # these for the averaged weights
     "TEST.PRECISE_BN_BATCHES": 200,
-    # Stop after this number of evaluations without a better one; 0 trains to the end
-    "TEST.PATIENCE": 0,
     # Seed of the order of images, of augmentation, initialisation and dropout; from 0
     "SEED": 0,
     # Let cuDNN choose its algorithms by measurement
@@ -173,9 +156,6 @@ DEFAULTS: dict[str, Any] = {
     "LOG_PERIOD": 20,
     # The folder of the run
     "OUTPUT_DIR": "output/imagenet",
-    # Where the numbers go besides metrics.json: "tensorboard", or the path of an EventWriter of
-    # Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR
-    "EVENT_WRITERS": ["tensorboard"],
     # ---- The same as in detection
     **{key: row.default for key, row in SHARED_KEYS.items()},
 }
