@@ -6,50 +6,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from lambda_det import cli
 from lambda_det.training.run_folder import RunFolder
-from tests.detection.tiny import NARROW, TINY
-from tests.shapes import data_words
 
 pytestmark = pytest.mark.slow  # trains
 
 
-def train(*words):
-    return cli.main(["train", *words])
-
-
 @pytest.fixture(scope="module")
-def flags(tmp_path_factory) -> list[str]:
-    data = data_words(tmp_path_factory.mktemp("shapes"), num_train=4, num_val=1, size=64)
-    return ["--config", "mask_rcnn_lambdaresnet50.yaml", *data[:4]]  # nothing to evaluate on
-
-
-@pytest.fixture(scope="module")
-def run(flags, tmp_path_factory) -> Path:
+def run(train, tmp_path_factory) -> Path:
     """The folder of a run of four steps, with a checkpoint in the midst of it."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    assert train(*flags, *_pairs(folder, 4)) == 0
+    assert train(folder, "SOLVER.MAX_ITER", 4) == 0
     return folder
 
 
-def _pairs(folder, steps):
-    small = (
-        "SOLVER.IMS_PER_BATCH 2 SOLVER.REFERENCE_WORLD_SIZE 0 SOLVER.CHECKPOINT_PERIOD 2 "
-        "MODEL.LAMBDA_RESNET.NAME resnet14_slim_lambda_c5 "
-        "MODEL.RPN.POST_NMS_TOPK_TRAIN 50 MODEL.RPN.POST_NMS_TOPK_TEST 50"
-    )
-    words = f"{TINY[0]} {NARROW[0]} {small} DATASETS.TEST ()".split()
-    return [*words, "OUTPUT_DIR", str(folder), "SOLVER.MAX_ITER", str(steps)]
-
-
-def test_files_that_may_not_become_large_enough(flags, run, capsys):
+def test_files_that_may_not_become_large_enough(train, run, capsys):
     """The run ends with one message, and continues when there is space again."""
     resource = pytest.importorskip("resource")
     before = (run / "model_final.pth").read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
     try:
-        assert train(*flags, "--resume", *_pairs(run, 7)) == 2
+        assert train(run, "--resume", "SOLVER.MAX_ITER", 7) == 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     printed = capsys.readouterr()
@@ -64,13 +41,13 @@ def test_files_that_may_not_become_large_enough(flags, run, capsys):
     assert max(steps) >= 4  # what was recorded until then is kept
 
 
-def test_a_spoiled_checkpoint_is_made_again_from_the_one_before(flags, run, caplog):
+def test_a_spoiled_checkpoint_is_made_again_from_the_one_before(train, run, caplog):
     path = run / "model_final.pth"
     good, before = path.read_bytes(), torch.load(path, weights_only=True)["model"]
     place = good.index(bytes(before["proposal_generator.rpn_head.conv.weight"].untyped_storage()))
     path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
     caplog.clear()
-    assert train(*flags, "--resume", *_pairs(run, 4)) == 0
+    assert train(run, "--resume", "SOLVER.MAX_ITER", 4) == 0
     assert "model_final.pth cannot be read: it is damaged" in caplog.text
     assert f"Instead {run / 'model_0000001.pth'} is taken" in caplog.text
     after = torch.load(path, weights_only=True)["model"]

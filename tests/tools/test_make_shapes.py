@@ -9,18 +9,21 @@ import os
 import pytest
 from PIL import Image
 
-from tests.shapes import make_panoptic_shapes, make_shapes
+from tests.shapes import make_shapes
 from tests.tool import load_tool
 
 
-@pytest.mark.parametrize("make", [make_shapes, make_panoptic_shapes])
-def test_other_data_are_not_overwritten_and_the_same_are_not_made_again(make, tmp_path):
-    usual = {"num_train": 2, "num_val": 1, "size": 64, "seed": 3}
-    make(tmp_path, **usual)
+@pytest.mark.parametrize("kind", [[], ["--panoptic"]])
+def test_other_data_are_not_overwritten_and_the_same_are_not_made_again(kind, tmp_path, capsys):
+    """By the command."""
+    main = load_tool("make_shapes", "datasets").main
+    words = ["--root", str(tmp_path), "--num-train", "2", "--num-val", "1", "--size", "64", *kind]
+    assert main(words) == 0
     written = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.*")}
-    make(tmp_path, **usual)
-    with pytest.raises(FileExistsError, match=r"shapes.*'seed': 3"):
-        make(tmp_path, **{**usual, "seed": 5})
+    assert main(words) == 0
+    assert f"shapes{'_panoptic' if kind else ''}" in capsys.readouterr().out
+    assert main([*words, "--seed", "1"]) == 2
+    assert "'seed': 0" in capsys.readouterr().err
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.*")} == written
 
 
@@ -42,12 +45,3 @@ def test_a_making_that_breaks_off_or_cannot_begin_leaves_nothing(tmp_path, monke
         with pytest.raises(ValueError, match=next(iter(change))):
             make_shapes(tmp_path, **change)
     assert os.listdir(tmp_path) == []
-
-
-def test_the_command(tmp_path, capsys):
-    main = load_tool("make_shapes", "datasets").main
-    small = ["--root", str(tmp_path), "--num-train", "2", "--num-val", "1", "--size", "64"]
-    assert main([*small, "--panoptic"]) == main(small) == 0
-    assert "shapes_panoptic" in capsys.readouterr().out
-    assert main([*small, "--seed", "1"]) == 2
-    assert "'seed': 0" in capsys.readouterr().err

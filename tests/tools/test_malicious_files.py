@@ -9,8 +9,8 @@ import torch
 from lambda_det.detection.prediction import command_line as predict
 from lambda_det.export import backbone_command as export_backbone
 from lambda_det.export import command_line as export_model
-from tests.classification.tiny import RECIPE, make_images
 from tests.malicious import write_malicious
+from tests.reliability.runs import classification_words
 from tests.tool import load_tool
 from tests.training.tiny_detector import save_run
 
@@ -86,14 +86,10 @@ def test_a_checkpoint_to_resume(tmp_path, refused, mark, run, main, flags):
     folder.mkdir()
     evil = write_malicious(folder / "model_0000005.pth", mark)
     (folder / "last_checkpoint").write_text(evil.name)
-    config, data = run / "config.yaml", []
+    words = _train(run / "config.yaml", "--resume")
     if main is train_imagenet.main:
-        config = tmp_path / "recipe.yaml"
-        config.write_text(RECIPE)
-        make_images(tmp_path)
-        data = ["DATA.TRAIN", tmp_path / "train", "DATA.VAL", tmp_path / "val"]
-    words = _train(config, "--resume", *flags, *data, "OUTPUT_DIR", folder)
-    refused(main, "model_0000005.pth", *words)
+        words = classification_words(tmp_path)
+    refused(main, evil.name, *words, *flags, "OUTPUT_DIR", folder)
 
 
 def test_a_run_to_predict_with(tmp_path, refused, mark, run):
