@@ -12,20 +12,12 @@ import pytest
 import yaml
 from packaging.version import Version
 
+from tests.test_packaging import PACKAGED
 from tests.tool import load_tool
 
 pytestmark = pytest.mark.checkout
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGED = (
-    "setup.py",
-    "pyproject.toml",
-    "MANIFEST.in",
-    "README.md",
-    "LICENSE",
-    "NOTICE",
-    "requirements.txt",
-)
 
 
 @pytest.fixture
@@ -33,7 +25,7 @@ def clone(tmp_path) -> Path:
     """A clone of this tree without tags, in a commit of its own."""
     folder = tmp_path / "clone"
     folder.mkdir()
-    for name in PACKAGED:
+    for name in (*PACKAGED, "requirements.txt"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "configs", folder / "configs")
     (folder / "lambda_det").mkdir()

@@ -5,6 +5,7 @@ import torch
 
 from lambda_det.export.onnx_file import HOLDS_ANY_SIZE
 from tests.export.tiny import lambda_detector_config, save_lambda_run
+from tests.export.toy import RUN, classifier_checkpoint
 from tests.shapes import make_shapes
 
 needs_any_size = pytest.mark.skipif(not HOLDS_ANY_SIZE, reason="needs PyTorch 2.7")
@@ -28,3 +29,9 @@ def run(tmp_path_factory):
     made = save_lambda_run(folder / "run")
     (made / "config.yaml").write_text(cfg.dump())
     return SimpleNamespace(cfg=cfg, folder=made)
+
+
+@pytest.fixture(scope="package")
+def checkpoint():
+    """Of a classifier; tests do not change it."""
+    return classifier_checkpoint(**RUN["options"])

@@ -114,17 +114,6 @@ def test_a_graph_for_one_size_only_is_found_out(tmp_path, monkeypatch):
     assert not report.passed and not list(tmp_path.iterdir())
 
 
-def test_what_is_there_stays(tmp_path, monkeypatch):
-    record_nothing(monkeypatch)
-    path = tmp_path / "b.onnx"
-    path.write_text("old")
-    with pytest.raises(ConfigError, match="--overwrite"):
-        export_network(small_network(), path)
-    assert path.read_text() == "old"
-    assert export_network(small_network(), path, overwrite=True).passed
-    assert path.read_bytes() != b"old"
-
-
 def test_global_positions_are_refused():
     with pytest.raises(ConfigError, match=r"res3\.0\.conv2.*64x64"):
         network(global_context=256)
@@ -137,6 +126,7 @@ def test_global_positions_are_refused():
         ("b.pt2", "", r"\.onnx"),
         ("b.onnx", "packages", "onnx onnxscript onnxruntime"),
         ("b.onnx", "any size", r"2\.7"),
+        ("old.onnx", "", "--overwrite"),
     ],
 )
 def test_names_that_cannot_be_and_what_is_not_installed(
@@ -145,9 +135,11 @@ def test_names_that_cannot_be_and_what_is_not_installed(
     if missing == "packages":
         monkeypatch.setattr(onnx_file.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(onnx_file, "HOLDS_ANY_SIZE", missing != "any size")
-    (tmp_path / "file").touch()
+    for there in ("file", "old.onnx"):
+        (tmp_path / there).write_text("old")
     with pytest.raises(ConfigError, match=words):
         export_network(small_network(), tmp_path / name)
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"old"}
 
 
 MAP = torch.tensor([-3.0, 0.0, 2.0])

@@ -46,8 +46,12 @@ def test_raw_weights_of_a_folder(checkpoint, tmp_path, capsys):
 
 def test_a_file_that_computes_something_else(checkpoint, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("lambda_det.export.session.TOLERANCE", -1.0)
-    assert tool.main([checkpoint, str(tmp_path / "b.pth")]) == 1
+    path = tmp_path / "b.pth"
+    assert tool.main([checkpoint, str(path)]) == 1
     assert "FAILED" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    path.write_text("old")
+    assert tool.main([checkpoint, str(path), "--overwrite"]) == 1
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
@@ -80,5 +84,8 @@ def test_a_file_that_records_nothing_is_named(tmp_path, capsys):
     torch.save(in_fpn(classifier_checkpoint(ema=False)["model"]), source)
     assert tool.main([source, path]) == 2
     assert "--model" in capsys.readouterr().err
+    assert tool.main([source, path, "--model", "resnet51"]) == 2
+    assert "resnet51" in capsys.readouterr().err
     assert tool.main([source, path, "--model", "lambda_resnet26_slim"]) == 0
     assert "not recorded" in capsys.readouterr().out
+    assert read_backbone(path)["meta"]["options"] == {}

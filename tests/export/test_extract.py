@@ -8,15 +8,7 @@ from lambda_det.errors import WeightsError
 from lambda_det.export.backbone import extract_backbone, forget_unseen
 from lambda_det.layers import RelativePosition
 from lambda_det.weights.provenance import checksum
-from tests.export.toy import classifier_checkpoint, in_c4, in_fpn
-
-OPTIONS = {"scope": 3}
-SLIM = {"model": "lambda_resnet26_slim", "options": {"norm": "BN", "scope": 3}}  # of a detector
-
-
-@pytest.fixture(scope="module")
-def checkpoint():
-    return classifier_checkpoint(**OPTIONS)
+from tests.export.toy import RUN, classifier_checkpoint, in_c4, in_fpn
 
 
 def _wanted(state):
@@ -109,7 +101,7 @@ def test_embeddings_that_are_computed_are_kept():
 
 @pytest.mark.parametrize("config", ["INPUT: {SIZE: 512}", "SEED: 3"])
 def test_offsets_stay_where_all_were_seen_or_nothing_says_so(config):
-    checkpoint = classifier_checkpoint(**OPTIONS)
+    checkpoint = classifier_checkpoint(scope=3)
     checkpoint["recipe"]["config"] = config
     content = extract_backbone(checkpoint)
     assert content["meta"]["unseen"] == []
@@ -176,7 +168,7 @@ HOLDERS = {
 
 @pytest.mark.parametrize(("named", "last"), HOLDERS.values(), ids=HOLDERS)
 def test_the_backbone_of_whatever_holds_it(checkpoint, named, last):
-    content = extract_backbone({"model": named(checkpoint["model"]), "run": SLIM})
+    content = extract_backbone({"model": named(checkpoint["model"]), "run": RUN})
     expected = _wanted(
         checkpoint["model"] if last == "res5" else _without(checkpoint["model"], "res5")
     )
@@ -187,16 +179,6 @@ def test_the_backbone_of_whatever_holds_it(checkpoint, named, last):
     assert meta["stages"] == ["stem", "res2", "res3", "res4", "res5"][: int(last[-1])]
     assert not meta.keys() & {"input_format", "pixel_mean", "folded"}
     assert meta["sha256"] == checksum(content["model"], meta)
-
-
-def test_a_network_is_named_where_the_file_records_none():
-    content = {"model": in_fpn(classifier_checkpoint(ema=False)["model"])}
-    with pytest.raises(WeightsError, match="--model"):
-        extract_backbone(content)
-    with pytest.raises(WeightsError, match="resnet51"):
-        extract_backbone(content, model="resnet51")
-    meta = extract_backbone(content, model="lambda_resnet26_slim")["meta"]
-    assert (meta["options"], meta["weights"]) == ({}, "model")
 
 
 def test_a_backbone_file_is_written_anew_as_it_is(checkpoint):

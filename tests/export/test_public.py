@@ -13,7 +13,6 @@ from torch import nn
 import lambda_det
 from lambda_det.errors import WeightsError
 from lambda_det.export.backbone import extract_backbone, read_source
-from lambda_det.export.backbone_command import main
 from lambda_det.weights.addresses import PublicWeights, register_public_weights
 from lambda_det.weights.backbone_file import read_backbone, save_backbone
 from lambda_det.weights.public import OWN, fetch
@@ -59,30 +58,9 @@ def placed(network, tmp_path, monkeypatch):
     return tmp_path / "cache" / "lambda_det"
 
 
-@torch.no_grad()
-def assert_computes_the_same(backbone, network):
-    """On BGR pixels less their mean what timm's network computes on normalised RGB pixels."""
-    image = torch.randint(0, 256, (1, 3, 65, 81)).double()
-    mean, std = [torch.tensor(v).view(3, 1, 1).double() for v in PIXELS]
-    expected = network.double().forward_features((image - mean) / std)
-    found = backbone.double().eval()(image.flip(1) - mean.flip(0))["res5"]
-    network.float()
-    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
-
-
-PIXELS = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
-
-
-@pytest.mark.slow
-def test_detectron2_s_own_checkpointer_loads_it(placed, network):
-    backbone = lambda_det.create_backbone("mobilenet_v2", ("res5",))
-    DetectionCheckpointer(nn.ModuleDict({"backbone": backbone})).load(URL)
-    assert_computes_the_same(backbone, network)
-    assert PathManager.isfile(URL)
-
-
 @pytest.mark.slow
 def test_the_conversion_for_detectron2_is_kept(placed):
+    """tests/weights have its features, and that Detectron2's own checkpointer loads such a file."""
     PathManager.get_local_path(URL)
     (converted,) = placed.glob("*.pth")
     meta = read_backbone(converted)["meta"]
@@ -94,22 +72,16 @@ def test_the_conversion_for_detectron2_is_kept(placed):
     read_backbone(PathManager.get_local_path(URL))
 
 
-@pytest.mark.slow
-def test_the_tool_exports_a_plain_file(network, tmp_path, capsys):
-    plain, path = tmp_path / "downloaded.pth", tmp_path / "b.pth"
-    torch.save(network.state_dict(), plain)
-    with pytest.raises(WeightsError, match="--model"):
-        read_source(str(plain))
-    assert main([str(plain), str(path), "--model", "mobilenet_v2"]) == 0
-    assert "MobileNet-v2 of timm" in capsys.readouterr().out
-    assert read_backbone(path)["meta"]["model"] == "mobilenet_v2"
-
-
-def test_weights_without_a_classifier(network, tmp_path):
-    state = {n: t for n, t in network.state_dict().items() if "classifier" not in n}
-    torch.save(state, tmp_path / "features.pth")
-    with pytest.raises(WeightsError, match=r"features\.pth"):
-        read_source(str(tmp_path / "features.pth"))
+def test_plain_weights_need_a_classifier_and_a_name(network, tmp_path):
+    file, state = tmp_path / "plain.pth", network.state_dict()
+    torch.save(state, file)
+    with pytest.raises(WeightsError, match=r"plain\.pth .*--model"):
+        read_source(str(file))
+    recipe = read_source(str(file), "mobilenet_v2")["recipe"]
+    assert (recipe["model"], recipe["source"]) == ("mobilenet_v2", "MobileNet-v2 of timm")
+    torch.save({n: t for n, t in state.items() if "classifier" not in n}, file)
+    with pytest.raises(WeightsError, match=r"plain\.pth .*no classifier"):
+        read_source(str(file), "mobilenet_v2")
 
 
 # Of the files, as they are in this repository

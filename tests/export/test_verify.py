@@ -1,20 +1,12 @@
 """Verifying backbone files: good files pass, and a file of other features does not."""
 
 import pytest
-import torch
 
-from lambda_det.export.backbone import export_backbone, extract_backbone, verify_backbone
+from lambda_det.export.backbone import extract_backbone, verify_backbone
 from lambda_det.export.session import TOLERANCE, passes
 from lambda_det.weights.backbone_file import save_backbone
 from lambda_det.weights.provenance import checksum
-from tests.export.toy import classifier_checkpoint, in_c4, in_fpn
-
-RUN = {"model": "lambda_resnet26_slim", "options": {"norm": "BN", "scope": 3}}
-
-
-@pytest.fixture(scope="module")
-def checkpoint():
-    return classifier_checkpoint(scope=3)
+from tests.export.toy import RUN, classifier_checkpoint, in_c4, in_fpn
 
 
 def errors_of(checkpoint, path, **options):
@@ -42,17 +34,6 @@ def test_the_file_of_a_detector(checkpoint, tmp_path, place):
         {"model": place(checkpoint["model"]), "run": RUN}, tmp_path / "b.safetensors"
     )
     assert list(errors)[-1] == "res5"
-
-
-@pytest.mark.slow
-def test_features_of_other_weights(checkpoint, tmp_path):
-    torch.manual_seed(1)
-    other = classifier_checkpoint(scope=3)
-    content, path = extract_backbone(checkpoint), tmp_path / "b.pth"
-    assert not passes(export_backbone(content, path, other)) and not list(tmp_path.iterdir())
-    path.write_text("old")
-    assert not passes(export_backbone(content, path, other))
-    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("option", [{"key_norm": "l2"}, {"query_softmax": True}])

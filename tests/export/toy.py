@@ -7,6 +7,8 @@ from torch import nn
 
 import lambda_det
 
+# What a checkpoint of a detector records of its backbone
+RUN = {"model": "lambda_resnet26_slim", "options": {"norm": "BN", "scope": 3}}
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
 
 

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pycocotools.mask as mask_util
 import pytest
-from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data import MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
 
 from lambda_det.detection.drawing import captioned
@@ -17,23 +17,25 @@ from tests.coco import annotation, coco_content
 BOXES = {10: [4, 6, 20, 16], 20: [30, 10, 24, 30], 30: [8, 8, 30, 30]}
 
 
+def registered(folder, size, annotations):
+    """The name of a data set of grey images, of the categories 3 and 7."""
+    names = {one["image_id"]: f"{one['image_id']}.png" for one in annotations}
+    for name in names.values():
+        cv2.imwrite(str(folder / name), np.full((*size[::-1], 3), 90, np.uint8))
+    content = coco_content(names, annotations, {3: "apple", 7: "pear"}, size)
+    (folder / "truth.json").write_text(json.dumps(content))
+    register_coco_instances("fruit", {}, str(folder / "truth.json"), str(folder))
+    return "fruit"
+
+
 @pytest.fixture
 def data(tmp_path):
-    """Three registered grey images of 64x48 with one object each, of the categories 3 and 7."""
-    folder = tmp_path / "images"
-    folder.mkdir()
-    annotations = []
-    for image, box in BOXES.items():
-        cv2.imwrite(str(folder / f"{image}.png"), np.full((48, 64, 3), 90, np.uint8))
-        category = 7 if image == 20 else 3
-        annotations.append(annotation(image, image, box, category_id=category, segmentation=[]))
-    names = {image: f"{image}.png" for image in BOXES}
-    content = coco_content(names, annotations, {3: "apple", 7: "pear"})
-    (tmp_path / "truth.json").write_text(json.dumps(content))
-    register_coco_instances("fruit", {}, str(tmp_path / "truth.json"), str(folder))
-    yield "fruit"
-    DatasetCatalog.remove("fruit")
-    MetadataCatalog.remove("fruit")
+    """Three images with one object each."""
+    annotations = [
+        annotation(image, image, box, category_id=7 if image == 20 else 3, segmentation=[])
+        for image, box in BOXES.items()
+    ]
+    return registered(tmp_path, (64, 48), annotations)
 
 
 def test_objects_are_those_that_were_decided(data, tmp_path):
@@ -66,8 +68,8 @@ RESULTS = [
 ]
 
 
-def drawn(results, name="fruit", score=0.5, limit=20):
-    evaluated = Evaluated(None, name, "", ground_truth_of(name), results, score, [])
+def drawn(results, score=0.5, limit=20):
+    evaluated = Evaluated(None, "fruit", "", ground_truth_of("fruit"), results, score, [])
     return list(draw_worst(evaluated, limit))
 
 
@@ -111,32 +113,25 @@ def test_predictions_are_drawn_where_the_file_says(data):
 SPOT = [1510, 1210, 40, 30]
 
 
-@pytest.fixture
-def large(tmp_path):
-    """A registered grey image of 3000x2000, with a bright object and a found one far away."""
-    picture = np.full((2000, 3000, 3), 90, np.uint8)
-    x, y, width, height = SPOT
-    picture[y : y + height, x : x + width] = 255
-    cv2.imwrite(str(tmp_path / "large.png"), picture)
-    boxes = [SPOT, [100, 100, 50, 50]]
-    annotations = [annotation(1 + i, 1, box, category_id=3) for i, box in enumerate(boxes)]
-    content = coco_content({1: "large.png"}, annotations, {3: "apple", 7: "pear"}, (3000, 2000))
-    (tmp_path / "large.json").write_text(json.dumps(content))
-    register_coco_instances("orchard", {}, str(tmp_path / "large.json"), str(tmp_path))
-    yield "orchard"
-    DatasetCatalog.remove("orchard")
-    MetadataCatalog.remove("orchard")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("with_mask", [False, True])
-def test_of_a_large_image_the_part_around_its_errors_is_drawn(large, with_mask):
-    """In a size in which names can be read; the masks of predictions are cut with it."""
+def test_of_a_large_image_the_part_around_its_errors_is_drawn(tmp_path, with_mask):
+    """In a size in which names can be read; the masks of predictions are cut with it.
+
+    The image has a bright object, and a found one far away.
+    """
+    boxes = [SPOT, [100, 100, 50, 50]]
+    annotations = [annotation(1 + i, 1, box, category_id=3) for i, box in enumerate(boxes)]
+    registered(tmp_path, (3000, 2000), annotations)
+    picture = cv2.imread(str(tmp_path / "1.png"))
+    x, y, width, height = SPOT
+    picture[y : y + height, x : x + width] = 255
+    cv2.imwrite(str(tmp_path / "1.png"), picture)
     results = [entry(1, 7, SPOT), entry(1, 3, [100, 100, 50, 50])]
     for one in results if with_mask else ():
         one["segmentation"] = runs_of(one["bbox"], (2000, 3000))
-    ((name, counts, *pictures),) = drawn(results, name=large)
-    assert name == "large.png"
+    ((name, counts, *pictures),) = drawn(results)
+    assert name == "1.png"
     assert counts == "1 found, 1 missed, 1 false; this is the part with most errors"  # of all of it
     for picture in pictures:
         assert picture.shape == (512, 512, 3)
@@ -174,7 +169,7 @@ def test_other_files_are_refused(tmp_path, content, words):
 
 
 def test_missing_images_are_named(data, tmp_path):
-    (tmp_path / "images" / "20.png").unlink()
+    (tmp_path / "20.png").unlink()
     with pytest.raises(DataError, match=r"20\.png"):
         drawn(RESULTS)
 
