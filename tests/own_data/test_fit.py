@@ -1,23 +1,17 @@
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from detectron2.config import get_cfg
 from detectron2.modeling.anchor_generator import DefaultAnchorGenerator
-from PIL import Image
 
 from lambda_det.config import add_lambda_config
 from lambda_det.detection.command_line import parser
 from lambda_det.detection.config import load_config
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data import (
-    build_train_loader,
-    check_detector_data,
     register_coco_files,
 )
-from lambda_det.detection.data.loader import training_records
-from lambda_det.detection.data.predictions import Detector
 from lambda_det.errors import ConfigError
 from lambda_det.own_data import fit as fitting
 from lambda_det.own_data.fit import FITTED_KEYS, epochs_for, evaluations_for, size_in_training
@@ -26,7 +20,6 @@ from lambda_det.own_data.start import Machine
 from lambda_det.weights.loading import read_weights
 from lambda_det.weights.provenance import PixelSettings, wanted_pixels
 from lambda_det.weights.public import fetch
-from tests.coco import annotation, coco_content
 from tests.detection.tiny import on_meta
 from tests.own_data.parts import record
 
@@ -55,7 +48,14 @@ def make_records(images, sizes=((50, 50),), classes=(0,)):
 def derived(cfg, records, machine=CPU):
     """What follows from records, also keys that are kept."""
     _, choices = fitting.fit(cfg, records, machine, Asked())
-    return {key: value for key, value, _ in choices}
+    return as_given(choices)
+
+
+def as_given(choices):
+    """The values by their keys, each of which can be given as well."""
+    found = {key: value for key, value, _ in choices}
+    assert found.keys() <= FITTED_KEYS
+    return found
 
 
 def fit(cfg, records):
@@ -96,6 +96,11 @@ def test_schedule_follows_the_epochs(cfg):
     assert found["SOLVER.WARMUP_ITERS"] == 50
     assert found["SOLVER.BASE_LR"] == 0.02
     assert found["TEST.EVAL_PERIOD"] == found["SOLVER.CHECKPOINT_PERIOD"] == 101
+    assert found["SOLVER.REFERENCE_WORLD_SIZE"] == 0
+    cfg.RECIPE.EPOCHS = 0.0  # the rule has no number of images below which it does not hold
+    assert derived(cfg, make_records(1))["SOLVER.MAX_ITER"] == cfg.RECIPE.MIN_STEPS
+    cfg.SOLVER.MAX_ITER, cfg.RECIPE.KEEP = 7, ["SOLVER.MAX_ITER"]
+    assert derived(cfg, make_records(60))["SOLVER.STEPS"] == (5, 6)
     for name in ("WarmupCosineLR", "WarmupStepWithFixedGammaLR"):  # which have no steps
         cfg.SOLVER.LR_SCHEDULER_NAME = name
         assert "SOLVER.STEPS" not in derived(cfg, make_records(101))
@@ -198,16 +203,6 @@ def test_ratios_are_heights_by_widths_as_those_of_detectron2_s_anchors(cfg):
     assert (height / width).tolist() == pytest.approx([2, 3, 6], rel=0.02)
 
 
-def test_what_is_given_stays(cfg):
-    cfg.SOLVER.MAX_ITER = 7
-    cfg.SOLVER.REFERENCE_WORLD_SIZE = 8
-    cfg.RECIPE.KEEP = ["SOLVER.MAX_ITER"]
-    applied = fit(cfg, make_records(60))
-    assert cfg.SOLVER.MAX_ITER == 7 and "SOLVER.MAX_ITER" not in applied
-    assert cfg.SOLVER.REFERENCE_WORLD_SIZE == 0
-    assert cfg.SOLVER.STEPS == (5, 6)  # the rest of the schedule follows what is given
-
-
 def test_a_detector_keeps_all_objects_of_the_fullest_image(cfg):
     keys = ["MODEL.RPN.POST_NMS_TOPK_TEST", "MODEL.RPN.PRE_NMS_TOPK_TEST"]
     for key in keys:
@@ -216,15 +211,6 @@ def test_a_detector_keeps_all_objects_of_the_fullest_image(cfg):
     assert not set(keys) & set(derived(cfg, make_records(3, [(9, 9)] * 50)))
     found = derived(cfg, [*make_records(3), *make_records(1, [(9, 9)] * 150)])
     assert [found[key] for key in keys] == [300] * 3
-
-
-@pytest.mark.slow
-def test_all_that_a_recipe_sets_can_be_given(cfg):
-    cfg.RECIPE.MEMORY = [1.0, 1.0]
-    records = make_records(88, [(20, 20), (40, 60)] * 600, classes=(0,) * 10 + (1,))
-    cfg.MODEL.MASK_ON = True
-    found = derived(cfg, records, Machine("cuda", memory=8.0))
-    assert {"MODEL.MASK_ON", "SOLVER.IMS_PER_BATCH"} < set(found) <= FITTED_KEYS
 
 
 @pytest.mark.parametrize(
@@ -258,7 +244,7 @@ def of_gpu(file, records, machine, tile=None, epochs=0.0):
     cfg, asked = get_config(f"finetune/{file}.yaml"), Asked(tile=tile, is_chosen=True)
     cfg.RECIPE.EPOCHS, cfg.MODEL.DEVICE = epochs, machine.device
     found, training = fitting.fit(cfg, records, machine, asked)
-    return {key: value for key, value, _ in (*found.choices, *training)}
+    return {key: value for key, value, _ in found.choices} | as_given(training)
 
 
 @pytest.mark.parametrize(
@@ -294,18 +280,6 @@ def test_a_step_counts_tiles_as_an_epoch_does():
     asked = of_gpu(LIGHT, records, H200, 0, epochs=60.0)["SOLVER.IMS_PER_BATCH"]
     assert asked == 60 * 100 // 300
     assert whole == 10 < cut == int(epochs_for(tiles, 100) * tiles / 300)
-
-
-def test_few_images_follow_the_same_rules(cfg):
-    """There is no number of images below which the file's own schedule, of COCO, would hold."""
-    cfg.SOLVER.MAX_ITER = 130_000
-    for images in (1, 2, 9):
-        found = derived(cfg, make_records(images, [(20, 20)] * 60))
-        assert found["SOLVER.MAX_ITER"] == cfg.RECIPE.MIN_STEPS
-        assert found.get("SOLVER.IMS_PER_BATCH", 4) == min(images, 4)
-        assert "MODEL.ANCHOR_GENERATOR.SIZES" in found
-    cfg.RECIPE.EPOCHS = 2.0  # what is asked for has no floor of steps
-    assert derived(cfg, make_records(12))["SOLVER.MAX_ITER"] == 6
 
 
 @pytest.mark.parametrize(
@@ -360,30 +334,6 @@ def test_boxes_of_other_anchors_leave_them_as_they_are(cfg):
         assert not any("ANCHOR" in found for found in derived(other, records))
     cfg.MODEL.RPN.IN_FEATURES = ["stride4", "stride8"]
     assert not any("ANCHOR" in found for found in derived(cfg, records))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("keep", "images"), [(False, 100), (True, 1000)])
-def test_the_recipe_counts_what_the_loader_keeps(cfg, tmp_path, caplog, keep, images):
-    """900 images without an object count only where they are trained on, as background."""
-    caplog.set_level("INFO")
-    boxes = [annotation(i, i, [1, 1, 50, 50]) for i in range(100)]
-    names = {number: f"{number}.png" for number in range(1000)}
-    content = coco_content(names, boxes, {1: "cell"}, size=(200, 200))
-    Image.new("RGB", (200, 200)).save(tmp_path / "0.png")
-    for name in names.values():
-        (tmp_path / name).write_bytes((tmp_path / "0.png").read_bytes())
-    (tmp_path / "a.json").write_text(json.dumps(content))
-    cfg.DATASETS.TRAIN = (register_coco_files(str(tmp_path / "a.json"), str(tmp_path), "train"),)
-    cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS = not keep
-    cfg.MODEL.ROI_HEADS.NUM_CLASSES = 1
-    fit(cfg, training_records(cfg))
-    steps = cfg.SOLVER.MAX_ITER
-    assert steps == 30 * images / 4
-    assert build_train_loader(cfg, 4).state_dict()["records"] == images
-    check_detector_data(Detector.from_config(cfg), train=cfg.DATASETS.TRAIN, test=None)
-    said = "900 of 1000 images" in caplog.text
-    assert said is ("DATALOADER.FILTER_EMPTY_ANNOTATIONS False" in caplog.text) is not keep
 
 
 @pytest.mark.parametrize(

@@ -354,12 +354,6 @@ CASES = {
         "1 x labels that name another image",
         "old.jpg, and 10.jpg is taken",
     ),
-    "VOC of a renamed image": (
-        {"10.xml": voc("old.jpg", BOX), "10.jpg": ""},
-        0,
-        "1 x labels that name another image",
-        "old.jpg, and 10.jpg is taken",
-    ),
     "VOC of another image that is there": (
         {"a.png": "", "b.png": "", "a.xml": voc("b.png", BOX)},
         1,

@@ -16,11 +16,13 @@ from lambda_det.detection.components import of_yaml
 from lambda_det.detection.data import (
     build_test_loader,
     build_train_loader,
+    check_detector_data,
     tile_pixels,
     tolerant_test_loader,
     tolerant_train_loader,
 )
 from lambda_det.detection.data.loader import training_records
+from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.evaluation import number_of_images
 from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError
@@ -129,13 +131,19 @@ def test_without_a_beginning_each_loader_has_its_own_order(eleven):
 
 @pytest.mark.parametrize(("is_filtered", "images"), [(True, 3), (False, 4)])
 def test_images_without_an_object_are_left_out_as_the_config_says(
-    cfg, content, write, is_filtered, images
+    cfg, content, write, is_filtered, images, caplog
 ):
+    """A line of the log says so, with the key that keeps them."""
+    caplog.set_level("INFO")
     content["annotations"] = [a for a in content["annotations"] if a["image_id"] != 30]
     register_coco_instances("loader_test", {}, *write(content))
     cfg.DATASETS.TRAIN = ("loader_test",)
     cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS = is_filtered
     assert len(training_records(cfg)) == images
+    cfg.MODEL.ROI_HEADS.NUM_CLASSES = len(content["categories"])
+    check_detector_data(Detector.from_config(cfg), train=cfg.DATASETS.TRAIN, test=None)
+    said = "1 of 4 images hold no object" in caplog.text
+    assert said is ("DATALOADER.FILTER_EMPTY_ANNOTATIONS False" in caplog.text) is is_filtered
 
 
 # ------------------------------------------------------------------------------ unreadable images
