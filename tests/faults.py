@@ -440,8 +440,8 @@ FAULTS = [
     _fault(
         "Large-scale jitter changes image",
         "lambda_det/detection/data/mapper.py",
-        'arguments["recompute_boxes"] = learns_masks and changes_outlines(augmentations)',
-        'arguments["recompute_boxes"] = False',
+        '"recompute_boxes": learns_masks and changes_outlines(augmentations)',
+        '"recompute_boxes": False',
         "detection/data/test_mapper.py::test_boxes_are_tight_around_what_the_crop_leaves",
     ),
     _fault(

@@ -28,13 +28,14 @@ from lambda_det.detection.data.records import (
     mask_fault,
     read_pixels,
 )
-from lambda_det.detection.data.tile_pixels import TileOfFile, read_tile
+from lambda_det.detection.data.tile_pixels import read_tile
 from lambda_det.detection.data.transforming import (
     CHANNELS,
     ImageFile,
     Outline,
     Placement,
     draws_by_size,
+    placed,
     transform_polygons,
 )
 from lambda_det.detection.data.truth import corners, mask_of
@@ -113,13 +114,14 @@ class TolerantMapper(DatasetMapper):
     def from_config(cls, cfg: CfgNode, is_train: bool = True) -> dict[str, Any]:
         # first, because it names the key of a value that Detectron2 refuses without a name
         augmentations = build_augmentation(cfg, is_train)
-        arguments = super().from_config(cfg, is_train)
-        arguments["augmentations"] = augmentations
-        # a crop may leave less of an object than of its box
         learns_masks = is_train and cfg.MODEL.MASK_ON
-        arguments["recompute_boxes"] = learns_masks and changes_outlines(augmentations)
-        arguments["exact_pixels"] = cfg.INPUT.EXACT_PIXELS
-        arguments["pixel_augmentations"] = build_pixel_augmentation(cfg) if is_train else ()
+        arguments = super().from_config(cfg, is_train) | {
+            "augmentations": augmentations,
+            # a crop may leave less of an object than of its box
+            "recompute_boxes": learns_masks and changes_outlines(augmentations),
+            "exact_pixels": cfg.INPUT.EXACT_PIXELS,
+            "pixel_augmentations": build_pixel_augmentation(cfg) if is_train else (),
+        }
         if "semantic" in predictions(cfg.MODEL.META_ARCHITECTURE):
             arguments["semantic_classes"] = cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES
             arguments["ignored_label"] = cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE
@@ -201,14 +203,16 @@ class TolerantMapper(DatasetMapper):
 
     def _drawn(self, sample: dict[str, Any]) -> tuple[torch.Tensor, T.TransformList]:
         """The training image [C, H, W] and its transforms, drawn before the pixels are read."""
-        file = TileOfFile(sample) if "tile" in sample else ImageFile(sample["file_name"])
-        outline = Outline(*file.size)
+        file = None if "tile" in sample else ImageFile(sample["file_name"])
+        size = file.size if file else (sample["height"], sample["width"])
+        outline = Outline(*size)
         detection_utils.check_image_size(sample, outline.image)
         transforms = self.augmentations(outline)
-        place = Placement.of(file.size, transforms)
-        if place is not None:
-            return file.draw(place, CHANNELS[self.image_format]), transforms
-        return _planes(transforms.apply_image(self._pixels(sample))), transforms
+        place = Placement.of(size, transforms)
+        if place is None:
+            return _planes(transforms.apply_image(self._pixels(sample))), transforms
+        pixels, extent = file.decode(place.resized) if file else (read_tile(sample, "RGB"), size)
+        return placed(pixels, extent, place, CHANNELS[self.image_format]), transforms
 
     def _pixels(self, sample: dict[str, Any]) -> np.ndarray:
         """The pixels of the image or tile, [H, W, C]."""

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 from detectron2.data.detection_utils import SizeMismatchError
 from PIL import Image
-from torch import Tensor
 
 from lambda_det.detection.data.records import read_pixels
-from lambda_det.detection.data.transforming import Placement, placed
 from lambda_det.detection.data.truth import pixels_of
 from lambda_det.training.stream import Sources
 
@@ -72,23 +70,6 @@ def read_tile(record: Mapping[str, Any], image_format: str) -> np.ndarray:
                 is_ignored[pixels_of(annotation["bbox"])] = False
         pixels[is_ignored] = _GREY
     return pixels
-
-
-class TileOfFile:
-    """A tile in the place of a :class:`lambda_det.detection.data.transforming.ImageFile`.
-
-    Attributes:
-        size: height and width.
-    """
-
-    def __init__(self, record: Mapping[str, Any]) -> None:
-        self._record = record
-        x0, y0, x1, y1 = record["tile"]
-        self.size = y1 - y0, x1 - x0
-
-    def draw(self, place: Placement, channels: Sequence[int]) -> Tensor:
-        """As :meth:`lambda_det.detection.data.transforming.ImageFile.draw`."""
-        return placed(read_tile(self._record, "RGB"), self.size, place, channels)
 
 
 def sources_of(records: Sequence[Mapping[str, Any]]) -> Sources | None:

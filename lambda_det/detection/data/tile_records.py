@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pycocotools.mask as mask_util
-from detectron2.data.transforms import CropTransform, TransformList
+from detectron2.data.transforms import CropTransform
 from detectron2.structures import BoxMode
 from detectron2.utils.logger import log_first_n
 
-from lambda_det.detection.data.transforming import transform_polygons
+from lambda_det.detection.data.transforming import cropped
 from lambda_det.detection.data.truth import Decided, around, corners, runs_of
 from lambda_det.detection.tiles import Tile, Tiling
 from lambda_det.errors import ConfigError, DataError, printable
@@ -123,9 +123,8 @@ def _say(level: int, text: str) -> None:
 
 def _record_of(record: Mapping[str, Any], tile: Tile) -> dict[str, Any]:
     """The record of a tile of an image, without objects."""
-    kept = {key: value for key, value in record.items() if key != "sem_seg_file_name"}
-    return {
-        **kept,
+    result = {
+        **record,
         "height": tile.y1 - tile.y0,
         "width": tile.x1 - tile.x0,
         "tile": tile,
@@ -133,6 +132,8 @@ def _record_of(record: Mapping[str, Any], tile: Tile) -> dict[str, Any]:
         "annotations": Decided(),
         "ignored": [],
     }
+    result.pop("sem_seg_file_name", None)
+    return result
 
 
 # ------------------------------------------------------------------------------------- the objects
@@ -206,28 +207,25 @@ def _within(box: Sequence[float], border: Sequence[float]) -> np.ndarray:
 def _clipped_outline(polygons: Sequence[Sequence[float]], tile: Tile) -> list[list[float]]:
     """The polygons of an object within a tile, in its pixels."""
     crop = CropTransform(tile.x0, tile.y0, tile.x1 - tile.x0, tile.y1 - tile.y0)
-    points = [np.array(polygon, float).reshape(-1, 2) for polygon in polygons]
-    (inside,) = transform_polygons([points], TransformList([crop]))
-    return [polygon.reshape(-1).tolist() for polygon in inside if len(polygon) >= 3]
+    points = (np.array(polygon, float).reshape(-1, 2) for polygon in polygons)
+    pieces = [piece for polygon in points for piece in cropped(crop, polygon)]
+    return [piece.reshape(-1).tolist() for piece in pieces if len(piece) >= 3]
 
 
 def _clipped_runs(mask: Mapping[str, Any], tile: Tile) -> dict[str, Any] | None:
     """A run-length mask within a tile; None if it is empty. The image is not decoded."""
     # the runs go down the columns, so only the columns of the tile that the object has are made
     height = mask["size"][0]
-    ends = np.cumsum(runs_of(mask["counts"]))
-    ends = ends[: len(ends) // 2 * 2].reshape(-1, 2)  # where each run of ones begins and ends
-    ends = ends.clip(tile.x0 * height, tile.x1 * height)
-    ends = ends[ends[:, 1] > ends[:, 0]]
-    if not len(ends):
+    left, _, right, _ = map(int, around(mask))
+    first, last = max(left, tile.x0), min(right, tile.x1)
+    if first >= last:
         return None
-    first, last = ends[0, 0] // height, -(-ends[-1, 1] // height)
-    changes = np.zeros((last - first) * height + 1, np.int8)
-    changes[ends[:, 0] - first * height] += 1
-    changes[ends[:, 1] - first * height] -= 1
-    columns = changes[:-1].cumsum(dtype=np.int8).reshape(-1, height)[:, tile.y0 : tile.y1]
+    ends = np.cumsum(runs_of(mask["counts"])).clip(first * height, last * height)
+    size, counts = [height, last - first], np.diff(ends, prepend=first * height).tolist()
+    runs = mask_util.frPyObjects({"size": size, "counts": counts}, *size)
+    columns = mask_util.decode(runs)[tile.y0 : tile.y1]
     if not columns.any():
         return None
     pixels = np.zeros((tile.y1 - tile.y0, tile.x1 - tile.x0), np.uint8, order="F")
-    pixels[:, first - tile.x0 : last - tile.x0] = columns.T
+    pixels[:, first - tile.x0 : last - tile.x0] = columns
     return mask_util.encode(pixels)

@@ -122,7 +122,7 @@ class Placement:
 
 
 class ImageFile:
-    """An image whose head is read at once, and its pixels when it is known which are needed.
+    """An image whose head is read at once, and its pixels when it is known at which size.
 
     Attributes:
         size: height and width, after the turn that its EXIF data ask for.
@@ -137,20 +137,10 @@ class ImageFile:
             self._head = Image.open(io.BytesIO(file.read()))
         self.size = upright_size(self._head)[::-1]
 
-    def draw(self, place: Placement, channels: Sequence[int]) -> Tensor:
-        """Make the training image; call it once.
-
-        Args:
-            place: of an image of this size.
-            channels: of the result, as places in RGB.
-
-        Returns:
-            uint8 [3, H, W]
+    def decode(self, resized: tuple[int, int]) -> tuple[np.ndarray, tuple[float, float]]:
+        """The whole image, uint8 RGB [h, w, 3], and its height and width in those pixels, for the
+        height and width to which it will be resized; call it once.
         """
-        return placed(*self._decode(place.resized), place, channels)
-
-    def _decode(self, resized: tuple[int, int]) -> tuple[np.ndarray, tuple[float, float]]:
-        """The whole image, uint8 RGB [h, w, 3], and its height and width in those pixels."""
         # libjpeg can decode at a half, a fourth or an eighth of the size. The last row and column
         # may then lie partly outside the image
         image, extent = self._head, self.size
@@ -231,7 +221,7 @@ def transform_polygons(
             polygons = np.split(moved, ends[:-1])
             continue
         is_crop = type(step) is T.CropTransform
-        pieces = [_crop(step, p) if is_crop else step.apply_polygons([p]) for p in polygons]
+        pieces = [cropped(step, p) if is_crop else step.apply_polygons([p]) for p in polygons]
         owners = [n for n, left in zip(owners, pieces, strict=True) for _ in left]
         polygons = [piece for left in pieces for piece in left]
     result: list[list[np.ndarray]] = [[] for _ in objects]
@@ -240,7 +230,7 @@ def transform_polygons(
     return result
 
 
-def _crop(crop: T.CropTransform, polygon: np.ndarray) -> list[np.ndarray]:
+def cropped(crop: T.CropTransform, polygon: np.ndarray) -> list[np.ndarray]:
     """The pieces of a polygon [points, 2] within the crop."""
     start, end = np.array([crop.x0, crop.y0]), np.array([crop.x0 + crop.w, crop.y0 + crop.h])
     low, high = polygon.min(0), polygon.max(0)

@@ -19,6 +19,7 @@ from lambda_det.detection.data.transforming import (
     Outline,
     Placement,
     draws_by_size,
+    placed,
     transform_polygons,
 )
 
@@ -57,7 +58,7 @@ def both(path, transforms, image_format="RGB"):
     """An image in our way and in Detectron2's, as int [3, H, W]."""
     file = ImageFile(path)
     place = Placement.of(file.size, transforms)
-    ours = file.draw(place, CHANNELS[image_format])
+    ours = placed(*file.decode(place.resized), place, CHANNELS[image_format])
     theirs = transforms.apply_image(detection_utils.read_image(path, image_format))
     return ours.int(), torch.from_numpy(theirs.astype(np.int32)).permute(2, 0, 1)
 
