@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,18 +107,18 @@ def check_detector_data(
     split, needed = ("test", test) if train is None else ("train", train)
     if needed is not None and not needed:
         raise ConfigError(f"{detector.keys[split]} names no data set; name one to {split} on.")
-    train, test = tuple(train or ()), tuple(test or ())
-    data = _used(detector, train, test, few="few" if train else "sample")
-    _warn_of_copies(data)
-    _say_what_is_left_out(data)
+    trained, tested = _used(detector, train or (), test or (), few="few" if train else "sample")
+    data = [*trained, *tested]
+    _warn_of_copies(trained, tested)
+    _say_what_is_left_out(trained)
     _refuse_other_classes(data)
-    for one in _of("test", data):
+    for one in tested:
         if "panoptic" in evaluated(detector, one.name):
             check_panoptic(MetadataCatalog.get(one.name))
     for one in data:
         refuse_unfit(one, in_training=bool(train))
-    _refuse_nothing_to_learn(data)
-    _warn_of_unlearnt_classes(data)
+    _refuse_nothing_to_learn(trained)
+    _warn_of_unlearnt_classes(trained, tested)
     _warn_of_lacking_masks(data)
 
 
@@ -135,19 +135,19 @@ def check_registered(detector: Detector, train: Sequence[str], test: Sequence[st
             on; or these are files without an object, and the detector is known to learn from
             objects.
     """
-    data = _used(detector, train, test, few="sample")
+    trained, tested = _used(detector, train, test, few="sample")
     if train:
-        _refuse_other_classes(data)
-    if all(one.report for one in _of("train", data)):  # reading others may take long
-        _refuse_nothing_to_learn(data)
-    _warn_of_copies(data)
-    _warn_of_unlearnt_classes(data)
+        _refuse_other_classes([*trained, *tested])
+    if all(one.report for one in trained):  # reading others may take long
+        _refuse_nothing_to_learn(trained)
+    _warn_of_copies(trained, tested)
+    _warn_of_unlearnt_classes(trained, tested)
 
 
 # ------------------------------------------------------------------------------- the files of each
 def _used(
     detector: Detector, train: Sequence[str], test: Sequence[str], *, few: str
-) -> list[UsedData]:
+) -> Iterator[list[UsedData]]:
     """The data sets to train on and then those to evaluate on, each with the report on its file."""
     # ``few`` images to evaluate on are opened: an evaluation ends at a broken one, perhaps after a
     # whole training
@@ -155,15 +155,8 @@ def _used(
         name: _check_registered(name, detector, few if name in test else "sample")
         for name in dict.fromkeys([*train, *test])
     }
-    return [
-        UsedData(name, split, detector, reports[name])
-        for split, names in (("train", train), ("test", test))
-        for name in names
-    ]
-
-
-def _of(split: str, data: Iterable[UsedData]) -> list[UsedData]:
-    return [one for one in data if one.split == split]
+    for split, names in (("train", train), ("test", test)):
+        yield [UsedData(name, split, detector, reports[name]) for name in names]
 
 
 def _check_registered(name: str, detector: Detector, images: str) -> Report | None:
@@ -215,11 +208,11 @@ def check_panoptic(metadata: Any) -> None:
 
 
 # ---------------------------------------------------------------------- what only all of them show
-def _warn_of_copies(data: Sequence[UsedData]) -> None:
+def _warn_of_copies(trained: Sequence[UsedData], tested: Sequence[UsedData]) -> None:
     """Warn of images to evaluate on that are also trained on, as the same file or as a copy."""
-    learnt = [file for one in _of("train", data) for file in _files(one)]
-    for tested in _of("test", data):
-        files = _files(tested)
+    learnt = [file for one in trained for file in _files(one)]
+    for one in tested:
+        files = _files(one)
         if not (learnt and files):
             continue
         if len(learnt) + len(files) > _MOST_COMPARED:
@@ -228,11 +221,10 @@ def _warn_of_copies(data: Sequence[UsedData]) -> None:
         else:
             pairs = shared_copies({"train": learnt, "test": files})
         if pairs:
-            cases = (copy if copy == one else f"{copy} as {one}" for copy, one in pairs)
+            cases = (copy if copy == file else f"{copy} as {file}" for copy, file in pairs)
             logger.warning(
-                f"{len(pairs)} of {len(files)} images of {tested.name} "
-                f"({tested.report.json_file}) are also trained on, so its results say little of "
-                f"new images: {listed(cases)}"
+                f"{len(pairs)} of {len(files)} images of {one.name} ({one.report.json_file}) are "
+                f"also trained on, so its results say little of new images: {listed(cases)}"
             )
 
 
@@ -240,8 +232,8 @@ def _files(data: UsedData) -> list[str]:
     return [file["file_name"] for file in data.report.files] if data.report else []
 
 
-def _say_what_is_left_out(data: Sequence[UsedData]) -> None:
-    for one in _of("train", data):
+def _say_what_is_left_out(trained: Sequence[UsedData]) -> None:
+    for one in trained:
         detector, report = one.detector, one.report
         if detector.filters_empty and report and report.empty:
             key = option(detector.keys["filters_empty"], False)
@@ -258,9 +250,8 @@ def _refuse_other_classes(data: Sequence[UsedData]) -> None:
         classes.check(one.detector, [other.name], facts, source)
 
 
-def _refuse_nothing_to_learn(data: Sequence[UsedData]) -> None:
+def _refuse_nothing_to_learn(trained: Sequence[UsedData]) -> None:
     """Refuse data without an object, on which a detector would learn background alone."""
-    trained = _of("train", data)
     sources = [one.instances for one in trained if one.needs("instances")]
     if sources and all(i is not None and i.has_key and not i.objects for i in sources):
         text = (
@@ -273,19 +264,19 @@ def _refuse_nothing_to_learn(data: Sequence[UsedData]) -> None:
         logger.warning(text)
 
 
-def _warn_of_unlearnt_classes(data: Sequence[UsedData]) -> None:
+def _warn_of_unlearnt_classes(trained: Sequence[UsedData], tested: Sequence[UsedData]) -> None:
     """Warn of classes that no object to train on has; refuse as :func:`unlearnt_classes` does."""
-    sources = [one.report for one in _of("train", data)]
+    sources = [one.report for one in trained]
     if not sources or None in sources:
         return
-    train = listed(one.name for one in _of("train", data))
+    train = listed(one.name for one in trained)
     names, learnt = sources[0].classes, _learnt(sources)
     if unlearnt := [name for name in names if name not in learnt]:
         logger.warning(
             f"{len(unlearnt)} of {len(names)} classes have no object in {train} and are not "
             f"learnt: {listed(unlearnt, 5)}"
         )
-    for one in _of("test", data):
+    for one in tested:
         if one.report and (unlearnt := unlearnt_classes(one.report, sources, train)):
             logger.warning(
                 f"{len(unlearnt)} classes of {one.name} ({one.report.json_file}) without an "

@@ -11,7 +11,7 @@ import numpy as np
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.detection.data.ground_truth import file_report
-from lambda_det.detection.data.predictions import Detector, predictions
+from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.errors import DataError, UserError, listed
 
@@ -26,6 +26,12 @@ _KEPT = (
     "keypoint_names",
     "keypoint_flip_map",
     "keypoint_connection_rules",
+)
+# The facts that must be the same in all data: what needs them, and what messages call them
+_COMPARED = (
+    ("instances", "thing_classes", "classes"),
+    ("semantic", "stuff_classes", "semantic classes"),
+    ("keypoints", "keypoint_names", "keypoints"),
 )
 _IDS = {
     "thing_ids": "thing_dataset_id_to_contiguous_id",
@@ -94,17 +100,9 @@ def check(detector: Detector, datasets: Iterable[str], run: Mapping[str, Any], s
     """
     for name in dict.fromkeys(datasets):
         facts = facts_of([name])
-        for key, words in _compared(detector).items():
-            if key in facts and run.get(key) is not None:
+        for kind, key, words in _COMPARED:
+            if detector.predicts(kind) and key in facts and run.get(key) is not None:
                 refuse_others(words, file_of(name), facts[key], source, run[key])
-
-
-def _compared(detector: Detector) -> dict[str, str]:
-    """The facts that must be the same in all data of a detector, and what messages call them."""
-    predicted = predictions(detector.architecture)
-    names = {"thing_classes": "classes"} if "instances" in predicted else {}
-    names |= {"stuff_classes": "semantic classes"} if "semantic" in predicted else {}
-    return names | ({} if detector.keypoints is None else {"keypoint_names": "keypoints"})
 
 
 def file_of(name: str) -> str:

@@ -64,6 +64,12 @@ class Detector:
             },
         )
 
+    def predicts(self, kind: str) -> bool:
+        """Whether it predicts "instances", "semantic" segments, "panoptic" ones or "keypoints"."""
+        if kind == "keypoints":
+            return self.keypoints is not None
+        return kind in predictions(self.architecture)
+
 
 def _architecture(name: str) -> Architecture:
     return ARCHITECTURES.get(name, Architecture())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.config import option
-from lambda_det.detection.data.predictions import Detector, evaluated, is_known, predictions
+from lambda_det.detection.data.predictions import Detector, evaluated, is_known
 from lambda_det.detection.data.report import Report
 from lambda_det.errors import ConfigError, DataError, listed, printable, refused
 
@@ -93,11 +93,9 @@ class UsedData:
 
     def needs(self, kind: str) -> bool:
         """Whether the detector learns from, or is measured by, ground truth of a kind."""
-        if kind == "keypoints":
-            return self.detector.keypoints is not None
         if kind == "instances" and self.split == "test":
             return kind in evaluated(self.detector, self.name)
-        return not kind or kind in predictions(self.detector.architecture)
+        return not kind or self.detector.predicts(kind)
 
     def masks(self) -> bool:
         """Whether masks are learnt or measured; Pascal VOC measures boxes."""
@@ -135,7 +133,7 @@ def refuse_no_truth(data: UsedData, where: str = "") -> None:
     """Refuse a data set that lacks what the detector learns from."""
     detector = data.detector
     prediction, lacking = _WITHOUT.get(data.meta("evaluator_type"), ("", ""))
-    if prediction in predictions(detector.architecture):
+    if detector.predicts(prediction):
         raise ConfigError(
             f"{detector.keys['architecture']} {detector.architecture} learns from {lacking}, and "
             f"{data.name} has none; name another data set in {detector.keys[data.split]}{where}."
