@@ -67,19 +67,13 @@ class GroundTruth(NamedTuple):
     report: Report
 
 
-def read_coco(
-    json_file: str | os.PathLike,
-    image_root: str | os.PathLike = "",
-    *,
-    keypoints: int | None = None,
-) -> GroundTruth:
+def read_coco(json_file: str | os.PathLike, image_root: str | os.PathLike = "") -> GroundTruth:
     """Read an annotation file in COCO's format, and decide which of it is used.
 
     Args:
         json_file: the annotations.
         image_root: the folder of the images, which are found below it by the ends of their names;
             "" or a missing folder: names are not looked up.
-        keypoints: how many an object has; None: as many as the first category names.
 
     Returns:
         The records, in the order of the image ids: Detectron2's dataset dicts, whose annotations
@@ -95,7 +89,7 @@ def read_coco(
     _find_slips(file)
     if fault := other_form(file.annotations, file.images, file.written or SIDES):
         file.add(kinds.FORM, fault[1], fault[0], len(file.annotations))
-    records = _records(file, keypoints or len(file.report.keypoints) or None)
+    records = _records(file)
     _count(file, records)
     return GroundTruth(records, file.report)
 
@@ -277,7 +271,7 @@ def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------ the objects of each
-def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
+def _records(file: _File) -> list[dict[str, Any]]:
     """The records, with the annotations as they are used, in the order of the image ids."""
     records = {
         number: {
@@ -297,10 +291,8 @@ def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
             key = "image_id" if image is None else "category_id"
             file.add(kinds.ID, entry, f"{key} {entry[key]}")
             continue
-        if annotation := _decided(_as_meant(entry, file), place, image, keypoints, file):
+        if annotation := _decided(_as_meant(entry, file), place, image, file):
             annotation["id"] = number
-            if file.written and "source" in entry:
-                annotation["source"] = entry["source"]
             records[entry["image_id"]]["annotations"].append(annotation)
     for record in records.values():
         for one in _twice(record["annotations"]):
@@ -345,7 +337,7 @@ def _as_meant(entry: dict[str, Any], file: _File) -> dict[str, Any]:
 
 
 def _decided(
-    entry: dict[str, Any], place: int, image: Mapping[str, Any], keypoints: int | None, file: _File
+    entry: dict[str, Any], place: int, image: Mapping[str, Any], file: _File
 ) -> dict[str, Any] | None:
     """An annotation in Detectron2's format, as it is used; None where it is left out."""
     given = {
@@ -360,6 +352,7 @@ def _decided(
         given["iscrowd"] = 1
     if ignore != 0:
         file.add(kinds.MEANT if ignore == 1 else kinds.VALUE, entry, f"ignore {ignore!r:.80}")
+    keypoints = len(file.report.keypoints) or None
     annotation, faults = decide(given, image["height"], image["width"], keypoints)
     for kind, words in faults:
         # where all boxes have another form, their other faults follow from that
@@ -427,7 +420,7 @@ def coco_content(truth: GroundTruth) -> dict[str, Any]:
     """The content of an annotation file with everything decided, and names below the image
     folder.
 
-    The images have the names by which they were found, and objects keep their "source".
+    The images have the names by which they were found.
     """
     report = truth.report
     content = _content(truth.records, report.categories)
@@ -451,18 +444,17 @@ def coco_api(
     """
     result = COCO()
     result.dataset = {"info": {}, **_content(records, categories)}
-    sizes = {image["id"]: (image["height"], image["width"]) for image in result.dataset["images"]}
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
+        result.createIndex()
     for entry in result.dataset["annotations"]:
-        given = {**entry, "bbox_mode": BoxMode.XYWH_ABS}
-        entry["segmentation"] = mask_of(given, *sizes[entry["image_id"]])
+        image, given = result.imgs[entry["image_id"]], {**entry, "bbox_mode": BoxMode.XYWH_ABS}
+        entry["segmentation"] = mask_of(given, image["height"], image["width"])
         if keypoints is not None:
             # pycocotools needs those of every object; of visibility 0 they do not count
             points = entry.get("keypoints", ())
             if len(points) != 3 * len(keypoints):
                 points = [0] * 3 * len(keypoints)
             entry |= {"keypoints": points, "num_keypoints": sum(v > 0 for v in points[2::3])}
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
-        result.createIndex()
     return result
 
 
@@ -492,9 +484,8 @@ def _content(
                 "area": annotation.get("area", box[2] * box[3]),
                 "iscrowd": annotation.get("iscrowd", 0),
             }
-            for key in ("segmentation", "source"):
-                if annotation.get(key):
-                    entry[key] = annotation[key]
+            if mask := annotation.get("segmentation"):
+                entry["segmentation"] = mask
             if points := annotation.get("keypoints"):
                 entry["keypoints"] = _moved(points, -0.5)
             annotations.append(entry)

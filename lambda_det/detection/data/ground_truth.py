@@ -32,20 +32,15 @@ class _Kept(NamedTuple):
     records: bytes | None  # pickled; None once they are forgotten
 
 
-# By file, folder and the number of keypoints that was asked for. That asked for last is at the end.
-_kept: dict[tuple[str, str, int | None], _Kept] = {}
+# By file and folder. That asked for last is at the end.
+_kept: dict[tuple[str, str], _Kept] = {}
 
 
-def ground_truth(
-    json_file: str | os.PathLike,
-    image_root: str | os.PathLike = "",
-    *,
-    keypoints: int | None = None,
-) -> GroundTruth:
+def ground_truth(json_file: str | os.PathLike, image_root: str | os.PathLike = "") -> GroundTruth:
     """:func:`read_coco`, which reads again only if file or folder have changed.
 
     Args:
-        json_file, image_root, keypoints: as for that.
+        json_file, image_root: as for that.
 
     Returns:
         A copy, which may be changed.
@@ -55,16 +50,13 @@ def ground_truth(
     """
     place = os.fspath(json_file), os.fspath(image_root)
     version = _version_of(*place)  # before it is read, during which it may change
-    kept = _find((*place, keypoints), version)
+    kept = _find(place, version)
     if kept is not None and kept.records is not None:
         return GroundTruth(pickle.loads(kept.records), pickle.loads(kept.report))
-    truth = read_coco(*place, keypoints=keypoints)
+    truth = read_coco(*place)
     folders = _times({os.path.dirname(record["file_name"]) for record in truth.records})
-    kept = _Kept(version, folders, *(pickle.dumps(one, -1) for one in truth[::-1]))
-    own = len(truth.report.keypoints) or None  # asked for or not, it is the same
-    for number in (None, own) if keypoints in (None, own) else (keypoints,):
-        _kept.pop((*place, number), None)
-        _kept[(*place, number)] = kept
+    _kept.pop(place, None)
+    _kept[place] = _Kept(version, folders, *(pickle.dumps(one, -1) for one in truth[::-1]))
     for oldest in list(_kept)[:-_MOST]:
         del _kept[oldest]
     return truth
@@ -77,7 +69,7 @@ def file_report(json_file: str | os.PathLike, image_root: str | os.PathLike = ""
         DataError: as that.
     """
     place = os.fspath(json_file), os.fspath(image_root)
-    kept = _find((*place, None), _version_of(*place))
+    kept = _find(place, _version_of(*place))
     return pickle.loads(kept.report) if kept else ground_truth(*place).report
 
 
@@ -88,17 +80,17 @@ def forget_records(*, but: Iterable[tuple[str, str]]) -> None:
         but: annotation files with their folders, whose records will be asked for again.
     """
     needed = set(but)
-    for key, kept in _kept.items():
-        if key[:2] not in needed:
-            _kept[key] = kept._replace(records=None)
+    for place, kept in _kept.items():
+        if place not in needed:
+            _kept[place] = kept._replace(records=None)
 
 
-def _find(key: tuple[str, str, int | None], version: tuple[int, ...]) -> _Kept | None:
+def _find(place: tuple[str, str], version: tuple[int, ...]) -> _Kept | None:
     """What is kept of a version of a file and its folder; it is then the last to be forgotten."""
-    kept = _kept.get(key)
+    kept = _kept.get(place)
     if kept is None or kept.version != version or kept.folders != _times(kept.folders):
         return None
-    _kept[key] = _kept.pop(key)
+    _kept[place] = _kept.pop(place)
     return kept
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import pycocotools.mask
 import yaml
 
-from lambda_det.detection.data.coco_format import READER
 from lambda_det.detection.data.written_formats import WRITTEN
 from lambda_det.errors import DataError, listed, refused
 from lambda_det.files import relative_path, replace_text
@@ -55,12 +54,9 @@ def write_labels(
     """
     with refused(DataError, f"{target} cannot be written", "", OSError, ValueError):  # bad names
         if label_format not in _WRITERS:
-            kept = {key: value for key, value in content.items() if key != READER}
-            for entry in (*kept["images"], *kept["annotations"]):
-                entry.pop("source", None)
             target.parent.mkdir(parents=True, exist_ok=True)
             # run lengths that pycocotools made are bytes
-            replace_text(target, json.dumps(kept, default=bytes.decode))
+            replace_text(target, json.dumps(content, default=bytes.decode))
         else:
             _write_folder(content, label_format, target, Path(images), sources or {})
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data.datasets import register_coco_instances
 
 from lambda_det.detection import DetectionTask
 from lambda_det.detection.data import (
@@ -17,6 +18,7 @@ from lambda_det.detection.data import (
 from lambda_det.detection.data.ground_truth import file_report, forget_records, ground_truth
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.mapper import TolerantMapper
+from lambda_det.detection.data.registration import load_records
 from lambda_det.detection.data.truth import Decided
 from lambda_det.errors import DataError, UserError
 
@@ -150,20 +152,19 @@ def test_a_file_is_read_once_and_each_gets_its_own_copy(content, write, readings
         truth.records[0]["annotations"].clear()
         truth.report.files.clear()
     assert file_report(*place) == expected.report
-    assert ground_truth(*place, keypoints=2) == expected  # as many as the file says
     assert readings == ["set.json"]
 
 
-def test_another_number_of_keypoints_is_another_truth(content, write, readings):
-    content["categories"][0]["keypoints"] = ["eye"]
+@pytest.mark.parametrize("in_file", [[], ["eye"]])
+@pytest.mark.parametrize(("names", "number"), [(None, 8), (["eye"], 8), (["left", "right"], 0)])
+def test_keypoints_are_as_many_as_a_data_set_names(content, write, in_file, names, number):
+    content["categories"][0]["keypoints"] = in_file
     for entry in content["annotations"]:
         entry["keypoints"] = [5, 5, 2]
-    place, found = write(content), []
-    for number in (None, 1, 2, None, 2):
-        truth = ground_truth(*place, keypoints=number)
-        found.append(sum("keypoints" in a for r in truth.records for a in r["annotations"]))
-    assert found == [8, 8, 0, 8, 0]
-    assert len(readings) == 2
+    name = f"keypoints_{len(in_file)}_{names}"
+    register_coco_instances(name, {"keypoint_names": names} if names else {}, *write(content))
+    records = load_records(name)
+    assert sum("keypoints" in a for r in records for a in r["annotations"]) == number
 
 
 def test_a_file_or_a_folder_that_changed_is_read_again(content, write, readings, tmp_path):
