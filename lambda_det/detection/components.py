@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 
 from lambda_det.config import KEYS, Rule, check
 from lambda_det.detection import data
-from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.data.transforming import Outline, draws_by_size
 from lambda_det.detection.evaluation import build_evaluator, check_evaluators
@@ -169,7 +168,7 @@ def of_yaml(cfg: CfgNode) -> Components:
         make_train_loader=make_train_loader,
         make_test_loader=partial(data.build_test_loader, cfg),
         make_evaluator=lambda name, ending: build_evaluator(cfg, name, f"inference{ending}"),
-        make_test_augmentations=partial(_test_augmentations, cfg),
+        make_test_augmentations=lambda: AugmentationList(data.build_augmentation(cfg, False)),
         make_loss_loader=(
             partial(data.build_test_loader, cfg, with_truth=True) if cfg.TEST.LOSS else None
         ),
@@ -204,13 +203,6 @@ def _check_values(cfg: CfgNode) -> None:
             f"MODEL.PIXEL_MEAN is {cfg.MODEL.PIXEL_MEAN} and MODEL.PIXEL_STD "
             f"{cfg.MODEL.PIXEL_STD}; give a number of each for each channel."
         )
-
-
-def _test_augmentations(cfg: CfgNode) -> AugmentationList:
-    sizes = cfg.INPUT
-    return AugmentationList(
-        [ResizeShortestEdgeAtLeastOnePixel([sizes.MIN_SIZE_TEST] * 2, sizes.MAX_SIZE_TEST)]
-    )
 
 
 def _for_run(cfg: CfgNode, settings: DetectionSettings) -> CfgNode:

@@ -11,7 +11,6 @@ import pycocotools.mask
 import pytest
 from PIL import Image
 
-from lambda_det.detection.data.box_form import numbers_of
 from lambda_det.errors import DataError
 from lambda_det.own_data.labels.conversion import as_coco, read_labels
 from lambda_det.own_data.labels.formats import recognise
@@ -59,13 +58,22 @@ SAMPLES = {
 }
 
 
+def written(form, box):
+    """The numbers of a box in COCO's form as labels of a form, of ``BOX_FORMS``, have them."""
+    x, y, width, height = box
+    middle = [x + width / 2, y + height / 2, width, height]
+    return {
+        "sides in pixels": box,
+        "corners in pixels": [x, y, x + width, y + height],
+        "centre and size in shares of 1": (np.array(middle) / np.tile(SIZE, 2)).tolist(),
+    }[form]
+
+
 def write_sample(name, folder, objects):
     """Write images and their labels in a format; objects are in COCO's form."""
-    form, size = FORMATS[name].boxes, np.array([SIZE])
+    form = FORMATS[name].boxes
     images = {
-        image: [
-            (label, numbers_of(form, np.array([box]), size)[0].tolist()) for label, box in things
-        ]
+        image: [(label, written(form, box)) for label, box in things]
         for image, things in objects.items()
     }
     return make(folder, dict.fromkeys(images, "") | SAMPLES[name](images))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -50,27 +49,19 @@ def check_coco(
         DataError: the file is missing, is not JSON or not in COCO format.
     """
     report = file_report(json_file, image_root)
-    if files == "all" or (files == "few" and report.images <= _FEW_FILES):
-        _look_at(report, report.files, _whole_fault, progress)
-    elif files != "none":
+    if files == "none":
+        return report
+    look, chosen = _whole_fault, report.files
+    if files == "sample" or (files == "few" and report.images > _FEW_FILES):
         places = np.linspace(0, report.images - 1, _SAMPLED_FILES).round().astype(int)
-        _look_at(report, [report.files[place] for place in np.unique(places)], _head_fault, False)
-    return report
-
-
-def _look_at(
-    report: Report,
-    files: Sequence[dict[str, Any]],
-    look: Callable[[dict[str, Any]], tuple[Kind, str] | None],
-    progress: bool,
-) -> None:
-    """Add the faults of images; Pillow decodes without Python's lock, so threads help."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        faults = pool.map(look, files)
+        look, chosen = _head_fault, [report.files[place] for place in np.unique(places)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes without Python's lock
+        faults = pool.map(look, chosen)
         disable = None if progress else True  # None: unless it is a terminal
-        faults = tqdm(faults, "images opened", len(files), leave=False, disable=disable)
+        faults = tqdm(faults, "images opened", len(chosen), leave=False, disable=disable)
         for fault in filter(None, faults):
             report.add(*fault)
+    return report
 
 
 def _whole_fault(file: dict[str, Any]) -> tuple[Kind, str] | None:

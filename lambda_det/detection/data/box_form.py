@@ -40,18 +40,6 @@ _CONVERTED = {
 }
 
 
-def numbers_of(written: str, boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """What labels of a form, of ``BOX_FORMS``, write for boxes [N, 4] in COCO's form, in images of
-    width and height [N, 2].
-    """
-    unit, shape = BOX_FORMS[written]
-    return boxes / _scale(unit, sizes) @ np.linalg.inv(_SHAPES[shape]).T
-
-
-def _scale(unit: str, sizes: np.ndarray) -> np.ndarray:
-    return np.tile(sizes, 2) if unit else np.ones(4)
-
-
 def other_form(
     annotations: Sequence[Mapping[str, Any]], images: Mapping[int, Mapping[str, Any]], written: str
 ) -> tuple[str, Mapping[str, Any]] | None:
@@ -78,25 +66,28 @@ def other_form(
     owners = [images[one["image_id"]] for one in some]
     sizes = np.array([[owner["width"], owner["height"]] for owner in owners], float)
     outlines = np.array([_outline(one) for one in some])
-    numbers, wrong = numbers_of(written, boxes, sizes), ~_in_place(boxes, sizes, outlines)
+    unit, shape = BOX_FORMS[written]
+    scales = {_PIXELS: np.ones(4), _SHARES: np.tile(sizes, 2)}
+    numbers = boxes / scales[unit] @ np.linalg.inv(_SHAPES[shape]).T  # as they are written
+    wrong = ~_in_place(boxes, sizes, outlines)
     are_shares = (abs(numbers - 0.5) <= 0.5 + 1e-6).all(1) & (numbers[:, 2:] > 0).all(1)
     are_shares = (are_shares & (sizes.max(1) > 2)).mean() >= _MOST
-    if are_shares and BOX_FORMS[written][0] == _PIXELS:
+    if are_shares and unit == _PIXELS:
         wrong[:], likely = True, ["shares of 1"]
     elif wrong.mean() < _FEW:
         return None
     else:
-        unit, likely = _SHARES if are_shares else _PIXELS, []
-        for shape, matrix in _SHAPES.items():
-            moved = numbers @ matrix.T * _scale(unit, sizes)
+        other_unit, likely = _SHARES if are_shares else _PIXELS, []
+        for other, matrix in _SHAPES.items():
+            moved = numbers @ matrix.T * scales[other_unit]
             if _in_place(moved, sizes, outlines).mean() >= _MOST:
-                likely.append(unit + shape)
+                likely.append(other_unit + other)
         if not likely:
             return None
         if written == "corners in pixels":  # a reversed box ends before it starts
             likely[-1] += ", or like corners that are reversed in some boxes"
     place = wrong.argmax()  # the first
-    box, (unit, shape) = ", ".join(f"{n:.6g}" for n in numbers[place]), BOX_FORMS[written]
+    box = ", ".join(f"{n:.6g}" for n in numbers[place])
     made = [_CONVERTED[form] for form in likely if written == SIDES and form in _CONVERTED]
     return (
         f"box {box}; the boxes of these labels look like {' or '.join(likely)}; write them as "

@@ -101,7 +101,7 @@ def _variants(images: Iterable[str]) -> list[tuple[str, str]]:
 def _equal_files(images: Mapping[str, Path]) -> list[list[str]]:
     """Groups of files with the same bytes; of those of one size and with one end all is read."""
     groups = [list(images)]
-    for feature in (_size, _end, _digest):
+    for feature in (os.path.getsize, _end, _digest):
         equal: dict[Any, list[str]] = defaultdict(list)
         for number, names in enumerate(groups):
             for name in names:
@@ -112,13 +112,9 @@ def _equal_files(images: Mapping[str, Path]) -> list[list[str]]:
     return groups
 
 
-def _size(image: Path) -> int:
-    return image.stat().st_size
-
-
 def _end(image: Path) -> bytes:
     with image.open("rb") as file:
-        file.seek(-min(_END, _size(image)), os.SEEK_END)
+        file.seek(max(os.path.getsize(image) - _END, 0))
         return file.read()
 
 

@@ -33,7 +33,7 @@ def write_identity(folder: str | Path, name: str, file: str, ground_truth: COCO)
         "file": file,
         "images": len(dataset["images"]),
         "digest": digest(ground_truth),
-        "categories": _categories(ground_truth),
+        "categories": dataset["categories"],
     }
     Path(folder, FILE).write_text(json.dumps(content, indent=1), "utf-8")
 
@@ -69,10 +69,6 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
-def _categories(ground_truth: COCO) -> list[dict[str, Any]]:
-    return [{"id": c["id"], "name": c["name"]} for c in ground_truth.dataset["categories"]]
-
-
 def check_identity(results: Path, name: str, ground_truth: COCO) -> None:
     """Refuse results that are of other data.
 
@@ -89,7 +85,7 @@ def check_identity(results: Path, name: str, ground_truth: COCO) -> None:
     beside = results.with_name(FILE)
     if not beside.is_file():
         return
-    now = _categories(ground_truth)
+    now = ground_truth.dataset["categories"]
     # another program may have written a file of this name
     faults = (OSError, ValueError, LookupError, TypeError, RecursionError)
     what = f"{beside} cannot be read as the description of an evaluation's data"

@@ -18,31 +18,29 @@ from torchvision.transforms import v2
 from lambda_det.errors import ConfigError
 
 
-class ResizeScaleAtLeastOnePixel(T.ResizeScale):
+class _AtLeastOnePixel(T.Augmentation):
+    """A resize of Detectron2 beside which this class stands rounds no side to 0 pixels."""
+
+    def get_transform(self, image: np.ndarray) -> Transform:
+        resize = super().get_transform(image)
+        if isinstance(resize, T.ResizeTransform):  # a ResizeShortestEdge to 0 does nothing
+            resize.new_h = max(int(resize.new_h), 1)
+            resize.new_w = max(int(resize.new_w), 1)
+        return resize
+
+
+class ResizeScaleAtLeastOnePixel(_AtLeastOnePixel, T.ResizeScale):
     """Detectron2's ``ResizeScale``, except that no side is rounded to 0 pixels.
 
     A 3x1500 image at a tenth of 1024 would become 0 pixels high, which Pillow refuses to make.
     """
 
-    def _get_resize(self, image: np.ndarray, scale: float) -> Transform:
-        resize = super()._get_resize(image, scale)
-        resize.new_h = max(int(resize.new_h), 1)
-        resize.new_w = max(int(resize.new_w), 1)
-        return resize
 
-
-class ResizeShortestEdgeAtLeastOnePixel(T.ResizeShortestEdge):
+class ResizeShortestEdgeAtLeastOnePixel(_AtLeastOnePixel, T.ResizeShortestEdge):
     """Detectron2's ``ResizeShortestEdge``, except that no side is rounded to 0 pixels.
 
     A 1x2100 image whose longer side may be 1024 would become 0 pixels high.
     """
-
-    def get_transform(self, image: np.ndarray) -> Transform:
-        resize = super().get_transform(image)
-        if isinstance(resize, T.ResizeTransform):  # with a size of 0 it does nothing
-            resize.new_h = max(resize.new_h, 1)
-            resize.new_w = max(resize.new_w, 1)
-        return resize
 
 
 def large_scale_jitter(

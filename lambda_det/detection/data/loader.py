@@ -393,10 +393,8 @@ def _of_one_size(records: Sequence[Record], indices: Iterable[int], size: int) -
     """Batches of up to ``size`` images of one height and width; one of unknown size is alone."""
     groups: dict[Any, list[int]] = {}
     for index in indices:
-        record = records[index]
-        has_size = "height" in record and "width" in record
-        key = (record["height"], record["width"]) if has_size else index
-        groups.setdefault(key, []).append(index)
+        image_size = records[index].get("height"), records[index].get("width")
+        groups.setdefault(index if None in image_size else image_size, []).append(index)
     return [batch for group in groups.values() for batch in BatchSampler(group, size, False)]
 
 

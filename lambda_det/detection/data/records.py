@@ -79,11 +79,12 @@ def upright(image: Image.Image) -> Image.Image:
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
     """Width and height of :func:`upright`. The pixels are read only for a turned TIFF."""
-    if image.format == "TIFF":
-        if _tag(image) in _LYING:
-            image.load()  # without that, only newer versions of Pillow give the turned size
+    if _tag(image) not in _LYING:
         return image.size
-    return image.size[::-1] if orientation(image) in _LYING else image.size
+    if image.format == "TIFF":
+        image.load()  # without that, only newer versions of Pillow give the turned size
+        return image.size
+    return image.size[::-1]
 
 
 def read_pixels(path: str | os.PathLike, image_format: str | None = None) -> np.ndarray:
@@ -218,7 +219,9 @@ def head_fault(path: str | os.PathLike | None, content: str = "pixels") -> str |
                 f"The image {printable(path)} is not a file but a folder, pipe or device; put the "
                 "image there or leave it out."
             )
-        if content == "any" or (content == "pixels" and _is_jpeg(path)):
+        with open(path, "rb") as file:
+            is_jpeg = file.read(3) == b"\xff\xd8\xff"  # of 8 bits; Pillow would take longer
+        if content == "any" or (content == "pixels" and is_jpeg):
             return None
         with Image.open(path) as image:
             mode = image.mode
@@ -235,12 +238,6 @@ def head_fault(path: str | os.PathLike | None, content: str = "pixels") -> str |
             "and would become white or black; convert it to 8 bits."
         )
     return None
-
-
-def _is_jpeg(path: str | os.PathLike) -> bool:
-    """Whether the first bytes are a JPEG's, which has 8 bits; Pillow would take longer."""
-    with open(path, "rb") as file:
-        return file.read(3) == b"\xff\xd8\xff"
 
 
 def check_labels(path: str, labels: np.ndarray, classes: int, ignored: int) -> None:

@@ -81,9 +81,9 @@ def decided(record: dict[str, Any], keypoints: int | None = None) -> tuple[dict,
     given = record.get("annotations")
     if not given or isinstance(given, Decided):
         return record, []
-    size = (
-        (record["height"], record["width"]) if {"height", "width"} <= record.keys() else (None,) * 2
-    )
+    size = [record.get(key) for key in ("height", "width")]
+    if None in size:
+        size = None, None
     kept, faults = Decided(), []
     for annotation in given:
         annotation, its_faults = decide(annotation, *size, keypoints)
