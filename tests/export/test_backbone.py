@@ -123,7 +123,6 @@ def test_global_positions_are_refused():
     ("name", "missing", "words"),
     [
         ("file/b.onnx", "", "b.onnx cannot be written"),
-        ("b.pt2", "", r"\.onnx"),
         ("b.onnx", "packages", "onnx onnxscript onnxruntime"),
         ("b.onnx", "any size", r"2\.7"),
         ("old.onnx", "", "--overwrite"),

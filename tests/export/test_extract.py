@@ -126,7 +126,6 @@ REFUSED = {
         "res3.0.conv1.norm.running_var",
     ),
     "nan": (lambda c: {"model": _nan(c["model"])}, r"NaN.*res5\.0\.conv3\.weight"),
-    "another model": (lambda c: _recipe(c, model="lambda_resnet50"), "lambda_resnet50"),
     "unknown model": (lambda c: _recipe(c, model="resnet51"), "resnet51"),
     "unknown option": (lambda c: _recipe(c, options={"depth": 3}), "depth"),
     "another name": (lambda c: {"recipe": None}, "does not hold this backbone"),

@@ -9,16 +9,11 @@ from lambda_det.weights.provenance import checksum
 from tests.export.toy import RUN, classifier_checkpoint, in_c4, in_fpn
 
 
-def errors_of(checkpoint, path, **options):
-    save_backbone(extract_backbone(checkpoint, **options), path)
+def errors_of(checkpoint, path):
+    save_backbone(extract_backbone(checkpoint), path)
     errors = verify_backbone(path, checkpoint)
     assert passes(errors) and max(errors.values()) < TOLERANCE / 10
     return errors
-
-
-def test_a_file_of_a_classifier(checkpoint, tmp_path):
-    errors = errors_of(checkpoint, tmp_path / "b.pth")
-    assert list(errors) == ["res2", "res3", "res4", "res5"] and max(errors.values()) > 1e-12
 
 
 def test_embeddings_of_a_whole_map_are_compared_on_one_that_they_know(tmp_path):

@@ -19,10 +19,10 @@ from lambda_det.own_data.held_out import part_of
 from lambda_det.own_data.report.evaluated import RESULTS
 from lambda_det.own_data.report.reading import EVALUATION
 from lambda_det.training.run_folder import RunFolder
-from tests.detection.tiny import NARROW, TINY, write_lazy_config
-from tests.export.tiny import lambda_detector_config, scramble
+from tests.export.tiny import lambda_detector_config, save_lambda_run
 from tests.own_data.parts import labelme, make, shape
-from tests.shapes import make_shapes, shapes_by_flag
+from tests.reliability.runs import lazy_words
+from tests.shapes import shapes_by_flag
 
 STEPS = 40
 
@@ -47,19 +47,16 @@ def whole(shapes, tmp_path_factory) -> Path:
     cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
     cfg.DATASETS.update({key.upper(): value for key, value in shapes.items()})
     cfg.OUTPUT_DIR = str(folder)
-    folder.mkdir()
+    save_lambda_run(folder, cfg)
     task = DetectionTask(cfg)
     task.register_data()
-    torch.manual_seed(0)
-    state = scramble(task.build_model()).state_dict()
+    state = torch.load(folder / "model_final.pth")["model"]
     # The averaged weights find objects; to the others everything is background
     raw = {name: tensor.clone() for name, tensor in state.items()}
     raw["roi_heads.box_predictor.cls_score.bias"][-1] += 1000
     content = {"model": raw, "ema": {"model": state, "count": 1}, "iteration": STEPS - 1}
     content["trainer"] = {"loader": {"records": 3}, "of_a_step": {"images_per_step": 1}}
     torch.save({**content, **task.checkpoint_content({})}, folder / "model_final.pth")
-    (folder / "last_checkpoint").write_text("model_final.pth")
-    RunFolder(task.settings.output_dir).save_config(task.dump())
     line = {"iteration": STEPS - 1, "bbox_EMA/AP": 12.5, "bbox/AP": 77.0}
     (folder / "metrics.json").write_text(json.dumps(line) + "\n")
     (folder / "data").mkdir()
@@ -203,12 +200,9 @@ def test_command_with_labels_of_another_format_and_page(run, shapes, tmp_path, c
 
 @pytest.mark.slow
 def test_the_run_of_a_lazyconfig_is_evaluated_on_what_its_nodes_say(tmp_path):
-    make_shapes(tmp_path, num_train=1, num_val=2, size=64)
     run = tmp_path / "run"
     run.mkdir()
-    words = ["--config-file", str(write_lazy_config(tmp_path)), f"train.output_dir={run}"]
-    for options in (TINY, NARROW):
-        words += options[1].split()
+    words = [*lazy_words(tmp_path), f"train.output_dir={run}"]
     task = DetectionTask(load_lazy_config(lazy_parser().parse_args(words)))
     content = {"model": task.build_model().state_dict(), "iteration": STEPS - 1}
     torch.save({**content, **task.checkpoint_content({})}, run / "model_final.pth")

@@ -306,9 +306,6 @@ def test_what_cannot_be_cut_is_refused_or_left_whole(light):
     assert "MODEL.KEYPOINT_ON" in found.warnings[0] and "--tile" not in found.warnings[0]
     with pytest.raises(ConfigError, match=r"--tile .*MODEL.KEYPOINT_ON"):
         fitted(light, squares([20] * 99), tile=500)
-    light.INPUT.MIN_SIZE_TEST = 0
-    with pytest.raises(ConfigError, match="MIN_SIZE_TEST is 0"):
-        fitted(light, squares([20] * 99), ["INPUT.MIN_SIZE_TEST"])
 
 
 CROPS = labels([20] * 20, (192, 192)) * 9

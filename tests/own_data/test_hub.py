@@ -1,30 +1,23 @@
 """A detector sent to the Hub and fetched from it, with a folder in place of the Hub."""
 
-import json
 import pickle
 import shutil
 from pathlib import Path
 
-import cv2
 import huggingface_hub
-import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
 
 import lambda_det
 from lambda_det import cli
-from lambda_det.config import read_plain
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data import hub
 from lambda_det.own_data.command_line import push_main
 from lambda_det.weights.public import fetch
-from tests.coco import annotation, coco_content
 from tests.malicious import Program
-from tests.training.tiny_detector import save_run, tiny_config
-
-NAMES = {2: "red cell", 7: "white cell", 9: "platelet"}
+from tests.own_data.test_evaluate import run, shapes, whole  # noqa: F401
+from tests.training.tiny_detector import save_run
 
 
 @pytest.fixture
@@ -53,46 +46,12 @@ def hub_of_the_test(monkeypatch, tmp_path):
     return asked
 
 
-@pytest.fixture
-def run(tmp_path) -> Path:
-    """A finished run with averaged weights, its data, and what its evaluation found."""
-    folder, data = tmp_path / "run", tmp_path / "data"
-    config, checkpoint = save_run(folder)
-    data.mkdir()
-    image = np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8)
-    cv2.imwrite(str(data / "a.png"), image)
-    objects = [
-        annotation(1, 1, [10, 10, 30, 20], category_id=7),
-        annotation(2, 1, [40, 5, 10, 9], category_id=2),
-    ]
-    (data / "cells.json").write_text(json.dumps(coco_content({1: "a.png"}, objects, NAMES)))
-    saved = read_plain(tiny_config().dump())
-    names = ("TRAIN_JSON", "TRAIN_IMAGES", "TEST_JSON", "TEST_IMAGES")
-    places = [str(data / "cells.json"), str(data)] * 2
-    saved["DATASETS"] |= dict(zip(names, places, strict=True))
-    saved["OUTPUT_DIR"] = str(folder)
-    config.write_text(yaml.safe_dump(saved))
-    content = torch.load(checkpoint)
-    averaged = {
-        name: 1.01 * t if t.is_floating_point() else t for name, t in content["model"].items()
-    }
-    dataset = {"thing_classes": list(NAMES.values()), "thing_ids": list(NAMES)}
-    content |= {"ema": {"model": averaged}, "iteration": 99, "dataset": dataset}
-    torch.save(content, checkpoint)
-    (folder / "inference").mkdir()
-    found = {"image_id": 1, "category_id": 7, "bbox": [10, 10, 30, 20], "score": 0.9}
-    (folder / "inference" / "coco_instances_results.json").write_text(json.dumps([found]))
-    logged = {"iteration": 99, "bbox/AP": 12.3, "bbox_EMA/AP": 45.6}
-    (folder / "metrics.json").write_text(json.dumps(logged) + "\n")
-    return folder
-
-
 def push(*words: object) -> int:
     return push_main([str(word) for word in words])
 
 
 @pytest.mark.slow
-def test_the_folder_has_a_card_and_nothing_of_this_machine(run, tmp_path):
+def test_the_folder_has_a_card_and_nothing_of_this_machine(run, tmp_path):  # noqa: F811
     folder = tmp_path / "folder"
     assert push(run, "me/cells", "--folder", folder, "--license", "cc-by-4.0") == 0
     assert {path.name for path in folder.iterdir()} == {
@@ -103,12 +62,12 @@ def test_the_folder_has_a_card_and_nothing_of_this_machine(run, tmp_path):
     card = huggingface_hub.ModelCard.load(folder / "README.md")
     assert card.data.license == "cc-by-4.0" and card.data.pipeline_tag == "image-segmentation"
     for part in (
-        "red cell, white cell, platelet",
+        "circle, rectangle, triangle",
         'Predictor("hf://me/cells")',
-        "averaged, step 100; box AP 45.6",  # of the weights that are sent
+        "averaged, step 40; box AP 12.5",  # of the weights that are sent
     ):
         assert part in card.text, part
-    assert not any(str(tmp_path) in file.read_text("latin1") for file in folder.iterdir())
+    assert not any(str(tmp_path.parent) in file.read_text("latin1") for file in folder.iterdir())
     with safe_open(folder / "model.safetensors", "pt") as file:
         sent = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     averaged = torch.load(run / "model_final.pth")["ema"]["model"]
@@ -120,10 +79,10 @@ def test_the_folder_has_a_card_and_nothing_of_this_machine(run, tmp_path):
     assert push(run, "me/cells", "--folder", folder) == 2
 
 
-def test_what_cannot_be_pushed_is_said(run, tmp_path, capsys):
+def test_what_cannot_be_pushed_is_said(run, tmp_path, capsys):  # noqa: F811
     for folder, name, part in (
         (run, "cells", "OWNER/NAME"),
-        (tmp_path / "data", "me/cells", "no training was started"),
+        (tmp_path, "me/cells", "no training was started"),
         (run, "me/cells", "no checkpoint"),
     ):
         if part == "no checkpoint":
@@ -136,7 +95,7 @@ def test_what_cannot_be_pushed_is_said(run, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_there_and_back(run, hub_of_the_test, tmp_path, capsys):
+def test_there_and_back(run, shapes, hub_of_the_test, tmp_path, capsys):  # noqa: F811
     hub_of_the_test["is allowed"] = False
     assert push(run, "me/cells") == 2
     printed = capsys.readouterr().err
@@ -145,7 +104,7 @@ def test_there_and_back(run, hub_of_the_test, tmp_path, capsys):
     assert push(run, "me/cells", "--private") == 0
     assert hub_of_the_test["me/cells"] == {"private": True, "exist_ok": True}
     assert "Sent: https://huggingface.co/me/cells" in capsys.readouterr().out
-    image = tmp_path / "data" / "a.png"
+    image = next(Path(shapes["test_images"]).iterdir())
     ours, back = (
         lambda_det.Predictor(source, score_threshold=0)(image) for source in (run, "hf://me/cells")
     )

@@ -1,6 +1,5 @@
 """As many epochs as fit into a time."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +11,7 @@ from lambda_det.own_data import time_budget
 from lambda_det.own_data.time_budget import TimeBudget
 from tests.detection.tiny import NARROW
 from tests.own_data.test_prepare import begun, data, prepared  # noqa: F401
+from tests.reliability.runs import metrics
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,7 @@ def test_one_command_trains_for_its_time_and_ends(data):  # noqa: F811
     assert log.index("What was chosen") < log.index("--time: a step takes")
     cfg = get_config(output / "config.yaml")
     assert cfg.RECIPE.TIME == 0 and cfg.RECIPE.EPOCHS > 0
-    steps = [json.loads(line)["iteration"] for line in (output / "metrics.json").open()]
-    assert cfg.SOLVER.MAX_ITER - 1 in steps
+    assert cfg.SOLVER.MAX_ITER - 1 in metrics(output)
     assert DetectionTask(cfg).settings.max_iter == cfg.SOLVER.MAX_ITER
     assert cli.main([*words, "--resume"]) == 0
     assert get_config(output / "config.yaml").SOLVER.MAX_ITER == cfg.SOLVER.MAX_ITER

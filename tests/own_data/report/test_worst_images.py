@@ -28,21 +28,23 @@ def registered(folder, size, annotations):
     return "fruit"
 
 
-@pytest.fixture
-def data(tmp_path):
-    """Three images with one object each."""
-    annotations = [
-        annotation(image, image, box, category_id=7 if image == 20 else 3, segmentation=[])
+def objects(**more):
+    """Of three images, which have one each."""
+    return [
+        annotation(image, image, box, category_id=7 if image == 20 else 3, segmentation=[], **more)
         for image, box in BOXES.items()
     ]
-    return registered(tmp_path, (64, 48), annotations)
 
 
-def test_objects_are_those_that_were_decided(data, tmp_path):
+@pytest.fixture
+def data(tmp_path):
+    return registered(tmp_path, (64, 48), objects())
+
+
+def test_objects_are_those_that_were_decided(tmp_path):
     """One that lies outside of its image is left out of training and evaluation."""
-    content = json.loads((tmp_path / "truth.json").read_text())
-    content["annotations"].append({**content["annotations"][2], "id": 99, "bbox": [90, 90, 5, 5]})
-    (tmp_path / "truth.json").write_text(json.dumps(content))
+    outside = annotation(99, 30, [90, 90, 5, 5], category_id=3, segmentation=[])
+    registered(tmp_path, (64, 48), [*objects(), outside])
     pairs = drawn([entry(image, 3) for image in BOXES])
     assert [pair.name for pair in pairs] == ["20.png", "10.png", "30.png"]
     assert pairs[0].counts == "0 found, 1 missed, 1 false"
@@ -141,12 +143,9 @@ def test_of_a_large_image_the_part_around_its_errors_is_drawn(tmp_path, with_mas
         assert rows.min() > 180 and rows.max() < 320 and columns.min() > 180
 
 
-def test_keypoints_are_drawn_on_both_sides(data, tmp_path):
+def test_keypoints_are_drawn_on_both_sides(tmp_path):
     points = [20, 40, 2, 50, 40, 2]
-    content = json.loads((tmp_path / "truth.json").read_text())
-    for one in content["annotations"]:
-        one |= {"keypoints": points, "num_keypoints": 2}
-    (tmp_path / "truth.json").write_text(json.dumps(content))
+    data = registered(tmp_path, (64, 48), objects(keypoints=points, num_keypoints=2))
     rules = [("a", "b", (0, 255, 0))]
     MetadataCatalog.get(data).set(keypoint_names=["a", "b"], keypoint_connection_rules=rules)
     (pair,) = (one for one in drawn([entry(10, 3, keypoints=points)]) if one.name == "10.png")
