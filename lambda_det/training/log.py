@@ -163,13 +163,13 @@ def log_table(title: str, rows: Iterable[tuple[Any, ...]]) -> None:
 # over a resume, and compared between runs.
 OF_MACHINE = {"time", "data_time", "rank_data_time", "eta_seconds"}
 # The last word may be of a class, whose name has any letters: bbox_EMA/AP-traffic light
-_AVERAGED = re.compile(r"_EMA/[^/]+$|/ema_\w+$")
+_AVERAGED = re.compile(r"_EMA/[^/]+(-.*)?$|/ema_\w+$")
 
 
 def is_loss(name: str) -> bool:
     """Whether a value of the log is a loss, of training or ("validation/...") of a test set."""
-    # After a "-" stands the name of a class, which has any letters: bbox/AP-glossy cup
-    return "loss" in name.rpartition("/")[2].partition("-")[0]
+    # After "AP-", "IoU-" and the like stands the name of a class: bbox/AP-matte/glossy cup
+    return bool(re.fullmatch(r"(?!.*/[^/]*[A-Z][^/]*-).*loss[^/]*", name))
 
 
 def is_of_averaged_weights(name: str) -> bool:
@@ -179,4 +179,4 @@ def is_of_averaged_weights(name: str) -> bool:
 
 def plain_name(name: str) -> str:
     """The name of a result without the word that it is of averaged weights."""
-    return re.sub(r"_EMA(?=/[^/]+$)", "", name)
+    return re.sub(r"_EMA(?=/[^/]+(-.*)?$)", "", name)

@@ -78,10 +78,10 @@ def _box(*values):
         ([{"bbox_EMA": {"AP": 1, "AP50": v}} for v in (2, 1)], "bbox/AP50", [0]),
         ([{"bbox_EMA": {"AP": v}, "bbox": {"AP": -v}} for v in (1, 2)], "bbox/AP", [0]),
         ([{"one": {"bbox_EMA": {"AP": 1, "AP50": v}}} for v in (2, 1)], "bbox_EMA/AP50", [0]),
-        ([{"bbox_EMA": {"AP": 1, "AP-red cup": v}} for v in (2, 1)], "bbox/AP-red cup", [0]),
+        ([{"bbox_EMA": {"AP": 1, "AP-red/cup": v}} for v in (2, 1)], "bbox/AP-red/cup", [0]),
         ([{"val": {"raw_top1": -v, "ema_top1": v}} for v in (1, 2)], "", [0, 1]),
         ([{"val": {"raw_loss": v}} for v in (1, 2)], "val/raw_loss", [0]),
-        ([{"bbox": {"AP-glossy cup": v}} for v in (1, 2)], "bbox/AP-glossy cup", [0, 1]),
+        ([{"bbox": {"AP-gloss/loss": v}} for v in (1, 2)], "bbox/AP-gloss/loss", [0, 1]),
         ([{}, None], "", []),
     ],
 )

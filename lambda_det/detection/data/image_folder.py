@@ -9,7 +9,7 @@ import unicodedata
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from lambda_det.detection.data.outputs import is_output
 from lambda_det.files import SUFFIXES
@@ -188,11 +188,11 @@ _OF_PROJECT = re.compile(r"(?:^|[/\\])(?:images|upload)[/\\]\d+[/\\]([^/\\]+)$")
 
 def _readings(name: str) -> list[str]:
     """A name as it is written, and as the paths within an address; they are tried in this order."""
+    name = name.replace("/?d=", "/")  # Label Studio's own server
     readings = [name]
     readings += [found[1] for form in (_UPLOADED, _OF_PROJECT) if (found := form.search(name))]
     if "?" in name or "%" in name or "://" in name:
         with contextlib.suppress(ValueError):  # it is no address
             address = urlsplit(name)
-            readings += parse_qs(address.query).get("d", [])  # Label Studio's own server
-            readings += [unquote(name), unquote(address.path)]
+            readings.append(unquote(address.path))
     return readings

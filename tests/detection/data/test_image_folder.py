@@ -31,13 +31,13 @@ NAMES = [
             r"C:\pictures\images\a.jpg",
             "../../label-studio/media/upload/4/a.jpg",
             "https://example.org/data/images/a.jpg?token=1%2F2",
-            "http://localhost:8080/data/local-files/?d=set1/images/a.jpg",
             "file:///images/%61.jpg",
         )
     ),
     *((["images/a.jpg"], name, None) for name in ("", ".", "xa.jpg", "https://[/c.jpg", "a.jp")),
     (["one/a.jpg", "two/a.jpg"], "set/one/a.jpg", "one/a.jpg"),
     (["A.png", "a.png"], "a.png", "a.png"),  # capital letters tell these apart
+    (["one/a.jpg", "two/a.jpg"], "/data/local-files/?d=one%2Fa.jpg", "one/a.jpg"),
     # A folder in a name counts where it has images
     (["cam1/0.png", "cam2/1.png"], "cam2/0.png", None),
     (["cam1/0.png", "cam2/1.png"], "/home/me/cam2/0.png", None),
