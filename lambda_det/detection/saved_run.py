@@ -10,7 +10,6 @@ the run.
 from __future__ import annotations
 
 import argparse
-import copy
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -131,11 +130,10 @@ def open_run(
         WeightsError: there is no such checkpoint, or nothing says which detector it holds.
     """
     if isinstance(source, CfgNode | DictConfig):
-        config = copy.deepcopy(source)
-        settings = read_components(config).settings
+        settings = read_components(source).settings
         if not settings.weights:
             raise WeightsError(f"{settings.key('weights')} is empty; name a checkpoint.")
-        return _opened(settings.weights, read_weights(settings.weights), config, raw=raw)
+        return _opened(settings.weights, read_weights(settings.weights), source, raw=raw)
     if Path(source).suffix in (".yaml", ".yml", ".py"):
         raise ConfigError(
             f"{source} is a configuration, and a detector is asked for: name the folder of a run, "

@@ -62,7 +62,7 @@ def placed(network, tmp_path, monkeypatch):
 def test_the_conversion_for_detectron2_is_kept(placed):
     """tests/weights have its features, and that Detectron2's own checkpointer loads such a file."""
     PathManager.get_local_path(URL)
-    (converted,) = placed.glob("*.pth")
+    (converted,) = placed.glob(f"*_{lambda_det.__version__}.pth")
     meta = read_backbone(converted)["meta"]
     assert (meta["source"], meta["license"]) == (URL, "apache-2.0")
     time = converted.stat().st_mtime_ns

@@ -150,9 +150,9 @@ def test_a_share_that_leaves_too_little(share_out, many, content, write, caplog)
     ("names", "is_a_film", "said"),
     [
         (
-            [f"{run}_{n:04}.png" for run in "ab" for n in range(0, 60, 5)],
+            [f"{run}_{n}.png" for run in "ab" for n in range(5, 65, 5)],
             True,
-            "24 images.* 2 films",
+            "24 images.* 2 films, such as a_5.png",
         ),
         ([f"fly{n:08}.png" for n in range(20)], True, "20 images.* 1 film,"),
         ([f"fly{n:08}.png" for n in range(20)], False, ""),

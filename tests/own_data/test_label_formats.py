@@ -139,6 +139,7 @@ CVAT = """<annotations><image id="0" name="sub/größe 1.png" width="40" height=
 <box label="b" xtl="10" ytl="10" xbr="20" ybr="12" rotation="90"/>
 <polygon label="a" points="1,1;5,1;5,4"/>
 <mask label="b" left="3" top="2" width="2" height="2" rle="1,3"/>
+<ellipse label="b" cx="10" cy="12" rx="8" ry="4" rotation="90"/>
 <points label="a" points="1,1"/></image></annotations>"""
 
 
@@ -146,7 +147,7 @@ def test_cvat(tmp_path):
     """A box turns clockwise: by 90 degrees its upper left corner comes to the upper right."""
     content, found, masks = read(tmp_path, {"sub/größe 1.png": "", "annotations.xml": CVAT})
     assert content["images"][0]["file_name"] == "sub/größe 1.png"
-    assert found == [[1, 2, 10, 5], [14, 6, 2, 10], [1, 1, 4, 3], [3, 2, 2, 2]]
+    assert found == [[1, 2, 10, 5], [14, 6, 2, 10], [1, 1, 4, 3], [3, 2, 2, 2], [6, 4, 8, 16]]
     assert masks[0] is None and masks[1][0][:2] == pytest.approx([16, 6])
     assert masks[2] == [[1, 1, 5, 1, 5, 4]]
     assert drawn(masks[3]) == [[2, 4], [3, 3], [3, 4]]

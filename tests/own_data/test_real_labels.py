@@ -118,13 +118,13 @@ CASES = {
         "1 cup",
         "2 images",
     ),
-    "Pascal VOC with a namespace": (
-        of_voc() | {"a.xml": voc("a.png", BOX).replace("<annotation>", '<annotation xmlns="x:y">')},
-        0,
-        "labels of Pascal VOC",
-    ),
-    "Pascal VOC behind blank lines": (
-        of_voc() | {"a.xml": f'\n\n<?xml version="1.0"?>{voc("a.png", BOX)}'},
+    "Pascal VOC with a namespace behind blank lines, whose name has another letter case": (
+        {
+            "A.xml": f'\n\n<?xml version="1.0"?>{voc("a.png", BOX)}'.replace(
+                "<annotation>", '<annotation xmlns="x:y">'
+            ),
+            "a.png": "",
+        },
         0,
         "labels of Pascal VOC",
     ),
@@ -728,6 +728,8 @@ def test_a_file_that_changes_is_recognised_again(tmp_path):
     [
         # test_image_folder.py has more names
         ("a.json", ["D:\\set\\images\\a.png"], ["images/a.png"], "images"),
+        # b.png is missing, and there are two of a.png
+        ("x.json", ["a.png", "b.png"], ["a.png", "small/a.png"], ""),
         ("valid/x.json", ["a.png", "b.png"], ["valid/a.png", "valid/more/b.png"], "valid"),
     ],
 )

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import os
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -164,7 +165,7 @@ RGB_PIXELS = PixelSettings("RGB", MEAN, STD)
 def test_folded_weights_are_as_large_as_before():
     """So that they learn as fast; which tensors are changed is in tests/export/test_extract.py."""
     backbone = scramble(lambda_det.create_backbone("lambda_resnet26_slim", scope=3))
-    state, _ = fold_normalisation(backbone, backbone.state_dict(), RGB_PIXELS)
+    state, _ = fold_normalisation(backbone, MappingProxyType(backbone.state_dict()), RGB_PIXELS)
     assert 0.5 < state["stem.conv1.weight"].norm() / backbone.stem.conv1.weight.norm() < 2
 
 

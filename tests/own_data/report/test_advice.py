@@ -169,8 +169,8 @@ TINY_INPUT = 0.3  # objects of 40 pixels have a side of 12 in the input
     ("seen", "scale", "advised"), [(5, TINY_INPUT, True), (10, TINY_INPUT, False), (5, 0.6, False)]
 )
 def test_objects_that_are_all_tiny_want_tiles_though_none_is_larger(seen, scale, advised):
-    objects = in_rows(10, 40)
-    found = changes(objects, all_of(objects[:seen]), scale=scale)
+    objects, lying_badly = in_rows(10, 40), in_rows(10, 40, top=25)
+    found = changes(objects, all_of(objects[:seen] + lying_badly[seen:]), scale=scale)
     found = [change for change in found if "--tile" in change.change and change.gain > 0]
     assert len(found) == advised
     assert all("12 pixels" in c.evidence and "50%" in c.evidence for c in found)
