@@ -315,16 +315,16 @@ class DetectionTask(Task):
         results: Results = {}
         if not components.test_sets:
             return results
-        options = {"channels_last": settings.channels_last}
+        layout = settings.channels_last
         for weights, model in models.items():
-            fast = for_inference(model, settings.test_precision, **options)
+            fast = for_inference(model, settings.test_precision, channels_last=layout)
             self._evaluate_on(fast, "_EMA" if weights == EMA else "", results)
         if components.make_loss_loader and self._is_trained:
             # A training's losses are of its own weights, where these are evaluated
             self._add_losses(models.get(RAW, models.get(EMA)), results)
         if final and components.make_augmented:
             # as in Detectron2's train_net.py: once, when training is over
-            model = for_inference([*models.values()][-1], **options)
+            model = for_inference([*models.values()][-1], channels_last=layout)
             self._evaluate_on(components.make_augmented(model), "_TTA", results)
         # As in Detectron2 the name of a data set only where there are several
         return next(iter(results.values())) if len(results) == 1 else results
@@ -334,7 +334,9 @@ class DetectionTask(Task):
         for name in self.components.test_sets:
             evaluator = self.components.make_evaluator(name, ending)
             fix_lvis()
-            loader = UntilAsked(self.components.make_test_loader(name))
+            loader = UntilAsked(
+                self.components.make_test_loader(name), f"Evaluated{ending.replace('_', ' ')} on"
+            )
             measures = inference_on_dataset(model, loader, evaluator) or {}
             measures = {f"{key}{ending}": value for key, value in measures.items()}
             if comm.is_main_process():

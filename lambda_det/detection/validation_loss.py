@@ -41,7 +41,7 @@ def mean_losses(
     # The heads' own numbers do not belong to the training. Its steps set a GPU's generator
     # themselves.
     with EventStorage(), seeded(Purpose.VALIDATION, 0):
-        for batch in UntilAsked(batches):
+        for batch in UntilAsked(batches, "Losses on"):
             seed_all(Purpose.VALIDATION, 0, images, device=precision.device)
             with precision.autocast():
                 losses = model(batch)

@@ -212,7 +212,7 @@ def die_of(number: int) -> None:
 # ``--num-gpus`` has started keeps its connections until all have ended, and one that waited for it
 # would wait for half an hour (``connection.AT_LENGTH``).
 # between two lines about the time that is left
-_SECONDS_BETWEEN_LINES = 30
+_SECONDS_BETWEEN_LINES = 10
 
 
 def leave_if_asked() -> None:
@@ -233,8 +233,8 @@ class UntilAsked(Generic[T]):
     Where the work takes long, the log says how much of these batches is left.
     """
 
-    def __init__(self, batches: Iterable[T]) -> None:
-        self._batches = batches
+    def __init__(self, batches: Iterable[T], what: str = "Evaluated on") -> None:
+        self._batches, self._what = batches, what
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -252,7 +252,7 @@ class UntilAsked(Generic[T]):
             now = time.monotonic()
             if done and now - logged >= _SECONDS_BETWEEN_LINES:
                 left = (now - begin) / done * (len(self) - done)
-                logger.info(f"Evaluated {done} of {len(self)} batches; {duration(left)} left")
+                logger.info(f"{self._what} {done} of {len(self)} batches; {duration(left)} left")
                 logged = now
             yield batch
         leave_if_asked()

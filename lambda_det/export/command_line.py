@@ -17,7 +17,7 @@ from lambda_det.files import refuse_missing
 EXAMPLES = """examples:
 A whole detector, with the best checkpoint of its run. It takes resized images in one tensor:
   %(prog)s output/run detector.onnx
-  %(prog)s output/run detector.onnx --batch any --images photo.jpg street.jpg
+  %(prog)s output/run detector.onnx --batch any --images photos/*.jpg
   %(prog)s output/run for_tensorrt.onnx --batch 8 --fixed 640x640
   %(prog)s output/run detector.onnx MODEL.DEVICE cpu
 
@@ -46,7 +46,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("output", type=Path, metavar="OUTPUT", help="file, ending in .onnx")
     add_checkpoint_flags(parser)
     add("--backbone-only", action="store_true", help="of the detector only the backbone (and FPN)")
-    text = "photographs to compare a detector's file on, beside validation images"
+    text = "photographs to compare a detector's file on, as DIR/*.jpg, beside validation images"
     add("--images", nargs="+", default=(), metavar="FILE", help=text)
     text = """validation images to compare the AP of a detector's file on (default: %(default)s);
         0 for none: without --images, too, the file is written and nobody has compared it"""

@@ -23,7 +23,7 @@ from detectron2.data import MetadataCatalog
 from detectron2.structures import Instances, pairwise_iou
 from torch import Tensor
 
-from lambda_det.detection.data import classes
+from lambda_det.detection.data import classes, registration
 from lambda_det.detection.data.records import as_input, read_image
 from lambda_det.detection.data.tile_pixels import read_tile
 from lambda_det.detection.evaluation import TolerantCOCOEvaluator
@@ -225,13 +225,14 @@ def prove(images: ValidationImages, model: Detector, file: ExportedDetector, sta
             rest = duration((total - len(ids)) * seconds / len(ids))
             if len(ids) == len(batch) < total:
                 stage.say(
-                    f"AP of the run and of the file on {total} images or tiles of {images.name}: "
+                    f"AP of the run and of the file on {total} images or tiles of "
+                    f"{registration.given_name(images.name)}: "
                     f"about {rest}; --proof N takes another number"
                 )
             stage.left = f"{len(ids)} of {total} images or tiles, about {rest} left"
         stage.left = "AP is computed"
         results = [evaluator.evaluate(img_ids=[*dict.fromkeys(ids)]) for evaluator in evaluators]
-    proof.where = f"{counted(len({*ids}), 'image')} of {images.name}"
+    proof.where = f"{counted(len({*ids}), 'image')} of {registration.given_name(images.name)}"
     proof.rows = {f"{kind} AP": tuple(r[kind]["AP"] for r in results) for kind in tasks}
     return proof
 

@@ -124,7 +124,7 @@ def export_network(
     with writing_to(output), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the comparison says what they fear
         try:
-            with stage("recording the graph, which usually takes one or two minutes", say):
+            with stage("recording the graph, which takes minutes on a slow machine", say):
                 outputs = _write(network, temporary)
             about = file_facts(network, outputs)
             onnx_file.finish(temporary, about)

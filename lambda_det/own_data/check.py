@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -48,11 +47,8 @@ def print_report(report: Report) -> None:
     print(f"{report.annotations:9,} annotations, {report.crowds:,} of them crowds")
     print(f"{report.usable:9,} can be trained on, at most {report.most:,} in an image")
     print(f"{len(report.categories):9,} in the list of categories:")
-    names = Counter(report.classes)
     for number, count in report.counts.items():
-        name = report.categories[number]
-        where = f" (category {number})" if names[name] > 1 else ""
-        print(f"{count:9,} {printable(name)}{where}")
+        print(f"{count:9,} {printable(report.categories[number])}")
     for severity, heading in _HEADINGS.items():
         if findings := report.of(severity):
             print(f"\n{heading}:")
@@ -102,8 +98,7 @@ def print_small_objects(parts: Sequence[tuple[str, str]], report: Report) -> Non
     )
     for what, size, why in found.rows:
         if what == "tiles" and size != "none":
-            print(f"{why}: lambda-det train cuts the images into tiles of {size}.")
-            print("--tile N makes other tiles.\n")
+            print(f"{why}: lambda-det train cuts the images into tiles of {size}; or --tile N.\n")
     for warning in found.warnings:
         print(f"{warning}\n")
 

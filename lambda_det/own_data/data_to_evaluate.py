@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.saved_run import SavedRun
-from lambda_det.errors import ConfigError, DataError, listed
+from lambda_det.errors import ConfigError, DataError, suggest
 from lambda_det.own_data.labels.conversion import as_coco, as_single_class, give_all_classes
 from lambda_det.own_data.labels.table import COCO
 from lambda_det.own_data.layouts import Part, find_images, find_parts
@@ -107,10 +107,7 @@ def _chosen(parts: Mapping[str, Any], part: str | None, where: str) -> str:
     if part is None:
         return next(name for name in ("test", "val", "train") if name in parts)
     if part not in parts:
-        raise DataError(
-            f"{where} has no part {part}, only {listed(parts)}; name other data with --data or "
-            "--json."
-        )
+        raise DataError(f"{where} has no part {part}{suggest(part, parts)}")
     return part
 
 

@@ -169,9 +169,9 @@ def evaluate(
 # ------------------------------------------------------------------------------------- its folder
 def _take_folder(folder: Path, *, is_named: bool) -> None:
     """Make the folder of the results, or take that of an earlier evaluation; refuse others."""
+    RunFolder(folder).refuse_unwritable()
     RunFolder(folder).refuse_other_run()
-    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if is_named and not is_new and not (folder / MARK).is_file():
+    if is_named and any(folder.glob("*")) and not (folder / MARK).is_file():
         raise ConfigError(
             f"--output {folder} was not written by an evaluation; give a new folder, or that of an "
             "earlier evaluation, whose results are replaced."

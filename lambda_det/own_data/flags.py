@@ -168,8 +168,8 @@ def refuse_unnamed(args: argparse.Namespace) -> None:
         flag = "--data" if Path(args.opts[0]).is_dir() else "--config"
         raise ConfigError(f"{args.opts[0]} follows no flag; type {flag} {args.opts[0]}.")
     raise ConfigError(
-        "--config FILE is missing, which names a file of yours or of configs/; with --data DIR or "
-        "--train FILE --images DIR it follows from the data and the machine."
+        "There is nothing to train on: type --data DIR, with your images and labels, or --train "
+        "FILE --images DIR; or --config FILE, of yours or of configs/."
     )
 
 

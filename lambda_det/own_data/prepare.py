@@ -47,7 +47,13 @@ from lambda_det.own_data.fit_input import (
     sizes_for,
 )
 from lambda_det.own_data.flags import AUTO, names_data, refuse_unnamed
-from lambda_det.own_data.run_data import FILE_KEYS, PreparedRun, keep_file, write_data
+from lambda_det.own_data.run_data import (
+    FILE_KEYS,
+    PreparedRun,
+    keep_file,
+    refuse_folder,
+    write_data,
+)
 from lambda_det.own_data.start import DEFAULT, Machine, choose_recipe
 from lambda_det.training.log import log_table, show
 from lambda_det.training.run_folder import RunFolder
@@ -111,6 +117,7 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
     begun = time.monotonic()
     given_keys = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
     folder = Path(given_keys.get("OUTPUT_DIR") or (config or get_config(DEFAULT)).OUTPUT_DIR)
+    refuse_folder(args, folder)
     run = PreparedRun(folder) if args.resume and (folder / "config.yaml").is_file() else None
     if config is None and run is None:
         if args.resume and not names_data(args):

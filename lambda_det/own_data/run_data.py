@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import json
 import logging
@@ -53,14 +54,10 @@ def write_data(
         The keys that name the files.
 
     Raises:
-        ConfigError: the folder holds another run.
         DataError: they cannot be written.
     """
     if not parts:
         return {}
-    if not args.resume and not args.eval_only:
-        RunFolder(folder).refuse_other_run()
-        _refuse_folder_of_data(args, folder)
     keys, rest = {}, None
     for part, (file, images) in parts.items():
         path = keep_file(file, folder)
@@ -83,8 +80,18 @@ def write_data(
     return keys
 
 
-def _refuse_folder_of_data(args: argparse.Namespace, folder: Path) -> None:
-    """Refuse a folder of the run with images of the data, which would be no data later."""
+def refuse_folder(args: argparse.Namespace, folder: Path) -> None:
+    """Refuse a folder for a run before the data are read.
+
+    Raises:
+        ConfigError: it cannot be written to; or a run is to begin in it, and it holds another one,
+            or images of the data, which would be no data later.
+    """
+    run = RunFolder(folder)
+    run.refuse_unwritable()
+    if args.resume or args.eval_only:
+        return
+    run.refuse_other_run()
     named = (args.data, args.train_json, args.train_images, args.test_json, args.test_images)
     here = folder.resolve()
     is_inside = any(here.is_relative_to(Path(place).resolve()) for place in named if place)
@@ -106,6 +113,8 @@ def keep_file(file: str, folder: Path) -> Path:
     """Copy a file into the folder of the run, under a name that identifies its content."""
     mark_output(folder)  # before a configuration shows that it is a run's
     path = folder / FOLDER / f"{identifying_stem(file)}{Path(file).suffix}"
+    if not path.exists():
+        atexit.register(_take_back, path)
     written = Path(file).read_bytes()
     if path.suffix == ".json":  # and not the recipe of an earlier run
         content = read_json(file)
@@ -113,6 +122,15 @@ def keep_file(file: str, folder: Path) -> Path:
         written = json.dumps(content).encode()
     _write(path, written)
     return path
+
+
+def _take_back(path: Path) -> None:
+    """Remove a file of a run that was refused before it began, and its folder if that is empty."""
+    if not RunFolder(path.parent.parent).config_file.exists():
+        with contextlib.suppress(OSError):  # other files are there
+            path.unlink()
+            (path.parent / SOURCES).unlink(missing_ok=True)
+            path.parent.rmdir()
 
 
 def _write(path: Path, content: bytes) -> None:

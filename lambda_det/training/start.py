@@ -30,7 +30,6 @@ from lambda_det.training.library_errors import explained
 from lambda_det.training.log import ONLY_IN_FILE, BufferedLog
 from lambda_det.training.precision import AUTO, Precision
 from lambda_det.training.run_folder import Change, Checkpoint, RunFolder, RunLock
-from lambda_det.training.settings import Settings
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.training.trainer import Trainer
 from lambda_det.version import __version__
@@ -191,7 +190,8 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
         ConfigError: the folder cannot be written to, holds a run and ``resume`` is not set, or
             holds a run of another configuration.
     """
-    run = _writable_folder(task.settings)
+    run = RunFolder(task.settings.output_dir)
+    run.refuse_unwritable()
     if not resume:
         run.refuse_other_run()
     if not run.holds_run:
@@ -217,7 +217,8 @@ def check_evaluation_folder(task: Task, weights: str) -> None:
         ConfigError: the folder cannot be written to, holds a run to which ``weights`` does not
             belong, or holds results of other data.
     """
-    run = _writable_folder(task.settings)
+    run = RunFolder(task.settings.output_dir)
+    run.refuse_unwritable()
     folder = run.path
     own = "://" not in weights and folder.resolve() in Path(weights).resolve().parents
     if run.holds_run and not own:
@@ -244,18 +245,6 @@ def _are_one_file(before: object, now: object, folder: Path) -> bool:
         return then.samefile(here)
     is_inside = here.resolve().is_relative_to(folder.resolve())
     return is_inside and here.parts[-2:] == then.parts[-2:]
-
-
-def _writable_folder(settings: Settings) -> RunFolder:
-    output_dir = settings.output_dir
-    folder = Path(output_dir)
-    if not output_dir or (folder.exists() and not folder.is_dir()):
-        key = settings.key("output_dir")
-        raise ConfigError(f"{key} {output_dir!r} is not a folder; name one to write to.")
-    parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if not os.access(parent, os.W_OK):
-        raise ConfigError(f"{folder} cannot be written to: {parent} is read-only.")
-    return RunFolder(folder)
 
 
 def _weights_to_evaluate(task: Task, resume: bool) -> Checkpoint:

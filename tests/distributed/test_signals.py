@@ -234,12 +234,12 @@ def test_the_log_says_what_is_left_of_a_long_evaluation(monkeypatch, caplog):
     clock = SimpleNamespace(now=0.0)
     clock.monotonic = lambda: clock.now
     monkeypatch.setattr(signals, "time", clock)
-    for _ in UntilAsked([None] * 20):
+    for _ in UntilAsked([None] * 20, "Losses on"):
         clock.now += 6
-    of_20 = [line for line in caplog.messages if "of 20" in line]
-    assert len(of_20) == 3
-    assert " 5 " in of_20[0] and duration(15 * 6) in of_20[0]
-    assert " 15 " in of_20[-1] and duration(5 * 6) in of_20[-1]
+    of_20 = [line for line in caplog.messages if line.startswith("Losses on ")]
+    assert len(of_20) == 9
+    assert " 2 of 20 " in of_20[0] and duration(18 * 6) in of_20[0]
+    assert " 18 of 20 " in of_20[-1] and duration(2 * 6) in of_20[-1]
 
 
 def _work(args) -> None:

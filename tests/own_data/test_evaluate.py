@@ -224,6 +224,7 @@ WITHOUT_TEST = ["DATASETS.TEST_JSON", "", "DATASETS.TEST_IMAGES", ""]
         ({"images": "a"}, ConfigError, "--images"),
         ({"labels": "nowhere.json"}, DataError, "nowhere.json"),
         ({"opts": WITHOUT_TEST, "part": "val"}, DataError, "no part val"),
+        ({"part": "vla"}, DataError, "did you mean val"),
         ({"output": "RUN"}, ConfigError, "--output"),
     ],
 )
@@ -243,7 +244,7 @@ def test_a_folder_with_other_files_is_left_as_it_is(run, tmp_path):
     (other / EVALUATION).write_text('{"mine": 1}')
     before = files(other)
     for output in (other, other / "inference" / "mine.txt"):
-        with pytest.raises(ConfigError, match=f"--output {output} was not written"):
+        with pytest.raises(ConfigError, match=f"--output {output}"):
             evaluate(run, output=output)
     assert files(other) == before
 

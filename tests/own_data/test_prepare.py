@@ -540,12 +540,29 @@ def test_the_folder_of_another_run_is_left_as_it_is(run):
     words, cfg = run
     before = sorted(Path(cfg.OUTPUT_DIR).rglob("*"))
     words = [word for word in words if word != "--resume"]
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with (
+        mock.patch("lambda_det.own_data.prepare.read_data") as read,
+        pytest.raises(ConfigError, match="already holds a run"),
+    ):
         prepared(*words, "--val-share", "0.5")
+    assert not read.called
     assert sorted(Path(cfg.OUTPUT_DIR).rglob("*")) == before
     (Path(cfg.OUTPUT_DIR) / "config.yaml").write_text("{")
     with pytest.raises(ConfigError, match=r"config\.yaml"):
         prepared(*words, "--resume")
+
+
+def test_the_labels_of_a_run_that_did_not_begin_are_taken_back(data, monkeypatch):
+    kept = []
+    at_exit = SimpleNamespace(register=lambda *work: kept.append(work))
+    monkeypatch.setattr("lambda_det.own_data.run_data.atexit", at_exit)
+    folder = data.parent / "run"
+    begun(prepared_of(data))
+    for has_begun in (True, False):
+        for take_back, path in kept:
+            take_back(path)
+        assert (folder / "data").exists() is has_begun
+        (folder / "config.yaml").unlink(missing_ok=True)
 
 
 OWN, BASE = ["--data", "DATA"], ["--config", "finetune/base.yaml"]
@@ -577,6 +594,7 @@ REFUSED = [
     ("INPUT.TILE.SIZE", *OWN, "--tile", "40", "INPUT.TILE.SIZE", "50"),
     ("--data", *BASE, "--tile", "auto"),
     ("--tile auto", *BASE, "--eval-only", "--tile", "auto"),
+    ("not a folder", *OWN, "--output", "BROKEN"),
     ("has images of the data", *OWN, "--output", "DATA"),  # it would be left out of them later
 ]
 

@@ -106,6 +106,14 @@ def test_without_a_value_of_the_metric_nothing_is_the_best(tmp_path, caplog, met
     assert "step -1" not in caplog.text
 
 
+@pytest.mark.parametrize(("value", "is_advised"), [(0, True), (3, False)])
+def test_a_run_in_which_nothing_is_right_ends_with_advice(tmp_path, caplog, value, is_advised):
+    caplog.set_level("INFO")
+    _Trainer(tmp_path, _box(value), steps=1).run()
+    (line,) = [text for text in caplog.messages if "model_best.pth" in text]
+    assert ("more epochs" in line) is is_advised
+
+
 def test_a_worse_one_after_a_resume_is_not_the_best(tmp_path):
     first = _Trainer(tmp_path, _box(60), steps=1).run()
     state = first.saved["model_final"]

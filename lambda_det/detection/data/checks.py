@@ -166,8 +166,8 @@ def _check_registered(name: str, detector: Detector, images: str) -> Report | No
         return None
     report = check_coco(*files, files=images)
     logger.info(
-        f"{name}: {report.images} images, {report.annotations} annotations ({report.crowds} "
-        f"crowds) of {len(report.categories)} categories."
+        f"{report.json_file}: {report.images} images, {report.annotations} annotations "
+        f"({report.crowds} crowds) of {len(report.categories)} categories."
     )
     if refusal := report.refusal():
         raise DataError(refusal)
@@ -223,8 +223,8 @@ def _warn_of_copies(trained: Sequence[UsedData], tested: Sequence[UsedData]) -> 
         if pairs:
             cases = (copy if copy == file else f"{copy} as {file}" for copy, file in pairs)
             logger.warning(
-                f"{len(pairs)} of {len(files)} images of {one.name} ({one.report.json_file}) are "
-                f"also trained on, so its results say little of new images: {listed(cases)}"
+                f"{len(pairs)} of {len(files)} images of {one.given} are also trained on, so its "
+                f"results say little of new images: {listed(cases)}"
             )
 
 
@@ -234,19 +234,19 @@ def _files(data: UsedData) -> list[str]:
 
 def _say_what_is_left_out(trained: Sequence[UsedData]) -> None:
     for one in trained:
-        detector, report = one.detector, one.report
-        if detector.filters_empty and report and report.empty:
-            key = option(detector.keys["filters_empty"], False)
+        report = one.report
+        if one.detector.filters_empty and report and report.empty:
+            key = option(one.detector.keys["filters_empty"], False)
             logger.info(
-                f"{one.name}: {report.empty} of {report.images} images hold no object and are left "
-                f"out of training; {key} keeps them as background."
+                f"{one.given}: {report.empty} of {report.images} images hold no object and are "
+                f"left out of training; {key} keeps them as background."
             )
 
 
 def _refuse_other_classes(data: Sequence[UsedData]) -> None:
     """Refuse data sets of other classes, semantic classes or keypoints, or in another order."""
     for one, other in itertools.combinations(data, 2):
-        facts, source = classes.facts_of([one.name]), classes.file_of(one.name)
+        facts, source = classes.facts_of([one.name]), one.given
         classes.check(one.detector, [other.name], facts, source)
 
 
@@ -255,7 +255,7 @@ def _refuse_nothing_to_learn(trained: Sequence[UsedData]) -> None:
     sources = [one.instances for one in trained if one.needs("instances")]
     if sources and all(i is not None and i.has_key and not i.objects for i in sources):
         text = (
-            f"{', '.join(one.name for one in trained)}: no annotation to train on (crowds, and "
+            f"{', '.join(one.given for one in trained)}: no annotation to train on (crowds, and "
             "boxes without area or bbox_mode, do not count); add some."
         )
         if is_known(trained[0].detector.architecture):
@@ -269,7 +269,7 @@ def _warn_of_unlearnt_classes(trained: Sequence[UsedData], tested: Sequence[Used
     sources = [one.report for one in trained]
     if not sources or None in sources:
         return
-    train = listed(one.name for one in trained)
+    train = listed(one.given for one in trained)
     names, learnt = sources[0].classes, _learnt(sources)
     if unlearnt := [name for name in names if name not in learnt]:
         logger.warning(
@@ -279,7 +279,7 @@ def _warn_of_unlearnt_classes(trained: Sequence[UsedData], tested: Sequence[Used
     for one in tested:
         if one.report and (unlearnt := unlearnt_classes(one.report, sources, train)):
             logger.warning(
-                f"{len(unlearnt)} classes of {one.name} ({one.report.json_file}) without an "
+                f"{len(unlearnt)} classes of {one.given} without an "
                 f"object in {train}, so that AP counts 0 for {listed(unlearnt, 5)}"
             )
 
@@ -318,5 +318,5 @@ def _warn_of_lacking_masks(data: Sequence[UsedData]) -> None:
         instances = one.instances if one.masks() and one.needs("instances") else None
         if instances is not None and 0 < instances.unmasked < instances.annotations:
             logger.warning(
-                f"{one.name}: {instances.unmasked} annotations without a mask take their box."
+                f"{one.given}: {instances.unmasked} annotations without a mask take their box."
             )

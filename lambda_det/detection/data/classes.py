@@ -12,7 +12,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.predictions import Detector
-from lambda_det.detection.data.registration import is_coco, registered_files
+from lambda_det.detection.data.registration import given_name, is_coco
 from lambda_det.errors import DataError, UserError, listed
 
 ENTRY = "dataset"  # of a checkpoint
@@ -102,12 +102,7 @@ def check(detector: Detector, datasets: Iterable[str], run: Mapping[str, Any], s
         facts = facts_of([name])
         for kind, key, words in _COMPARED:
             if detector.predicts(kind) and key in facts and run.get(key) is not None:
-                refuse_others(words, file_of(name), facts[key], source, run[key])
-
-
-def file_of(name: str) -> str:
-    """The name of a registered data set, and the labels that its file in COCO's format is of."""
-    return f"{name} ({file_report(*registered_files(name)).json_file})" if is_coco(name) else name
+                refuse_others(words, given_name(name), facts[key], source, run[key])
 
 
 def refuse_others(

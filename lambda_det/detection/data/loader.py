@@ -20,9 +20,8 @@ from detectron2.data.samplers import InferenceSampler, TrainingSampler
 from detectron2.utils import comm
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 
-from lambda_det.detection.data.classes import file_of
 from lambda_det.detection.data.mapper import TolerantMapper
-from lambda_det.detection.data.registration import check_files
+from lambda_det.detection.data.registration import check_files, given_name
 from lambda_det.detection.data.tile_pixels import sources_of
 from lambda_det.detection.data.tile_records import tile_records, tiles_to_test
 from lambda_det.detection.data.truth import decided
@@ -212,7 +211,7 @@ def training_records(cfg: CfgNode) -> list[Record] | Dataset:
             raise
         visible = ", with visible keypoints," if cfg.MODEL.KEYPOINT_ON else ""
         raise DataError(
-            f"{', '.join(map(file_of, cfg.DATASETS.TRAIN))}: there is no annotation{visible} to "
+            f"{', '.join(map(given_name, cfg.DATASETS.TRAIN))}: there is no annotation{visible} to "
             "train on, or none that can be used; lambda-det check lists what is wrong."
         ) from error
     return _cut(cfg, records)

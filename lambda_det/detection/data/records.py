@@ -217,7 +217,7 @@ def head_fault(path: str | os.PathLike | None, content: str = "pixels") -> str |
         if not stat.S_ISREG(os.stat(path).st_mode):
             return (
                 f"The image {printable(path)} is not a file but a folder, pipe or device; put the "
-                "image there or leave it out."
+                "image there or leave it out; of a folder name the images, as FOLDER/*.jpg."
             )
         with open(path, "rb") as file:
             is_jpeg = file.read(3) == b"\xff\xd8\xff"  # of 8 bits; Pillow would take longer

@@ -150,6 +150,11 @@ def is_coco(name: str) -> bool:
     return metadata.get("evaluator_type") in kinds and bool(metadata.get("json_file"))
 
 
+def given_name(name: str) -> str:
+    """What its user calls a registered data set: the labels, where a command line named those."""
+    return MetadataCatalog.get(name).get("given_name", name)
+
+
 logger = logging.getLogger(__name__)
 
 
@@ -234,8 +239,8 @@ def register_coco_files(
     identity = "\n".join([json_file, images, *categories])
     name = f"{stem}_{hashlib.sha256(os.fsencode(identity)).hexdigest()[:8]}"
     if name not in DatasetCatalog:
-        classes = {"thing_classes": report.classes}
-        register_coco_instances(name, classes, json_file, images)
+        facts = {"thing_classes": report.classes, "given_name": report.json_file}
+        register_coco_instances(name, facts, json_file, images)
         _decide_when_loaded(name)
     metadata, names = MetadataCatalog.get(name), report.keypoints
     if keypoints and names and not metadata.get("keypoint_names"):

@@ -11,6 +11,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.config import option
 from lambda_det.detection.data.predictions import Detector, evaluated, is_known
+from lambda_det.detection.data.registration import given_name
 from lambda_det.detection.data.report import Report
 from lambda_det.errors import ConfigError, DataError, listed, printable, refused
 
@@ -85,6 +86,11 @@ class UsedData:
     detector: Detector
     report: Report | None = None
 
+    @property
+    def given(self) -> str:
+        """What its user calls it."""
+        return given_name(self.name)
+
     def meta(self, key: str) -> Any:
         value = MetadataCatalog.get(self.name).get(key)
         if key == "thing_classes" and value is None and self.report:
@@ -136,7 +142,7 @@ def refuse_no_truth(data: UsedData, where: str = "") -> None:
     if detector.predicts(prediction):
         raise ConfigError(
             f"{detector.keys['architecture']} {detector.architecture} learns from {lacking}, and "
-            f"{data.name} has none; name another data set in {detector.keys[data.split]}{where}."
+            f"{data.given} has none; name another data set in {detector.keys[data.split]}{where}."
         )
 
 
@@ -158,7 +164,7 @@ def refuse_unfit(data: UsedData, *, in_training: bool) -> None:
             names = f" ({listed(value, 5)})" if is_list else ""
             place = data.detector.keys.get(field_name)
             raise ConfigError(
-                f"{place} is {here}, but {data.name} has {number} {what}{names}; set {place} to "
+                f"{place} is {here}, but {data.given} has {number} {what}{names}; set {place} to "
                 f"{number}."
             )
     if data.needs("instances") and data.instances is not None:
@@ -170,19 +176,19 @@ def _refuse_keypoints(data: UsedData) -> None:
     sigmas = data.detector.sigmas or _COCO_KEYPOINTS
     if None in (names, data.meta("keypoint_flip_map")):
         raise ConfigError(
-            f"MODEL.KEYPOINT_ON is on, but the data set {data.name} names no keypoints; give its "
+            f"MODEL.KEYPOINT_ON is on, but {data.given} names no keypoints; give its "
             'JSON file a category with a list of names, "keypoints", register it with '
             "keypoint_names and keypoint_flip_map, or set MODEL.KEYPOINT_ON False."
         )
     if data.split == "test" and data.detector.keypoints == len(names) != sigmas:
         raise ConfigError(
             f"TEST.KEYPOINT_OKS_SIGMAS holds {sigmas} numbers (those of COCO if it is empty), but "
-            f"{data.name} has {len(names)} keypoints; give one for each, such as 0.05."
+            f"{data.given} has {len(names)} keypoints; give one for each, such as 0.05."
         )
 
 
 def _refuse_instances(data: UsedData, instances: Instances, in_training: bool) -> None:
-    keys, name, is_training = data.detector.keys, data.name, data.split == "train"
+    keys, name, is_training = data.detector.keys, data.given, data.split == "train"
     # A model of another project may learn from other keys
     if is_training and not instances.has_key and is_known(data.detector.architecture):
         raise DataError(

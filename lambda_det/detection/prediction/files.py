@@ -37,7 +37,7 @@ from lambda_det.errors import (
     refused,
     stage,
 )
-from lambda_det.files import SUFFIXES, refuse_existing, writing_to
+from lambda_det.files import SUFFIXES, refuse_existing, refuse_missing, writing_to
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +116,11 @@ def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
                 "images among them as JPEG or PNG."
             )
     if not files:
+        if not given.isupper():  # it is no configuration key
+            refuse_missing(given)
         raise DataError(
-            f"There is no image or video at {given}; correct the path, and give KEY VALUE pairs "
-            "behind another option, such as --output DIR."
+            f"There is no image or video at {given}; KEY VALUE pairs follow another option, such "
+            "as --output DIR."
         )
     return folder, files
 

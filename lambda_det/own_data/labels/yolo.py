@@ -83,8 +83,9 @@ def read_yolo(file: Path, images: NamedImages, report: Report) -> Iterator[Label
         yield LabelledImage(labels or image, str(image.absolute()), objects)
     missing, number = report.findings.get(NO_FILE), len(images.paths)
     if missing and missing.count > _MAY_LACK * number:
-        words = f"{missing.count} of {number} images have no label file"
-        report.add(LOST_FILE, words, missing.count)
+        report.add(
+            LOST_FILE, f"{missing.count} of {number} images have no label file", missing.count
+        )
     _compare_names(file, names, {labels.parent for labels in first}, report)
     for labels in _unused(images.folder, home, {*label_files.values()}, listing):
         report.add(NO_IMAGE, str(labels))

@@ -57,6 +57,7 @@ def draw_panel(axes: Axes, title: str, metrics: Sequence[Mapping[str, float]]) -
             label=None if is_held_out else label_of(name),
             lw=1.2,
             ms=3,
+            clip_on=False,  # an AP of 0 or 100 lies on the frame
         )
         if is_held_out:
             shown = f"{title} (circles: held out)"

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.loader import training_records
-from lambda_det.detection.data.registration import registered_files
+from lambda_det.detection.data.registration import given_name, registered_files
 from lambda_det.detection.data.tile_records import number_of_whole_images
 from lambda_det.detection.results import columns
 from lambda_det.errors import ConfigError, UserError
@@ -85,8 +85,6 @@ def build_report(
     """
     if score is not None and not 0 <= score <= 1:
         raise ConfigError(f"The score threshold is {score}; give one from 0 to 1.")
-    if pictures < 1:
-        raise ConfigError(f"The number of pictures is {pictures}; give at least 1.")
     run = Path(run)
     config = RunFolder(run).config()
     about = read_evaluation(run)
@@ -236,9 +234,9 @@ def _add_classes(page: Page, evaluated: Evaluated) -> None:
         title = {"bbox": "Boxes", "segm": "Masks"}[detections.iou_type]
         page.section(
             f"{title} by class",
-            f"The last evaluation of the {evaluated.weights}, on {evaluated.dataset}. AP in "
-            "percent over IoU 0.5 to 0.95. The best score is the threshold of the highest F1 at an "
-            "IoU of 0.5, with its precision and recall.",
+            f"The last evaluation of the {evaluated.weights}, on "
+            f"{given_name(evaluated.dataset)}. AP in percent over IoU 0.5 to 0.95. The best score "
+            "is the threshold of the highest F1 at an IoU of 0.5, with its precision and recall.",
         )
         most_first = sorted(detections.classes, key=lambda c: -c.objects)
         rows = [(one.name, one.objects, *one.values.values()) for one in most_first]

@@ -462,7 +462,6 @@ def test_what_a_run_lacks_stands_on_its_page(run, row, caplog):
     ("options", "config", "named"),
     [
         ({"score": 1.5}, None, "1.5"),
-        ({"pictures": 0}, None, "0"),
         ({"dataset": "coco_2017_val"}, None, "coco_2017_val"),
         ({"output": "page.txt"}, None, r"page\.txt"),
         ({}, "- 1", r"config\.yaml"),

@@ -156,7 +156,7 @@ def test_keypoints_are_drawn_on_both_sides(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"a": 1}, "list"),
+        ({"a": 1}, "read"),
         ([{"image_id": 10}], "predictions"),
         ([{"image_id": 10, "category_id": 3, "score": 1}], "predictions"),
     ],
