@@ -243,17 +243,17 @@ KEYS: dict[str, Key] = {
     # Detectron2's resizing in training; the size of the test is INPUT.MIN_SIZE_TEST.
     "INPUT.LSJ.ENABLED": Key(False),
     # The smallest factor of large-scale jitter
-    "INPUT.LSJ.MIN_SCALE": Key(0.1),
+    "INPUT.LSJ.MIN_SCALE": Key(0.1, ABOVE_0),
     # The largest factor of large-scale jitter
-    "INPUT.LSJ.MAX_SCALE": Key(2.0),
+    "INPUT.LSJ.MAX_SCALE": Key(2.0, ABOVE_0),
     # Side in pixels of the square of large-scale jitter
-    "INPUT.LSJ.SIZE": Key(1024),
+    "INPUT.LSJ.SIZE": Key(1024, POSITIVE),
     # Give training images the pixels of Detectron2's own mapper, which takes longer; otherwise some
     # differ by a level of 255
     "INPUT.EXACT_PIXELS": Key(False),
     # Brightness, contrast and saturation change by up to this share, hue by a fourth of it; after
     # resizing, crop and flip
-    "INPUT.COLOR": Key(0.0),
+    "INPUT.COLOR": Key(0.0, SHARE),
     # Side in pixels of the overlapping tiles into which images are cut in memory, in training,
     # evaluation and prediction (--tile); the sizes of the input are then those of a tile. 0 for
     # whole images

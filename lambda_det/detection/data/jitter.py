@@ -58,11 +58,9 @@ def large_scale_jitter(
         Detectron2 augmentations, for any ``DatasetMapper``.
 
     Raises:
-        ConfigError: a scale or the size is invalid; the message names its key in a config.
+        ConfigError: the smallest scale is larger than the largest; the message names their keys in
+            a config.
     """
-    for key, value in (("MIN_SCALE", min_scale), ("MAX_SCALE", max_scale), ("SIZE", size)):
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"INPUT.LSJ.{key} is {value}; it must be larger than 0.")
     if min_scale > max_scale:
         raise ConfigError(
             f"INPUT.LSJ.MIN_SCALE is {min_scale}, larger than INPUT.LSJ.MAX_SCALE, {max_scale}; "
@@ -165,12 +163,11 @@ class ColorJitter:
         image_format: of the images, "BGR" or "RGB".
 
     Raises:
-        ConfigError: the strength is not from 0 to 1, or the format is another one.
+        ConfigError: the format is another one.
+        ValueError: the strength is below 0 or above 2.
     """
 
     def __init__(self, strength: float, image_format: str) -> None:
-        if not 0 <= strength <= 1:
-            raise ConfigError(f"INPUT.COLOR is {strength}; it must be from 0 to 1.")
         if image_format not in ("BGR", "RGB"):
             raise ConfigError(
                 f"INPUT.COLOR {strength} needs images in BGR or RGB; INPUT.FORMAT is "

@@ -4,6 +4,7 @@ import torch
 from detectron2.data import DatasetMapper, detection_utils
 from detectron2.data import transforms as T
 
+from lambda_det.detection.components import of_yaml
 from lambda_det.detection.data import TolerantMapper, build_augmentation, large_scale_jitter
 from lambda_det.detection.data.jitter import ColorJitter
 from lambda_det.errors import ConfigError
@@ -76,6 +77,7 @@ REFUSED = [
 def test_values_are_refused_by_key(cfg, pairs, named):
     cfg.merge_from_list(pairs)
     with pytest.raises(ConfigError, match=named):
+        of_yaml(cfg)
         TolerantMapper(cfg, is_train=True)
 
 
