@@ -148,7 +148,7 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
     for report in reports[1:]:
         if print_other_classes(report, reports[0]):
             status = 1
-    images = {r.json_file: [file["file_name"] for file in r.files] for r in reports}
+    images = {report.json_file: report.paths for report in reports}
     if len(reports) > 1 and not arguments.no_images and print_copies(images):
         status = 1
     for _, _, why in fit.background(reports[0]):

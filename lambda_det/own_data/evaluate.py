@@ -218,7 +218,7 @@ def _results(
     """The figures of an evaluation beside the run's own; ``source`` is "" for the run's data."""
     home, averaged = Path(saved.origin.file).parent, saved.origin.averaged
     names = [name for name in task.components.test_names if is_coco(name)]
-    files = [file for name in names for file in _images(*registered_files(name))]
+    files = [path for name in names for path in file_report(*registered_files(name)).paths]
     trained_on = None
     if trained := _trained_images(saved.config):
         pairs = shared_copies({"train": trained, "test": files})
@@ -240,15 +240,10 @@ def _results(
     )
 
 
-def _images(labels: str, images: str) -> list[str]:
-    """The image files of a file in COCO's format."""
-    return [file["file_name"] for file in file_report(labels, images).files]
-
-
 def _trained_images(config: CfgNode | DictConfig) -> list[str]:
     """The files on which a run was trained; [] where that is unknown."""
     if isinstance(config, DictConfig) or not config.DATASETS.TRAIN_JSON:
         return []
     with contextlib.suppress(UserError):
-        return _images(config.DATASETS.TRAIN_JSON, config.DATASETS.TRAIN_IMAGES)
+        return file_report(config.DATASETS.TRAIN_JSON, config.DATASETS.TRAIN_IMAGES).paths
     return []

@@ -98,7 +98,7 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
     how = "stratified" if split.stratify else "by the hash of their names"
     how += f", in groups by {split.group_by}" if split.group_by else ", copies on one side"
     show(f"Held out to evaluate on: {held_out} of {of} images of {labels}, {how}")
-    if not split.group_by and (hint := films(f["file_name"] for f in report.files)):
+    if not split.group_by and (hint := films(report.paths)):
         logger.warning(f"{labels}: {hint}")
     if unseen := _classes(train) - _classes(val):
         logger.warning(

@@ -14,7 +14,7 @@ from detectron2.modeling.roi_heads import StandardROIHeads
 from torch import nn
 
 from lambda_det.detection import DetectionTask, load_config, registry
-from lambda_det.detection.data.predictions import is_known, predictions
+from lambda_det.detection.data.predictions import Detector, predictions
 from lambda_det.detection.evaluation import build_evaluator, check_evaluators
 from lambda_det.detection.registry import Architecture, Evaluator, Head, register
 from lambda_det.errors import ConfigError, WeightsError
@@ -114,6 +114,6 @@ def test_an_evaluator_and_an_architecture_of_another_project(counting, tmp_path)
     [made] = build_evaluator(cfg, "silent")._evaluators
     assert made.made_of == ("silent", ("bbox", "segm"), str(tmp_path / "inference"))
 
-    assert predictions("Stranger") == ("instances",) and not is_known("Stranger")
+    assert predictions("Stranger") == ("instances",) and not Detector("Stranger").is_known
     register("Stranger", type("OfAProject", (Architecture,), {})(("semantic",)))
-    assert predictions("Stranger") == ("semantic",) and is_known("Stranger")
+    assert predictions("Stranger") == ("semantic",) and Detector("Stranger").is_known

@@ -23,7 +23,7 @@ from lambda_det.detection.data import classes
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import check_segments_mode, read_panoptic
 from lambda_det.detection.data.copies import shared_copies
-from lambda_det.detection.data.predictions import Detector, evaluated, is_known
+from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.report import BROKEN, DOUBTFUL, MASK, REPAIRED, UNUSABLE, Report
 from lambda_det.detection.data.rules import UsedData, refuse_no_truth, refuse_unfit
@@ -210,11 +210,11 @@ def check_panoptic(metadata: Any) -> None:
 # ---------------------------------------------------------------------- what only all of them show
 def _warn_of_copies(trained: Sequence[UsedData], tested: Sequence[UsedData]) -> None:
     """Warn of images to evaluate on that are also trained on, as the same file or as a copy."""
-    learnt = [file for one in trained for file in _files(one)]
+    learnt = [path for one in trained if one.report for path in one.report.paths]
     for one in tested:
-        files = _files(one)
-        if not (learnt and files):
+        if not (learnt and one.report):
             continue
+        files = one.report.paths
         if len(learnt) + len(files) > _MOST_COMPARED:
             known = set(learnt)
             pairs = [(file, file) for file in files if file in known]
@@ -226,10 +226,6 @@ def _warn_of_copies(trained: Sequence[UsedData], tested: Sequence[UsedData]) -> 
                 f"{len(pairs)} of {len(files)} images of {one.given} are also trained on, so its "
                 f"results say little of new images: {listed(cases)}"
             )
-
-
-def _files(data: UsedData) -> list[str]:
-    return [file["file_name"] for file in data.report.files] if data.report else []
 
 
 def _say_what_is_left_out(trained: Sequence[UsedData]) -> None:
@@ -258,7 +254,7 @@ def _refuse_nothing_to_learn(trained: Sequence[UsedData]) -> None:
             f"{', '.join(one.given for one in trained)}: no annotation to train on (crowds, and "
             "boxes without area or bbox_mode, do not count); add some."
         )
-        if is_known(trained[0].detector.architecture):
+        if trained[0].detector.is_known:
             raise DataError(text)
         # A model of another project may learn from images alone
         logger.warning(text)

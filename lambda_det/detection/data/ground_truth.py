@@ -49,10 +49,10 @@ def ground_truth(json_file: str | os.PathLike, image_root: str | os.PathLike = "
         DataError: as that.
     """
     place = os.fspath(json_file), os.fspath(image_root)
-    version = _version_of(*place)  # before it is read, during which it may change
-    kept = _find(place, version)
+    kept = _find(place)
     if kept is not None and kept.records is not None:
         return GroundTruth(pickle.loads(kept.records), pickle.loads(kept.report))
+    version = _version_of(*place)  # before it is read, during which it may change
     truth = read_coco(*place)
     folders = _times({os.path.dirname(record["file_name"]) for record in truth.records})
     _kept.pop(place, None)
@@ -69,7 +69,7 @@ def file_report(json_file: str | os.PathLike, image_root: str | os.PathLike = ""
         DataError: as that.
     """
     place = os.fspath(json_file), os.fspath(image_root)
-    kept = _find(place, _version_of(*place))
+    kept = _find(place)
     return pickle.loads(kept.report) if kept else ground_truth(*place).report
 
 
@@ -85,10 +85,10 @@ def forget_records(*, but: Iterable[tuple[str, str]]) -> None:
             _kept[place] = kept._replace(records=None)
 
 
-def _find(place: tuple[str, str], version: tuple[int, ...]) -> _Kept | None:
-    """What is kept of a version of a file and its folder; it is then the last to be forgotten."""
+def _find(place: tuple[str, str]) -> _Kept | None:
+    """What is kept of a file and its folder as they are; it is then the last to be forgotten."""
     kept = _kept.get(place)
-    if kept is None or kept.version != version or kept.folders != _times(kept.folders):
+    if kept is None or kept.version != _version_of(*place) or kept.folders != _times(kept.folders):
         return None
     _kept[place] = _kept.pop(place)
     return kept

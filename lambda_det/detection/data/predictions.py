@@ -64,6 +64,11 @@ class Detector:
             },
         )
 
+    @property
+    def is_known(self) -> bool:
+        """Whether its class of models is of Detectron2 itself, and not of another project."""
+        return self.architecture in ARCHITECTURES
+
     def predicts(self, kind: str) -> bool:
         """Whether it predicts "instances", "semantic" segments, "panoptic" ones or "keypoints"."""
         if kind == "keypoints":
@@ -78,11 +83,6 @@ def _architecture(name: str) -> Architecture:
 def predictions(architecture: str) -> tuple[str, ...]:
     """The predictions of models of a class: some of "instances", "semantic" and "panoptic"."""
     return _architecture(architecture).predictions
-
-
-def is_known(architecture: str) -> bool:
-    """Whether a class of models is of Detectron2 itself, and not of another project."""
-    return architecture in ARCHITECTURES
 
 
 def evaluated(detector: Detector, dataset_name: str) -> tuple[str, ...]:

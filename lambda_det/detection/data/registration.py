@@ -92,7 +92,9 @@ def check_files(name: str) -> tuple[str, str] | None:
                 f"{advice.format(root=root)}."
             )
     _decide_when_loaded(name)
-    return (metadata.json_file, os.fspath(metadata.image_root)) if is_coco(name) else None
+    if not is_coco(name):
+        return None
+    return os.fspath(metadata.json_file), os.fspath(metadata.image_root)
 
 
 def load_records(name: str) -> Any:
@@ -108,8 +110,8 @@ def load_records(name: str) -> Any:
 
 def forget_all_but(names: Iterable[str]) -> None:
     """Forget the records of files that are kept, but for these data sets."""
-    sets = [MetadataCatalog.get(name) for name in names if name in DatasetCatalog and is_coco(name)]
-    forget_records(but=[(os.fspath(one.json_file), os.fspath(one.image_root)) for one in sets])
+    known = (check_files(name) for name in names if name in DatasetCatalog)
+    forget_records(but=filter(None, known))
 
 
 def _decide_when_loaded(name: str) -> None:

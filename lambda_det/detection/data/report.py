@@ -129,6 +129,11 @@ class Report:
         """These numbers by the ids."""
         return {number: place for place, number in enumerate(self.categories)}
 
+    @property
+    def paths(self) -> list[str]:
+        """The whole paths of its images."""
+        return [file["file_name"] for file in self.files]
+
     def of(self, *severities: str) -> dict[Kind, Finding]:
         """The findings of these severities."""
         return {

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.config import option
-from lambda_det.detection.data.predictions import Detector, evaluated, is_known
+from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.registration import given_name
 from lambda_det.detection.data.report import Report
 from lambda_det.errors import ConfigError, DataError, listed, printable, refused
@@ -190,7 +190,7 @@ def _refuse_keypoints(data: UsedData) -> None:
 def _refuse_instances(data: UsedData, instances: Instances, in_training: bool) -> None:
     keys, name, is_training = data.detector.keys, data.given, data.split == "train"
     # A model of another project may learn from other keys
-    if is_training and not instances.has_key and is_known(data.detector.architecture):
+    if is_training and not instances.has_key and data.detector.is_known:
         raise DataError(
             f'{name}: no image has the key "annotations", so that there is nothing to train on; '
             "add it, with an empty list where an image has no object."

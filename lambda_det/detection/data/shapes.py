@@ -50,13 +50,12 @@ def register_shapes(root: str | os.PathLike) -> None:
         ConfigError: another project has registered one of the names.
     """
     for name in _NAMES:
-        if name in DatasetCatalog and not _is_ours(name):
+        _remove(name)
+        if name in DatasetCatalog:
             raise ConfigError(
                 f"The data set {name!r} is registered already, and not by lambda_det; register "
                 "yours under another name."
             )
-    for name in _NAMES:
-        _remove(name)
         _register(name, os.path.expanduser(os.fspath(root)))
 
 
