@@ -21,9 +21,10 @@ from lambda_det import native
 from lambda_det.cpu import pooling, winograd
 from lambda_det.layers.local import compiled, local_position_output
 from tests import forked
-from tests.layers.reference import exactly, with_gradients
+from tests.layers.reference import exactly, laid_out, with_gradients
+from tests.native.test_native import needs_kernel
 
-pytestmark = pytest.mark.skipif(bool(native.missing()), reason=str(native.missing()))
+pytestmark = needs_kernel
 MODULES = compiled, pooling, winograd  # each calls one of them
 LAST = torch.channels_last
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -37,9 +38,7 @@ def _tensor(shape, dtype):
     """Random numbers whose memory has the channels last, or first, or the axes in any order."""
     axes = [*range(len(shape))]
     maps = [0, *range(3, len(shape)), 1, 2] if len(shape) == 5 else [0, 2, 3, 1]
-    order = random.choice([axes, maps, random.sample(axes, len(axes))])
-    tensor = torch.randn([shape[axis] for axis in order], dtype=dtype)
-    return tensor.permute([order.index(axis) for axis in axes])
+    return laid_out(shape, random.choice([axes, maps, random.sample(axes, len(axes))]), dtype)
 
 
 def position_output(dtype):

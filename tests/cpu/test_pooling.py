@@ -8,14 +8,12 @@ from detectron2.layers import ROIAlign
 from torch import nn
 from torch.nn import functional as F
 
-from lambda_det import native
 from lambda_det.cpu import pooling
 from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
 from lambda_det.detection.task import DetectionTask
 from lambda_det.training.precision import Precision
+from tests.native.test_native import needs_kernel
 from tests.training.tiny_detector import tiny_config
-
-needs_kernel = pytest.mark.skipif(bool(native.missing()), reason=str(native.missing()))
 
 
 @pytest.mark.parametrize("channels", [1, 16])

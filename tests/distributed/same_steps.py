@@ -116,15 +116,6 @@ def norms(kind: str) -> list[dict]:
     return results
 
 
-class _Normed(nn.Module):
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, batch: Tensor) -> Tensor:
-        return self.norm(batch)
-
-
 def statistics() -> dict[str, dict[str, Tensor]]:
     """Running statistics estimated from the first two cases, of a norm of each kind.
 
@@ -137,7 +128,7 @@ def statistics() -> dict[str, dict[str, Tensor]]:
     for norm in (nn.BatchNorm2d(CHANNELS), SyncBatchNorm2d(CHANNELS)):
         batches_of_norm = batches if isinstance(norm, SyncBatchNorm2d) else batches[:1]
         count = len(batches_of_norm)
-        estimate_statistics([_Normed(norm)], batches_of_norm, count, Precision("cpu", None))
+        estimate_statistics([norm], batches_of_norm, count, Precision("cpu", None))
         estimated[type(norm).__name__] = dict(norm.state_dict())
     return estimated
 

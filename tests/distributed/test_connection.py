@@ -15,6 +15,8 @@ from lambda_det.distributed import launch as launch_module
 from lambda_det.distributed.launch import launch
 from lambda_det.errors import LostProcessError
 
+TWO = parser().parse_args(["--num-gpus", "2"])
+
 
 def _reduce_without_rank_1(args) -> None:
     if comm.get_rank() == 1:
@@ -25,9 +27,8 @@ def _reduce_without_rank_1(args) -> None:
 @pytest.mark.slow
 def test_lost_connection(forked):
     """Rank 1 ends with status 0, so that the error of gloo in rank 0 is what remains."""
-    args = parser().parse_args(["--num-gpus", "2"])
     with pytest.raises(LostProcessError, match=r"^Process 0 of 2 .*gloo.* --resume"):
-        launch(_reduce_without_rank_1, args, device="cpu")
+        launch(_reduce_without_rank_1, TWO, device="cpu")
 
 
 def _fall_silent(args) -> None:
@@ -44,9 +45,8 @@ def _fall_silent(args) -> None:
 )
 def test_a_silent_process_is_waited_for_so_long(forked, monkeypatch):
     monkeypatch.setattr(launch_module, "_TO_END", 1.0)
-    args = parser().parse_args(["--num-gpus", "2"])
     with pytest.raises(LostProcessError, match=r"^Process 0 of 2 .*1000 ?ms.* --resume"):
-        launch(_fall_silent, args, device="cpu")
+        launch(_fall_silent, TWO, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,13 @@ import pytest
 
 from tests import forked
 from tests.processes import children, wait_until
-from tests.reliability.runs import content, detection_words, differences
+from tests.reliability.runs import TOOL, VARIABLES, content, detection_words, differences
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc"),
 ]
 
-ROOT = Path(__file__).parents[2]
-TOOL = str(ROOT / "tools" / "train_net.py")
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=2"]
 
 
@@ -28,12 +26,10 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
 def test_torchrun_continues_after_a_kill(launcher, tmp_path):
     words = detection_words(tmp_path)
     words += ["SOLVER.MAX_ITER", "14", "DATALOADER.NUM_WORKERS", "1", "TEST.EVAL_PERIOD", "0"]
-    words += ["MODEL.LAMBDA_RESNET.NAME", "resnet14_slim_lambda_c5"]
     words += ["SOLVER.ACCUMULATE_GRADIENTS", "1", "OUTPUT_DIR"]
     folder, output = tmp_path / "run", tmp_path / "output"
     argv = [*launcher, TOOL, *words, str(folder)]
-    variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    run = forked.start(argv, output, **variables)
+    run = forked.start(argv, output, **VARIABLES)
 
     def has_saved() -> bool:
         assert run.is_alive(), output.read_text()[-5000:]
@@ -50,7 +46,7 @@ def test_torchrun_continues_after_a_kill(launcher, tmp_path):
     starts = [line for line in (folder / "log.txt").open() if "Training from iteration" in line]
     assert len(starts) == 2 and "iteration 0 to" in starts[0] and "iteration 0 to" not in starts[1]
 
-    for done in forked.run_as_torchrun([TOOL, *words, tmp_path / "whole"], tmp_path, **variables):
+    for done in forked.run_as_torchrun([TOOL, *words, tmp_path / "whole"], tmp_path, **VARIABLES):
         assert done.returncode == 0, done.stdout[-5000:]
     # Norms are not synchronised here: the statistics of the first process are those of both after
     # the restart, and with them the evaluation is another one

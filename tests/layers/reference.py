@@ -46,6 +46,12 @@ def exactly(inputs: Sequence[Tensor]) -> list[Tensor]:
     return [x.detach().double().requires_grad_() for x in inputs]
 
 
+def laid_out(shape: Sequence[int], order: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A random tensor of that shape whose memory has the axes in that order."""
+    tensor = torch.randn([shape[axis] for axis in order], dtype=dtype)
+    return tensor.permute([order.index(axis) for axis in range(len(shape))])
+
+
 def local_position_output(
     queries: Tensor, values: Tensor, embedding: Tensor, dilation: int = 1
 ) -> Tensor:

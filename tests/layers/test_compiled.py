@@ -6,19 +6,10 @@ import torch
 from lambda_det.errors import ConfigError
 from lambda_det.layers.local import OPERATORS, compiled, local_position_output
 from lambda_det.native import has
+from tests.native.test_native import INPUTS, needs_kernel
 
-from .test_local import NO_KERNEL
+from .reference import laid_out
 
-needs_kernel = pytest.mark.skipif(bool(NO_KERNEL), reason=str(NO_KERNEL))
-
-
-def _tensor(shape, order, dtype):
-    """A random tensor of that shape whose memory has the axes in that order."""
-    tensor = torch.randn([shape[axis] for axis in order], dtype=dtype)
-    return tensor.permute([order.index(axis) for axis in range(len(shape))]).requires_grad_()
-
-
-INPUTS = [torch.ones(1, 9, 9, 1, 2), torch.ones(1, 9, 9, 2, 1), torch.ones(2, 1, 3, 3)]
 CHANNELS_LAST, MAPS = (0, 1, 2, 3, 4), (0, 3, 4, 1, 2)
 
 
@@ -33,9 +24,10 @@ def test_results_are_laid_out_as_the_inputs(of_queries, of_values, dtype):
     """
     shapes = ((2, 5, 6, 3, 4), (2, 5, 6, 7, 2), (4, 2, 3, 5))
     orders = (of_queries, of_values, (1, 2, 0, 3))
-    inputs = [_tensor(*x, dtype) for x in zip(shapes, orders, strict=True)]
+    parts = zip(shapes, orders, strict=True)
+    inputs = [laid_out(*about, dtype).requires_grad_() for about in parts]
     output = local_position_output(*inputs, "compiled")
-    grad = _tensor(output.shape, (4, 3, 2, 1, 0), dtype).detach()
+    grad = laid_out(output.shape, (4, 3, 2, 1, 0), dtype)
     grads = torch.autograd.grad(output, inputs, grad)
     for result, order in zip(
         (output, *grads[:2]), (of_queries, of_queries, of_values), strict=True
@@ -67,6 +59,5 @@ def test_the_kernel_gets_what_it_takes_and_no_more_than_it_needs(dtype, monkeypa
 
 
 def test_another_device_is_named():
-    inputs = [torch.zeros(1, 3, 3, 1, 2), torch.zeros(1, 3, 3, 2, 1), torch.zeros(2, 1, 3, 3)]
     with pytest.raises(ConfigError, match=r"'compiled'.*CPU.*meta"):
-        local_position_output(*(x.to("meta") for x in inputs), "compiled")
+        local_position_output(*(x.to("meta") for x in INPUTS), "compiled")

@@ -10,14 +10,21 @@ from lambda_det.layers.convert import convert_lambda_layers
 from tests.export.toy import scramble
 
 
-def _applied(q, k, v, position):
-    """Queries [b, h, k, n], keys [b, u, k, n], values [b, u, v, n], positions [b, n, k, v]."""
-    content = torch.einsum("bukn,buvn->bkv", k.softmax(-1), v)[:, None]
-    return torch.einsum("bhkn,bnkv->bhvn", q, content + position)
+class _Theirs(nn.Module):
+    """The mathematics of both packages below; u is the first axis of keys and values."""
+
+    def applied(self, q, k, v, heads, u, position):
+        """The output for three maps; ``position`` makes [b, k, v, ..] of values [b, u, v, H, W]."""
+        queries = self.norm_q(q).unflatten(1, (heads, -1)).flatten(3)
+        keys, values = k.unflatten(1, (u, -1)).flatten(3), self.norm_v(v).unflatten(1, (u, -1))
+        content = torch.einsum("bukn,buvn->bkv", keys.softmax(-1), values.flatten(3))
+        lambdas = content[..., None] + position(values).flatten(3)
+        y = torch.einsum("bhkn,bkvn->bhvn", queries, lambdas)
+        return y.flatten(1, 2).unflatten(2, v.shape[2:])
 
 
-class WithThreeProjections(nn.Module):
-    """The attributes, the shapes and the mathematics of the package lambda-networks."""
+class WithThreeProjections(_Theirs):
+    """The attributes and the shapes of the package lambda-networks."""
 
     def __init__(self, dim, *, dim_k, n=None, r=None, heads=4, dim_u=1):
         super().__init__()
@@ -33,41 +40,34 @@ class WithThreeProjections(nn.Module):
             self.rel_pos_emb = nn.Parameter(torch.randn(2 * n - 1, 2 * n - 1, dim_k, dim_u))
 
     def forward(self, x):
-        b, _, height, width = x.shape
-        q = self.norm_q(self.to_q(x)).reshape(b, self.heads, -1, height * width)
-        k = self.to_k(x).reshape(b, self.u, -1, height * width)
-        v = self.norm_v(self.to_v(x)).reshape(b, self.u, -1, height * width)
-        if self.local_contexts:
-            maps = v.unflatten(-1, (height, width))
-            position = self.pos_conv(maps).flatten(3).permute(0, 3, 1, 2)
-        else:
-            places = torch.cartesian_prod(torch.arange(height), torch.arange(width))
-            offsets = places[None] - places[:, None] + height - 1
-            embedding = self.rel_pos_emb[offsets[..., 0], offsets[..., 1]]
-            position = torch.einsum("nmku,buvm->bnkv", embedding, v)
-        return _applied(q, k, v, position).reshape_as(x)
+        q, k, v = self.to_q(x), self.to_k(x), self.to_v(x)
+        position = self.pos_conv if self.local_contexts else self.of_whole_map
+        return self.applied(q, k, v, self.heads, self.u, position)
+
+    def of_whole_map(self, values):
+        height, width = values.shape[-2:]
+        places = torch.cartesian_prod(torch.arange(height), torch.arange(width))
+        offsets = places[None] - places[:, None] + height - 1
+        embedding = self.rel_pos_emb[offsets[..., 0], offsets[..., 1]]
+        return torch.einsum("nmku,buvm->bkvn", embedding, values.flatten(3))
 
 
-class WithOneProjection(nn.Module):
-    """Likewise of d-li14/lambda.pytorch: u is the first axis of keys and values there, too."""
+class WithOneProjection(_Theirs):
+    """Likewise of d-li14/lambda.pytorch."""
 
     def __init__(self, d, dk=16, du=1, heads=4, r=23, stride=1):
         super().__init__()
-        self.dk, self.du, self.Nh, self.dv, self.stride = dk, du, heads, d // heads, stride
-        self.conv_qkv = nn.Conv2d(d, heads * dk + dk * du + self.dv * du, 1, bias=False)
-        self.norm_q, self.norm_v = nn.BatchNorm2d(heads * dk), nn.BatchNorm2d(self.dv * du)
+        self.dk, self.du, self.Nh, self.stride = dk, du, heads, stride
+        self.sizes = heads * dk, dk * du, d // heads * du
+        self.conv_qkv = nn.Conv2d(d, sum(self.sizes), 1, bias=False)
+        self.norm_q, self.norm_v = nn.BatchNorm2d(heads * dk), nn.BatchNorm2d(d // heads * du)
         self.lambda_conv = nn.Conv3d(du, dk, (1, r, r), padding=(0, r // 2, r // 2))
         if stride > 1:
             self.avgpool = nn.AvgPool2d(3, 2, padding=1)
 
     def forward(self, x):
-        sizes = [self.Nh * self.dk, self.dk * self.du, self.dv * self.du]
-        q, k, v = self.conv_qkv(x).split(sizes, 1)
-        q = self.norm_q(q).unflatten(1, (self.Nh, self.dk)).flatten(3)
-        k = k.unflatten(1, (self.du, self.dk)).flatten(3)
-        v = self.norm_v(v).unflatten(1, (self.du, self.dv))
-        position = self.lambda_conv(v).flatten(3).permute(0, 3, 1, 2)
-        y = _applied(q, k, v.flatten(3), position).reshape_as(x)
+        q, k, v = self.conv_qkv(x).split(self.sizes, 1)
+        y = self.applied(q, k, v, self.Nh, self.du, self.lambda_conv)
         return self.avgpool(y) if self.stride > 1 else y
 
 
@@ -112,9 +112,3 @@ def test_a_layer_that_is_used_twice_stays_shared_and_a_layer_alone_is_returned()
         torch.testing.assert_close(layer(image), expected)  # not changed
     model = convert_lambda_layers(nn.ModuleDict({"a": layer, "b": layer}))
     assert model["a"] is model["b"] and isinstance(model["a"], LambdaLayer)
-
-
-def test_models_without_such_layers_stay_as_they_are():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), LambdaLayer(4, scope=3))
-    before = list(model.modules())
-    assert list(convert_lambda_layers(model).modules()) == before

@@ -54,7 +54,7 @@ def pretend_gpu() -> Iterator[None]:
         yield
 
 
-class Trace:
+class Trace(TorchDispatchMode):
     """Notes what is called while it is entered.
 
     Attributes:
@@ -63,33 +63,9 @@ class Trace:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.operators: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
-        self._mode = _Mode(self)
-
-    def __enter__(self) -> Trace:
-        self._mode.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._mode.__exit__(*error)
-
-    def called(self, func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-        """Note an operator."""
-        name = f"{func.namespace}::{func._opname}"
-        self.operators[name] += 1
-        tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)]
-        if len({x.device.type for x in tensors}) > 1:
-            # A number on the host, as 0-dim tensor, is passed to a kernel without a copy
-            large = {x.device.type for x in tensors if x.dim() > 0}
-            if len(large) > 1 or func._opname in ("_to_copy", "copy_"):
-                self.waits[name] += 1
-
-
-class _Mode(TorchDispatchMode):
-    def __init__(self, trace: Trace) -> None:
-        super().__init__()
-        self._trace = trace
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -102,7 +78,14 @@ class _Mode(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         result = func(*args, **kwargs)
-        self._trace.called(func, args, kwargs, result)
+        name = f"{func.namespace}::{func._opname}"
+        self.operators[name] += 1
+        tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)]
+        if len({x.device.type for x in tensors}) > 1:
+            # A number on the host, as 0-dim tensor, is passed to a kernel without a copy
+            large = {x.device.type for x in tensors if x.dim() > 0}
+            if len(large) > 1 or func._opname in ("_to_copy", "copy_"):
+                self.waits[name] += 1
         return result
 
 

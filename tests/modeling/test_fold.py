@@ -17,6 +17,7 @@ from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import SyncBatchNorm2d
 from lambda_det.modeling.resnet import Bottleneck
 from lambda_det.modeling.specs import ResNetSpec
+from tests.export.toy import scramble
 
 WIDTH = 16
 
@@ -195,14 +196,6 @@ PLACES = {
 }
 
 
-def _randomise(network, seed):
-    generator = torch.Generator().manual_seed(seed)
-    for name, x in (*network.named_parameters(), *network.named_buffers()):
-        if x.is_floating_point():
-            low = 0.5 if name.endswith("running_var") else -1
-            x.data.uniform_(low, 1, generator=generator)
-
-
 @torch.no_grad()
 def _check(network, x, bound):
     """All copies for inference compute what the network computes."""
@@ -220,13 +213,12 @@ def _check(network, x, bound):
     assert torch.equal(network(x), expected)
 
 
-def _drawn(network, seed, dtype=torch.float64):
-    """Random numbers in a network and an image for it, in which nothing is too small."""
-    x = torch.randn(2, WIDTH, 9, 8, generator=torch.Generator().manual_seed(seed))
+def _drawn(network, dtype=torch.float64):
+    """A network whose every number counts, and an image for it."""
+    x = torch.randn(2, WIDTH, 9, 8)
     with torch.no_grad():
         network.train()(x)
-        _randomise(network, seed)
-    return network.to(dtype), x.to(dtype)
+    return scramble(network).to(dtype), x.to(dtype)
 
 
 @pytest.fixture(autouse=True)
@@ -237,7 +229,7 @@ def _kernels_for_small_maps(monkeypatch):
 @pytest.mark.parametrize("place", PLACES)
 def test_each_place_computes_the_same(place):
     for options in ({"kernel_size": 1}, {"kernel_size": 3, "padding": 1}):
-        _check(*_drawn(PLACES[place](Parts(options, "nothing", "BN")), 0), 1e-12)
+        _check(*_drawn(PLACES[place](Parts(options, "nothing", "BN"))), 1e-12)
 
 
 LEFT = {"without statistics", "active", "groups", "hooked"}  # what does more, or depends on the map
@@ -246,7 +238,7 @@ LEFT = {"without statistics", "active", "groups", "hooked"}  # what does more, o
 @pytest.mark.parametrize("kind", NORMS)
 def test_each_norm_computes_the_same(kind):
     for place in ("sequence", "Detectron2's", "lambda layer", "block"):
-        network, x = _drawn(PLACES[place](Parts(OPTIONS[0], "nothing", kind)), 0)
+        network, x = _drawn(PLACES[place](Parts(OPTIONS[0], "nothing", kind)))
         _check(network, x, 1e-12)
         if place == "sequence":
             assert isinstance(fold_norms(network)[1], nn.Identity) == (kind not in LEFT)
@@ -256,7 +248,7 @@ def test_each_norm_computes_the_same(kind):
 def test_each_change_of_a_convolution_computes_the_same(change):
     for place in ("sequence", "Detectron2's", "lambda layer", "changed block"):
         for options in OPTIONS:
-            _check(*_drawn(PLACES[place](Parts(options, change, "BN")), 0), 1e-12)
+            _check(*_drawn(PLACES[place](Parts(options, change, "BN"))), 1e-12)
 
 
 def _norms(network):
@@ -264,7 +256,7 @@ def _norms(network):
 
 
 def _of_place(place, dtype=torch.float64):
-    return _drawn(PLACES[place](Parts(OPTIONS[1], "nothing", "BN")), 0, dtype)
+    return _drawn(PLACES[place](Parts(OPTIONS[1], "nothing", "BN")), dtype)
 
 
 @pytest.mark.parametrize("place", ["Detectron2's", "sequence", "block", "lambda layer"])
@@ -332,7 +324,7 @@ def test_hooks_on_all_modules_see_all_of_them():
 @pytest.mark.parametrize("change", ["spectral norm", "pruned"])
 def test_a_kernel_of_the_last_training_step_is_copied(change):
     """As in an evaluation between two steps."""
-    network, x = _drawn(PLACES["Detectron2's"](Parts(OPTIONS[1], change, "BN")), 0)
+    network, x = _drawn(PLACES["Detectron2's"](Parts(OPTIONS[1], change, "BN")))
     network.train()(x).sum().backward()
     assert not network[0].weight.is_leaf
     torch.testing.assert_close(fold_norms(network)(x), network.eval()(x))

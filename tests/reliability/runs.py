@@ -14,6 +14,11 @@ from tests.classification.tiny import RECIPE, make_images
 from tests.detection.tiny import TINY, write_lazy_config
 from tests.shapes import data_words, make_shapes
 
+ROOT = Path(__file__).parents[2]
+TOOL = str(ROOT / "tools" / "train_net.py")
+# Of a process that is started for a run
+VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+
 # A Mask R-CNN with lambda layers and stochastic depth, small enough for many runs
 DETECTOR = """
 MODEL:
@@ -46,10 +51,14 @@ SEED: 1
 
 
 def detection_words(root: Path) -> list[str]:
-    """Make data and a configuration below ``root``; the arguments of a run of 60 steps on them."""
+    """Make data and a configuration below ``root``; the arguments of a run of 60 steps on them.
+
+    The network has one block a stage, where that of DETECTOR has two.
+    """
     (root / "detection.yaml").write_text(_DETECTION)
     words = ["--config-file", str(root / "detection.yaml"), "--resume"]
-    return words + data_words(root, num_train=10, num_val=4, size=64)
+    words += data_words(root, num_train=10, num_val=4, size=64)
+    return [*words, "MODEL.LAMBDA_RESNET.NAME", "resnet14_slim_lambda_c5"]
 
 
 def lazy_words(root: Path) -> list[str]:

@@ -20,14 +20,13 @@ from tests.processes import (
     wait_for_the_end_of,
     wait_until,
 )
-from tests.reliability.runs import assert_same_run, detection_words
+from tests.reliability.runs import VARIABLES, assert_same_run, detection_words
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc"),
 ]
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 10  # after which nothing may be left
 # In one process or two, each with a loader process; the same images a step
 PROCESSES = {
@@ -54,29 +53,6 @@ def check(file, check=checkpointer.check_checkpoint):
     check(file)
 
 checkpointer.check_checkpoint = check
-"""
-
-
-# Goes before it, for a signal that is handled while a loader process of the first evaluation is
-# forked, where Python drops what a handler raises
-AT_A_FORK = """
-import os
-import signal
-from lambda_det.detection.task import DetectionTask
-
-forks = []
-
-def evaluate(*args, evaluate=DetectionTask.evaluate, **options):
-    forks.append("none yet")
-    return evaluate(*args, **options)
-
-def after_a_fork():
-    if forks == ["none yet"]:
-        forks.clear()
-        signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
-
-DetectionTask.evaluate = evaluate
-os.register_at_fork(after_in_parent=after_a_fork)
 """
 
 
@@ -116,23 +92,21 @@ class Command:
         """Start it.
 
         Args:
-            how: "forked", with processes that it forks; "slowly", the same on a slow disk; "at a
-                fork", the same, and a signal comes; "waiting", the same, and it waits before it
-                makes its folder; "spawning" Python for each of them; "by Python" itself as well,
-                as a user does.
+            how: "forked", with processes that it forks; "slowly", the same on a slow disk;
+                "waiting", the same, and it waits before it makes its folder; "spawning" Python for
+                each of them; "by Python" itself as well, as a user does.
         """
-        variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-        first = {"forked": "", "slowly": SLOWLY, "at a fork": AT_A_FORK, "waiting": WAITING}
+        first = {"forked": "", "slowly": SLOWLY, "waiting": WAITING}
         program = ["-c", first[how] + FORKING] if how in first else ["-m", "lambda_det"]
         words = [*program, *self._words]
         if how != "by Python":
-            process = forked.start(words, self._output, **variables)
+            process = forked.start(words, self._output, **VARIABLES)
             self._wait = lambda seconds: process.join(seconds) or process.exitcode
         else:
             with self._output.open("a") as file:
                 process = subprocess.Popen(
                     [sys.executable, *words],
-                    env={**os.environ, **variables},
+                    env={**os.environ, **VARIABLES},
                     stdout=file,
                     stderr=file,
                 )
@@ -204,7 +178,6 @@ def _words(pid: int) -> str:
 @pytest.fixture(scope="module")
 def words(tmp_path_factory) -> list[str]:
     words = detection_words(tmp_path_factory.mktemp("data"))
-    words += ["MODEL.LAMBDA_RESNET.NAME", "resnet14_slim_lambda_c5"]
     words += ["SOLVER.MAX_ITER", "24", "SOLVER.STEPS", "(12,)", "SOLVER.CHECKPOINT_PERIOD", "2"]
     return [*words, "TEST.EVAL_PERIOD", "0", "DATALOADER.NUM_WORKERS", "1"]
 
@@ -241,16 +214,6 @@ def test_a_scheduler_s_signals_save_all(processes, how, words, whole, tmp_path):
     assert command.printed.count("press Ctrl-C again") == 1
     command.run()
     assert_same_run(whole(processes), command.folder)
-    assert "Traceback" not in command.printed
-
-
-def test_a_signal_while_an_evaluation_forks_ends_it_soon(words, tmp_path):
-    command = Command("one", [*words, "TEST.EVAL_PERIOD", "4"], tmp_path / "run")
-    command.start("at a fork")
-    assert command.end() == PREEMPTED_STATUS, command.printed
-    last = command.printed.strip().splitlines()[-1]
-    assert last.startswith("Stopped by SIGTERM after step 4; "), command.printed
-    assert "Total inference" not in (command.folder / "log.txt").read_text()
     assert "Traceback" not in command.printed
 
 

@@ -32,7 +32,7 @@ WORDS = {
 # Fewer steps than in runs.py, and a checkpoint after each
 SHORTER = {
     "detection": "SOLVER.MAX_ITER 20 SOLVER.STEPS (10,) TEST.EVAL_PERIOD 10 "
-    "SOLVER.CHECKPOINT_PERIOD 1 MODEL.LAMBDA_RESNET.NAME resnet14_slim_lambda_c5",
+    "SOLVER.CHECKPOINT_PERIOD 1",
     "lazy": "train.checkpointer.period=1",
     "classification": "SOLVER.EPOCHS 4 TEST.EVAL_PERIOD 2 SOLVER.CHECKPOINT_PERIOD 1",
 }

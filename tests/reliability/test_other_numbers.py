@@ -1,17 +1,13 @@
 """A run that goes on with other numbers of processes and loader workers takes the same steps."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from tests import forked
 from tests.reliability.killing import train
-from tests.reliability.runs import content, detection_words, metrics
+from tests.reliability.runs import TOOL, content, detection_words, metrics
 
 pytestmark = pytest.mark.slow  # trains
-
-TOOL = Path(__file__).parents[2] / "tools/train_net.py"
 
 
 def test_two_processes_take_up_the_run_of_one(tmp_path):
@@ -19,7 +15,6 @@ def test_two_processes_take_up_the_run_of_one(tmp_path):
     # A schedule that does not depend on its end
     words += ["SOLVER.REFERENCE_WORLD_SIZE", "0", "SOLVER.WARMUP_ITERS", "0", "SOLVER.STEPS", "()"]
     words += ["SOLVER.CHECKPOINT_PERIOD", "4", "TEST.EVAL_PERIOD", "0"]
-    words += ["MODEL.LAMBDA_RESNET.NAME", "resnet14_slim_lambda_c5"]
 
     def words_of(name: str, steps: int, batches: int, workers: int) -> list[str]:
         numbers = ["SOLVER.MAX_ITER", steps, "SOLVER.ACCUMULATE_GRADIENTS", batches]

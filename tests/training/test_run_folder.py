@@ -6,19 +6,18 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from detectron2.config import get_cfg
 
-from lambda_det.config import FIXED, FREE, add_lambda_config, on_resume
+from lambda_det.config import FIXED, FREE, on_resume
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.start import check_evaluation_folder, check_run_folder
+from tests.training.tiny_detector import tiny_config
 
 
 @pytest.fixture
 def cfg(tmp_path):
-    cfg = get_cfg()
-    add_lambda_config(cfg)
+    cfg = tiny_config()
     cfg.OUTPUT_DIR = str(tmp_path / "run")
     return cfg
 
@@ -40,8 +39,7 @@ def started(cfg):
     """The configuration of a run that has come to its first checkpoint."""
     os.mkdir(cfg.OUTPUT_DIR)
     _save(cfg)
-    with open(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint"), "w") as file:
-        file.write("model_0000004.pth")
+    RunFolder(cfg.OUTPUT_DIR).point_to("model_0000004.pth")
     return cfg
 
 
@@ -57,7 +55,7 @@ def test_a_new_folder_is_fine_and_not_made(cfg):
 @pytest.mark.parametrize("name", ["last_checkpoint", "metrics.json", "model_0000004.pth"])
 def test_a_folder_with_a_run(cfg, name):
     os.mkdir(cfg.OUTPUT_DIR)
-    open(os.path.join(cfg.OUTPUT_DIR, name), "w").close()
+    Path(cfg.OUTPUT_DIR, name).touch()
     with pytest.raises(ConfigError) as caught:
         _check(cfg, resume=False)
     for words in (cfg.OUTPUT_DIR, "--resume", "another --output"):
@@ -112,20 +110,20 @@ def test_a_file_is_no_folder(cfg, tmp_path):
 
 
 def test_weights_are_evaluated_in_the_folder_of_their_own_run(started, tmp_path, monkeypatch):
-    _check_evaluation(started, os.path.join(started.OUTPUT_DIR, "model_0000004.pth"))
+    _check_evaluation(started, f"{started.OUTPUT_DIR}/model_0000004.pth")
     monkeypatch.chdir(started.OUTPUT_DIR)
     _check_evaluation(started, "model_0000004.pth")
     for other in (tmp_path / "other.pth", tmp_path / "run2" / "a.pth", "https://host/a.pth"):
         with pytest.raises(ConfigError, match="give another --output"):
             _check_evaluation(started, str(other))
-    (Path(started.OUTPUT_DIR) / "last_checkpoint").unlink()  # an earlier evaluation, and no run
+    Path("last_checkpoint").unlink()  # an earlier evaluation, and no run
     _check_evaluation(started, str(tmp_path / "other.pth"))
 
 
 @pytest.mark.parametrize("changed", ["TEST_JSON", "TEST_IMAGES", "TEST"])
 def test_a_run_keeps_the_results_of_its_own_data(started, changed):
     """With files it is they that count, and not the name that is made of them."""
-    weights = os.path.join(started.OUTPUT_DIR, "model_0000004.pth")
+    weights = f"{started.OUTPUT_DIR}/model_0000004.pth"
     if changed != "TEST":
         started.DATASETS.TEST_JSON, started.DATASETS.TEST_IMAGES = "val.json", "images"
         _save(started)

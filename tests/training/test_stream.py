@@ -33,6 +33,7 @@ SAMPLERS = {
 def as_process(monkeypatch, rank, world_size):
     monkeypatch.setattr("detectron2.utils.comm.get_rank", lambda: rank)
     monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: world_size)
+    monkeypatch.setattr("detectron2.utils.comm.shared_random_seed", lambda: 99)
 
 
 def sampler_of(name, seed):
@@ -91,7 +92,6 @@ def test_a_step_has_the_same_images_with_any_number_of_processes(
     expected = reference("repeated", 5, 50 * 12, group=3 if grouped else 1)
     for rank in range(world_size):
         as_process(monkeypatch, rank, world_size)
-        monkeypatch.setattr("detectron2.utils.comm.shared_random_seed", lambda: 99)
         found = batches(make("repeated", 12 // accumulate, grouped=grouped), 50 * accumulate)
         for number, batch in enumerate(found):
             step, i = divmod(number, accumulate)
@@ -107,7 +107,6 @@ def test_a_resume_with_other_numbers_keeps_the_order(monkeypatch, grouped):
     whole = [key for batch in batches(began, 40) for key in batch]
     state = began.state_dict()
     rest = []
-    monkeypatch.setattr("detectron2.utils.comm.shared_random_seed", lambda: 99)
     for rank in range(4):
         as_process(monkeypatch, rank, 4)
         stream = make("shuffled", 4, grouped=grouped)
@@ -150,7 +149,6 @@ class EvenFirst(TrainingSampler):
 
 def test_a_foreign_sampler_is_taken_as_it_is(monkeypatch, caplog):
     as_process(monkeypatch, 1, 2)
-    monkeypatch.setattr("detectron2.utils.comm.shared_random_seed", lambda: 99)
     found = batches(Stream(Countdown(SIZE), 10), 99)
     assert [[i for *_, i in batch] for batch in found] == [
         list(range(SIZE - 1 - start, SIZE - 6 - start, -1)) for start in range(0, 35, 5)
@@ -220,7 +218,6 @@ def test_files_that_fit_leave_the_order():
 def test_an_order_by_files_is_the_same_for_all_processes(monkeypatch):
     sources = Sources(FILE_OF, FILE_SIZES, kept=12)
     whole = batches(make("repeated", 4, sources=sources), 40)
-    monkeypatch.setattr("detectron2.utils.comm.shared_random_seed", lambda: 99)
     for rank in range(2):
         as_process(monkeypatch, rank, 2)
         share = batches(make("repeated", 4, sources=sources), 40)

@@ -15,10 +15,6 @@ EVEN_MAPS = ((64, 64), (255, 319), (61, 95))
 ONE_SIZE = ((256, 256),)  # of timm's global embeddings
 
 
-def slow(*row):
-    return pytest.param(*row, marks=pytest.mark.slow)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "theirs", "ours", "sizes"),
@@ -26,11 +22,11 @@ def slow(*row):
         ("timm", "mobilenetv2_100", "mobilenet_v2", SIZES),
         ("torchvision", "mobilenet_v2", "mobilenet_v2", SIZES),
         ("timm", "lambda_resnet26t", "lambda_resnet26t", EVEN_MAPS),
-        slow("timm", "lambda_resnet26rpt_256", "lambda_resnet26rpt_256", ONE_SIZE),
-        slow("timm", "lambda_resnet50ts", "lambda_resnet50ts", SIZES),
-        slow("timm", "resnet50", "resnet50", SIZES),
-        slow("torchvision", "resnet50", "resnet50", SIZES),
-        slow("timm", "resnetrs50", "resnet_rs50_se", SIZES),
+        ("timm", "lambda_resnet26rpt_256", "lambda_resnet26rpt_256", ONE_SIZE),
+        ("timm", "lambda_resnet50ts", "lambda_resnet50ts", SIZES),
+        ("timm", "resnet50", "resnet50", SIZES),
+        ("torchvision", "resnet50", "resnet50", SIZES),
+        ("timm", "resnetrs50", "resnet_rs50_se", SIZES),
     ],
 )
 @torch.no_grad()

@@ -1,5 +1,6 @@
 import itertools
 import pickle
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -16,6 +17,7 @@ from lambda_det.classification.data.loader import (
 from lambda_det.classification.data.sources import FolderSource
 from lambda_det.errors import DataError
 from tests.classification.data.toy import ToySource
+from tests.training.test_stream import as_process
 
 
 def order_of_batches(count, size=10, seed=0, start=0, batch=5, rank=0, world_size=1):
@@ -63,10 +65,7 @@ def train_batches(cfg, source, count, **options):
     return list(itertools.islice(train_loader(cfg, source, **options), count))
 
 
-def assert_same_batches(batches, others):
-    assert len(batches) == len(others)
-    for batch, other in zip(batches, others, strict=True):
-        torch.testing.assert_close(batch, other, rtol=0, atol=0)
+assert_same = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 def assert_samples(cfg, source, batches, seed, readable=None):
@@ -89,7 +88,7 @@ def assert_samples(cfg, source, batches, seed, readable=None):
 def test_batches_are_the_samples_in_the_order_of_the_sampler(cfg):
     source = ToySource(LABELS)
     batches = train_batches(cfg, source, 5, seed=3)  # 20 samples of 11 images
-    assert_same_batches(train_batches(cfg, source, 2, begin=3, seed=3), batches[3:])
+    assert_same(train_batches(cfg, source, 2, begin=3, seed=3), batches[3:])
     assert_samples(cfg, source, batches, 3)
     for batch in batches:
         assert batch["images"].shape == (4, 16, 16, 3) and batch["images"].dtype == torch.uint8
@@ -102,7 +101,7 @@ def test_workers_change_nothing(cfg, make_folder):
     cfg.INPUT.RANDAUGMENT.LAYERS = 2
     expected = train_batches(cfg, source, 6)
     for cfg.DATALOADER.NUM_WORKERS in (1, 2):
-        assert_same_batches(train_batches(cfg, source, 6), expected)
+        assert_same(train_batches(cfg, source, 6), expected)
 
 
 def test_everything_can_be_sent_to_a_spawned_worker(cfg, make_folder):
@@ -121,9 +120,8 @@ def test_evaluation_has_each_image_once_over_all_processes(cfg, monkeypatch, wor
     cfg.DATALOADER.NUM_WORKERS = workers
     source, transform = ToySource(LABELS), transforms.TestTransform(cfg)
     seen = {}
-    monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: world_size)
     for rank in range(world_size):
-        monkeypatch.setattr("detectron2.utils.comm.get_rank", lambda rank=rank: rank)
+        as_process(monkeypatch, rank, world_size)
         loader = build_eval_loader(cfg, source, batch_size=2)
         batches = list(loader)
         assert len(batches) == len(loader)
