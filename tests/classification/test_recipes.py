@@ -159,7 +159,6 @@ OUTSIDE = {
 MORE_OUTSIDE = [
     ("DATA", "FRACTION", 1.5),
     ("DATA", "HELD_OUT", -0.1),
-    ("INPUT", "CROP", "random"),
     ("INPUT", "MIN_AREA", 0.0),
     ("INPUT", "TEST_CROP", 0.0),
     ("INPUT.RANDAUGMENT", "LAYERS", -1),

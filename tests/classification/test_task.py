@@ -114,7 +114,6 @@ def test_starting_from_weights_of_other_classes(finished, arguments, folder, ren
     ("words", "text"),
     [
         (("MODEL.NAME", "resnet51"), "resnet50"),
-        (("SOLVER.OPTIMIZER", "lion"), "SOLVER.OPTIMIZER"),
         (("SOLVER.AMP.ENABLED", True, "SOLVER.AMP.DTYPE", "float16"), "float16"),
         (("DATA.TRAIN", "nowhere"), "nowhere"),
         (("SEED", -1), "SEED"),

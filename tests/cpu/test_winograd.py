@@ -14,9 +14,11 @@ from lambda_det import native
 from lambda_det.cpu import winograd
 from lambda_det.cpu.pooling import without_mkl
 from lambda_det.cpu.winograd import use_winograd, winograd_conv2d
+from tests.export.toy import scramble
 from tests.layers.reference import with_gradients
+from tests.native.test_native import needs_kernel
 
-pytestmark = pytest.mark.skipif(bool(native.missing()), reason=str(native.missing()))
+pytestmark = needs_kernel
 LAST = torch.channels_last
 needs_bfloat16 = pytest.mark.skipif(
     not native.has("convolve", torch.bfloat16), reason="no instructions for bfloat16"
@@ -112,22 +114,6 @@ def _map(channels=128, side=48):
     return torch.randn(1, channels, side, side).to(memory_format=LAST)
 
 
-@pytest.mark.parametrize("cls", [Conv2d, nn.Conv2d])
-def test_a_convolution_is_the_same(cls, taken):
-    own = {"norm": nn.BatchNorm2d(128), "activation": F.relu} if cls is Conv2d else {}
-    conv = cls(128, 128, 3, padding=1, bias=False, **own).to(memory_format=LAST)
-    fast, x = _fast(conv), _map()
-    with torch.device("meta"):  # the default for new tensors
-        found = fast(x)
-    torch.testing.assert_close(found, conv(x), rtol=1e-4, atol=1e-4)
-    assert taken == [tuple(x.shape)]
-    torch.testing.assert_close(fast.eval()(x.contiguous()), conv.eval()(x), rtol=1e-4, atol=1e-4)
-    assert len(taken) == 2
-    assert copy.deepcopy(fast).state_dict().keys() == fast.state_dict().keys()
-    if own:
-        torch.testing.assert_close(fast[0].norm.running_mean, conv.norm.running_mean)
-
-
 OTHERS = {
     "uneven": (_conv(128, 130), _map()),
     "stride": (_conv(stride=2), _map()),
@@ -179,14 +165,10 @@ def test_the_gradient_of_float32_is_in_float32(autocast):
 
 
 def _sequence(norm):
-    """Of two convolutions with norms; the numbers of the norms differ from those of a new one."""
+    """Of two convolutions with norms."""
     model = Conv2dNormActivation(3, 8, norm_layer=norm)
     model.append(nn.Conv2d(8, 8, 1)).append(norm(8))
-    for module in model.modules():
-        if type(module) is norm:
-            for numbers in (module.weight, module.bias, module.running_mean, module.running_var):
-                nn.init.uniform_(numbers, 0.5, 2)
-    return model.to(memory_format=LAST).double()
+    return scramble(model).to(memory_format=LAST).double()
 
 
 @pytest.mark.parametrize(
@@ -228,7 +210,7 @@ def test_an_activation_is_the_same(activation, hooks, channels, taken):
         owner = nn.modules.module if "module" in hooks else model[0].activation
         register = getattr(owner, f"register_{hooks}_hook")
         hooked = register(lambda m, *_: seen.extend([1] * isinstance(m, nn.ReLU)))
-    with hooked:
+    with hooked, torch.device("meta"):  # the default for new tensors
         got = _trained(model, x, grad)
     assert taken and len(seen) == bool(hooks)
     for a, b in zip(got, _trained(conv, x, grad), strict=True):

@@ -127,12 +127,6 @@ def test_the_same_checks_without_a_gpu(name, layout):
     check(name, SMALL, torch.float32, layout, "cpu")
 
 
-def _hooked(tensor, hook):
-    copy = tensor.clone()
-    copy.register_hook(hook)
-    return copy
-
-
 def one_offset_left_out(queries, values, embedding):
     embedding = embedding.clone()
     embedding[..., -1, -1] = 0
@@ -140,7 +134,7 @@ def one_offset_left_out(queries, values, embedding):
 
 
 def wrong_gradient(queries, values, embedding):
-    values = _hooked(values, lambda grad: grad * 1.001)
+    values = values + 1e-3 * (values - values.detach())
     return IMPLEMENTATIONS[PLAIN](queries, values, embedding)
 
 

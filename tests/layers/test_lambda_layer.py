@@ -12,7 +12,8 @@ import lambda_det
 from lambda_det.config import LAMBDA_LAYER_KEYS
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer, RelativePosition
-from lambda_det.layers.lambda_layer import KEY_NORMS, ContentLambda, normalize_keys
+from lambda_det.layers.lambda_layer import KEY_NORMS, ContentLambda
+from tests.export.toy import scramble
 
 from . import reference
 from .reference import with_gradients
@@ -22,7 +23,6 @@ VARIANTS = {
     "content only": {"scope": None},
     "position only": {"content": False},
     "global": {"scope": None, "map_size": (6, 8)},
-    "global, same size": {"scope": None, "map_size": (5, 6)},
     "wide scope": {"scope": (3, 7)},
     "dilated": {"dilation": 2},
     "dilated beyond the map": {"dilation": 6, "scope": 3},
@@ -41,18 +41,14 @@ VARIANTS = {
 
 
 def _layer(dim=8, **options):
-    layer = LambdaLayer(dim, **{"query_depth": 3, "heads": 2, "scope": 5, **options}).double()
-    # Running statistics that aren't 0 and 1, so that evaluation uses them.
-    for module in layer.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2)
+    layer = LambdaLayer(dim, **{"query_depth": 3, "heads": 2, "scope": 5, **options})
+    layer = scramble(layer).double()
     if options.get("position_bias"):
         nn.init.normal_(layer.position.bias)
     return layer
 
 
-MASKS = ("none", "padding", "per query")
+MASKS = ("none", "padding", "padding of all", "per query")
 SIZE = (3, 4)
 
 
@@ -61,9 +57,9 @@ def _masks(kind):
     positions = torch.Size(SIZE).numel()
     if kind == "none":
         return None, None
-    if kind == "padding":
-        mask = torch.rand(2, 1, *SIZE) < 0.7
-        return mask, mask.flatten(1)[:, None].expand(-1, positions, -1)
+    if kind != "per query":
+        mask = torch.rand(1 if kind == "padding of all" else 2, 1, *SIZE) < 0.7
+        return mask, mask.flatten(1)[:, None].expand(2, positions, -1)
     mask = torch.rand(positions, positions) < 0.7
     mask[positions // 2] = False
     return mask, mask.expand(2, -1, -1)
@@ -169,18 +165,22 @@ def test_an_option_that_no_tensor_shows_is_declared(name):
     torch.testing.assert_close(layers[0].eval()(x), layers[1].eval()(x))
 
 
-@pytest.mark.parametrize("options", [{}, {"intra_depth": 4, "scope": 7}, {"scope": None}])
-def test_initialisation(options):
+def check_initialisation(layer):
     """Appendix F.2, with the standard error of a sample as tolerance."""
-    layer = LambdaLayer(256, query_depth=16, heads=4, **{"scope": 23, **options})
     queries, keys, values = layer.qkv.weight.split(layer.rows)
-    deviations = {queries: (16 * 256) ** -0.5, keys: 256**-0.5, values: 256**-0.5}
+    depth, dim = layer.query_depth, layer.qkv.in_channels
+    deviations = {queries: (depth * dim) ** -0.5, keys: dim**-0.5, values: dim**-0.5}
     if layer.position is not None:
         deviations[layer.position.embedding] = 1.0
     for tensor, deviation in deviations.items():
         error = 5 / tensor.numel() ** 0.5
         assert tensor.std().item() == pytest.approx(deviation, rel=error)
         assert abs(tensor.mean().item()) < error * deviation
+
+
+@pytest.mark.parametrize("options", [{}, {"intra_depth": 4, "scope": 7}, {"scope": None}])
+def test_initialisation(options):
+    check_initialisation(LambdaLayer(256, query_depth=16, heads=4, **{"scope": 23, **options}))
 
 
 def test_parameter_names_and_shapes_are_a_file_format():
@@ -211,25 +211,6 @@ def test_autocast_rounds_and_no_more(implementation):
         assert (a.float() - b).norm() < 0.05 * b.norm()
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_parts_and_the_gradient_of_the_projection_are_dense(dtype, memory_format):
-    """What follows would take several times as long for others."""
-    layer, seen = LambdaLayer(8, query_depth=3, heads=2, scope=5).to(dtype), []
-
-    def look(x):
-        seen.append(x.is_contiguous(memory_format=memory_format))
-
-    def look_at_gradient(module, inputs, output):
-        output.register_hook(look)
-
-    for norm in (layer.query_norm, layer.value_norm):
-        norm.register_forward_pre_hook(lambda _, x: look(x[0]))
-    layer.qkv.register_forward_hook(look_at_gradient)
-    layer(torch.randn(2, 8, 5, 6, dtype=dtype).to(memory_format=memory_format)).sum().backward()
-    assert seen == [True] * 3
-
-
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (0, 1, 4, 2, 3)])
 def test_transforms_and_gradients_that_are_missing(order):
     """In both layouts; gradcheck gives the layer undefined gradients, too."""
@@ -247,9 +228,14 @@ LAYOUTS = {**VARIANTS, "query_first": {"implementation": "query_first"}}
 @pytest.mark.parametrize("variant", LAYOUTS)
 def test_output_and_gradient_have_the_layout_of_the_input(variant, memory_format):
     layer = LambdaLayer(8, **{"query_depth": 3, "heads": 2, "scope": 5, **LAYOUTS[variant]})
-    x = torch.randn(2, 8, 5, 6).to(memory_format=memory_format).requires_grad_()
+    x, dense = torch.randn(2, 8, 5, 6).to(memory_format=memory_format).requires_grad_(), []
+    for norm in layer.modules():
+        if isinstance(norm, nn.BatchNorm2d):  # which takes several times as long for a view
+            norm.register_forward_pre_hook(
+                lambda _, args: dense.append(args[0].is_contiguous(memory_format=memory_format))
+            )
     y = layer(x)
-    assert y.is_contiguous(memory_format=memory_format)
+    assert all(dense) and y.is_contiguous(memory_format=memory_format)
     grad = torch.randn_like(y)
     assert torch.autograd.grad(y, x, grad)[0].is_contiguous(memory_format=memory_format)
 
@@ -274,14 +260,6 @@ def test_content_lambda_stays_in_float32_under_autocast(masked):
     assert dtypes == {torch.float32}
 
 
-def test_float16_softmax_over_a_large_map():
-    """The mean weight is subnormal in float16; the weights must still sum to 1."""
-    keys = torch.randn(1, 256 * 336, 2, 1).half()
-    weights = normalize_keys(keys, "softmax", None)
-    assert weights.dtype == torch.float32
-    torch.testing.assert_close(weights.sum(1), torch.ones(1, 2, 1))
-
-
 X = (2, 8, 4, 6)
 REFUSALS = [  # options of the layer, shapes of the arguments of its call, and what is named
     ({"scope": 4}, {}, "scope.*4x4.*odd"),
@@ -298,13 +276,9 @@ REFUSALS = [  # options of the layer, shapes of the arguments of its call, and w
     ({"scope": None, "map_size": (4, 4)}, {"x": (1, 8, 5, 4)}, "4x4.*5x4"),
     ({}, {"x": X, "mask": (1, 4, 6)}, r"mask.*\[1, 4, 6\].*\[2, 1, 4, 6\]"),
     ({}, {"x": X, "mask": (2, 1, 6, 4)}, r"mask.*\[2, 1, 6, 4\]"),  # transposed
-    ({}, {"x": X, "mask": (4, 1, 2, 6)}, r"mask.*\[4, 1, 2, 6\]"),  # as many for another batch
-    ({"content": False}, {"x": X, "mask": (2, 2, 4, 6)}, r"mask.*\[2, 2, 4, 6\]"),
     ({}, {"x": X, "mask": (12, 24)}, r"mask.*\[12, 24\].*\[24, 24\]"),
-    ({"content": False}, {"x": X, "mask": (24, 48)}, r"mask.*\[24, 48\]"),
     # As 255 it would multiply the values of a layer without content
     ({"content": False}, {"x": X, "mask of numbers": (24, 24)}, r"mask.*torch\.uint8.*torch\.bool"),
-    ({"content": False}, {"x": X, "mask of numbers": (1, 1, 4, 6)}, r"mask.*torch\.uint8"),
 ]
 
 
@@ -317,13 +291,6 @@ def test_what_cannot_work_is_named(options, shapes, named):
     }
     with pytest.raises(ConfigError, match=named):
         LambdaLayer(8, **{"heads": 2, "query_depth": 3, "scope": 5, **options})(**arguments)
-
-
-def test_a_mask_of_one_example_serves_for_all():
-    layer = _layer().eval()
-    x = torch.randn(2, 8, 3, 4, dtype=torch.float64)
-    mask = torch.rand(1, 1, 3, 4) < 0.7
-    torch.testing.assert_close(layer(x, mask), layer(x, mask.expand(2, -1, -1, -1)))
 
 
 @pytest.mark.parametrize("implementation", ["auto", "query_first"])

@@ -23,20 +23,13 @@ def _with_parameters(norm: nn.Module) -> nn.Module:
 
 
 def test_one_process_is_batch_norm():
-    norm = _with_parameters(SyncBatchNorm2d(CHANNELS))
-    plain = _with_parameters(nn.BatchNorm2d(CHANNELS))
-    assert norm.state_dict().keys() == plain.state_dict().keys()
-    for seed in range(3):
-        x, grad = _images(seed, 4), _images(seed + 9, 4)
-        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-        norm(a).backward(grad)
-        plain(b).backward(grad)
-        torch.testing.assert_close(a.grad, b.grad)
-    for key, value in plain.state_dict().items():
-        torch.testing.assert_close(norm.state_dict()[key], value)
-    torch.testing.assert_close(norm.weight.grad, plain.weight.grad)
-    norm.eval(), plain.eval()
-    torch.testing.assert_close(norm(x), plain(x))
+    results = []
+    for kind in (SyncBatchNorm2d, nn.BatchNorm2d):
+        norm, x = _with_parameters(kind(CHANNELS)), _images(0, 4).requires_grad_()
+        y = norm(x)
+        gradients = torch.autograd.grad(y, [x, *norm.parameters()], _images(9, 4))
+        results.append([y, *gradients, norm.state_dict(), norm.eval()(x)])
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -52,31 +45,23 @@ def test_one_process_takes_an_empty_batch(training):
         assert torch.equal(value, before[key]), key
 
 
-class _Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.native = get_norm("SyncBN", CHANNELS)
-        self.naive = get_norm("naiveSyncBN", CHANNELS)
-        self.heads = nn.ModuleList([get_norm("naiveSyncBN_N", CHANNELS)])
-        self.same = self.naive
-        self.plain = get_norm("BN", CHANNELS)
-        self.naive.eps, self.naive.momentum = 1e-3, 0.01
-        self.naive.running_mean.fill_(3.0)
-        self.naive.bias.requires_grad_(False)
-        self.naive.eval()
-
-
 def test_convert_sync_norms():
-    net = _Net()
-    weight, keys = net.naive.weight, list(net.state_dict())
+    naive = get_norm("naiveSyncBN", CHANNELS).eval()
+    naive.eps, naive.momentum = 1e-3, 0.01
+    naive.running_mean.fill_(3.0)
+    naive.bias.requires_grad_(False)
+    heads = nn.ModuleList([get_norm("naiveSyncBN_N", CHANNELS)])
+    others = {name: get_norm(name, CHANNELS) for name in ("SyncBN", "BN")}
+    net = nn.ModuleDict({"one": naive, "heads": heads, "same": naive, **others})
+    keys = list(net.state_dict())
     assert convert_sync_norms(net, "cuda:0") is net
-    assert type(net.native) is nn.SyncBatchNorm and type(net.plain) is nn.BatchNorm2d
-    assert type(net.heads[0]) is SyncBatchNorm2d and type(net.naive) is SyncBatchNorm2d
-    assert net.same is net.naive
-    assert net.naive.weight is weight and not net.naive.bias.requires_grad
-    assert (net.naive.eps, net.naive.momentum, net.naive.training) == (1e-3, 0.01, False)
-    assert torch.equal(net.naive.running_mean, torch.full((CHANNELS,), 3.0))
+    assert type(net["SyncBN"]) is nn.SyncBatchNorm and type(net["BN"]) is nn.BatchNorm2d
+    ours = net["one"]
+    assert type(ours) is type(net["heads"][0]) is SyncBatchNorm2d and net["same"] is ours
+    assert ours.weight is naive.weight and not ours.bias.requires_grad
+    assert (ours.eps, ours.momentum, ours.training) == (1e-3, 0.01, False)
+    assert torch.equal(ours.running_mean, torch.full((CHANNELS,), 3.0))
     assert list(net.state_dict()) == keys
     convert_sync_norms(net, torch.device("cpu"))
-    assert type(net.native) is SyncBatchNorm2d and net.native.training
+    assert type(net["SyncBN"]) is SyncBatchNorm2d and net["SyncBN"].training
     assert type(convert_sync_norms(NaiveSyncBatchNorm(CHANNELS), "cpu")) is SyncBatchNorm2d

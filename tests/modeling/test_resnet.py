@@ -12,32 +12,42 @@ from torch.utils._pytree import tree_leaves
 import lambda_det
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.resnet import Bottleneck, LambdaResNet, SqueezeExcitation
-from lambda_det.modeling.specs import ResNetSpec, get_spec
+from lambda_det.modeling.resnet import Bottleneck, SqueezeExcitation
+from lambda_det.modeling.specs import STAGES, ResNetSpec
 from tests.export.toy import scramble
 from tests.layers.reference import with_gradients
+from tests.layers.test_lambda_layer import check_initialisation
+from tests.modeling.small import DESIGNS, small_network
 
-STAGES = ("res2", "res3", "res4", "res5")
 NARROW = ResNetSpec((1, 1, 1, 1), width=8)  # res2 and res3 give 32 and 64 channels
 
 
 def _small(**options):
-    torch.manual_seed(0)
     return lambda_det.create_backbone("lambda_resnet26_slim", **{"scope": 7, **options})
 
 
 @pytest.mark.parametrize(
-    "name", ["lambda_resnet26_slim", "resnet50_lambda_c5", "mobilenet_v2_lambda"]
+    ("name", "dilation", "strides"),
+    [
+        ("lambda_resnet26_slim", {}, [4, 8, 16, 32]),
+        ("lambda_resnet26_slim", {"res5": 2}, [4, 8, 16, 16]),
+        ("lambda_resnet26_slim", {"res4": 2, "res5": 4}, [4, 8, 8, 8]),
+        ("lambda_resnet26_slim", {"res4": 2, "res5": 2}, [4, 8, 8, 16]),
+        ("resnet50_lambda_c5", {}, [4, 8, 16, 32]),
+        ("mobilenet_v2_lambda", {}, [4, 8, 16, 32]),
+    ],
 )
 @pytest.mark.parametrize("size", [(64, 96), (65, 33), (1, 1), (40, 127)])
-def test_features_have_the_announced_shapes(name, size):
-    backbone = lambda_det.create_backbone(name).eval()
+@torch.no_grad()
+def test_features_have_the_announced_shapes(name, dilation, strides, size):
+    options = {"dilation": dilation} if dilation else {}
+    backbone = lambda_det.create_backbone(name, **options).eval()
     features = backbone(torch.randn(1, 3, *size))
     assert tuple(features) == STAGES
     for name, shape in backbone.output_shape().items():
         height, width = (-(-side // shape.stride) for side in size)
         assert features[name].shape == (1, shape.channels, height, width)
-    assert [shape.stride for shape in backbone.output_shape().values()] == [4, 8, 16, 32]
+    assert [shape.stride for shape in backbone.output_shape().values()] == strides
 
 
 def test_out_features_are_those_asked_for_and_later_stages_are_left_out():
@@ -47,8 +57,7 @@ def test_out_features_are_those_asked_for_and_later_stages_are_left_out():
 
 
 def test_classifier_and_features_together():
-    spec, features = get_spec("lambda_resnet26_slim"), ("res4", "linear")
-    model = LambdaResNet(spec, out_features=features, num_classes=7, scope=7).eval()
+    model = _small(out_features=("res4", "linear"), num_classes=7).eval()
     outputs = model(torch.randn(2, 3, 33, 32))
     assert outputs["linear"].shape == (2, 7) and outputs["res4"].shape[1] == 256
 
@@ -77,8 +86,6 @@ def test_lambda_layers_and_squeeze_and_excitation_are_where_the_paper_has_them()
         ("lambda_resnet26_slim", {"dilation": {"res4": 2}}, "res5"),
         ("lambda_resnet26_slim", {"dilation": {"res5": "2"}}, "res5"),
         ("lambda_resnet26_slim", {"dilation": {"res2": 2}}, "res2"),
-        ("mobilenet_v2", {"scope": 7}, "scope"),
-        ("mobilenet_v2", {"mask_padding": True}, "mobilenet_v2.*mask_padding"),
         ("mobilenet_v2_lambda", {"share_positions": "stage"}, "SHARE_POSITIONS"),
         ("resnet_rs101", {"scope": 7}, "scope"),
         ("lambda_resnet26_slim", {"scop": 7}, "lambda_resnet26_slim.*scop"),
@@ -113,11 +120,7 @@ def test_initialisation_of_the_layer_survives_that_of_the_network():
     layers = [m for m in _small().modules() if isinstance(m, LambdaLayer)]
     assert len(layers) == 3
     for layer in layers:
-        queries, keys, values = layer.qkv.weight.split(layer.rows)
-        dim = layer.qkv.in_channels
-        deviations = {queries: (16 * dim) ** -0.5, keys: dim**-0.5, values: dim**-0.5}
-        for weight, deviation in {**deviations, layer.position.embedding: 1}.items():
-            assert weight.std().item() == pytest.approx(deviation, rel=0.1)
+        check_initialisation(layer)
 
 
 def test_residual_branches_start_at_zero():
@@ -138,27 +141,6 @@ def test_stochastic_depth_grows_with_the_stage_and_is_off_in_evaluation():
     assert 8 < dropped.sum() < 56
     block.eval()
     torch.testing.assert_close(block(x), block(x))
-
-
-@pytest.mark.parametrize("stochastic_depth", [0.0, 0.5])
-def test_activation_checkpointing_changes_nothing_but_memory(stochastic_depth):
-    x = torch.randn(4, 3, 32, 32)
-    results = []
-    for checkpoint in (False, True):
-        model = scramble(
-            _small(checkpoint_activations=checkpoint, stochastic_depth=stochastic_depth)
-        )
-        torch.manual_seed(1)
-        for _ in range(2):
-            model.zero_grad()
-            sum(f.square().mean() for f in model(x).values()).backward()
-        results.append(
-            {**dict(model.named_buffers()), **{n: p.grad for n, p in model.named_parameters()}}
-        )
-    for name in results[0]:
-        torch.testing.assert_close(
-            results[1][name], results[0][name], msg=lambda m, n=name: f"{n}: {m}"
-        )
 
 
 SHARING = {  # what is asked of the paper's layers, and the sides of embeddings that are left
@@ -204,14 +186,6 @@ def test_dropout_stands_before_the_last_layer(name):
     assert 0.6 < (seen[0] == 0).double().mean() < 1 and (seen[1] != 0).double().mean() > 0.4
 
 
-@pytest.mark.slow
-def test_a_strided_lambda_block_compiles_without_graph_break():
-    block = Bottleneck(NARROW, "res2", 16, stride=2, layer=LambdaLayer(8, scope=3))
-    x = torch.randn(2, 16, 7, 6).requires_grad_()
-    whole = torch.compile(block, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(with_gradients(whole, [x]), with_gradients(block, [x]))
-
-
 @pytest.mark.parametrize("dilation", [2, 3])
 @pytest.mark.parametrize("options", [None, {"scope": 5, "content": False, "heads": 2}])
 def test_a_dilated_block_is_the_plain_block_on_every_subgrid(dilation, options):
@@ -233,24 +207,6 @@ def test_a_dilated_block_is_the_plain_block_on_every_subgrid(dilation, options):
     x = torch.randn(2, 32, 11, 13, dtype=torch.float64, requires_grad=True)
     found, expected = (with_gradients(f, [x]) for f in (dilated, on_subgrids))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("dilation", "strides"),
-    [
-        ({"res5": 2}, [4, 8, 16, 16]),
-        ({"res4": 2, "res5": 4}, [4, 8, 8, 8]),
-        ({"res4": 2, "res5": 2}, [4, 8, 8, 16]),
-    ],
-)
-@torch.no_grad()
-def test_strides_sizes_and_weights(dilation, strides):
-    plain, net = _small(), _small(dilation=dilation).eval()
-    assert [shape.stride for shape in net.output_shape().values()] == strides
-    sides = [feature.shape[-1] for feature in net(torch.randn(1, 3, 97, 130)).values()]
-    assert sides == [-(-130 // stride) for stride in strides]
-    shapes = [{n: t.shape for n, t in one.state_dict().items()} for one in (plain, net)]
-    assert shapes[0] == shapes[1]
 
 
 class LayoutCopies(TorchDispatchMode):
@@ -276,20 +232,15 @@ class LayoutCopies(TorchDispatchMode):
 LAST = torch.channels_last
 
 
-def _designed(design):
-    spec = ResNetSpec(
-        (1, 1, 2, 1), design, lambda_blocks={"res4": (2,), "res5": (1,)}, se_stages=("res2", "res4")
-    )
-    return LambdaResNet(spec, out_features=["res2", "res4", "res5"])
-
-
 SLOW = [pytest.param(x, marks=pytest.mark.slow) for x in ("mobilenet_v2", "mobilenet_v2_lambda")]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("name", ["rs", "vanilla", "timm", *SLOW])
+@pytest.mark.parametrize("name", [*DESIGNS, *SLOW])
 def test_no_map_is_copied_between_layouts(name, dtype):
-    made = lambda_det.create_backbone(name) if "mobilenet" in name else _designed(name)
+    features = ["res2", "res4", "res5"]
+    make = lambda_det.create_backbone if "mobilenet" in name else small_network
+    made = make(name, out_features=features)
     network, x = made.to(memory_format=LAST), torch.randn(2, 3, 96, 64).to(memory_format=LAST)
     with LayoutCopies() as copies:
         with torch.autocast("cpu", dtype, enabled=dtype is not None):

@@ -42,7 +42,7 @@ def slow(monkeypatch):
     gate.set()
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, slow):
+def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits(tmp_path, slow):
     model = _model(1.0)
     checkpointer = SafeCheckpointer(model, str(tmp_path))
     checkpointer.save("model_0000001")
@@ -51,15 +51,6 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, slow):
     nn.init.constant_(model.weight, 2.0)
     checkpointer.check()
     assert RunFolder(tmp_path).last == ""
-    slow.set()
-    checkpointer.wait()
-    assert _value(tmp_path / "model_0000001.pth") == _value(tmp_path / "model_best.pth") == 1.0
-    assert _value(RunFolder(tmp_path).last) == 1.0
-
-
-def test_one_is_written_at_a_time(tmp_path, slow):
-    checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path))
-    checkpointer.save("model_0000001")
     second = threading.Thread(target=checkpointer.save, args=("model_0000002",))
     second.start()
     second.join(0.2)
@@ -67,8 +58,9 @@ def test_one_is_written_at_a_time(tmp_path, slow):
     slow.set()
     second.join(30)
     checkpointer.wait()
-    names = ["last_checkpoint", "model_0000001.pth", "model_0000002.pth"]
-    assert sorted(os.listdir(tmp_path)) == names
+    assert _value(tmp_path / "model_0000001.pth") == _value(tmp_path / "model_best.pth") == 1.0
+    assert RunFolder(tmp_path).last == str(tmp_path / "model_0000002.pth")
+    assert _value(RunFolder(tmp_path).last) == 2.0
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="tells folders by /proc")
@@ -117,15 +109,16 @@ def test_the_order_of_a_save(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("number", "operation", "told_by"),
+    ("number", "place"),
     [
-        (errno.ENOSPC, "write", "save"),
-        (errno.EIO, "fsync", "check"),
-        (errno.ENOSPC, "replace", "wait"),
-        (errno.EIO, "pointer", "save"),
+        (errno.ENOSPC, (checkpointer_module, "replace_file")),
+        (errno.EIO, (os, "fsync")),
+        (errno.ENOSPC, (os, "replace")),
+        (errno.EIO, (RunFolder, "point_to")),
     ],
+    ids=["write", "fsync", "replace", "pointer"],
 )
-def test_an_error_is_one_sentence(tmp_path, monkeypatch, number, operation, told_by):
+def test_an_error_is_one_sentence(tmp_path, monkeypatch, number, place):
     checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=1)
     checkpointer.save("model_0000001", iteration=1)
     checkpointer.link("model_0000001", "model_best")
@@ -134,22 +127,11 @@ def test_an_error_is_one_sentence(tmp_path, monkeypatch, number, operation, told
     def fail(*_):
         raise OSError(number, os.strerror(number))
 
-    places = {
-        "write": (checkpointer_module, "replace_file"),
-        "fsync": (os, "fsync"),
-        "replace": (os, "replace"),
-        "pointer": (RunFolder, "point_to"),
-    }
-    monkeypatch.setattr(*places[operation], fail)
+    monkeypatch.setattr(*place, fail)
     checkpointer.save("model_0000002", iteration=2)
     checkpointer.link("model_0000002", "model_best")  # not done any more
     with pytest.raises(DiskError) as caught:
-        if told_by == "save":
-            checkpointer.save("model_0000003", iteration=3)
-        if told_by == "check":
-            checkpointer._last.exception()
-            checkpointer.check()
-        checkpointer.wait()
+        checkpointer.save("model_0000003", iteration=3)
     sentence = str(caught.value)
     good = f"The last good checkpoint is {tmp_path / 'model_0000001.pth'}"
     for words in ("model_0000002.pth could not be written", good, "--resume"):

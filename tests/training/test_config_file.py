@@ -161,10 +161,6 @@ def test_a_command_runs_the_program_of_a_lazy_config_once(program, started):
     assert program.with_name("ran").read_text() == "x" and len(started) == 1
 
 
-def test_each_kind_of_file_has_its_parser():
-    assert cli.PARSERS.keys() <= {LAZY, CLASSIFIER}
-
-
 # ------------------------------------------------------------------------------ to other processes
 class MyTask(DetectionTask):
     """A task of another project."""

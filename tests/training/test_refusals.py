@@ -49,7 +49,6 @@ def _writer(name):
         (_settings, {"amp_dtype": "half"}, r"KEY\.AMP_DTYPE is 'half'.*auto"),
         (_clipping, {"kind": "nrom"}, r"KEY\.CLIPPING\.KIND is 'nrom'.*full_model"),
         (_clipping, {"limit": 0.0}, r"KEY\.CLIPPING\.LIMIT is 0"),
-        (_clipping, {"limit": -1.0}, r"KEY\.CLIPPING\.LIMIT is -1"),
         (_clipping, {"limit": float("nan")}, r"KEY\.CLIPPING\.LIMIT is nan"),
         (_clipping, {"limit": float("inf")}, r"KEY\.CLIPPING\.LIMIT is inf"),
         (_clipping, {"norm_type": 0.0}, r"KEY\.CLIPPING\.NORM_TYPE is 0"),

@@ -1,6 +1,7 @@
 """The training step: accumulation, precision, clipping, and what stops it at numbers like NaN."""
 
 from contextlib import nullcontext
+from unittest import mock
 
 import pytest
 import torch
@@ -17,8 +18,8 @@ from tests.distributed.process_group import in_processes
 from tests.training.toy import Steps, ToyModel, batches, items, weights
 
 
-def _train(model, loader, steps, *, wrap=None, **options):
-    return Steps(wrap(model) if wrap else model, loader, **options).take(range(steps))
+def _train(model, loader, steps, **options):
+    return Steps(model, loader, **options).take(range(steps))
 
 
 def test_accumulation_is_one_large_batch():
@@ -93,7 +94,7 @@ def _one_of_two() -> str:
     if comm.get_rank() == 1:
         bad[0]["offset"] = float("inf")  # the gradients stay finite, so rank 0 must be told
     with pytest.raises(NonFiniteLossError) as caught:
-        _train(model, [bad], 1, wrap=DistributedDataParallel)
+        _train(DistributedDataParallel(model), [bad], 1)
     return str(caught.value)
 
 
@@ -132,21 +133,11 @@ def test_the_sum_of_all_batches_is_clipped_without_its_scale(kind, norm_type, sc
     assert storage.history("grad_norm").latest() == pytest.approx(norm, rel=1e-4)
 
 
-class _Stream:
-    """In place of a GPU's: notes what waits for it."""
-
-    def __init__(self, device):
-        self.waited_for = []
-
-    def wait_stream(self, other):
-        self.waited_for.append(other)
-
-
 @pytest.fixture
 def no_gpu(monkeypatch):
     """Let batches be "copied ahead" to the meta device; the stream of the model, and its memory."""
-    now, owners = _Stream(None), []
-    monkeypatch.setattr(torch.cuda, "Stream", _Stream)
+    now, owners = mock.Mock(), []
+    monkeypatch.setattr(torch.cuda, "Stream", mock.Mock())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
@@ -164,7 +155,7 @@ def test_batches_are_copied_ahead(no_gpu):
         assert record["image"].is_meta and record["image"].shape == (number, 2)
         assert record["instances"] is truth and truth.gt_classes.device.type == "cpu"
         assert record["height"] == number
-        assert len(now.waited_for) == len(owners) == number + 1
+        assert now.wait_stream.call_count == len(owners) == number + 1
         assert owners[-1][0] is record["image"] and owners[-1][1] is now
         ahead.fetch()  # beyond the last there is none
     with pytest.raises(StopIteration):

@@ -1,8 +1,6 @@
 """Backbone files: content, loading by Detectron2 and by us, folding, and refusals."""
 
 import copy
-import hashlib
-import json
 import os
 from types import MappingProxyType
 
@@ -47,23 +45,14 @@ def written(checkpoint, form, tmp_path_factory):
     return path, content
 
 
-def test_what_is_written_is_read_and_the_same(checkpoint, tmp_path, form):
-    content = extract_backbone(checkpoint)
-    path = tmp_path / f"b{form}"
-    save_backbone(content, path)
+def test_what_is_written_is_read_and_the_same(written):
+    path, content = written
     read = read_backbone(path)
     assert read["meta"] == content["meta"] and read["model"].keys() == content["model"].keys()
     assert all(
         torch.equal(tensor, content["model"][name]) for name, tensor in read["model"].items()
     )
-    assert os.listdir(tmp_path) == [path.name]
-    digest = hashlib.sha256()
-    for name, tensor in sorted(read["model"].items()):
-        digest.update(f"{name} torch.float32 {list(tensor.shape)}\n".encode())
-        digest.update(tensor.numpy().tobytes())
-    meta = {key: value for key, value in content["meta"].items() if key != "sha256"}
-    digest.update(json.dumps(meta, sort_keys=True).encode())
-    assert digest.hexdigest() == content["meta"]["sha256"]
+    assert os.listdir(path.parent) == [path.name]
     assert set(map(type, content["meta"].values())) <= {str, int, float, bool, list, dict}
 
 

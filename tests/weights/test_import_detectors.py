@@ -183,15 +183,7 @@ def test_an_rcnn_is_theirs_at_every_stage(recipe, in_float64):
     ours = start(theirs, recipe, *map(str, pairs))
     s = _compare_features(theirs, ours)
 
-    maps, features = list(s.maps.values()), list(s.features.values())
-    for found, expected in zip(
-        ours.proposal_generator.rpn_head(features), theirs.rpn.head(maps), strict=True
-    ):
-        for one, other in zip(found, expected, strict=True):
-            close(one, other)
-    anchors = Boxes.cat(ours.proposal_generator.anchor_generator(features)).tensor
-    close(anchors, theirs.rpn.anchor_generator(s.images, maps)[0])
-
+    features = list(s.features.values())
     proposals, _ = theirs.rpn(s.images, s.maps)
     ours.proposal_generator.min_box_size = theirs.rpn.min_size
     here, _ = ours.proposal_generator(s.own, s.features)
@@ -236,8 +228,6 @@ def test_a_retinanet_is_theirs_at_every_stage(in_float64, monkeypatch):
     scores, deltas = ours._transpose_dense_predictions(ours.head(features), [80, 4])
     close(torch.cat(scores, 1), _by_size(expected["cls_logits"])[..., OBJECTS])
     close(torch.cat(deltas, 1), _by_size(expected["bbox_regression"]))
-    anchors = Boxes.cat(ours.anchor_generator(features)).tensor
-    close(anchors, _by_size(theirs.anchor_generator(s.images, maps)[0]))
     # Detectron2 clips boxes to the image after the suppression
     with monkeypatch.context() as context:
         context.setattr(box_ops, "clip_boxes_to_image", lambda boxes, size: boxes)
@@ -274,9 +264,7 @@ def test_every_tensor_has_its_place(recipe, rename):
     found = _imported(recipe, rename=rename)["model"]
     ours = on_meta(read(recipe)).state_dict()
     expected = {name: tensor.shape for name, tensor in ours.items() if "tracked" not in name}
-    body = "backbone.bottom_up."
     assert {name: tensor.shape for name, tensor in found.items()} == expected
-    assert any(name.startswith(body) for name in found)
 
 
 CLASSES_OF = {"mask_rcnn_resnet50_coco": "ROI_HEADS", "retinanet_resnet50_coco": "RETINANET"}
