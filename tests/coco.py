@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from detectron2.structures import Boxes, Instances
+from detectron2.structures import Boxes, BoxMode, Instances
 from pycocotools.coco import COCO
 
 CLASSES = ("bolt", "nut", "<b>washer</b>")
@@ -27,6 +27,14 @@ def annotation(number: int, image: int, box: list[float], **changes: Any) -> dic
         **changes,
     }
     return {key: value for key, value in entry.items() if value is not None}
+
+
+def true_box(
+    x: float, y: float, w: float, h: float, category: int = 0, **more: Any
+) -> dict[str, Any]:
+    """An object of a record of Detectron2."""
+    box = {"bbox": [x, y, w, h], "bbox_mode": BoxMode.XYWH_ABS, "category_id": category}
+    return {**box, "iscrowd": 0, **more}
 
 
 def coco_content(

@@ -1,14 +1,11 @@
 """lambda_det.get_config: the shipped configurations by name."""
 
-from pathlib import Path
-
 import pytest
 from detectron2.config import instantiate
 
 import lambda_det
+from lambda_det.config import CONFIGS
 from lambda_det.errors import ConfigError
-
-CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def test_a_node_is_fresh_each_time():

@@ -16,7 +16,6 @@ from detectron2.data import DatasetCatalog, MetadataCatalog, detection_utils
 from detectron2.data.datasets import register_coco_instances
 from detectron2.data.datasets.lvis import register_lvis_instances
 from detectron2.evaluation import COCOEvaluator
-from detectron2.structures import BoxMode
 from PIL import Image
 from torch import nn
 
@@ -31,7 +30,7 @@ from lambda_det.detection.task import DetectionTask
 from lambda_det.distributed.signals import StopRequest, catch_signals, leave_if_asked
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.report.class_results import evaluate_detections
-from tests.coco import annotation, coco_content, found
+from tests.coco import annotation, coco_content, found, true_box
 
 
 @pytest.fixture
@@ -143,8 +142,7 @@ def _register(records, **metadata):
 
 
 def _record(number, *categories):
-    box = {"bbox": [2, 3, 10, 8], "bbox_mode": BoxMode.XYWH_ABS, "iscrowd": 0}
-    boxes = [{**box, "category_id": category} for category in categories]
+    boxes = [true_box(2, 3, 10, 8, category) for category in categories]
     return {"file_name": f"{number}.png", "image_id": number, "annotations": boxes, **SIZE}
 
 

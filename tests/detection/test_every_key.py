@@ -5,7 +5,6 @@ A key that is only read beside another has that one in its group.
 
 from __future__ import annotations
 
-import argparse
 import json
 import pickle
 from collections.abc import Callable
@@ -18,13 +17,13 @@ from detectron2.config import CfgNode, get_cfg
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
 
-from lambda_det.config import leaves
-from lambda_det.detection import DetectionTask, load_config
+from lambda_det.config import CONFIGS, leaves
+from lambda_det.detection import DetectionTask
+from lambda_det.detection.config_files import load_file
 from lambda_det.errors import ConfigError
 from tests.detection.heads.tiny import HEADS
 from tests.detection.tiny import on_meta
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = """
 MODEL.DEVICE cpu  MODEL.LAMBDA_RESNET.NAME resnet14_slim_lambda_c5  MODEL.ROI_HEADS.NUM_CLASSES 3
 DATALOADER.NUM_WORKERS 0  SOLVER.IMS_PER_BATCH 2  SOLVER.REFERENCE_WORLD_SIZE 0
@@ -134,9 +133,7 @@ def groups(shapes, tmp_path, monkeypatch) -> Callable[..., CfgNode]:
         opts = HEADS[group].opts() if group in HEADS else (SMALL + keys).split()
         if group == "keypoint_rcnn":
             opts += ["TEST.KEYPOINT_OKS_SIGMAS", "[0.1,0.1,0.1,0.1]"]
-        return load_config(
-            argparse.Namespace(config_file=str(CONFIGS / f"{file}.yaml"), opts=[*opts, *setting])
-        )
+        return load_file(CONFIGS / f"{file}.yaml", [*opts, *setting])
 
     return make
 

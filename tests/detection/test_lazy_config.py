@@ -1,6 +1,5 @@
 """LazyConfigs: reading, as settings of a run, and saving."""
 
-import argparse
 import json
 import re
 from dataclasses import replace
@@ -19,8 +18,9 @@ from detectron2.modeling.backbone.regnet import SimpleStem
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from lambda_det.config import FIXED, FREE, on_resume
-from lambda_det.detection import DetectionTask, load_lazy_config
+from lambda_det.config import CONFIGS, FIXED, FREE, on_resume
+from lambda_det.detection import DetectionTask
+from lambda_det.detection.config_files import load_file
 from lambda_det.detection.data import register_shapes
 from lambda_det.detection.lazy import _check_key, dump_lazy, read_saved
 from lambda_det.errors import ConfigError, DataError
@@ -29,11 +29,9 @@ from lambda_det.training.run_folder import RunFolder
 from lambda_det.weights.provenance import PixelSettings
 from tests.shapes import make_shapes
 
-CONFIG = Path(__file__).parents[2] / "configs" / "mask_rcnn_lambdaresnet50.py"
 
-
-def loaded(*opts: str, file: Path = CONFIG) -> DictConfig:
-    return load_lazy_config(argparse.Namespace(config_file=str(file), opts=list(opts)))
+def loaded(*opts: str, file: Path = CONFIGS / "mask_rcnn_lambdaresnet50.py") -> DictConfig:
+    return load_file(file, opts)
 
 
 def test_what_is_saved_is_loaded_again(tmp_path):

@@ -1,8 +1,6 @@
 """The LazyConfigs against the YAML files: the same networks, schedules, samples and losses."""
 
-import argparse
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,21 +10,15 @@ from detectron2.solver import LRMultiplier
 from omegaconf import ListConfig
 from torch import nn
 
-from lambda_det.detection import (
-    DetectionTask,
-    lazy_parser,
-    load_config,
-    load_lazy_config,
-    parser,
-    run,
-)
+from lambda_det.config import CONFIGS
+from lambda_det.detection import DetectionTask, lazy_parser, parser, run
+from lambda_det.detection.config_files import load_file
 from lambda_det.detection.data import register_shapes
 from lambda_det.detection.schedule import scale_settings
 from tests.detection.tiny import NARROW, TINY, on_meta
 from tests.reliability.runs import metrics
 from tests.shapes import make_shapes
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 # Each file has its twin
 PAIRS = sorted(path.stem for path in CONFIGS.glob("*.py"))
 PAPER = [f"mask_rcnn_lambdaresnet{depth}" for depth in (50, 101, 152)]
@@ -34,10 +26,7 @@ PAPER = [f"mask_rcnn_lambdaresnet{depth}" for depth in (50, 101, 152)]
 
 def tasks(name: str) -> list[DetectionTask]:
     """Of the YAML file and of the LazyConfig of a name."""
-    return [
-        DetectionTask(load(argparse.Namespace(config_file=str(CONFIGS / file), opts=[])))
-        for load, file in ((load_config, f"{name}.yaml"), (load_lazy_config, f"{name}.py"))
-    ]
+    return [DetectionTask(load_file(CONFIGS / f"{name}.{ending}")) for ending in ("yaml", "py")]
 
 
 def _settings(value: Any, seen: set[int]) -> Any:

@@ -1,6 +1,5 @@
 """A value that a library refuses is one sentence with the key, the value and the refusing line."""
 
-import argparse
 import linecache
 from pathlib import Path
 
@@ -11,9 +10,10 @@ from detectron2.structures import BoxMode
 from torch._utils import ExceptionWrapper
 
 import lambda_det
-from lambda_det.config import leaves
-from lambda_det.detection import DetectionTask, lazy_parser, load_config, parser
+from lambda_det.config import CONFIGS, leaves
+from lambda_det.detection import DetectionTask, lazy_parser, parser
 from lambda_det.detection.components import of_yaml
+from lambda_det.detection.config_files import load_file
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.errors import ConfigError
 from lambda_det.training.command_line import main
@@ -22,7 +22,6 @@ from tests.detection.heads.tiny import HEADS
 from tests.detection.tiny import NARROW, TINY, on_meta, write_lazy_config
 from tests.training.tiny_detector import tiny_config
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 RCNN, RETINANET = "cascade_mask_rcnn", "retinanet"
 # (head, key, value)
 OF_MODELS = [
@@ -62,7 +61,7 @@ def _words(head: str, *pairs: object) -> list[str]:
 
 def _load(head: str, *pairs: object) -> CfgNode:
     _, file, *opts = _words(head, *pairs)
-    return load_config(argparse.Namespace(config_file=file, opts=opts))
+    return load_file(file, opts)
 
 
 def _check(text: str, key: str, value: object, allowed: str = "") -> None:

@@ -1,6 +1,5 @@
 """What a checkpoint says of its run, and who opens it."""
 
-import argparse
 import copy
 import json
 import shutil
@@ -11,7 +10,8 @@ import torch
 from detectron2.config import CfgNode
 from torch import nn
 
-from lambda_det.detection.lazy import load_lazy_config
+from lambda_det.config import CONFIGS
+from lambda_det.detection.config_files import load_file
 from lambda_det.detection.prediction import Predictor
 from lambda_det.detection.saved_run import open_run, with_network
 from lambda_det.detection.task import DetectionTask, recorded_backbone
@@ -20,7 +20,6 @@ from lambda_det.modeling import create_backbone
 from lambda_det.weights.provenance import recorded_network, wanted_pixels
 from tests.detection.tiny import NARROW, TINY
 from tests.export.tiny import lambda_detector_config, scramble
-from tests.test_configs import CONFIGS
 from tests.training.tiny_detector import save_run
 
 
@@ -131,9 +130,8 @@ def test_options_that_no_file_can_hold_are_not_recorded():
 
 @pytest.mark.slow
 def test_the_checkpoint_of_a_lazyconfig_holds_no_program(tmp_path):
-    file = str(CONFIGS / "mask_rcnn_lambdaresnet50.py")
     opts = f"{TINY[1]} {NARROW[1]}".split()
-    task = DetectionTask(load_lazy_config(argparse.Namespace(config_file=file, opts=opts)))
+    task = DetectionTask(load_file(CONFIGS / "mask_rcnn_lambdaresnet50.py", opts))
     content = {"model": task.build_model().state_dict(), **task.checkpoint_content({})}
     assert content["run"]["config"] is None
     assert recorded_network(content)[0] == "lambda_resnet26_slim"

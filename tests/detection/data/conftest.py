@@ -55,6 +55,19 @@ def read(write: Callable[..., tuple[str, str]]) -> Callable[[Any], GroundTruth]:
 
 
 @pytest.fixture
+def noise(tmp_path: Path) -> Callable[[int, int], dict[str, Any]]:
+    """Write an image of noise, and return its record."""
+
+    def write_image(height: int, width: int) -> dict[str, Any]:
+        path = str(tmp_path / "image.png")
+        pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+        return {"file_name": path, "height": height, "width": width, "image_id": 1}
+
+    return write_image
+
+
+@pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the annotation files that are read, in order; at first nothing is kept."""
     read: list[str] = []

@@ -21,11 +21,8 @@ WIDTH, HEIGHT = 64, 48
 
 
 @pytest.fixture
-def record(tmp_path):
-    path = tmp_path / "image.png"
-    rng = np.random.default_rng(0)
-    Image.fromarray(rng.integers(0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8)).save(path)
-    return {"file_name": str(path), "height": HEIGHT, "width": WIDTH, "image_id": 1}
+def record(noise):
+    return noise(HEIGHT, WIDTH)
 
 
 def thing(box=(8, 6, 30, 20), **changes):

@@ -13,32 +13,19 @@ from lambda_det.detection.data.tile_records import LEAST_LEFT, tile_records
 from lambda_det.detection.data.truth import Decided, decided
 from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError
+from tests.coco import true_box
 
 WIDTH, HEIGHT = 150, 108
 TILING = Tiling(size=60, overlap=12)
 
 
 @pytest.fixture
-def image(tmp_path):
-    """A record of an image of random pixels."""
-    pixels = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
-    path = tmp_path / "picture.png"
-    Image.fromarray(pixels).save(path)
-    return {"file_name": str(path), "height": HEIGHT, "width": WIDTH, "image_id": 1}
+def image(noise):
+    return noise(HEIGHT, WIDTH)
 
 
 def with_objects(record, *objects):
     return decided({**record, "annotations": [*objects]})[0]
-
-
-def box(x, y, width, height, **more):
-    return {
-        "bbox": [x, y, width, height],
-        "bbox_mode": BoxMode.XYWH_ABS,
-        "category_id": 0,
-        "iscrowd": 0,
-        **more,
-    }
 
 
 def drawn_objects(rng, number, form):
@@ -53,7 +40,7 @@ def drawn_objects(rng, number, form):
         if form == "runs":
             (mask,) = mask_util.frPyObjects(mask, HEIGHT, WIDTH)
             sides = mask_util.toBbox(mask).tolist()
-        objects.append(box(*map(float, sides), category_id=kind, segmentation=mask))
+        objects.append(true_box(*map(float, sides), category_id=kind, segmentation=mask))
     return objects
 
 
@@ -93,7 +80,7 @@ def test_each_tile_has_the_part_of_each_object(image, form):
 
 
 def test_an_object_that_is_whole_keeps_its_numbers(image):
-    made = tile_records([with_objects(image, box(50.25, 3.5, 8.25, 5.0))], TILING, empty=0.0)
+    made = tile_records([with_objects(image, true_box(50.25, 3.5, 8.25, 5.0))], TILING, empty=0.0)
     assert [one["tile"][:2] for one in made] == [(0, 0), (48, 0)]
     for one, x0 in zip(made, (50.25, 2.25), strict=True):
         (annotation,) = one["annotations"]
@@ -105,21 +92,21 @@ def test_an_object_that_is_whole_keeps_its_numbers(image):
 
 def test_little_that_is_left_is_ignored_and_crowds_stay(image):
     crowd = {"iscrowd": 1, "category_id": 1}
-    objects = box(46, 5, 20, 10), box(46, 30, 20, 10, **crowd)
+    objects = true_box(46, 5, 20, 10), true_box(46, 30, 20, 10, **crowd)
     first, _ = tile_records([with_objects(image, *objects)], TILING, empty=0.0)
     # the first tile ends at 60, and shows 14 of 20 columns; the second begins at 48
     assert [a["iscrowd"] for a in first["annotations"]] == [0, 1]
-    narrow = tile_records([with_objects(image, box(55, 5, 20, 10))], TILING, empty=100.0)
+    narrow = tile_records([with_objects(image, true_box(55, 5, 20, 10))], TILING, empty=100.0)
     assert narrow[0]["tile"][:2] == (0, 0) and not narrow[0]["annotations"]
     assert narrow[0]["ignored"] == [[55, 5, 60, 15]]
-    objects = box(5, 30, 9, 9), box(55, 5, 20, 10, **crowd)
+    objects = true_box(5, 30, 9, 9), true_box(55, 5, 20, 10, **crowd)
     (tile,) = tile_records([with_objects(image, *objects)], TILING, empty=0.0)
     assert [a["iscrowd"] for a in tile["annotations"]] == [0, 1]
     assert not tile["ignored"]
 
 
 def test_tiles_without_objects_are_a_share_of_those_with(image):
-    records = [with_objects(image, box(5, 5, 10, 10), box(130, 90, 10, 10))] * 5
+    records = [with_objects(image, true_box(5, 5, 10, 10), true_box(130, 90, 10, 10))] * 5
     made = tile_records(records, TILING, empty=0.5)
     empty = [one for one in made if not one["annotations"]]
     assert (len(made), len(empty)) == (15, 5)
@@ -130,14 +117,14 @@ def test_tiles_without_objects_are_a_share_of_those_with(image):
 
 def test_images_that_are_not_larger_than_a_tile_stay(image, caplog):
     caplog.set_level(logging.INFO)
-    records = [with_objects(image, box(5, 5, 10, 10)), with_objects(image)]
+    records = [with_objects(image, true_box(5, 5, 10, 10)), with_objects(image)]
     large = Tiling(size=WIDTH, overlap=0)
     assert tile_records(records, large, empty=0.0) == records
     assert caplog.text.count("INPUT.TILE.SIZE") == 1
 
 
 def test_tiles_that_are_smaller_than_the_objects_are_named(image, caplog):
-    large, small = box(5, 5, 100, 80), [box(5, 5, 9, 9)] * 5
+    large, small = true_box(5, 5, 100, 80), [true_box(5, 5, 9, 9)] * 5
     made = tile_records([with_objects(image, large, large, *small)], TILING, empty=0.0)
     assert "2 of 7 objects (29%)" in caplog.text
     # its parts are learnt, as prediction joins them again
@@ -150,12 +137,12 @@ def test_tiles_that_are_smaller_than_the_objects_are_named(image, caplog):
 def test_what_cannot_be_cut_is_refused(image, mapper):
     with pytest.raises(ConfigError, match=r"INPUT\.TILE\.EMPTY"):
         tile_records([image], TILING, empty=-1.0)
-    turned = {**box(0, 0, 1, 1), "bbox": [20, 20, 9, 9, 30], "bbox_mode": BoxMode.XYWHA_ABS}
+    turned = {**true_box(0, 0, 1, 1), "bbox": [20, 20, 9, 9, 30], "bbox_mode": BoxMode.XYWHA_ABS}
     with pytest.raises(ConfigError, match="XYWHA_ABS"):
         tile_records([{**image, "annotations": Decided([turned])}], TILING, empty=0.0)
     with pytest.raises(DataError, match=r"picture\.png"):
         tile_records([{"file_name": "picture.png"}], TILING, empty=0.0)
-    taller = with_objects({**image, "height": HEIGHT + 1}, box(5, 5, 9, 9))
+    taller = with_objects({**image, "height": HEIGHT + 1}, true_box(5, 5, 9, 9))
     with pytest.raises(DataError, match=f"{WIDTH}x{HEIGHT} .*{WIDTH}x{HEIGHT + 1}"):
         mapper()(tile_records([taller], TILING, empty=0.0)[0])
 
@@ -175,7 +162,7 @@ def mapper(cfg):
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_tile_has_the_pixels_of_its_place(image, mapper, exact):
     pixels = np.asarray(Image.open(image["file_name"]))[:, :, ::-1]
-    record = with_objects(image, box(57, 5, 20, 10), box(40, 8, 18.5, 4))
+    record = with_objects(image, true_box(57, 5, 20, 10), true_box(40, 8, 18.5, 4))
     mapped = mapper(exact_pixels=exact)
     for one in tile_records([record], TILING, empty=100.0):
         sample = mapped(one)
@@ -199,7 +186,7 @@ def test_an_image_is_decoded_once_for_its_tiles(image, mapper, monkeypatch):
     for number in range(3):
         path = image["file_name"].replace(".png", f"{number}.png")
         Image.open(image["file_name"]).save(path)
-        one = with_objects({**image, "file_name": path}, box(5, 5, 9, 9))
+        one = with_objects({**image, "file_name": path}, true_box(5, 5, 9, 9))
         records += tile_records([one], TILING, 100.0)
     first, middle, last = records[0], records[len(records) // 2], records[-1]
     # The one that was used last is kept

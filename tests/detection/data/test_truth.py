@@ -10,8 +10,9 @@ from detectron2.structures import BoxMode
 
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.truth import Decided, decided
+from tests.coco import true_box
 
-BOX = {"bbox": [8, 6, 30, 20], "bbox_mode": BoxMode.XYWH_ABS, "category_id": 0}
+BOX = true_box(8, 6, 30, 20)
 SOUND = {**BOX, "segmentation": [[8, 6, 38, 6, 38, 26, 8, 26]]}
 RUNS = mask_util.encode(np.ones((48, 64), np.uint8, order="F"))
 FAR = [10, 10, 9e5, 10, 9e5, 9e5, 10, 9e5]

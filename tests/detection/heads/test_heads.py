@@ -1,6 +1,5 @@
 """Every shipped head trains a few steps and is evaluated, by the ordinary entry."""
 
-import argparse
 import json
 import math
 
@@ -10,13 +9,15 @@ import torch
 from detectron2.config import CfgNode
 from detectron2.utils.events import EventStorage
 
-from lambda_det.detection import DetectionTask, load_config, parser, run
+from lambda_det.config import CONFIGS
+from lambda_det.detection import DetectionTask, parser, run
+from lambda_det.detection.config_files import load_file
 from lambda_det.detection.drawing import draw_predictions
 from lambda_det.detection.prediction import Predictor
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.norm import SyncBatchNorm2d
 from lambda_det.training.precision import Precision
-from tests.detection.heads.tiny import CONFIGS, HEADS
+from tests.detection.heads.tiny import HEADS
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -26,8 +27,7 @@ def _cfg(name: str, *skipped: str) -> CfgNode:
     head = HEADS[name]
     pairs = zip(*[iter(head.opts())] * 2, strict=True)
     opts = [word for pair in pairs if not pair[0].endswith(skipped) for word in pair]
-    file = str(CONFIGS / f"{head.config}.yaml")
-    return load_config(argparse.Namespace(config_file=file, opts=opts))
+    return load_file(CONFIGS / f"{head.config}.yaml", opts)
 
 
 def test_all_shipped_heads_are_in_the_table():

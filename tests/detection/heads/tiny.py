@@ -1,13 +1,11 @@
 """The shipped heads made small, to train on generated shapes in seconds."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import yaml
 
-from lambda_det.config import leaves
+from lambda_det.config import CONFIGS, leaves
 
-CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 # Sizes and schedule, to which those of seconds are added, and a few keys of each head
 _QUICK = yaml.safe_load((CONFIGS / "quick" / "shapes_lambdaresnet26.yaml").read_text("utf-8"))
 # All anchors stand on one map, of stride 16

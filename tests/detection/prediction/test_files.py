@@ -11,7 +11,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from detectron2.structures import BoxMode
 from pycocotools import mask as mask_util
 from pycocotools.coco import COCO
 
@@ -25,7 +24,7 @@ from lambda_det.detection.prediction.files import plan_files, predict
 from lambda_det.detection.prediction.tables import Tables
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.files import SUFFIXES
-from tests.coco import found
+from tests.coco import found, true_box
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +35,6 @@ def predictor(run):
 def instances(boxes, masks=True, height=48, width=64):
     scores = torch.linspace(0.9, 0.6, len(boxes))
     return found((height, width), boxes, torch.arange(len(boxes)) % 3, scores, masks)
-
-
-def true_box(x, y, w, h, category=0, **more):
-    box = {"bbox": [x, y, w, h], "bbox_mode": BoxMode.XYWH_ABS, "category_id": category}
-    return {**box, **more}
 
 
 def plain(height, width, colour=128):

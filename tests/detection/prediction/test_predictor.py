@@ -1,10 +1,8 @@
-import argparse
 import copy
 import io
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
@@ -16,7 +14,9 @@ from detectron2.engine import DefaultPredictor
 from PIL import Image
 
 import lambda_det
-from lambda_det.detection import DetectionTask, load_lazy_config
+from lambda_det.config import CONFIGS
+from lambda_det.detection import DetectionTask
+from lambda_det.detection.config_files import load_file
 from lambda_det.detection.drawing import draw_predictions
 from lambda_det.detection.lazy import dump_lazy
 from lambda_det.detection.prediction import Prediction, Predictor
@@ -29,8 +29,6 @@ from tests.detection.tiny import NARROW, TINY
 from tests.export.unrecorded import record_nothing
 from tests.stored_images import made_image, stored
 from tests.training.tiny_detector import tiny_config
-
-LAZY_CONFIG = Path(__file__).parents[3] / "configs" / "mask_rcnn_lambdaresnet50.py"
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +77,7 @@ def lazy_run(tmp_path_factory):
         dataloader.train.mapper.image_format=RGB model.backbone.bottom_up.norm=BN
         model.backbone.norm=BN model.proposal_generator.post_nms_topk=[20,20]
         model.roi_heads.num_classes=3 model.roi_heads.box_predictor.test_topk_per_image=20"""
-    lazy = load_lazy_config(argparse.Namespace(config_file=str(LAZY_CONFIG), opts=opts.split()))
+    lazy = load_file(CONFIGS / "mask_rcnn_lambdaresnet50.py", opts.split())
     (folder / "config.yaml").write_text(dump_lazy(lazy))
     torch.manual_seed(1)
     model = DetectionTask(lazy).components.make_model()
