@@ -74,14 +74,6 @@ def test_what_detectron2_installs_is_trusted(tmp_path):
             _load("--config-file", file)
 
 
-def test_a_missing_file_suggests_a_near_one(tmp_path, monkeypatch):
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs/mask_rcnn_xyz50.yaml").touch()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"configs/mask_rcnn_xyz50\.yaml"):
-        _load("--config-file", "configs/mask_rcnn_xyz5.yaml")
-
-
 @pytest.mark.parametrize(
     ("opts", "words"),
     [

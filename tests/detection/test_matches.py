@@ -192,7 +192,6 @@ def _truth(objects, crowds):
     ("predictions", "objects", "crowds", "expected"),
     [
         ([], [(1, BOX)], [], []),
-        ([(0.9, 1, BOX)], [], [], [FALSE]),
         ([(0.9, 2, NEAR)], [(1, BOX)], [], [FALSE]),
         ([(0.9, 1, HALF)], [(1, BOX)], [], [FALSE]),
         ([(0.8, 1, BOX), (0.9, 1, NEAR)], [(1, BOX)], [], [FALSE, 1]),
@@ -218,18 +217,3 @@ def test_each_prediction_finds_one_object_of_its_class(
     capsys.readouterr()
     assert objects_found(evaluation_of(truth, results, "bbox")) == expected
     assert not capsys.readouterr().out  # of pycocotools
-
-
-def test_across_classes_the_highest_score_takes_an_object_of_any():
-    results = [{**a, "score": 0.1 * a["id"]} for a in _annotations([(1, BOX), (2, NEAR)])]
-    found = evaluation_of(_truth([(1, BOX)], []), results, "bbox")
-    assert objects_found(found, across_classes=True) == [FALSE, 1]
-    assert objects_found(found) == [1, FALSE]
-
-
-def test_all_predictions_of_an_image_are_matched_however_many_there_are():
-    """COCO's evaluation leaves out those behind the hundredth of a class."""
-    boxes = [(1, (12 * i, 0, 12 * i + 10, 10)) for i in range(120)]
-    results = [{**a, "score": 1 - a["id"] / 200} for a in _annotations(boxes)]
-    found = objects_found(evaluation_of(_truth(boxes, []), results, "bbox"))
-    assert found == list(range(1, 121))

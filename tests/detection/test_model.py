@@ -117,19 +117,6 @@ def _layouts(*tensors: Tensor) -> set[str]:
     return {"last" if is_last else "first" for is_last in last}
 
 
-def _lambda_detector() -> nn.Module:
-    torch.manual_seed(0)
-    cfg = tiny_config()
-    cfg.MODEL.BACKBONE.NAME = "build_lambda_resnet_fpn_backbone"
-    cfg.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet26_slim"
-    cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
-    model = DetectionTask(cfg).build_model()
-    with torch.no_grad():
-        for _ in range(3):  # statistics that are not those of a new norm
-            model.train().backbone(torch.randn(4, 3, 64, 96))
-    return model.eval()
-
-
 @pytest.mark.slow
 def test_keypoints_and_scores_of_bfloat16_are_not_rounded():
     cfg = tiny_config()
@@ -145,28 +132,6 @@ def test_keypoints_and_scores_of_bfloat16_are_not_rounded():
     for exact in (places, *scores):
         assert exact.dtype == torch.float32
         assert (exact != exact.bfloat16()).any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-5), ("bfloat16", 0.05)])
-def test_the_copy_for_inference_finds_the_same(precision, bound):
-    model = _lambda_detector()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    quick = for_inference(model, precision)
-    images = model.preprocess_image(_images()).tensor
-    with torch.no_grad():
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision != "float32"):
-            maps, found = quick.backbone(images), quick(_images())
-        expected_maps, expected = model.backbone(images), model(_images())
-    for name, values in expected_maps.items():
-        assert (maps[name] - values).abs().max() < bound * values.abs().max(), name
-    for one, other in zip(found, expected, strict=True):
-        instances = one["instances"]
-        assert len(instances) > 0
-        assert instances.pred_boxes.tensor.dtype == instances.scores.dtype == torch.float32
-        if precision == "float32":
-            _assert_the_same(instances, other["instances"])
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def _assert_the_same(found: Instances, expected: Instances) -> None:

@@ -11,7 +11,7 @@ from lambda_det.own_data.evaluate import ResultsOnData
 from lambda_det.own_data.report.class_results import evaluate_detections
 from lambda_det.own_data.report.figures import draw_panel
 from lambda_det.own_data.report.reading import evaluations_of, label_of, results_of
-from tests.coco import make_ground_truth
+from tests.coco import annotation, coco_content, indexed
 from tests.training.tiny_detector import tiny_config
 
 PREDICTIONS = {"/mIoU": "sem_seg", "/IoU": "sem_seg", "/PQ": "panoptic_seg", "_top1": "val/raw"}
@@ -59,22 +59,14 @@ def test_a_result_is_where_its_row_says(task, metric, tmp_path):
 
 
 def test_each_column_of_a_class_has_its_value():
-    truth = make_ground_truth(2)
-    objects = [
-        {**a, "area": 50 * 50, "bbox": [60 * i, 0, 50, 50]}
-        for i, a in enumerate(
-            [a for a in truth.dataset["annotations"] if a["category_id"] == 10][:2]
-        )
-    ]
-    truth.dataset["annotations"] = objects
-    truth.createIndex()
-    boxes = [objects[0]["bbox"], [400, 400, 50, 50], objects[1]["bbox"]]
-    images = [objects[0]["image_id"], objects[0]["image_id"], objects[1]["image_id"]]
+    first, second, wrong = ([x, 0, 50, 50] for x in (0, 60, 400))
+    objects = [annotation(1, 0, first), annotation(2, 0, second)]
+    truth = indexed(coco_content({0: "0.png"}, objects, {1: "a"}, size=(500, 500)))
     results = [
-        {"image_id": image, "category_id": 10, "bbox": box, "score": score}
-        for image, box, score in zip(images, boxes, (0.9, 0.7, 0.5), strict=True)
+        {"image_id": 0, "category_id": 1, "bbox": box, "score": score}
+        for box, score in ((first, 0.9), (wrong, 0.7), (second, 0.5))
     ]
-    found = next(c for c in evaluate_detections(truth, results, "bbox").classes if c.objects)
+    [found] = evaluate_detections(truth, results, "bbox").classes
     assert found.values.keys() == VALUES.keys()
     for column, value in found.values.items():
         assert value == VALUES[column] or (math.isnan(value) and VALUES[column] is math.nan)

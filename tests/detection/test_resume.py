@@ -13,7 +13,7 @@ from detectron2.modeling import GeneralizedRCNN
 from lambda_det.detection import DetectionTask, parser, run, schedule
 from lambda_det.errors import ConfigError, Preempted
 from lambda_det.training import trainer as trainer_module
-from tests.reliability.ends import Killed, end_here, kill_before
+from tests.reliability.ends import end_here
 from tests.reliability.runs import DETECTOR, assert_same_run, content, differences, metrics
 from tests.shapes import data_words
 from tests.training.toy import let_logs_reach_pytest
@@ -33,12 +33,11 @@ SEED: 1
 """
 )
 # Six steps: checkpoints after 2, 3, 4 and 6, evaluations after 3 and 6
-VARIANTS = {
-    "plain": "",
-    "accumulated, precise statistics, by AdamW": "SOLVER.ACCUMULATE_GRADIENTS 2 "
-    "TEST.PRECISE_BN.ENABLED True TEST.PRECISE_BN.NUM_ITER 2 SOLVER.OPTIMIZER AdamW "
-    "SOLVER.BASE_LR 0.002 SOLVER.BACKBONE_MULTIPLIER 0.1 SOLVER.CLIP_GRADIENTS.ENABLED True",
-}
+PRECISE = (
+    "SOLVER.ACCUMULATE_GRADIENTS 2 TEST.PRECISE_BN.ENABLED True TEST.PRECISE_BN.NUM_ITER 2 "
+    "SOLVER.OPTIMIZER AdamW SOLVER.BASE_LR 0.002 SOLVER.BACKBONE_MULTIPLIER 0.1 "
+    "SOLVER.CLIP_GRADIENTS.ENABLED True"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -79,32 +78,18 @@ def assert_same(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(flags, tmp_path_factory):
-    """The folder of a run of a variant that nobody stopped."""
+    """The folder of a run that nobody stopped."""
 
     @cache
-    def folder(name: str) -> Path:
+    def folder(keys: str = "") -> Path:
         output = tmp_path_factory.mktemp("whole")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(schedule, "LOG_PERIOD", 2)
-            words = ["OUTPUT_DIR", str(output), *VARIANTS[name].split()]
+            words = ["OUTPUT_DIR", str(output), *keys.split()]
             run(parser().parse_args([*flags, *words]))
         return output
 
     return folder
-
-
-def test_killed_after_an_evaluation(train, whole, tmp_path, monkeypatch):
-    """tests/reliability/test_kills.py kills at any moment."""
-    variant = "accumulated, precise statistics, by AdamW"
-    folder, words = tmp_path / "run", VARIANTS[variant].split()
-    with monkeypatch.context() as patch:
-        kill_before(patch, 3)
-        with pytest.raises(Killed):
-            train(folder, *words)
-    assert not (folder / "model_final.pth").exists()
-    train(folder, *words, resume=True)
-    assert_same(whole(variant), folder)
-    assert differences(*(content(f / "model_final.pth") for f in (whole("plain"), folder)))
 
 
 def test_a_drawn_seed_is_that_of_the_whole_run(train, tmp_path):
@@ -121,8 +106,7 @@ def test_a_drawn_seed_is_that_of_the_whole_run(train, tmp_path):
 def test_statistics_that_did_not_end_come_before_it(
     train, whole, tmp_path, monkeypatch, evaluation
 ):
-    variant = "accumulated, precise statistics, by AdamW"
-    folder, words = tmp_path / "run", VARIANTS[variant].split()
+    folder, words = tmp_path / "run", PRECISE.split()
     original, calls = trainer_module.estimate_statistics, []
 
     def estimate_statistics(*args):
@@ -138,9 +122,9 @@ def test_statistics_that_did_not_end_come_before_it(
             train(folder, *words)
     running = content(last)
     train(folder, *words, resume=True)
-    assert_same(whole(variant), folder)
+    assert_same(whole(PRECISE), folder)
     # The checkpoint has the statistics now that it was evaluated with
-    precise = content(whole(variant) / last.name)
+    precise = content(whole(PRECISE) / last.name)
     assert precise["trainer"]["hooks"]["Evaluation"]["last_step"] == 3 * evaluation
     weights = differences(running["model"], precise["model"])
     changed = {line.split(":")[0].rsplit(".", 1)[-1] for line in weights}
@@ -149,7 +133,7 @@ def test_statistics_that_did_not_end_come_before_it(
 
 def test_a_finished_run_is_made_longer(train, whole, tmp_path):
     folder = tmp_path / "run"
-    shutil.copytree(whole("plain"), folder)
+    shutil.copytree(whole(), folder)
     before = metrics(folder)
     train(folder, "SOLVER.MAX_ITER", "7", "SOLVER.STEPS", "(2, 4)", resume=True)
     assert content(folder / "model_final.pth")["iteration"] == 6
@@ -162,7 +146,7 @@ def test_a_finished_run_is_made_longer(train, whole, tmp_path):
 
 def test_what_may_change_and_what_not(train, whole, tmp_path, caplog):
     folder = tmp_path / "run"
-    shutil.copytree(whole("plain"), folder)
+    shutil.copytree(whole(), folder)
     with pytest.raises(ConfigError, match="SEED 1; now it is 2"):
         train(folder, "SEED", "2", resume=True)
     train(folder, "DATALOADER.NUM_WORKERS", "1", resume=True)

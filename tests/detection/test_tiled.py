@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -14,12 +15,15 @@ from detectron2.structures import BitMasks, Boxes, Instances
 
 from lambda_det import errors
 from lambda_det.detection.data.label_files import polygons
+from lambda_det.detection.evaluation import ground_truth_of
+from lambda_det.detection.matches import FALSE, evaluation_of, objects_found
 from lambda_det.detection.merging import runs
 from lambda_det.detection.prediction import Predictor
 from lambda_det.detection.prediction.files import plan_files, predict
 from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.saved_run import open_run
 from lambda_det.detection.task import DetectionTask
+from lambda_det.own_data.report.class_results import evaluate_detections
 from tests.coco import annotation, coco_content, found
 from tests.training.tiny_detector import save_run, tiny_config
 
@@ -167,6 +171,13 @@ def test_the_ap_is_of_whole_images(task, caplog):
     assert model.sizes == {(64, 64), (50, 40)}
     for kind in ("bbox", "segm"):
         assert results[kind]["AP"] == pytest.approx(100)
+    # COCO's own evaluation would count the first hundred of an image
+    file = Path(task.config.OUTPUT_DIR, "inference", "coco_instances_results.json")
+    entries = json.loads(file.read_text())
+    truth = ground_truth_of(name)
+    assert FALSE not in objects_found(evaluation_of(truth, entries, "bbox"))
+    [of_class] = evaluate_detections(truth, entries, "bbox", 0.5).classes
+    assert of_class.values["AP"] == pytest.approx(100)
 
 
 @pytest.mark.parametrize("processes", [2, 5])

@@ -16,11 +16,6 @@ def test_the_last_tiles_end_at_the_border():
     assert tiles == [Tile(0, 0, 50, 40), Tile(40, 0, 90, 40), Tile(70, 0, 120, 40)]
 
 
-def test_an_image_that_is_not_larger_is_one_tile():
-    assert Tiling(size=50, overlap=10).tiles(50, 50) == [Tile(0, 0, 50, 50)]
-    assert Tiling(size=50, overlap=10).tiles(1, 7) == [Tile(0, 0, 7, 1)]
-
-
 def test_what_is_not_longer_than_the_overlap_lies_whole_in_one_tile():
     drawn = random.Random(0)
     for _ in range(200):

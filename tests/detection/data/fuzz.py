@@ -133,12 +133,8 @@ def mutated_images(ground_truth: GroundTruth, rng: random.Random) -> Case:
     images = {}
     for entry in entries:
         good = (ground_truth.folder / entry["file_name"]).read_bytes()
-        kind = rng.choice((*BROKEN_FILES, *STRANGE_FILES, "name"))
-        if kind == "name":
-            entry["file_name"] = rng.choice(STRANGE_NAMES)
-            kind = "mode"
-        if "\0" not in entry["file_name"]:
-            images[entry["file_name"]] = maker(kind, good, random.Random(rng.random()))
+        kind = rng.choice((*BROKEN_FILES, *STRANGE_FILES))
+        images[entry["file_name"]] = maker(kind, good, random.Random(rng.random()))
     return Case.drawn(rng, content, images=images)
 
 
@@ -178,22 +174,10 @@ STRANGE_VALUES = (
     math.nan, math.inf, -math.inf, 2**31, 2**63, 2**64, -(2**63), 10**400,
     "", "1", "\0", "ä" * 50, "a\nb", "\ud800", "../x", "/etc/passwd", "a" * 999,
     [], {}, [[]], [{}], [None], [1], [1, 2, 3], {"a": {}},
-    # Boxes
-    [5, 5, 1e-9, 1e-9], [60, 40, 1000, 1000], [-50, -50, 60, 60], [64, 64, 1, 1], ["5"] * 4,
-    [True, True, 5, 5], [1e308] * 4, [0, 0, 10**400, 5], [1, 1, math.nan, 3],
-    # Polygons
-    [[1, 2, 3, 4, 5, 6]], [[0] * 6], [[1e308] * 6], [["a"] * 6], [[math.nan] * 6], [[True] * 6],
-    [[0, 0, 10, 10, 0, 10, 10, 0]], [[1, 1, 10**400, 1, 2, 2]],
-    [[-1e9, -1e9, 1e9, -1e9, 1e9, 1e9]], [[0, 0, 99999, 0, 99999, 99999] * 9],
-    # Run lengths
+    # Boxes, polygons, run lengths and keypoints; test_coco.py has more
+    [1e308] * 4, [0, 0, 10**400, 5], [[1, 2, 3, 4, 5, 6]], [[-1e9, -1e9, 1e9, -1e9, 1e9, 1e9]],
     {"counts": [1]}, {"size": [60000, 60000], "counts": [3600000000]},
-    *({"size": size, "counts": [4]} for size in ([-1, -1], [2 * 10**9] * 2, ["a", 1], 64)),
-    *({"size": [64, 64], "counts": counts} for counts in (
-        "x", "\u00ff\u00fe", "\ud800", "ooooo", "0" * 99,
-        [], None, {}, [4096], [-5, 4101], [1.5, 4094.5], [2**40], ["4096"],
-    )),
-    # Keypoints
-    [1, 2, 2] * 4, [1, 2] * 6, ["1"] * 12, [[1, 2, 2]] * 4,
+    {"size": [64, 64], "counts": "ooooo"}, {"size": [64, 64], "counts": [2**40]}, [1, 2, 2] * 4,
 )
 # fmt: on
 _KEYS = ("iscrowd", "keypoints", "num_keypoints", "ignore", "segmentation", "bbox", "area", "id")

@@ -10,6 +10,7 @@ import numpy as np
 import pycocotools.mask
 import pytest
 import torch
+from detectron2.data import transforms as T
 from detectron2.structures import BoxMode
 
 from lambda_det.detection.data.jitter import (
@@ -41,10 +42,14 @@ SWITCHES = {
     "flip": ["INPUT.RANDOM_FLIP", "vertical"],
     "color": ["INPUT.COLOR", 0.4],
 }
+# What a project may add to the table: height and width are exchanged
+TURN = "a quarter turn"
+SWITCHES[TURN] = []
 # "crop" is refused beside the jitter, which crops
 CASES = [(name, PLAIN) for name in AUGMENTATIONS] + [
     (name, JITTER) for name in AUGMENTATIONS if name != "crop"
 ]
+CASES.append((TURN, PLAIN))
 # One that is not convex, one that reaches two borders, and one that crosses itself
 OBJECTS = [
     [[10, 8, 40, 8, 40, 16, 20, 16, 20, 40, 10, 40]],
@@ -92,10 +97,10 @@ def scene(tmp_path_factory):
     }
 
 
-def mapped(cfg, keys, scene, seed, **options):
+def mapped(cfg, keys, scene, seed, first=(), **options):
     cfg = cfg.clone()
     cfg.merge_from_list(json.loads(json.dumps(keys)))
-    augmentations = build_augmentation(cfg, is_train=True)
+    augmentations = [*first, *build_augmentation(cfg, is_train=True)]
     mapper = TolerantMapper(
         is_train=True,
         augmentations=augmentations,
@@ -149,9 +154,10 @@ def test_each_row_of_pixels_changes_the_image_alone(name, cfg, scene):
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("name", "base"), CASES, ids=str)
 def test_labels_follow_the_pixels(name, base, exact, cfg, scene):
-    shifts = defaultdict(list)
+    shifts, keys = defaultdict(list), [*base, *SWITCHES[name]]
+    first = [T.RandomRotation([90, 90])] if name == TURN else []
     for seed in range(12):
-        sample = mapped(cfg, [*base, *SWITCHES[name]], scene, seed, exact_pixels=exact)
+        sample = mapped(cfg, keys, scene, seed, first, exact_pixels=exact)
         image, labels = sample["image"].numpy()[0], sample["sem_seg"].numpy()
         is_white = image > (BACKGROUND + 255) / 2
         assert set(np.unique(labels)) <= {0, 1, 255}

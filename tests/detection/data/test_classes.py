@@ -46,6 +46,8 @@ def test_another_order_is_refused_with_both_lists(both):
     ) as caught:
         check_detector_data(DETECTOR, train=[first], test=[second])
     assert not any(name in str(caught.value) for name in both)  # which are nobody's words
+    with pytest.raises(DataError, match=r"swapped\.json"):
+        check_detector_data(DETECTOR, train=both, test=[])
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,7 @@ def test_a_checkpoint_holds_all_that_a_data_set_says(extra):
         evaluator_type="coco",
     )
     described = classes.facts_of(["nowhere", extra])
+    assert "nowhere" not in MetadataCatalog
     torch.save({"model": {}, "dataset": described}, io.BytesIO())
     assert described == {
         **same,

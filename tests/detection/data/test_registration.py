@@ -4,7 +4,7 @@ import re
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
-from lambda_det.detection.data import check_datasets, register_json_datasets, register_shapes
+from lambda_det.detection.data import check_datasets, register_json_datasets
 from lambda_det.detection.data.classes import facts_of
 from lambda_det.errors import UserError
 
@@ -85,14 +85,6 @@ def test_files_that_are_refused(cfg, content, write, split, changes, named):
         cfg.DATASETS[f"{split}_{what}"] = value
     with pytest.raises(UserError, match=named):
         register_json_datasets(cfg)
-
-
-def test_class_names_of_nothing_known():
-    assert facts_of(["not_registered"]) == {}
-    assert "not_registered" not in MetadataCatalog
-    register_shapes("datasets")
-    names = facts_of(["not_registered", "shapes_val"])["thing_classes"]
-    assert names == ["circle", "rectangle", "triangle"]
 
 
 def _train_on_keypoints(cfg, content, write, names, flip="horizontal"):

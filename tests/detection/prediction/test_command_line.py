@@ -4,7 +4,6 @@ import shutil
 from collections import Counter
 
 import cv2
-import numpy as np
 import pytest
 import torch
 
@@ -14,9 +13,9 @@ from tests import forked
 
 
 @pytest.fixture
-def image(tmp_path):
+def image(tmp_path, image):
     path = tmp_path / "photo.png"
-    cv2.imwrite(str(path), np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8))
+    cv2.imwrite(str(path), image)
     return path
 
 
@@ -37,14 +36,6 @@ def test_works_as_a_command_from_another_folder(run, image, tmp_path):
     for text in texts:
         assert text in done.stdout
     assert cv2.imread(str(tmp_path / "out" / "photo.png")).shape == (48, 64, 3)
-
-
-@pytest.mark.slow
-def test_keys_at_the_end_change_the_model_which_computes_in_bfloat16(run, image, tmp_path, capsys):
-    more = ("--score-threshold", "0", "TEST.PRECISION", "bfloat16")
-    more += ("TEST.DETECTIONS_PER_IMAGE", "2")
-    assert tool.main(arguments(run, image, tmp_path, *more)) == 0
-    assert "2 instances" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -71,10 +62,11 @@ def test_mistakes_end_in_one_sentence(run, image, tmp_path, capsys, more, words)
 
 
 @pytest.mark.slow
-def test_annotations_exact_and_to_correct_beside_the_images(run, image, tmp_path, capsys):
+def test_annotations_and_tables_beside_the_images(run, image, tmp_path, capsys):
     """The masks of a detector with random weights are noise, of which labels have few points."""
-    out, exact = tmp_path / "out", tmp_path / "found.json"
+    out, exact, table = (tmp_path / name for name in ("out", "found.json", "found.csv"))
     words = [*arguments(run, image, tmp_path), "--format", "coco", "--json", str(exact)]
+    words += ["--csv", str(table)]
     assert tool.main([*words, "--score-threshold", "0"]) == 0
     printed = capsys.readouterr().out
     assert "5 instances on 1 image" in printed and "--score-threshold" not in printed
@@ -87,8 +79,13 @@ def test_annotations_exact_and_to_correct_beside_the_images(run, image, tmp_path
         for found in (labels, annotations)
     ]
     assert 0 < points[0] < points[1]
+    with table.open(newline="") as file:
+        counts = Counter(row["class"] for row in csv.DictReader(file))
+    assert counts.total() == 5
+    line = next(line for line in printed.splitlines() if line.startswith("photo.png: "))
+    assert all(f"{count} {key}" in line for key, count in counts.items())
     (out / "photo.png").unlink()
-    for file in (exact, out / "labels.json"):
+    for file in (exact, table, tmp_path / "found_counts.csv", out / "labels.json"):
         assert tool.main(words) == 2
         assert str(file) in capsys.readouterr().err and not (out / "photo.png").exists()
         file.unlink()
@@ -121,24 +118,6 @@ def test_labels_of_other_tools_beside_the_images(run, image, tmp_path, capsys):
     shutil.rmtree(out)
     assert tool.main(words) == 2
     assert "photo.jpg and photo.png" in capsys.readouterr().err and not out.exists()
-
-
-@pytest.mark.slow
-def test_counts_by_class_are_printed_and_written_as_tables(run, image, tmp_path, capsys):
-    words = arguments(run, image, tmp_path, "--score-threshold", "0")
-    words += ["--csv", str(tmp_path / "found.csv")]
-    assert tool.main(words) == 0
-    printed = capsys.readouterr().out
-    with (tmp_path / "found.csv").open(newline="") as file:
-        counts = Counter(row["class"] for row in csv.DictReader(file))
-    assert counts.total() == 5
-    line = next(line for line in printed.splitlines() if line.startswith("photo.png: "))
-    assert all(f"{count} {key}" in line for key, count in counts.items())
-    shutil.rmtree(tmp_path / "out")
-    for name in ("found.csv", "found_counts.csv"):
-        assert tool.main(words) == 2
-        assert name in capsys.readouterr().err and not (tmp_path / "out").exists()
-        (tmp_path / name).unlink()
 
 
 @pytest.mark.slow
