@@ -102,10 +102,10 @@ def test_more_images_make_the_interval_narrower_and_it_holds_the_ap():
 def test_no_interval_of_one_image_or_of_very_many(monkeypatch):
     one = make_ground_truth(1)
     assert _interval(evaluation(one, noisy_results(one))) is None
-    several = make_ground_truth(3)
+    several = make_ground_truth(2)
     whole = evaluation(several, noisy_results(several))
     assert _interval(whole) is not None
-    monkeypatch.setattr(matches, "MOST_IMAGES", 2)
+    monkeypatch.setattr(matches, "MOST_IMAGES", 1)
     assert _interval(whole) is None
 
 
