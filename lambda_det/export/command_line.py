@@ -17,7 +17,7 @@ from lambda_det.files import refuse_missing
 EXAMPLES = """examples:
 A whole detector, with the best checkpoint of its run. It takes resized images in one tensor:
   %(prog)s output/run detector.onnx
-  %(prog)s output/run detector.onnx --batch any --images photos/*.jpg
+  %(prog)s output/run detector.onnx --batch any --images holiday/*.jpg
   %(prog)s output/run for_tensorrt.onnx --batch 8 --fixed 640x640
   %(prog)s output/run detector.onnx MODEL.DEVICE cpu
 
