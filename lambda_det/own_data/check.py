@@ -28,8 +28,8 @@ from lambda_det.errors import DataError, counted, listed, printable, printable_t
 from lambda_det.own_data import fit
 from lambda_det.own_data.fit_input import Asked, fit_input
 from lambda_det.own_data.held_out import films
-from lambda_det.own_data.labels.conversion import as_coco, as_single_class
-from lambda_det.own_data.layouts import find_parts
+from lambda_det.own_data.labels.conversion import as_single_class
+from lambda_det.own_data.layouts import as_coco, find_parts
 from lambda_det.own_data.start import RECIPES
 
 _HEADINGS = {
@@ -127,16 +127,14 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
     if arguments.dataset:
         parts = [registered_files(arguments.dataset)]
     elif arguments.images:
-        parts = [(arguments.json, arguments.images)]
+        parts = as_coco((arguments.json, arguments.images), folder=folder)
     else:
         kind, found, unread = find_parts(arguments.json, folder=folder)
         print(f"{printable(arguments.json)}: labels of {kind}\n")
-        parts = [(part.labels, part.images) for part in found]
-    files = "none" if arguments.no_images else "all"
-    converted = as_coco(*parts, folder=folder)
+        parts = [(part.labels, part.images) for part in found.values()]
     if arguments.single_class:
-        converted = [as_single_class(file, folder) for file in converted]
-    parts = [(file, images) for file, (_, images) in zip(converted, parts, strict=True)]
+        parts = [(as_single_class(file, folder), images) for file, images in parts]
+    files = "none" if arguments.no_images else "all"
     reports = [check_coco(*part, files=files, progress=True) for part in parts]
     status = int(bool(unread))
     for report in reports:

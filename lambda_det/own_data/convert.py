@@ -15,8 +15,7 @@ from lambda_det.detection.data.report import DOUBTFUL, REPAIRED, UNUSABLE
 from lambda_det.detection.data.written_formats import WRITTEN
 from lambda_det.errors import DataError, printable
 from lambda_det.files import refuse_existing
-from lambda_det.own_data.labels.conversion import as_coco
-from lambda_det.own_data.layouts import find_images
+from lambda_det.own_data.layouts import as_coco
 
 
 def convert(arguments: argparse.Namespace) -> None:
@@ -29,9 +28,8 @@ def convert(arguments: argparse.Namespace) -> None:
     output, labels = Path(arguments.output), arguments.labels
     is_folder = bool(WRITTEN[arguments.format].ending)
     refuse_existing(output, arguments.overwrite, folder=is_folder)
-    images = arguments.images or find_images(labels)
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
-        (json_file,) = as_coco((labels, str(images)), folder=Path(folder))
+        ((json_file, images),) = as_coco((labels, arguments.images), folder=Path(folder))
         truth = read_coco(json_file, images)
         if refusal := truth.report.refusal():
             raise DataError(refusal)

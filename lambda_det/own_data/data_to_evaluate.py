@@ -14,9 +14,9 @@ from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.saved_run import SavedRun
 from lambda_det.errors import ConfigError, DataError, suggest
-from lambda_det.own_data.labels.conversion import as_coco, as_single_class, give_all_classes
+from lambda_det.own_data.labels.conversion import as_single_class, give_all_classes
 from lambda_det.own_data.labels.table import COCO
-from lambda_det.own_data.layouts import Part, find_images, find_parts
+from lambda_det.own_data.layouts import Part, as_coco, find_parts
 from lambda_det.own_data.run_data import FOLDER, read_sources
 
 
@@ -56,9 +56,8 @@ def choose_data(
     # Most formats list no classes: their objects' classes would be sorted, and some may be missing
     classes = () if has_single_class else saved.classes.get("thing_classes", ())
     if labels:
-        pictures = images or str(find_images(labels))
-        (file,) = as_coco((labels, pictures), folder=temporary, classes=classes)
-        chosen = Part(file, pictures, labels, "")
+        (found,) = as_coco((labels, images), folder=temporary, classes=classes)
+        chosen = Part(*found, labels)
     else:
         chosen = _of_folder(data, part, temporary, classes)
     _check(chosen)
@@ -68,8 +67,7 @@ def choose_data(
 
 
 def _of_folder(data: str, part: str | None, temporary: Path, classes: Sequence[str]) -> Part:
-    form, places, _ = find_parts(data, folder=temporary, to_train=False)
-    parts = {place.name: place for place in places}
+    form, parts, _ = find_parts(data, folder=temporary, to_train=False)
     chosen = parts[_chosen(parts, part, data)]
     if form != COCO and classes:
         # only this part: another one may have objects of classes that the run does not have
@@ -93,7 +91,7 @@ def _of_run(cfg: CfgNode, home: Path, part: str | None) -> Part | None:
         return None
     part = _chosen(parts, part, str(home))
     labels, images = parts[part]
-    chosen = Part(labels, images, labels, part)
+    chosen = Part(labels, images, labels)
     advice = (
         f"{home} keeps the labels of its part {part} as they were when it began; correct your own, "
         f"and evaluate with --data DIR --part {part}."

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +26,10 @@ from lambda_det.detection.data.image_folder import (
 )
 from lambda_det.errors import DataError, counted, listed
 from lambda_det.files import UNREAD_SUFFIXES
-from lambda_det.own_data.coco_files import write_coco
+from lambda_det.own_data.coco_files import stem_with_part, write_coco
 from lambda_det.own_data.held_out import part_of
 from lambda_det.own_data.image_folders import folder_of_coco
-from lambda_det.own_data.labels.conversion import give_all_classes, only, read_labels
+from lambda_det.own_data.labels.conversion import give_all_classes, is_list, only, read_labels
 from lambda_det.own_data.labels.formats import other_labels, recognise
 from lambda_det.own_data.labels.table import COCO, FORMATS
 from lambda_det.own_data.labels.yolo import read_yolo
@@ -55,13 +55,11 @@ class Part(NamedTuple):
         labels: a file in COCO's format.
         images: the folder of its images.
         source: the user's own labels, for messages.
-        name: "train", "val" or "test".
     """
 
     labels: str
     images: str
     source: str
-    name: str
 
 
 def find_parts(
@@ -70,7 +68,7 @@ def find_parts(
     *,
     folder: Path,
     to_train: bool = True,
-) -> tuple[str, list[Part], list[Path]]:
+) -> tuple[str, dict[str, Part], list[Path]]:
     """The format of a data set, its parts, and images in it that nothing is learnt from.
 
     Args:
@@ -80,9 +78,9 @@ def find_parts(
         to_train: whether one of the parts must be there to train on.
 
     Returns:
-        The name of the format, and the parts in the order train, val, test; those that are there.
-        Labels that are converted get the classes of all parts. And the images that have labels in
-        another format alone, or are of a format that is not read.
+        The name of the format, and the parts by their names in the order train, val, test; those
+        that are there. Labels that are converted get the classes of all parts. And the images that
+        have labels in another format alone, or are of a format that is not read.
 
     Raises:
         DataError: nothing there is of a known format, or it is not clear what belongs together.
@@ -102,9 +100,9 @@ def find_parts(
         parts, stem = {}, Path(os.path.abspath(root)).name
         for part, (content, pictures) in contents.items():
             file = write_coco(content, folder, f"{stem}_{part}")
-            parts[part] = Part(file, str(pictures), content[READER]["labels"], part)
-    found = [parts[part] for part in PART_WORDS if part in parts]
-    return name, found, _unread(place, name, found) if place.is_dir() else []
+            parts[part] = Part(file, str(pictures), content[READER]["labels"])
+    found = {part: parts[part] for part in PART_WORDS if part in parts}
+    return name, found, _unread(place, name, found.values()) if place.is_dir() else []
 
 
 def _log_folders(root: Path) -> None:
@@ -160,13 +158,43 @@ def _unread(place: Path, name: str, parts: Iterable[Part]) -> list[Path]:
     return [*left, *unread]
 
 
-def find_images(labels: str | Path) -> Path:
-    """The folder of the images of labels, in or beside them, where none is named.
+def as_coco(
+    *places: tuple[str, str | None], folder: Path, classes: Sequence[str] = ()
+) -> list[tuple[str, str]]:
+    """Files in COCO's format with the folders of their images, from labels of any format.
+
+    Args:
+        places: labels as in :func:`read_labels` with the folder of their images, or None where it
+            is in or beside them; of the parts of one data set: all get the classes of all. Files of
+            COCO's format and addresses are returned as they are.
+        folder: for the files that are made from the others.
+        classes: of a run, as for :func:`give_all_classes`.
 
     Raises:
-        DataError: no folder there holds the images of a file in COCO's format, or several do.
+        DataError: as :func:`read_labels` and :func:`give_all_classes`; or no folder holds the
+            images of a file in COCO's format, or several do.
     """
-    labels = Path(labels)
+    found = [(place, images or str(_find_images(Path(place)))) for place, images in places]
+    contents = {}
+    for index, (place, images) in enumerate(found):
+        path = Path(place)
+        if not path.exists():  # an address, which Detectron2 may know
+            continue
+        name, files = ("", []) if is_list(path) else recognise(path)
+        if name == COCO:
+            found[index] = str(only(path, files)), images
+        else:
+            contents[index] = read_labels(path, images)
+    give_all_classes(contents.values(), classes)
+    for index, content in contents.items():
+        # They are named by the user's folder; the temporary folder has another name each time
+        place, images = found[index]
+        found[index] = write_coco(content, folder, stem_with_part(place)), images
+    return found
+
+
+def _find_images(labels: Path) -> Path:
+    """The folder of the images of labels, in or beside them, where none is named."""
     name, files = recognise(labels)
     root = labels if labels.is_dir() else labels.parent
     return _images_of(files[0], root, root) if name == COCO else root
@@ -213,7 +241,7 @@ def _of_coco(root: Path, files: list[Path], home: Path, to_train: bool) -> dict[
                 f"{file}: no test part: it is broken, or its images are in no folder or in several"
             )
             continue
-        parts[part] = Part(str(file), str(images), str(file), part)
+        parts[part] = Part(str(file), str(images), str(file))
     return parts
 
 

@@ -207,7 +207,7 @@ class PreparedRun:
         parts = before.keys() & today.keys() - ({"test"} if args.test_json else set())
         labels = {}
         with contextlib.suppress(DataError):  # those that were broken since then have changed
-            labels = {part: digest(part, today[part][0]) for part in parts}
+            labels = {part: digest(today[part][0]) for part in parts}
         if labels != {part: before[part] for part in parts}:
             logger.warning(
                 f"The labels in {args.data or args.train_json} have changed since the run in "

@@ -29,7 +29,8 @@ def temporary_folder() -> Path:
 
 def find_parts(*places):
     """The parts of a data set, whose converted labels go to a folder of the tests."""
-    return layouts.find_parts(*places, folder=temporary_folder())[:2]
+    name, parts, _ = layouts.find_parts(*places, folder=temporary_folder())
+    return name, [*parts.values()]
 
 
 def image(name="", size=SIZE):

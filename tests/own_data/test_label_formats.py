@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 
 from lambda_det.errors import DataError
-from lambda_det.own_data.labels.conversion import as_coco, read_labels
+from lambda_det.own_data.labels.conversion import read_labels
 from lambda_det.own_data.labels.formats import recognise
 from lambda_det.own_data.labels.table import FORMATS
+from lambda_det.own_data.layouts import as_coco
 from tests.own_data.parts import (
     SIZE,
     boxes,
@@ -102,7 +103,7 @@ def test_boxes_come_in_pixels_from_the_form_that_the_table_names(name, tmp_path)
     assert f"| {name.removesuffix(' with a list of names')}" in page
     folder = write_sample(name, tmp_path / "set", OBJECTS)
     assert recognise(folder)[0] == name
-    (file,) = as_coco((str(folder), str(folder)), folder=tmp_path)
+    ((file, _),) = as_coco((str(folder), str(folder)), folder=tmp_path)
     assert images_and_boxes(json.loads(Path(file).read_text("utf-8"))) == OBJECTS
 
 
@@ -111,7 +112,7 @@ def test_classes_of_a_run_stand_in_place_of_those_of_labels(name, tmp_path):
     """A name that no object has is no class, as data.yaml may list; an object's must be there."""
     folder = write_sample(name, tmp_path / "set", OBJECTS)
     classes = ["a key", "pen", "cup"]
-    (file,) = as_coco((str(folder), str(folder)), folder=tmp_path, classes=classes)
+    ((file, _),) = as_coco((str(folder), str(folder)), folder=tmp_path, classes=classes)
     content = json.loads(Path(file).read_text("utf-8"))
     assert [entry["name"] for entry in content["categories"]] == classes
     assert images_and_boxes(content) == OBJECTS

@@ -11,10 +11,11 @@ from lambda_det.detection.data.coco_format import READER
 from lambda_det.detection.data.records import read_image
 from lambda_det.errors import DataError
 from lambda_det.own_data.command_line import convert_main
-from lambda_det.own_data.labels.conversion import as_coco, read_labels
+from lambda_det.own_data.labels.conversion import read_labels
 from lambda_det.own_data.labels.formats import recognise
 from lambda_det.own_data.labels.objects import of_mask
 from lambda_det.own_data.labels.yolo import yolo_names
+from lambda_det.own_data.layouts import as_coco
 from tests.own_data.parts import BOX, LINE, YAML, boxes, encoded, image, make, voc
 
 ONE = {"data.yaml": YAML, "a.png": ""}
@@ -175,8 +176,8 @@ def test_a_file_of_coco_s_may_have_any_name(name, tmp_path):
     """Also one that lists of images have."""
     (tmp_path / name).write_text('{"images": [], "annotations": [], "categories": []}')
     assert recognise(tmp_path / name)[0] == "COCO"
-    file = str(tmp_path / name)
-    assert as_coco((file, str(tmp_path)), folder=tmp_path) == [file]
+    place = str(tmp_path / name), str(tmp_path)
+    assert as_coco(place, folder=tmp_path) == [place]
     (tmp_path / name).write_text("{}")  # which COCO's reader refuses
     assert recognise(tmp_path / name)[0] == "COCO"
 

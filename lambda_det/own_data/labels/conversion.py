@@ -59,7 +59,7 @@ def read_labels(
     """
     place = Path(place)
     home = place
-    if _is_list(place):
+    if is_list(place):
         home = place.parents[2] if place.match("ImageSets/Main/*") else place.parent
     name, files = recognise(home)
     row = FORMATS[name]
@@ -123,7 +123,7 @@ def read_labels(
 _COMPARED = 50  # number of files of labels whose copies of images are decoded
 
 
-def _is_list(place: Path) -> bool:
+def is_list(place: Path) -> bool:
     """Whether it is a list of images, and not of names of classes, nor a COCO file."""
     is_text = place.is_file() and place.suffix.lower() == ".txt"
     return is_text and not place.name.lower().endswith(LISTS) and format_of(place) != COCO
@@ -241,36 +241,6 @@ def only(place: Path, files: list[Path]) -> Path:
     if len(files) > 1 and not (are_names and len({file.read_bytes() for file in files}) == 1):
         raise DataError(f"{place} holds {listed(map(str, files))}; name one of them.")
     return files[0]
-
-
-def as_coco(*places: tuple[str, str], folder: Path, classes: Sequence[str] = ()) -> list[str]:
-    """Make files in COCO's format from labels of any format.
-
-    Args:
-        places: labels as in :func:`read_labels` and the folder of their images, of the parts of
-            one data set: all get the classes of all. Files of COCO's format and missing ones are
-            returned as they are.
-        folder: for the files that are made from the others.
-        classes: of a run, as for :func:`give_all_classes`.
-
-    Raises:
-        DataError: as :func:`read_labels` and :func:`give_all_classes`.
-    """
-    files, contents = [place for place, _ in places], {}
-    for index, (place, images) in enumerate(places):
-        path = Path(place)
-        if not path.exists():
-            continue
-        name, there = ("", []) if _is_list(path) else recognise(path)
-        if name == COCO:
-            files[index] = str(only(path, there))
-        else:
-            contents[index] = read_labels(path, images)
-    give_all_classes(contents.values(), classes)
-    for index, content in contents.items():
-        # They are named by the user's folder; the temporary folder has another name each time
-        files[index] = write_coco(content, folder, stem_with_part(files[index]))
-    return files
 
 
 SINGLE_CLASS = "object"  # the class of all objects with --single-class
