@@ -30,7 +30,7 @@ from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.data.registration import is_coco, load_records
 from lambda_det.detection.data.tile_records import number_of_whole_images
-from lambda_det.detection.saved_run import SavedRun, open_run
+from lambda_det.detection.saved_run import open_run
 from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.modeling.specs import STRIDE
@@ -54,7 +54,7 @@ from lambda_det.own_data.run_data import (
     refuse_folder,
     write_data,
 )
-from lambda_det.own_data.start import DEFAULT, Machine, choose_recipe
+from lambda_det.own_data.start import DEFAULT, Machine, Start, choose_recipe
 from lambda_det.training.log import log_table, show
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.weights.provenance import recorded_network
@@ -80,24 +80,6 @@ class _Given(NamedTuple):
     run: PreparedRun | None
     parts: Parts
     temporary: Path
-
-
-class _Start(NamedTuple):
-    """A configuration, before the own data are in it.
-
-    Attributes:
-        config: with the given keys.
-        file: that it is of.
-        keys: that belong to it besides, with their values; a given key counts more.
-        rows: of the table of choices.
-        is_chosen: whether it is a recipe that nobody named.
-    """
-
-    config: CfgNode
-    file: str
-    keys: dict[str, Any]
-    rows: Sequence[Row] = ()
-    is_chosen: bool = False
 
 
 def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
@@ -155,35 +137,29 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
 
 
 # -------------------------------------------------------------------------------- the configuration
-def _start(given: _Given, config: CfgNode | None) -> _Start:
+def _start(given: _Given, config: CfgNode | None) -> Start:
     """The file of ``--config``, or the run to continue, or an earlier detector, or a recipe."""
     args, given_keys, run = given.args, given.keys, given.run
     if config is not None:
-        return _Start(config, args.config_file, {})
+        return Start(config, args.config_file, {})
     if run:
         row = "recipe", str(run.file), "--resume goes on as the run was started"
-        return _Start(changed_config(run.config, args.opts), str(run.file), {}, [row])
+        return Start(changed_config(run.config, args.opts), str(run.file), {}, [row])
     machine = Machine.of(args, given_keys.get("MODEL.DEVICE"))
-    if earlier := _earlier_detector(given_keys):
-        return _of_detector(earlier, given, machine)
-    recipe = choose_recipe(given_keys, machine)
-    keys = {"MODEL.DEVICE": machine.device}
-    return _Start(recipe.config, recipe.file, keys, recipe.rows, is_chosen=True)
+    return _of_detector(given, machine) or choose_recipe(given_keys, machine)
 
 
-def _earlier_detector(given_keys: Mapping[str, str]) -> SavedRun | None:
+def _of_detector(given: _Given, machine: Machine) -> Start | None:
     """The detector whose checkpoint is given as MODEL.WEIGHTS; None for other weights."""
-    file = given_keys.get("MODEL.WEIGHTS", "")
-    if not Path(file).is_file():
+    weights = given.keys.get("MODEL.WEIGHTS", "")
+    if not Path(weights).is_file():
         return None
-    # it is of a backbone, or of another trainer
-    with contextlib.suppress(ConfigError, WeightsError):
-        earlier = open_run(file)
-        return earlier if isinstance(earlier.config, CfgNode) else None
-    return None
-
-
-def _of_detector(earlier: SavedRun, given: _Given, machine: Machine) -> _Start:
+    try:
+        earlier = open_run(weights)
+    except (ConfigError, WeightsError):  # it is of a backbone, or of another trainer
+        return None
+    if not isinstance(earlier.config, CfgNode):
+        return None
     file = given.temporary / "earlier.yaml"
     file.write_text(earlier.config.dump(), "utf-8")
     network, _ = recorded_network(earlier.content)
@@ -199,25 +175,24 @@ def _of_detector(earlier: SavedRun, given: _Given, machine: Machine) -> _Start:
         **dict.fromkeys(FILE_KEYS, ""),
     }
     row = "network", network, f"that of MODEL.WEIGHTS {earlier.origin.file}"
-    return _Start(changed_config(earlier.config, given.args.opts), str(file), keys, [row])
+    return Start(changed_config(earlier.config, given.args.opts), str(file), keys, [row])
 
 
 # --------------------------------------------------------------------------------------------- keys
-def _with(start: _Start, keys: Mapping[str, Any], args: argparse.Namespace) -> CfgNode:
+def _with(start: Start, keys: Mapping[str, Any], args: argparse.Namespace) -> CfgNode:
     """A configuration with keys, over which the given ones count."""
     words = [str(word) for pair in keys.items() for word in pair]
     return changed_config(start.config, [*words, *args.opts])
 
 
-def _keys_of_flags(given: _Given, start: _Start) -> dict[str, Any]:
+def _keys_of_flags(given: _Given, start: Start) -> dict[str, Any]:
     """The keys that flags mean; what a flag says may not be among the given keys as well."""
     args, given_keys, run = given.args, given.keys, given.run
     keys: dict[str, Any] = {}
     tile = args.tile
     if tile is not None and "INPUT.TILE.SIZE" in given_keys:
         raise ConfigError("--tile and INPUT.TILE.SIZE both say how images are cut; give one.")
-    if run and tile is not None and tile == run.sources.get("tile"):
-        # it may have followed from the data
+    if _keeps_tiles(given):  # they may have followed from the data
         kept = (key for key in (*TILES, *SIZES) if key not in given_keys)
         keys |= {key: attrgetter(key)(run.config) for key in kept}
     elif isinstance(tile, int):
@@ -253,13 +228,13 @@ def _time_to_spend(given: _Given, begun: float) -> dict[str, Any]:
 
 # -------------------------------------------------------------------- what follows from the data
 def _fitted(
-    given: _Given, start: _Start, cfg: CfgNode, rows: list[Row], *, is_derived: bool
+    given: _Given, start: Start, cfg: CfgNode, rows: list[Row], *, is_derived: bool
 ) -> dict[str, Any]:
     """The keys that follow from the data: sizes and tiles, or more where ``is_derived``."""
     # Two tables of the log say why. ``cfg`` has the keys that are known by now.
     args, run = given.args, given.run
     continued = run is not None and Path(start.file).resolve() == run.file.resolve()
-    tile = _tile_to_fit(given)
+    tile = None if _keeps_tiles(given) else args.tile
     fits_input = start.is_chosen or tile is not None
     if args.eval_only or not (is_derived or fits_input):
         _show(rows)
@@ -304,12 +279,10 @@ def _fitted(
     return keys | _told(cfg, [*background, *training])
 
 
-def _tile_to_fit(given: _Given) -> int | str | None:
-    """``--tile``, if the tiles are still to be chosen; None for those of a run that is resumed."""
-    tile, run = given.args.tile, given.run
-    if run and tile in (AUTO, run.sources.get("tile"), run.config.INPUT.TILE.SIZE):
-        return None
-    return tile
+def _keeps_tiles(given: _Given) -> bool:
+    """Whether ``--tile`` has nothing to change in the tiles of a run that is resumed."""
+    run = given.run
+    return run is not None and given.args.tile in (AUTO, run.config.INPUT.TILE.SIZE)
 
 
 def _other_images(given: _Given, cfg: CfgNode) -> list[dict[str, Any]]:

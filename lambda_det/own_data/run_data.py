@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "data"  # the folder of the files in COCO's format, within the run's
 SOURCES = "sources.json"  # a file in it: what the run keeps of its beginning
-_OF_THE_BEGINNING = ("val_share", "stratify", "group_by", "single_class")  # flags of the labels
 FILE_KEYS = [f"DATASETS.{part.upper()}_{what}" for part in PARTS for what in ("JSON", "IMAGES")]
 
 
@@ -73,7 +72,6 @@ def write_data(
         sources = {
             "digests": digests,
             "single_class": bool(args.single_class),
-            "tile": args.tile,
             "rest": rest,
         }
         _write(folder / FOLDER / SOURCES, json.dumps(sources, indent=1).encode())
@@ -190,10 +188,10 @@ class PreparedRun:
         keys = {key: given.get(key, value) for key, value in kept.items() if value}
         folder = self.file.parent
         images = listed(sorted({str(keys[key]) for key in keys if key.endswith("IMAGES")}))
-        said = f"--resume goes on with the labels in {folder / FOLDER}, and the images in {images}"
-        for flag in (name for name in _OF_THE_BEGINNING if getattr(args, name) is not None):
-            said += f"; --{flag.replace('_', '-')} changes nothing in them"
-        show(said)
+        show(
+            f"--resume goes on with the labels in {folder / FOLDER}, and the images in {images}; "
+            "--val-share, --stratify, --group-by and --single-class change nothing in them"
+        )
         if not (args.data or args.train_json or args.test_json):
             return keys
         try:

@@ -8,10 +8,10 @@ import argparse
 import functools
 import os
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from detectron2.config import CfgNode
@@ -80,21 +80,25 @@ class Machine(NamedTuple):
         return cls(device, processes, memory, is_alone, usable_cores())
 
 
-class Recipe(NamedTuple):
-    """A recipe that was chosen.
+class Start(NamedTuple):
+    """A configuration, before the own data are in it.
 
     Attributes:
-        config: its configuration, with the given keys.
-        file: of that.
+        config: with the given keys.
+        file: that it is of.
+        keys: that belong to it besides, with their values; a given key counts more.
         rows: of the table of choices: what, the choice, and why.
+        is_chosen: whether it is a recipe that nobody named.
     """
 
     config: CfgNode
     file: str
-    rows: list[tuple[str, str, str]]
+    keys: dict[str, Any]
+    rows: Sequence[tuple[str, str, str]] = ()
+    is_chosen: bool = False
 
 
-def choose_recipe(given: Mapping[str, str], machine: Machine) -> Recipe:
+def choose_recipe(given: Mapping[str, str], machine: Machine) -> Start:
     """The first recipe that fits the machine, and whose weights can be had.
 
     Args:
@@ -133,9 +137,9 @@ def choose_recipe(given: Mapping[str, str], machine: Machine) -> Recipe:
         ("start", weights or "random weights", origin),
         ("MODEL.DEVICE", machine.device, why),
     ]
-    pairs = [word for pair in given.items() for word in pair]
-    config = changed_config(recipe, ["MODEL.DEVICE", machine.device, *pairs])
-    return Recipe(config, str(CONFIGS / "finetune" / f"{name}.yaml"), rows)
+    keys = {"MODEL.DEVICE": machine.device}
+    config = changed_config(recipe, [word for pair in (keys | given).items() for word in pair])
+    return Start(config, str(CONFIGS / "finetune" / f"{name}.yaml"), keys, rows, is_chosen=True)
 
 
 def _why_not(url: str, given: str | None) -> str:
