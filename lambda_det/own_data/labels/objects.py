@@ -17,6 +17,8 @@ from PIL import Image
 
 from lambda_det.detection.data.records import upright, upright_size
 from lambda_det.detection.data.truth import MAX_PIXELS, area_of, around, rectangle, turned_rectangle
+from lambda_det.detection.merging import clipped, runs
+from lambda_det.detection.run_masks import RunMasks
 from lambda_det.errors import DataError, refused
 
 _CIRCLE = 32  # number of corners of a polygon in place of a circle
@@ -126,25 +128,18 @@ def of_mask(
     Args:
         pixels: [h, w]; what is out of the image is cut.
         corner: x and y of its first pixel.
-        size: width and height of the image, of which only the columns of the part are drawn.
+        size: width and height of the image.
 
     Raises:
         ValueError: the image has more pixels than can be read.
     """
-    (left, top), (width, height) = corner, size
+    width, height = size
     if width * height > MAX_PIXELS:
         raise ValueError(f"{width}x{height} are more pixels than can be read")
-    pixels = pixels[max(-top, 0) : max(height - top, 0), max(-left, 0) : max(width - left, 0)]
-    if not pixels.any():
+    # a corner beyond any image stays beyond it, in numbers that runs can have
+    left, top = (min(max(place, -MAX_PIXELS), MAX_PIXELS) for place in corner)
+    drawn = clipped(runs(pixels, left, top), (0, 0, width, height))
+    if not len(drawn):
         return None
-    left, top = max(left, 0), max(top, 0)
-    # Runs go down the columns of the image, and from the end of one to the next
-    drawn = np.zeros((pixels.shape[1], height), bool)
-    drawn[:, top : top + len(pixels)] = pixels.T
-    changes = np.flatnonzero(np.diff(drawn.ravel(), prepend=False, append=False))
-    counts = np.diff(left * height + changes, prepend=0, append=width * height)
-    if not counts[-1]:
-        counts = counts[:-1]
-    plain = {"size": [height, width], "counts": counts.tolist()}
-    runs = pycocotools.mask.frPyObjects(plain, height, width)
-    return LabelledObject(label, around(runs), {**runs, "counts": runs["counts"].decode()})
+    mask = RunMasks([drawn], (height, width)).coco(0)
+    return LabelledObject(label, around(mask), mask)
