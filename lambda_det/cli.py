@@ -28,7 +28,7 @@ COMMANDS = {
         "own_data.command_line:evaluate_main",
         "evaluate a trained detector on other data",
     ),
-    "report": ("own_data.report.command_line:main", "write one HTML page on a run"),
+    "report": ("own_data.command_line:report_main", "write one HTML page on a run"),
     "export": ("export.command_line:main", "write a detector or a backbone for other runtimes"),
     "backbone": ("export.backbone_command:main", "write a backbone file for detectors"),
     "push": (

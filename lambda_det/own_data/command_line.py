@@ -1,4 +1,4 @@
-"""``lambda-det check``, ``convert``, ``evaluate`` and ``push``: their flags.
+"""``lambda-det check``, ``convert``, ``evaluate``, ``report`` and ``push``: their flags.
 
 What does the work is imported where it begins, so a wrong flag is refused without PyTorch.
 """
@@ -76,20 +76,14 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 # --------------------------------------------------------------------------------------- convert
-_NOTES = "\n".join(
-    f"  {name:9}{'a file for each image' if row.ending else 'one file'}, "
-    f"{f'masks as {row.masks}' if row.masks else 'boxes alone'}"
-    for name, row in WRITTEN.items()
-)
-CONVERT_EXAMPLES = f"""examples:
+CONVERT_EXAMPLES = """examples:
   %(prog)s VOC2007/Annotations train.json --images VOC2007/JPEGImages
   %(prog)s data.yaml train.json --images images/train
   %(prog)s annotations.xml train.json --images pictures
   %(prog)s train.json labels/ --images pictures --format yolo
 
-formats:
-{_NOTES}
-Crowds are written in COCO's format alone.
+YOLO and LabelMe have a file for each image, and YOLO one outline for an object. Crowds are written
+in COCO's format alone.
 """
 
 
@@ -176,6 +170,62 @@ def _evaluate(args: argparse.Namespace) -> None:
     )
     print(evaluated)
     print(f"lambda-det report {evaluated.folder} makes a page of them")
+
+
+# ---------------------------------------------------------------------------------------- report
+REPORT_EXAMPLES = """
+The page of a run, output/mine/report.html:
+  %(prog)s output/mine
+
+Its confusion of classes and its pictures at another score; another file:
+  %(prog)s output/mine --score-threshold 0.3 --pictures 20 --output mine.html
+"""
+
+
+def report_main(argv: list[str] | None = None) -> int:
+    parser = command_parser(
+        "report",
+        "Write one HTML page on a run: curves, AP by class, what would bring most, the worst "
+        "images. It needs no server and no other file.",
+        REPORT_EXAMPLES,
+    )
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a training or an evaluation")
+    add(
+        "--output", metavar="FILE", help="the page, replaced if it exists; default: RUN/report.html"
+    )
+    add("--dataset", metavar="NAME", default="", help="of DATASETS.TEST; default: the first")
+    add(
+        "--score-threshold",
+        type=float,
+        metavar="S",
+        help="lowest score of predictions in the confusion of classes and in pictures (default: "
+        "the one with the best F1, as for predict)",
+    )
+    add(
+        "--pictures",
+        type=int,
+        default=8,
+        metavar="N",
+        help="of the worst images (default: %(default)s)",
+    )
+    args = parser.parse_args(argv)
+    log_to_terminal(logging.WARNING)
+    return exit_status(lambda: _report(args))
+
+
+def _report(args: argparse.Namespace) -> None:
+    refuse_missing(args.run)
+    from lambda_det.own_data.report.run_page import write_report
+
+    path = write_report(
+        args.run,
+        args.output,
+        dataset=args.dataset,
+        score=args.score_threshold,
+        pictures=args.pictures,
+    )
+    print(f"The page is {path}")
 
 
 # ------------------------------------------------------------------------------------------ push

@@ -12,23 +12,23 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lambda_det.detection.data.coco_format import IMAGES, READER, read_lists
 from lambda_det.detection.data.image_folder import (
     SUFFIXES,
+    ImageFolder,
     images_below,
     normal,
     outputs_below,
     walk,
 )
-from lambda_det.errors import DataError, counted, listed
+from lambda_det.errors import DataError, counted, listed, printable
 from lambda_det.files import UNREAD_SUFFIXES
 from lambda_det.own_data.coco_files import stem_with_part, write_coco
 from lambda_det.own_data.held_out import part_of
-from lambda_det.own_data.image_folders import folder_of_coco
 from lambda_det.own_data.labels.conversion import give_all_classes, is_list, only, read_labels
 from lambda_det.own_data.labels.formats import other_labels, recognise
 from lambda_det.own_data.labels.table import COCO, FORMATS
@@ -246,10 +246,70 @@ def _of_coco(root: Path, files: list[Path], home: Path, to_train: bool) -> dict[
 
 
 def _images_of(file: Path, root: Path, home: Path) -> Path:
-    """The folder in or beside ``home`` with the images of a file in COCO's format."""
+    """The folder in or beside ``home`` from which the names in a file of COCO's format lead to its
+    images. Folders of the file's part of the data come first.
+    """
     above = home.parent if home.name == "annotations" else home
     part = named_part(file.with_suffix(""), root, is_file=True)
-    return folder_of_coco(file, above, lambda folder: named_part(folder, above) == part)
+
+    def is_of_part(folder: Path) -> bool:
+        return named_part(folder, above) == part
+
+    images = read_lists(str(file), IMAGES)["images"]
+    names = list(dict.fromkeys(filter(None, (image["file_name"] for image in images))))
+    whole = [
+        folder
+        for folder in _folders(above)
+        if names and all((folder / name).is_file() for name in names)
+    ]
+    if not whole:
+        return _spread(file, above, names, is_of_part)
+    whole = list(filter(is_of_part, whole)) or whole
+    if file.parent in whole:
+        return file.parent
+    if len(whole) > 1:
+        raise _several(file, names[0], whole)
+    return whole[0]
+
+
+def _folders(above: Path) -> list[Path]:
+    """The folder and the folders below it, at any depth, that hold files."""
+    folders = {above: None}
+    for path in walk(above):
+        for folder in path.parents:
+            if folder in folders:
+                break
+            folders[folder] = None
+    return sorted(folders)
+
+
+def _spread(
+    file: Path, above: Path, names: Collection[str], is_of_part: Callable[[Path], bool]
+) -> Path:
+    """The folder above the images to which the ends of some names lead."""
+    images, places = ImageFolder(above), {}
+    for name in names:
+        found = images.named(name)[1]
+        if paths := {path for path in found if is_of_part(path.parent)} or found:
+            places[name] = paths
+    if not places:
+        name = printable(next(iter(names), ""))
+        raise DataError(
+            f"{file}: its image {name!r} is in no folder of {above}; name the folder with "
+            f"--train {file} --images DIR."
+        )
+    for name, paths in places.items():
+        if len(paths) > 1 and file.parent / name not in paths:
+            raise _several(file, name, [path.parent for path in sorted(paths)])
+    found = [path.parent for paths in places.values() for path in paths]
+    return Path(os.path.commonpath(found))
+
+
+def _several(file: Path, name: str, folders: Iterable[Path]) -> DataError:
+    return DataError(
+        f"{file}: its image {printable(name)!r} is in each of {listed(folders)}; name the folder "
+        f"with --train {file} --images DIR."
+    )
 
 
 # --------------------------------------------------------------------------------- of other formats

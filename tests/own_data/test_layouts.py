@@ -41,7 +41,6 @@ VOC, LABELME, VIA = voc("a.png", BOX), labelme("a.png"), via(cups("a.png"))
 OF_COCO, OF_LIST = coco(cups("a.png")), "YOLO with a list of names"
 OF_BUS = {"xml": voc("b.png", BOX), "png": ""}.items()
 FOLDERS = [name for name, row in WRITTEN.items() if row.ending]  # with a file for each image
-WITH_MASKS = [name for name in FOLDERS if WRITTEN[name].masks]
 
 
 def images_of(parts: list, root: Path) -> list[list[str]]:
@@ -485,7 +484,7 @@ def shapes(tmp_path):
     return coco_content(names, [box, parts, crowd], {7: "красная клетка"}, size=(40, 30))
 
 
-@pytest.mark.parametrize("kind", WITH_MASKS)
+@pytest.mark.parametrize("kind", FOLDERS)
 def test_the_command_writes_other_formats_and_reads_them_back(kind, shapes, tmp_path, capsys):
     (tmp_path / "a.json").write_text(json.dumps(shapes))
     first, labels, back = (str(tmp_path / name) for name in ("a.json", "labels", "b.json"))
@@ -500,12 +499,12 @@ def test_the_command_writes_other_formats_and_reads_them_back(kind, shapes, tmp_
     assert np.allclose(parts["bbox"], [3, 3, 21, 23], atol=1e-6)
     assert "segmentation" not in box and not {"source", READER} & {*box, *content}
     mask = parts["segmentation"]
-    assert len(mask) == (1 if WRITTEN[kind].masks == "one outline" else 2)
+    assert len(mask) == (1 if kind == "yolo" else 2)
     areas = [area(merge(frPyObjects(polygons, 30, 40))) for polygons in (mask, POLYGONS)]
     assert areas[0] == areas[1] > 30
 
 
-@pytest.mark.parametrize("kind", WITH_MASKS)
+@pytest.mark.parametrize("kind", FOLDERS)
 def test_runs_come_back_as_polygons_of_the_same_pixels(kind, shapes, tmp_path):
     """Some pixels and a ring; a box of runs comes back as it was."""
     masks = np.zeros((2, 30, 40), np.uint8, order="F")

@@ -11,21 +11,18 @@ class WrittenFormat(NamedTuple):
     Attributes:
         title: its name in sentences, under which ``FORMATS`` of ``own_data/labels/table.py`` has
             the reader.
-        masks: how a mask is written: "outlines", one for each of its pieces, or "one outline"; ""
-            for a format of boxes alone.
         ending: of the file of an image; "" for a format with one file.
         classes_file: the name of a file with the names of the classes; "" where the files of the
             images have them.
     """
 
     title: str
-    masks: str
     ending: str = ""
     classes_file: str = ""
 
 
 WRITTEN = {
-    "coco": WrittenFormat("COCO", "outlines or run lengths"),
-    "yolo": WrittenFormat("YOLO", "one outline", ".txt", "data.yaml"),
-    "labelme": WrittenFormat("LabelMe", "outlines", ".json"),
+    "coco": WrittenFormat("COCO"),
+    "yolo": WrittenFormat("YOLO", ".txt", "data.yaml"),
+    "labelme": WrittenFormat("LabelMe", ".json"),
 }

@@ -21,7 +21,7 @@ from lambda_det.detection.prediction import Prediction, Predictor
 from lambda_det.detection.prediction import command_line as predict
 from lambda_det.detection.saved_run import open_run
 from lambda_det.export import command_line as export
-from lambda_det.own_data.report import command_line as report
+from lambda_det.own_data.command_line import REPORT_EXAMPLES
 from tests.detection.prediction.test_files import write_video
 from tests.export.conftest import needs_any_size
 from tests.export.tiny import few_rounds, lambda_detector_config, save_lambda_run
@@ -38,8 +38,9 @@ OTHERS = ("own_data.md", "use_in_your_project.md")
 
 def commands() -> list[str]:
     found = []
-    for name, module in (("export", export), ("predict", predict), ("report", report)):
-        examples = module.EXAMPLES.replace("\\\n", " ")
+    of_command = {"export": export.EXAMPLES, "predict": predict.EXAMPLES, "report": REPORT_EXAMPLES}
+    for name, examples in of_command.items():
+        examples = examples.replace("\\\n", " ")
         found += [f"{name} {words}" for words in re.findall(r"^ +%\(prog\)s (.*)$", examples, re.M)]
     pages = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
     for page in pages:
