@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -112,17 +111,16 @@ def print_copies(parts: Mapping[str, list[str]]) -> bool:
     return bool(pairs)
 
 
-def check_data(arguments: argparse.Namespace) -> int:
+def check_data(arguments: argparse.Namespace, folder: Path) -> int:
     """Print what is wrong with a data set, and return the exit status.
+
+    Args:
+        arguments: of the command line.
+        folder: for labels that are converted, which is temporary.
 
     Raises:
         DataError: the data cannot be read at all.
     """
-    with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
-        return _check(arguments, Path(folder))
-
-
-def _check(arguments: argparse.Namespace, folder: Path) -> int:
     unread = []
     if arguments.dataset:
         parts = [registered_files(arguments.dataset)]

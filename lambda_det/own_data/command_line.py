@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
@@ -72,7 +73,8 @@ def check(arguments: argparse.Namespace) -> int:
     refuse_missing(arguments.json, arguments.images)
     from lambda_det.own_data.check import check_data
 
-    return check_data(arguments)
+    with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
+        return check_data(arguments, Path(folder))
 
 
 # --------------------------------------------------------------------------------------- convert

@@ -33,7 +33,7 @@ from lambda_det.own_data.data_to_evaluate import choose_data
 from lambda_det.own_data.layouts import Part
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import evaluate_run
-from lambda_det.own_data.report.reading import EVALUATION, Result, label_of, results_of
+from lambda_det.own_data.report.reading import EVALUATION, Result, by_label, results_of
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.task import EMA, RAW, Results
@@ -79,7 +79,7 @@ class ResultsOnData:
 
     def to_dict(self) -> dict[str, float]:
         """The results by the names of :attr:`lambda_det.Run.evaluations`, such as "box AP"."""
-        return {label_of(n, with_weights=False): r.value for n, r in self.results.items()}
+        return by_label(self.results)
 
     def __repr__(self) -> str:  # which the last line of a notebook's cell shows
         rows = []
@@ -141,7 +141,7 @@ def evaluate(
         name = identifying_stem(chosen.labels) if chosen else ""
         folder = Path(output) if output else home / "evaluations" / name
         with disk_of(folder):
-            _take_folder(folder, is_named=bool(output))
+            _take_folder(folder)
             if chosen:
                 labels_file = folder / f"{name}.json"
                 with contextlib.suppress(shutil.SameFileError):  # it may be there already
@@ -167,11 +167,11 @@ def evaluate(
 
 
 # ------------------------------------------------------------------------------------- its folder
-def _take_folder(folder: Path, *, is_named: bool) -> None:
+def _take_folder(folder: Path) -> None:
     """Make the folder of the results, or take that of an earlier evaluation; refuse others."""
     RunFolder(folder).refuse_unwritable()
     RunFolder(folder).refuse_other_run()
-    if is_named and any(folder.glob("*")) and not (folder / MARK).is_file():
+    if any(folder.glob("*")) and not (folder / MARK).is_file():
         raise ConfigError(
             f"--output {folder} was not written by an evaluation; give a new folder, or that of an "
             "earlier evaluation, whose results are replaced."

@@ -56,29 +56,6 @@ _TEST_IMAGES = 8  # guess: of one size, which a GPU evaluates together
 _LR_STEPS = (210 / 270, 250 / 270)
 _SHARE = 0.2  # guess: share of a run's time that evaluations may take
 
-# Keys that follow from the data and the machine, and that the command line sets literally
-FITTED_KEYS = frozenset(
-    [
-        "DATALOADER.FILTER_EMPTY_ANNOTATIONS",
-        "DATALOADER.NUM_WORKERS",
-        "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS",
-        "MODEL.ANCHOR_GENERATOR.SIZES",
-        "MODEL.MASK_ON",
-        "MODEL.RPN.POST_NMS_TOPK_TEST",
-        "MODEL.RPN.PRE_NMS_TOPK_TEST",
-        "SOLVER.BASE_LR",
-        "SOLVER.CHECKPOINT_PERIOD",
-        "SOLVER.IMS_PER_BATCH",
-        "SOLVER.MAX_ITER",
-        "SOLVER.REFERENCE_WORLD_SIZE",
-        "SOLVER.STEPS",
-        "SOLVER.WARMUP_ITERS",
-        "TEST.DETECTIONS_PER_IMAGE",
-        "TEST.EVAL_PERIOD",
-        "TEST.IMS_PER_BATCH",
-    ]
-)
-
 
 def fit(
     cfg: CfgNode,
@@ -86,8 +63,8 @@ def fit(
     machine: Machine,
     asked: Asked,
     *,
-    classes: Sequence[str] = (),
-    others: Sequence[Record] = (),
+    classes: Sequence[str],
+    others: Sequence[Record],
 ) -> tuple[Input, list[Choice]]:
     """All keys that follow from data and machine.
 

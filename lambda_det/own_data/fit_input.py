@@ -180,8 +180,8 @@ def fit_input(
     records: Sequence[Record],
     asked: Asked,
     *,
-    classes: Sequence[str] = (),
-    others: Sequence[Record] = (),
+    classes: Sequence[str],
+    others: Sequence[Record],
 ) -> Input:
     """The size of the input, tiles, and a finer map for small objects.
 

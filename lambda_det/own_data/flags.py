@@ -196,13 +196,12 @@ def _has_work(args: argparse.Namespace, config: CfgNode | None) -> bool:
         return True
     if config.RECIPE.ENABLED and not args.eval_only:
         return True
-    named = [(getattr(args, f"{p}_json"), getattr(args, f"{p}_images")) for p in PARTS]
-    if not any(labels for labels, _ in named):
-        return False
-    from lambda_det.own_data.labels.formats import recognise
-    from lambda_det.own_data.labels.table import COCO
+    for part in PARTS:
+        labels = getattr(args, f"{part}_json")
+        if labels and Path(labels).exists():
+            from lambda_det.own_data.labels.formats import recognise
+            from lambda_det.own_data.labels.table import COCO
 
-    for labels, images in named:
-        if labels and Path(labels).exists() and (not images or recognise(Path(labels))[0] != COCO):
-            return True
+            if not getattr(args, f"{part}_images") or recognise(Path(labels))[0] != COCO:
+                return True
     return False

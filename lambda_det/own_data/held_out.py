@@ -95,9 +95,10 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
     train, val = _halves(json_file, image_folder, split)
     report, held_out = file_report(json_file, image_folder), len(val["images"])
     labels, of = report.json_file, held_out + len(train["images"])
-    how = "stratified" if split.stratify else "by the hash of their names"
-    how += f", in groups by {split.group_by}" if split.group_by else ", copies on one side"
-    show(f"Held out to evaluate on: {held_out} of {of} images of {labels}, {how}")
+    show(
+        f"Held out to evaluate on: {held_out} of {of} images of {labels}, by their names; copies, "
+        "or the groups of --group-by, stay on one side"
+    )
     if not split.group_by and (hint := films(report.paths)):
         logger.warning(f"{labels}: {hint}")
     if unseen := _classes(train) - _classes(val):

@@ -82,7 +82,7 @@ def write_folder(run: Path, repository: str, folder: Path, license: str, checkpo
         UserError: one sentence on what cannot work. The folder stays as it was.
     """
     # Matplotlib takes a second, and `import lambda_det` imports this module
-    from lambda_det.own_data.report.reading import label_of, results_of
+    from lambda_det.own_data.report.reading import by_label, results_of
 
     if folder.is_dir() and (strange := {path.name for path in folder.iterdir()} - _OURS):
         raise ConfigError(f"{folder} holds {min(strange)}; give a folder that is empty.")
@@ -91,8 +91,7 @@ def write_folder(run: Path, repository: str, folder: Path, license: str, checkpo
     if isinstance(opened.config, DictConfig):
         raise ConfigError(f"{run} is a run of a LazyConfig; detectors of YAML can be pushed.")
     results = results_of(RunFolder(run).metrics(), origin.averaged, origin.step)
-    labels = {label_of(name, with_weights=False): r.value for name, r in results.items()}
-    card = _card(repository, opened, labels, license)
+    card = _card(repository, opened, by_label(results), license)
     folder.mkdir(parents=True, exist_ok=True)
     config = _without_folders(opened.config)
     config["MODEL"]["WEIGHTS"] = f"hf://{repository}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -112,10 +111,10 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
         parts, digests = ({}, {}) if has_data else read_data(args, temporary, rows)
         given = _Given(args, given_keys, folder, run, parts, temporary)
         start = _start(given, config)
-        flags = _keys_of_flags(given, start) | _time_to_spend(given, begun)
+        flags = _keys_of_flags(given, start, begun)
         keys = start.keys | flags
         cfg = _with(start, keys, args)
-        kept = cfg.RECIPE.KEEP = sorted(fit.FITTED_KEYS & {*given_keys, *flags, *cfg.RECIPE.KEEP})
+        kept = cfg.RECIPE.KEEP = sorted({*given_keys, *flags, *cfg.RECIPE.KEEP})
         is_derived = cfg.RECIPE.ENABLED and not args.eval_only
         if is_derived:
             fit.check(cfg)
@@ -185,8 +184,10 @@ def _with(start: Start, keys: Mapping[str, Any], args: argparse.Namespace) -> Cf
     return changed_config(start.config, [*words, *args.opts])
 
 
-def _keys_of_flags(given: _Given, start: Start) -> dict[str, Any]:
-    """The keys that flags mean; what a flag says may not be among the given keys as well."""
+def _keys_of_flags(given: _Given, start: Start, begun: float) -> dict[str, Any]:
+    """The keys that flags mean; what a flag says may not be among the given keys as well. The
+    command began at ``begun``, by ``time.monotonic``.
+    """
     args, given_keys, run = given.args, given.keys, given.run
     keys: dict[str, Any] = {}
     tile = args.tile
@@ -210,20 +211,13 @@ def _keys_of_flags(given: _Given, start: Start) -> dict[str, Any]:
     if args.epochs is not None:
         # In the place of a time that a stopped run had not come to
         keys |= {"RECIPE.ENABLED": True, "RECIPE.EPOCHS": args.epochs, "RECIPE.TIME": 0.0}
+    if args.time is not None:
+        # counts until the first steps are timed
+        seconds = max(args.time - (time.monotonic() - begun), 1.0)
+        keys |= {"RECIPE.ENABLED": True, "RECIPE.TIME": seconds}
+        if run and not run.config.RECIPE.TIME:  # its schedule is set, and stays
+            keys |= {"RECIPE.EPOCHS": run.config.RECIPE.EPOCHS, "RECIPE.TIME": 0.0}
     return keys
-
-
-def _time_to_spend(given: _Given, begun: float) -> dict[str, Any]:
-    """The keys of ``--time``, whose command began at ``begun``, by ``time.monotonic``."""
-    # They count until the first steps are timed. A resumed run keeps its schedule, once it is set
-    run = given.run
-    if given.args.time is None:
-        return {}
-    if run and not run.config.RECIPE.TIME:
-        epochs = run.config.RECIPE.EPOCHS
-        return {"RECIPE.ENABLED": True, "RECIPE.TIME": 0.0, "RECIPE.EPOCHS": epochs}
-    seconds = max(given.args.time - (time.monotonic() - begun), 1.0)
-    return {"RECIPE.ENABLED": True, "RECIPE.TIME": seconds}
 
 
 # -------------------------------------------------------------------- what follows from the data
@@ -269,9 +263,7 @@ def _fitted(
     else:
         found, training = fit_input(cfg, records, asked, classes=classes, others=others), []
     if start.is_chosen:
-        short = statistics.median(min(one["width"], one["height"]) for one in records)
-        why = f"to train on; the median of their shorter sides is {short:g} pixels"
-        rows.append(("images", f"{len(records)}{among}", why))
+        rows.append(("images", f"{len(records)}{among}", "to train on"))
     _show([*rows, *found.rows, *((key, str(value), why) for key, value, why in found.choices)])
     for warning in found.warnings:
         logger.warning(warning)

@@ -8,7 +8,7 @@ import contextlib
 import json
 import logging
 import os
-import uuid
+import tempfile
 from collections.abc import Mapping
 from functools import cached_property
 from operator import attrgetter
@@ -22,7 +22,6 @@ from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.image_folder import images_below
 from lambda_det.detection.data.outputs import mark_output
 from lambda_det.errors import ConfigError, DataError, listed, refused
-from lambda_det.files import TEMPORARY
 from lambda_det.own_data.coco_files import identifying_stem, name_labels
 from lambda_det.own_data.data_files import Parts, digest, read_labels
 from lambda_det.own_data.flags import PARTS
@@ -133,14 +132,12 @@ def _take_back(path: Path) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     """Write a file, which other processes may write at the same time."""
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
     with refused(DataError, f"{path} cannot be written", "", OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with tempfile.TemporaryDirectory(dir=path.parent) as own:
+            temporary = Path(own, path.name)
             temporary.write_bytes(content)
             os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------ a run goes on

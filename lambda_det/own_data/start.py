@@ -138,7 +138,7 @@ def choose_recipe(given: Mapping[str, str], machine: Machine) -> Start:
         ("MODEL.DEVICE", machine.device, why),
     ]
     keys = {"MODEL.DEVICE": machine.device}
-    config = changed_config(recipe, [word for pair in (keys | given).items() for word in pair])
+    config = changed_config(recipe, [word for pair in {**keys, **given}.items() for word in pair])
     return Start(config, str(CONFIGS / "finetune" / f"{name}.yaml"), keys, rows, is_chosen=True)
 
 

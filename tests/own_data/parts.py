@@ -14,6 +14,7 @@ from detectron2.structures import BoxMode
 from PIL import Image
 
 from lambda_det.own_data import layouts
+from lambda_det.own_data.labels import conversion
 from tests.coco import coco_content
 
 SIZE = (40, 30)  # of each image
@@ -31,6 +32,11 @@ def find_parts(*places):
     """The parts of a data set, whose converted labels go to a folder of the tests."""
     name, parts, _ = layouts.find_parts(*places, folder=temporary_folder())
     return name, [*parts.values()]
+
+
+def read_labels(place, images=None):
+    """Labels in COCO's format, whose images are among them by default."""
+    return conversion.read_labels(place, images or place)
 
 
 def image(name="", size=SIZE):

@@ -14,7 +14,7 @@ from lambda_det.detection.data import (
 )
 from lambda_det.errors import ConfigError
 from lambda_det.own_data import fit as fitting
-from lambda_det.own_data.fit import FITTED_KEYS, epochs_for, evaluations_for, size_in_training
+from lambda_det.own_data.fit import epochs_for, evaluations_for, size_in_training
 from lambda_det.own_data.fit_input import Asked, Facts
 from lambda_det.own_data.start import Machine
 from lambda_det.weights.loading import read_weights
@@ -47,15 +47,8 @@ def make_records(images, sizes=((50, 50),), classes=(0,)):
 
 def derived(cfg, records, machine=CPU):
     """What follows from records, also keys that are kept."""
-    _, choices = fitting.fit(cfg, records, machine, Asked())
-    return as_given(choices)
-
-
-def as_given(choices):
-    """The values by their keys, each of which can be given as well."""
-    found = {key: value for key, value, _ in choices}
-    assert found.keys() <= FITTED_KEYS
-    return found
+    _, choices = fitting.fit(cfg, records, machine, Asked(), classes=(), others=())
+    return {key: value for key, value, _ in choices}
 
 
 def fit(cfg, records):
@@ -243,8 +236,8 @@ def of_gpu(file, records, machine, tile=None, epochs=0.0):
     """What follows for the input and the machine from a recipe that was chosen."""
     cfg, asked = get_config(f"finetune/{file}.yaml"), Asked(tile=tile, is_chosen=True)
     cfg.RECIPE.EPOCHS, cfg.MODEL.DEVICE = epochs, machine.device
-    found, training = fitting.fit(cfg, records, machine, asked)
-    return {key: value for key, value, _ in found.choices} | as_given(training)
+    found, training = fitting.fit(cfg, records, machine, asked, classes=(), others=())
+    return {key: value for key, value, _ in (*found.choices, *training)}
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ def labels(sides, size=(640, 640), classes=(0,)):
     return [record([(side, side) for side in sides], size, classes)]
 
 
-def fitted(cfg, records, given=(), size=None, tile=None, **more):
+def fitted(cfg, records, given=(), size=None, tile=None, classes=(), others=()):
     """What follows for a recipe that was chosen."""
-    return fit_input(cfg, records, Asked(given, size, tile, is_chosen=True), **more)
+    asked = Asked(given, size, tile, is_chosen=True)
+    return fit_input(cfg, records, asked, classes=classes, others=others)
 
 
 def values(found):
@@ -254,7 +255,10 @@ def test_neither_a_rare_large_class_nor_a_common_one_hides_what_is_small(light, 
 def test_one_number_of_pixels_at_one_size(light):
     """Whether the recipe was chosen or named, and whatever is enlarged after this."""
     records = squares([18] * 99, (1100, 800))
-    chosen, named = fitted(light, records), fit_input(light, records, Asked())
+    chosen, named = (
+        fitted(light, records),
+        fit_input(light, records, Asked(), classes=(), others=()),
+    )
     words = "100% of the objects have less than 12 pixels in an input of 384"
     assert row(chosen) == ("384 pixels, overlap 48", words) and not chosen.warnings
     assert named.warnings[0].startswith(words) and not named.choices
@@ -325,7 +329,7 @@ def test_images_that_are_tiles_beside_whole_ones_are_recognised(light, train, ot
     """Both get one scale; a recipe that is named is told what to type."""
     found = fitted(light, train, others=others)
     assert (tiles(found) or [None])[0] == side
-    named = fit_input(light, train, Asked(), others=others)
+    named = fit_input(light, train, Asked(), classes=(), others=others)
     assert not named.choices and any("--tile 192" in w for w in named.warnings) is bool(side)
     # where they are given, those of the other part are cut
     assert bool(tiles(fitted(light, train, tile=192, others=others))) is bool(others)

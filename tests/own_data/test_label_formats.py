@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from lambda_det.errors import DataError
-from lambda_det.own_data.labels.conversion import read_labels
 from lambda_det.own_data.labels.formats import recognise
 from lambda_det.own_data.labels.table import FORMATS
 from lambda_det.own_data.layouts import as_coco
@@ -25,6 +24,7 @@ from tests.own_data.parts import (
     encoded,
     labelme,
     make,
+    read_labels,
     shape,
     via,
     voc,

@@ -11,12 +11,11 @@ from lambda_det.detection.data.coco_format import READER
 from lambda_det.detection.data.records import read_image
 from lambda_det.errors import DataError
 from lambda_det.own_data.command_line import convert_main
-from lambda_det.own_data.labels.conversion import read_labels
 from lambda_det.own_data.labels.formats import recognise
 from lambda_det.own_data.labels.objects import of_mask
 from lambda_det.own_data.labels.yolo import yolo_names
 from lambda_det.own_data.layouts import as_coco
-from tests.own_data.parts import BOX, LINE, YAML, boxes, encoded, image, make, voc
+from tests.own_data.parts import BOX, LINE, YAML, boxes, encoded, image, make, read_labels, voc
 
 ONE = {"data.yaml": YAML, "a.png": ""}
 EMPTY = voc("a.png")
@@ -106,6 +105,8 @@ def test_masks_of_a_part_are_pycocotools_masks_of_the_image():
             assert thing.mask["counts"].encode() == runs["counts"]
             x, y, w, h = toBbox(runs).tolist()
             assert thing.box == (x, y, x + w, y + h)
+    for far in (2**32, -(2**63), 10**30):
+        assert of_mask("cup", np.ones((2, 2), bool), (far, 0), (4, 4)) is None
 
 
 def test_yolo_labels_lie_beside_images_of_a_folder_images(tmp_path):

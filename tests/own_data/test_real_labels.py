@@ -188,7 +188,7 @@ CASES = {
     "YOLO with endings in capital letters": (
         of_yolo() | {"b.png": "", "b.TXT": LINE},
         0,
-        "2 images with 2 cup",
+        "2 images with 2 objects",
         "! without a label",
     ),
     "folders whose names have a word for a part and others": (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from lambda_det.own_data.labels.findings import (
     RENAMED,
     UNREAD,
 )
-from lambda_det.own_data.labels.formats import format_of, recognise
+from lambda_det.own_data.labels.formats import endings_of, format_of, recognise
 from lambda_det.own_data.labels.images import MissingImage, NamedImages, lines_of_text
 from lambda_det.own_data.labels.labelme import read_labelme, shows_another
 from lambda_det.own_data.labels.objects import LabelledImage, area, size_of
@@ -35,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 def read_labels(
     place: str | Path,
-    images: str | Path | None = None,
+    images: str | Path,
     paths: Iterable[Path] | None = None,
 ) -> dict[str, Any]:
     """Read the labels of a file or folder into COCO's format.
@@ -43,7 +42,7 @@ def read_labels(
     Args:
         place: a file of labels, a folder of them, or a list of images (``.txt``) in or below the
             folder of their labels.
-        images: the folder of the images; by default where the labels are. Names are relative to it.
+        images: the folder of the images, to which names are relative.
         paths: the images to consider; by default all in ``images``.
 
     Returns:
@@ -67,7 +66,7 @@ def read_labels(
         raise DataError(f"{place}: labels of COCO need no list of images; name {files[0]}.")
     if row.images == "all":
         files = [only(home, files)]
-    folder = Path(images or (home if home.is_dir() else home.parent))
+    folder = Path(images)
     pictures = NamedImages(folder, paths)
     if home != place:
         named = lines_of_text(place)
@@ -89,11 +88,9 @@ def read_labels(
     if not rows:
         if unread := report.findings.get(UNREAD):
             raise DataError(unread.first[0])
-        endings = Counter(path.suffix.lower() for path in walk(folder))
-        there = listed(f"{count} {ending}" for ending, count in endings.most_common())
         raise DataError(
             f"{place}: of {len(pictures.paths)} images in {folder}, none has labels; there are "
-            f"{there}, and images are read as {' '.join(SUFFIXES)}."
+            f"{endings_of(walk(folder))}, and images are read as {' '.join(SUFFIXES)}."
         )
     things = [thing for image in rows for thing in image.objects]
     for thing in things:
@@ -116,7 +113,11 @@ def read_labels(
     content = _content(placed, folder, classes)
     findings = [{**kind._asdict(), **vars(finding)} for kind, finding in report.findings.items()]
     content[READER] = {"labels": str(place), "findings": findings, "boxes": row.boxes}
-    _log(name, placed, report)
+    what = counted(len(placed), "image"), counted(len(content["annotations"]), "object")
+    logger.info(f"{place}: {name}, {' with '.join(what)}")
+    # the check of the data says the others
+    for kind, finding in report.of(NOTED).items():
+        show(f"{finding.count} x {kind.text}; first: {finding.first[0]}")
     return content
 
 
@@ -219,16 +220,6 @@ def _content(
             annotations.append(annotation)
     categories = [{"id": number, "name": name} for name, number in ids.items()]
     return {"images": images, "annotations": annotations, "categories": categories}
-
-
-def _log(name: str, placed: Mapping[Path, LabelledImage], report: Report) -> None:
-    counts = Counter(thing.label for row in placed.values() for thing in row.objects)
-    objects = ", ".join(f"{count} {label}" for label, count in counts.most_common())
-    count = counted(len(placed), "image")
-    logger.info(f"{report.json_file}: {name}, {count} with {objects or 'no object'}")
-    # the check of the data says the others
-    for kind, finding in report.of(NOTED).items():
-        show(f"{finding.count} x {kind.text}; first: {finding.first[0]}")
 
 
 def only(place: Path, files: list[Path]) -> Path:

@@ -7,7 +7,7 @@ import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lambda_det.detection.data.image_folder import outputs_below, walk
@@ -139,5 +139,10 @@ def _seen(there: list[Path]) -> str:
             f"{len(labels)} files such as {labels[0]} look like YOLO's labels, but a list of the "
             f"names of their classes is missing; {names}"
         )
-    endings = Counter(file.suffix.lower() or file.name for file in there)
-    return f"there are {listed(f'{count} {ending}' for ending, count in endings.most_common())}"
+    return f"there are {endings_of(there)}"
+
+
+def endings_of(files: Iterable[Path]) -> str:
+    """How many files of each ending there are, for a message."""
+    counts = Counter(file.suffix.lower() or file.name for file in files)
+    return listed(f"{count} {ending}" for ending, count in counts.most_common())

@@ -107,7 +107,6 @@ class Evidence:
         metrics: of the run's metrics.json, for its curves, also on the page of an evaluation.
         trained: number of objects of each class in training, by its name; empty if unknown.
         scale: sides of the network's input as a share of the sides of the images or tiles.
-        is_tiled: whether images are cut into tiles already.
         epochs: of the training; None if unknown.
         folder: of the run, for commands.
         predictions, missed: of :func:`sort_errors`.
@@ -123,7 +122,6 @@ class Evidence:
     metrics: Sequence[Mapping[str, float]]
     trained: Mapping[str, int]
     scale: float = 1.0
-    is_tiled: bool = False
     epochs: Epochs | None = None
     folder: str = "RUN"
 
@@ -260,13 +258,10 @@ def _too_small(run: Evidence) -> Iterator[Change]:
         evidence = f"Half of all objects have a side of {half:.0f} pixels or less there. {share}."
     else:
         return
-    how = "on tiles of large images (--tile auto), or at a larger size (--size)"
-    if run.is_tiled:
-        # in tiles of a given side objects keep their pixels; a size beside it enlarges them
-        how = "on smaller tiles (--tile)" if run.scale < 1 else "on enlarged tiles (--tile, --size)"
     yield Change(
         "missed",
-        f"Train {how}: the objects are too small in the network's input.",
+        "Train on tiles of large images (--tile auto), on smaller tiles than now (--tile), or at a "
+        "larger size (--size): the objects are too small in the network's input.",
         run.gain({i for i in badly if run.predictions[i].matched in small}, run.missed & small),
         evidence,
         # what is hardly seen is not learned by a longer training either

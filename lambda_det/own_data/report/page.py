@@ -131,13 +131,11 @@ class Page:
         )
         self._sections.append(f'<div class="numbers">{"".join(cells)}</div>')
 
-    def figures(self, *figures: str) -> None:
-        """Figures beside each other where the window is wide enough, else below each other."""
-        self._sections.append(f'<div class="figures">{"".join(figures)}</div>')
-
-    def single_figure(self, figure: str) -> None:
-        """An SVG figure in its own size, which scrolls in a narrow window."""
-        self._sections.append(f'<div class="single">{figure}</div>')
+    def figures(self, *figures: str, kind: str = "figures") -> None:
+        """Figures beside each other where the window is wide enough, else below each other; of the
+        kind "single" an SVG figure in its own size, which scrolls in a narrow window.
+        """
+        self._sections.append(f'<div class="{kind}">{"".join(figures)}</div>')
 
     def table(self, head: Sequence[str], rows: Iterable[Sequence[Any]], text: bool = False) -> None:
         """Numbers, or with ``text`` words, that wrap."""

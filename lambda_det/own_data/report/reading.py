@@ -161,9 +161,13 @@ def evaluations_of(metrics: Sequence[Mapping[str, float]]) -> list[dict[str, flo
     rows = []
     for line in metrics:
         if results := results_of([line], averaged=True):
-            named = {label_of(n, with_weights=False): r.value for n, r in results.items()}
-            rows.append({"step": int(line["iteration"]) + 1, **named})
+            rows.append({"step": int(line["iteration"]) + 1, **by_label(results)})
     return rows
+
+
+def by_label(results: Mapping[str, Result]) -> dict[str, float]:
+    """The values of the weights' results by their names for readers, such as "box AP"."""
+    return {label_of(name, with_weights=False): one.value for name, one in results.items()}
 
 
 def read_state(run: Path, config: Mapping[str, Any]) -> RunState:

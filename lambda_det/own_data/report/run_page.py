@@ -188,7 +188,6 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, folder: str) 
         state.metrics,
         trained,
         scale=scale,
-        is_tiled=components.tiling is not None,
         epochs=epochs,
         folder=folder,
     )
@@ -253,4 +252,4 @@ def _add_confusion(page: Page, detections: Detections) -> None:
         "score, the last row false predictions. The colour is the share of the whole row. Of more "
         f"than {CLASSES_CONFUSED} classes those with most mistakes are shown.",
     )
-    page.single_figure(draw_confusion(detections))
+    page.figures(draw_confusion(detections), kind="single")

@@ -76,7 +76,7 @@ class _Judged(NamedTuple):
         1 where there are none; then the number of errors.
         """
         hits, missed, false = self.counts
-        return hits / max(hits + missed + false, 1) if missed + false else 1.0, -missed - false
+        return hits / (hits + missed + false) if missed + false else 1.0, -missed - false
 
 
 def draw_worst(evaluated: Evaluated, limit: int) -> Iterator[Pair]:
@@ -156,15 +156,12 @@ def _worst_crop(judged: _Judged) -> Tile | None:
     record, entries = judged.record, judged.entries
     height, width = record["height"], record["width"]
     annotations = record.get("annotations", [])
-    # what keypoints and turned boxes would be in a crop is decided nowhere
-    is_simple = all(
-        a["bbox_mode"] in (BoxMode.XYWH_ABS, BoxMode.XYXY_ABS) and "keypoints" not in a
-        for a in annotations
-    ) and not any("keypoints" in entry for entry in entries)
+    # what keypoints would be in a crop is decided nowhere
+    has_points = any("keypoints" in one for one in (*annotations, *entries))
     boxes = [e["bbox"] for e, found in zip(entries, judged.found, strict=True) if found == FALSE]
     boxes += [_corners(one) for one in judged.missed]
     boxes = boxes or [entry["bbox"] for entry in entries] + [corners(a) for a in annotations]
-    if max(height, width) <= _CROP or not is_simple or not boxes:
+    if max(height, width) <= _CROP or has_points or not boxes:
         return None
     crop = fullest_crop(np.array(boxes), (height, width), _CROP, margin=2)
     return None if crop == (0, 0, width, height) else crop

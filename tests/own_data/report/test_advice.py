@@ -176,14 +176,6 @@ def test_objects_that_are_all_tiny_want_tiles_though_none_is_larger(seen, scale,
     assert all("12 pixels" in c.evidence and "50%" in c.evidence for c in found)
 
 
-def test_tiny_objects_in_tiles_want_smaller_tiles_or_enlarged_ones():
-    """In tiles that keep their pixels smaller ones show nothing new."""
-    for side, scale, words in ((40, TINY_INPUT, "smaller tiles"), (12, 1.0, "--size")):
-        objects = in_rows(10, side)
-        found = changes(objects, all_of(objects[:5]), scale=scale, is_tiled=True)
-        assert any(words in change.change for change in found)
-
-
 def test_a_detector_that_is_not_usable_tells_nothing_about_annotations():
     """Its sure predictions of nothing, loose boxes and wrong classes are noise."""
     noise = [*NOISE, predicted(1, (100, 12, 40, 40)), predicted(2, (20, 10, 40, 40))]

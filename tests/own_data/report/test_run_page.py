@@ -16,9 +16,9 @@ from lambda_det.detection import lazy_parser, load_lazy_config
 from lambda_det.detection.results import columns
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError
+from lambda_det.own_data.command_line import report_main as main
 from lambda_det.own_data.report import figures, run_page
 from lambda_det.own_data.report.class_results import evaluate_detections
-from lambda_det.own_data.report.command_line import main
 from lambda_det.own_data.report.evaluated import RESULTS, evaluate_run
 from lambda_det.own_data.report.page import Page, new_axes, to_figure, to_svg
 from lambda_det.own_data.report.reading import RunState, label_of, results_of
@@ -188,7 +188,7 @@ def test_page_is_whole_and_fetches_nothing(ground_truth):
     page.table(
         ("class", *columns()), [(one.name, *one.values.values()) for one in detections.classes]
     )
-    page.single_figure(figures.draw_confusion(detections))
+    page.figures(figures.draw_confusion(detections), kind="single")
     page.figures(to_figure(np.zeros((8, 8, 3), np.uint8), "a <picture>"))
     text = page.text()
     _check(text)
