@@ -98,6 +98,13 @@ def make_ground_truth(images: int = 6, seed: int = 0) -> COCO:
     return indexed(coco_content(names, annotations, classes, size=(220, 220)))
 
 
+def predicted(
+    category: int, box: Sequence[float], score: float = 0.9, image: int = 0
+) -> dict[str, Any]:
+    """An entry of a file of results; the box is in COCO's form."""
+    return {"image_id": image, "category_id": category, "bbox": list(box), "score": score}
+
+
 def noisy_results(ground_truth: COCO, seed: int = 1) -> list[dict]:
     """Most objects, moved a little, some of a wrong class, and some of nothing."""
     rng = np.random.default_rng(seed)
@@ -106,16 +113,9 @@ def noisy_results(ground_truth: COCO, seed: int = 1) -> list[dict]:
         if rng.random() < 0.2:
             continue
         x, y, w, h = entry["bbox"]
-        box = [x + rng.integers(0, 8), y + rng.integers(0, 8), w, h]
+        box = [float(value) for value in (x + rng.integers(0, 8), y + rng.integers(0, 8), w, h)]
         category = entry["category_id"] if rng.random() < 0.8 else 10
-        results.append(
-            {
-                "image_id": entry["image_id"],
-                "category_id": category,
-                "bbox": [float(value) for value in box],
-                "score": float(rng.random()),
-            }
-        )
+        results.append(predicted(category, box, float(rng.random()), entry["image_id"]))
     return results
 
 

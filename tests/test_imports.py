@@ -9,8 +9,6 @@ import pytest
 
 from lambda_det.cli import COMMANDS
 from tests import forked
-from tests.detection.tiny import TINY
-from tests.shapes import make_shapes
 
 # Detectron2 and what only Detectron2 needs
 WITHOUT_DETECTRON2 = """
@@ -212,19 +210,3 @@ def test_the_import_registers_parts_of_ours_and_nothing_else():
     assert "build_lambda_resnet_fpn_backbone" in names and "LambdaRes5ROIHeads" in names
     assert all("ambda" in name or "orchvision" in name for name in names.split()), names
     assert "sys.modules" in error and "PyPI" not in error
-
-
-@pytest.mark.slow
-def test_a_training_without_own_data_imports_only_their_flags(tmp_path):
-    make_shapes(tmp_path, num_train=2, num_val=1, size=64)
-    script = f"""
-        import os, sys
-        os.environ["DETECTRON2_DATASETS"] = {str(tmp_path)!r}
-        from lambda_det import cli
-        file = "configs/quick/shapes_lambdaresnet26_slim.yaml"
-        words = ["--config", file, "--output", {str(tmp_path / "run")!r}, "SOLVER.MAX_ITER", "1"]
-        words += ["SOLVER.STEPS", "()", *{TINY[0].split()!r}, "MODEL.WEIGHTS", ""]
-        assert cli.main(["train", *words]) == 0
-        print([m for m in sys.modules if m.startswith("lambda_det.own_data.")])
-    """
-    assert run(script).splitlines()[-1] == "['lambda_det.own_data.flags']"

@@ -156,10 +156,8 @@ REFUSED = {
     ),
     "half a LabelMe": ({"a.json": '{"shapes": [{"points": [[1, 1]]}]}'}, "a.json: shape 0"),
     "not YAML": ({"data.yaml": "names: [x"}, "data.yaml"),
-    "two YOLO files": ({"a.yaml": YAML, "b.yaml": YAML}, "b.yaml"),
     "an image that is none": (ONE | {"b.png": "text"}, "b.png"),
     "CVAT of a video": ({"a.xml": "<annotations><track/></annotations>"}, "for images"),
-    "nothing": ({}, "YOLO"),
 }
 
 

@@ -337,7 +337,9 @@ def test_of_few_images_more_or_none_are_held_out(data, kept, some):
     assert bool(args.config.DATASETS.TEST_JSON) is some
 
 
-def test_a_command_without_own_data_is_left_alone(tmp_path):
+def test_a_command_without_own_data_is_left_alone(tmp_path, monkeypatch):
+    """And imports nothing of what prepares own data."""
+    monkeypatch.setattr("lambda_det.own_data.prepare.prepare", None)
     words = [*PLAIN, "OUTPUT_DIR", tmp_path / "run"]
     args = prepared(*words)
     assert not args.records and not (tmp_path / "run").exists()

@@ -15,7 +15,14 @@ from lambda_det.own_data.report.advice import (
     differs,
 )
 from lambda_det.own_data.report.error_types import ap50, repaired, sort_errors
-from tests.coco import annotation, coco_content, indexed, make_ground_truth, noisy_results
+from tests.coco import (
+    annotation,
+    coco_content,
+    indexed,
+    make_ground_truth,
+    noisy_results,
+    predicted,
+)
 
 
 def made_of(objects, classes=("bolt", "nut"), size=(200, 200)):
@@ -25,10 +32,6 @@ def made_of(objects, classes=("bolt", "nut"), size=(200, 200)):
         for number, (category, *box) in enumerate(objects, start=1)
     ]
     return indexed(coco_content({0: "0.jpg"}, annotations, dict(enumerate(classes, 1)), size))
-
-
-def predicted(category, box, score=0.9, image=0):
-    return {"image_id": image, "category_id": category, "bbox": list(box), "score": score}
 
 
 def all_of(objects):

@@ -24,7 +24,7 @@ from lambda_det.own_data.report.page import Page, new_axes, to_figure, to_svg
 from lambda_det.own_data.report.reading import RunState, label_of, results_of
 from lambda_det.own_data.report.run_page import write_report
 from lambda_det.training.run_folder import RunFolder
-from tests.coco import CLASSES, make_ground_truth, noisy_results
+from tests.coco import CLASSES, make_ground_truth, noisy_results, predicted
 from tests.shapes import make_shapes
 from tests.training.tiny_detector import CONFIG, tiny_config
 
@@ -83,10 +83,6 @@ def test_what_a_page_shows_is_at_the_best_score_unless_one_is_given(run):
         assert bool(found.results[0].confusion.trace()) is (given is None)
 
 
-def _entry(category, box, score):
-    return {"image_id": 0, "category_id": category, "bbox": box, "score": score}
-
-
 def found_all(content, score, **more):
     """A prediction of each object of a file."""
     return [
@@ -104,12 +100,12 @@ def test_confusion_counts_every_object_and_prediction_once():
     ground_truth.createIndex()
     boxes = [[float(v) for v in a["bbox"]] for a in annotations]
     results = [
-        _entry(10, boxes[0], 0.9),  # right
-        _entry(10, boxes[0], 0.8),  # the same again: nothing is left there
-        _entry(30, boxes[1], 0.7),  # another class
-        _entry(30, boxes[2], 0.2),  # below the score, so the object is missed
-        _entry(10, boxes[3], 0.9),  # in a crowd: not counted
-        _entry(20, [200.0, 200.0, 10.0, 10.0], 0.6),  # of nothing
+        predicted(10, boxes[0], 0.9),  # right
+        predicted(10, boxes[0], 0.8),  # the same again: nothing is left there
+        predicted(30, boxes[1], 0.7),  # another class
+        predicted(30, boxes[2], 0.2),  # below the score, so the object is missed
+        predicted(10, boxes[3], 0.9),  # in a crowd: not counted
+        predicted(20, [200.0, 200.0, 10.0, 10.0], 0.6),  # of nothing
     ]
     detections = evaluate_detections(ground_truth, results, "bbox", 0.5)
     assert [result.objects for result in detections.classes] == [1, 1, 1]

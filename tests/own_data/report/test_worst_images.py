@@ -12,7 +12,7 @@ from lambda_det.detection.evaluation import ground_truth_of
 from lambda_det.errors import DataError
 from lambda_det.own_data.report.evaluated import Evaluated, read_predictions
 from lambda_det.own_data.report.worst_images import draw_worst
-from tests.coco import annotation, coco_content
+from tests.coco import annotation, coco_content, predicted
 
 BOXES = {10: [4, 6, 20, 16], 20: [30, 10, 24, 30], 30: [8, 8, 30, 30]}
 
@@ -51,13 +51,7 @@ def test_objects_are_those_that_were_decided(tmp_path):
 
 
 def entry(image, category, box=None, score=0.9, **more):
-    return {
-        "image_id": image,
-        "category_id": category,
-        "bbox": BOXES[image] if box is None else box,
-        "score": score,
-        **more,
-    }
+    return predicted(category, box or BOXES[image], score, image) | more
 
 
 # 10 is found, 20 has the wrong class, 30 has a false one besides and one below the threshold
