@@ -134,6 +134,20 @@ def test_keypoints_and_scores_of_bfloat16_are_not_rounded():
         assert (exact != exact.bfloat16()).any()
 
 
+@pytest.mark.slow
+def test_masks_of_bfloat16_are_pasted_in_float32():
+    cfg = tiny_config()
+    cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
+    found = for_inference(DetectionTask(cfg).build_model().eval(), "bfloat16")
+    kinds = []
+    found.roi_heads.register_forward_hook(
+        lambda *x: kinds.extend(instances.pred_masks.dtype for instances in x[-1][0])
+    )
+    with torch.no_grad():
+        found(_images(1))
+    assert kinds == [torch.float32]
+
+
 def _assert_the_same(found: Instances, expected: Instances) -> None:
     """To 1e-5 of the values, of the image's side for boxes; classes exactly.
 
