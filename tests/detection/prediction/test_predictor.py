@@ -178,14 +178,13 @@ def test_a_result_is_an_image(predictor, image, tmp_path):
 def test_several_images_and_batches(run, predictor, image):
     wide = np.ascontiguousarray(image[:20])
     expected = [predictor(image), predictor(wide)]
-    batches = Predictor(run[1], score_threshold=0.0, batch_size=2)
+    batches = Predictor(run[1], score_threshold=0.0, batch_size=3)
     for found in (predictor([image, wide]), predictor(iter((image, wide))), batches([image, wide])):
         assert all(map(same, found, expected))  # a padded image would have other scores
     assert predictor([]) == []
-    several = batches(np.stack([image] * 3))
-    assert len(several) == 3
-    for found in several:
-        np.testing.assert_allclose(found.boxes, expected[0].boxes, rtol=1e-4, atol=1e-3)
+    assert len(batches(np.stack([image] * 4))) == 4
+    for found, one in zip(batches([image, wide, image]), [*expected, expected[0]], strict=True):
+        np.testing.assert_allclose(found.boxes, one.boxes, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(
