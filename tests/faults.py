@@ -520,7 +520,7 @@ FAULTS = [
     _fault(
         "Ground truth is decided once",
         "lambda_det/detection/data/ground_truth.py",
-        " or kept.version != _version_of(*place)",
+        "        or kept.version != _version_of(*place[:2])\n",
         "",
         "detection/data/test_ground_truth.py::test_a_file_or_a_folder_that_changed_is_read_again",
     ),

@@ -183,7 +183,8 @@ def ground_truth_of(dataset_name: str) -> COCO:
     metadata = MetadataCatalog.get(dataset_name)
     keypoints = metadata.get("keypoint_names")
     if is_coco(dataset_name):
-        truth = ground_truth(metadata.json_file, metadata.image_root)
+        number = None if keypoints is None else len(keypoints)
+        truth = ground_truth(metadata.json_file, metadata.image_root, number)
         if metadata.get("thing_dataset_id_to_contiguous_id") is None:
             # it is set when a data set is loaded, and predictions are counted by it
             metadata.thing_dataset_id_to_contiguous_id = truth.report.places

@@ -19,7 +19,7 @@ from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
 
-from lambda_det.config import FIXED, SAMPLES, leaves, on_resume, read_plain
+from lambda_det.config import FIXED, SAMPLES, check, leaves, on_resume, read_plain
 from lambda_det.distributed.connection import on_all, on_main_process
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.native.calls import copied
@@ -30,6 +30,7 @@ from lambda_det.training.library_errors import explained
 from lambda_det.training.log import ONLY_IN_FILE, BufferedLog
 from lambda_det.training.precision import AUTO, Precision
 from lambda_det.training.run_folder import Change, Checkpoint, RunFolder, RunLock
+from lambda_det.training.settings import Settings
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.training.trainer import Trainer
 from lambda_det.version import __version__
@@ -190,8 +191,7 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
         ConfigError: the folder cannot be written to, holds a run and ``resume`` is not set, or
             holds a run of another configuration.
     """
-    run = RunFolder(task.settings.output_dir)
-    run.refuse_unwritable()
+    run = _writable_folder(task.settings)
     if not resume:
         run.refuse_other_run()
     if not run.holds_run:
@@ -217,8 +217,7 @@ def check_evaluation_folder(task: Task, weights: str) -> None:
         ConfigError: the folder cannot be written to, holds a run to which ``weights`` does not
             belong, or holds results of other data.
     """
-    run = RunFolder(task.settings.output_dir)
-    run.refuse_unwritable()
+    run = _writable_folder(task.settings)
     folder = run.path
     own = "://" not in weights and folder.resolve() in Path(weights).resolve().parents
     if run.holds_run and not own:
@@ -245,6 +244,13 @@ def _are_one_file(before: object, now: object, folder: Path) -> bool:
         return then.samefile(here)
     is_inside = here.resolve().is_relative_to(folder.resolve())
     return is_inside and here.parts[-2:] == then.parts[-2:]
+
+
+def _writable_folder(settings: Settings) -> RunFolder:
+    check(settings.key("output_dir"), settings.output_dir, (bool, "the path of a folder"))
+    run = RunFolder(settings.output_dir)
+    run.refuse_unwritable()
+    return run
 
 
 def _weights_to_evaluate(task: Task, resume: bool) -> Checkpoint:

@@ -107,6 +107,10 @@ def test_a_file_is_no_folder(cfg, tmp_path):
     for check in (partial(_check, cfg, resume=True), partial(_check_evaluation, cfg, "w.pth")):
         with pytest.raises(ConfigError, match="is not a folder"):
             check()
+    cfg.OUTPUT_DIR = ""  # the folder in which the command runs, which nobody named
+    for check in (partial(_check, cfg, resume=False), partial(_check_evaluation, cfg, "w.pth")):
+        with pytest.raises(ConfigError, match="OUTPUT_DIR is ''"):
+            check()
 
 
 def test_weights_are_evaluated_in_the_folder_of_their_own_run(started, tmp_path, monkeypatch):

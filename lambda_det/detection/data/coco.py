@@ -67,13 +67,18 @@ class GroundTruth(NamedTuple):
     report: Report
 
 
-def read_coco(json_file: str | os.PathLike, image_root: str | os.PathLike = "") -> GroundTruth:
+def read_coco(
+    json_file: str | os.PathLike,
+    image_root: str | os.PathLike = "",
+    keypoints: int | None = None,
+) -> GroundTruth:
     """Read an annotation file in COCO's format, and decide which of it is used.
 
     Args:
         json_file: the annotations.
         image_root: the folder of the images, which are found below it by the ends of their names;
             "" or a missing folder: names are not looked up.
+        keypoints: how many an object has; None: as many as the first category names.
 
     Returns:
         The records, in the order of the image ids: Detectron2's dataset dicts, whose annotations
@@ -89,7 +94,7 @@ def read_coco(json_file: str | os.PathLike, image_root: str | os.PathLike = "") 
     _find_slips(file)
     if fault := other_form(file.annotations, file.images, file.written or SIDES):
         file.add(kinds.FORM, fault[1], fault[0], len(file.annotations))
-    records = _records(file)
+    records = _records(file, keypoints or len(file.report.keypoints) or None)
     _count(file, records)
     return GroundTruth(records, file.report)
 
@@ -271,7 +276,7 @@ def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------ the objects of each
-def _records(file: _File) -> list[dict[str, Any]]:
+def _records(file: _File, keypoints: int | None) -> list[dict[str, Any]]:
     """The records, with the annotations as they are used, in the order of the image ids."""
     records = {
         number: {
@@ -291,7 +296,7 @@ def _records(file: _File) -> list[dict[str, Any]]:
             key = "image_id" if image is None else "category_id"
             file.add(kinds.ID, entry, f"{key} {entry[key]}")
             continue
-        if annotation := _decided(_as_meant(entry, file), place, image, file):
+        if annotation := _decided(_as_meant(entry, file), place, image, keypoints, file):
             annotation["id"] = number
             records[entry["image_id"]]["annotations"].append(annotation)
     for record in records.values():
@@ -337,7 +342,7 @@ def _as_meant(entry: dict[str, Any], file: _File) -> dict[str, Any]:
 
 
 def _decided(
-    entry: dict[str, Any], place: int, image: Mapping[str, Any], file: _File
+    entry: dict[str, Any], place: int, image: Mapping[str, Any], keypoints: int | None, file: _File
 ) -> dict[str, Any] | None:
     """An annotation in Detectron2's format, as it is used; None where it is left out."""
     given = {
@@ -352,7 +357,6 @@ def _decided(
         given["iscrowd"] = 1
     if ignore != 0:
         file.add(kinds.MEANT if ignore == 1 else kinds.VALUE, entry, f"ignore {ignore!r:.80}")
-    keypoints = len(file.report.keypoints) or None
     annotation, faults = decide(given, image["height"], image["width"], keypoints)
     for kind, words in faults:
         # where all boxes have another form, their other faults follow from that

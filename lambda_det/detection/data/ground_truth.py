@@ -32,15 +32,20 @@ class _Kept(NamedTuple):
     records: bytes | None  # pickled; None once they are forgotten
 
 
-# By file and folder. That asked for last is at the end.
-_kept: dict[tuple[str, str], _Kept] = {}
+# By file, folder, and a number of keypoints that the file does not name. That asked for last is at
+# the end.
+_kept: dict[tuple[str, str, int | None], _Kept] = {}
 
 
-def ground_truth(json_file: str | os.PathLike, image_root: str | os.PathLike = "") -> GroundTruth:
+def ground_truth(
+    json_file: str | os.PathLike,
+    image_root: str | os.PathLike = "",
+    keypoints: int | None = None,
+) -> GroundTruth:
     """:func:`read_coco`, which reads again only if file or folder have changed.
 
     Args:
-        json_file, image_root: as for that.
+        json_file, image_root, keypoints: as for that.
 
     Returns:
         A copy, which may be changed.
@@ -48,11 +53,13 @@ def ground_truth(json_file: str | os.PathLike, image_root: str | os.PathLike = "
     Raises:
         DataError: as that.
     """
-    place = os.fspath(json_file), os.fspath(image_root)
+    if keypoints and keypoints == len(file_report(json_file, image_root).keypoints):
+        keypoints = None  # what is kept for the report is the same
+    place = os.fspath(json_file), os.fspath(image_root), keypoints
     kept = _find(place)
     if kept is not None and kept.records is not None:
         return GroundTruth(pickle.loads(kept.records), pickle.loads(kept.report))
-    version = _version_of(*place)  # before it is read, during which it may change
+    version = _version_of(*place[:2])  # before it is read, during which it may change
     truth = read_coco(*place)
     folders = _times({os.path.dirname(record["file_name"]) for record in truth.records})
     _kept.pop(place, None)
@@ -68,9 +75,8 @@ def file_report(json_file: str | os.PathLike, image_root: str | os.PathLike = ""
     Raises:
         DataError: as that.
     """
-    place = os.fspath(json_file), os.fspath(image_root)
-    kept = _find(place)
-    return pickle.loads(kept.report) if kept else ground_truth(*place).report
+    kept = _find((os.fspath(json_file), os.fspath(image_root), None))
+    return pickle.loads(kept.report) if kept else ground_truth(json_file, image_root).report
 
 
 def forget_records(*, but: Iterable[tuple[str, str]]) -> None:
@@ -81,14 +87,18 @@ def forget_records(*, but: Iterable[tuple[str, str]]) -> None:
     """
     needed = set(but)
     for place, kept in _kept.items():
-        if place not in needed:
+        if place[:2] not in needed:
             _kept[place] = kept._replace(records=None)
 
 
-def _find(place: tuple[str, str]) -> _Kept | None:
+def _find(place: tuple[str, str, int | None]) -> _Kept | None:
     """What is kept of a file and its folder as they are; it is then the last to be forgotten."""
     kept = _kept.get(place)
-    if kept is None or kept.version != _version_of(*place) or kept.folders != _times(kept.folders):
+    if (
+        kept is None
+        or kept.version != _version_of(*place[:2])
+        or kept.folders != _times(kept.folders)
+    ):
         return None
     _kept[place] = _kept.pop(place)
     return kept

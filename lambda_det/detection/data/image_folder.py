@@ -193,6 +193,5 @@ def _readings(name: str) -> list[str]:
     readings += [found[1] for form in (_UPLOADED, _OF_PROJECT) if (found := form.search(name))]
     if "?" in name or "%" in name or "://" in name:
         with contextlib.suppress(ValueError):  # it is no address
-            address = urlsplit(name)
-            readings.append(unquote(address.path))
+            readings += [unquote(name), unquote(urlsplit(name).path)]
     return readings

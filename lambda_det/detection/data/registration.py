@@ -128,11 +128,7 @@ def _decide_when_loaded(name: str) -> None:
         names = metadata.get("keypoint_names")
         keypoints = None if names is None else len(names)
         if of_file:
-            truth = ground_truth(metadata.json_file, metadata.image_root)
-            if keypoints not in (None, len(truth.report.keypoints)):
-                for one in (a for record in truth.records for a in record["annotations"]):
-                    if len(one.get("keypoints", ())) != 3 * keypoints:
-                        one.pop("keypoints", None)
+            truth = ground_truth(metadata.json_file, metadata.image_root, keypoints)
             metadata.thing_classes = truth.report.classes
             metadata.thing_dataset_id_to_contiguous_id = truth.report.places
             return truth.records

@@ -20,6 +20,7 @@ from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.detection.data.registration import load_records
 from lambda_det.detection.data.truth import Decided
+from lambda_det.detection.evaluation import ground_truth_of
 from lambda_det.errors import DataError, UserError
 
 pytestmark = pytest.mark.usefixtures("shapes")
@@ -132,9 +133,18 @@ def test_a_file_is_read_once_and_each_gets_its_own_copy(content, write, readings
     assert readings == ["set.json"]
 
 
-@pytest.mark.parametrize("in_file", [[], ["eye"]])
-@pytest.mark.parametrize(("names", "number"), [(None, 8), (["eye"], 8), (["left", "right"], 0)])
-def test_keypoints_are_as_many_as_a_data_set_names(content, write, in_file, names, number):
+_SIDES = ["left", "right"]
+
+
+@pytest.mark.parametrize(
+    ("names", "in_file", "number"),
+    [
+        *((None, in_file, number) for in_file, number in (([], 8), (["eye"], 8), (_SIDES, 0))),
+        *((["eye"], in_file, 8) for in_file in ([], ["eye"], _SIDES)),
+        *((_SIDES, in_file, 0) for in_file in ([], ["eye"])),
+    ],
+)
+def test_keypoints_are_as_many_as_a_data_set_names(content, write, names, in_file, number):
     content["categories"][0]["keypoints"] = in_file
     for entry in content["annotations"]:
         entry["keypoints"] = [5, 5, 2]
@@ -142,6 +152,8 @@ def test_keypoints_are_as_many_as_a_data_set_names(content, write, in_file, name
     register_coco_instances(name, {"keypoint_names": names} if names else {}, *write(content))
     records = load_records(name)
     assert sum("keypoints" in a for r in records for a in r["annotations"]) == number
+    counted = ground_truth_of(name).anns.values()
+    assert sum(one.get("num_keypoints", 0) for one in counted) == number * bool(names)
 
 
 def test_a_file_or_a_folder_that_changed_is_read_again(content, write, readings, tmp_path):

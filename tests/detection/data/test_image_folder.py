@@ -38,6 +38,7 @@ NAMES = [
     (["one/a.jpg", "two/a.jpg"], "set/one/a.jpg", "one/a.jpg"),
     (["A.png", "a.png"], "a.png", "a.png"),  # capital letters tell these apart
     (["one/a.jpg", "two/a.jpg"], "/data/local-files/?d=one%2Fa.jpg", "one/a.jpg"),
+    (["photo #1.jpg"], "photo%20#1.jpg", "photo #1.jpg"),  # no fragment of an address
     # A folder in a name counts where it has images
     (["cam1/0.png", "cam2/1.png"], "cam2/0.png", None),
     (["cam1/0.png", "cam2/1.png"], "/home/me/cam2/0.png", None),
