@@ -58,13 +58,13 @@ def large_scale_jitter(
         Detectron2 augmentations, for any ``DatasetMapper``.
 
     Raises:
-        ConfigError: the smallest scale is larger than the largest; the message names their keys in
-            a config.
+        ConfigError: a scale or the size cannot be; the message names their keys in a config.
     """
-    if min_scale > max_scale:
+    if not (0 < min_scale <= max_scale < float("inf") and size >= 1):
         raise ConfigError(
-            f"INPUT.LSJ.MIN_SCALE is {min_scale}, larger than INPUT.LSJ.MAX_SCALE, {max_scale}; "
-            "set it to at most that."
+            f"INPUT.LSJ.MIN_SCALE is {min_scale}, INPUT.LSJ.MAX_SCALE {max_scale} and "
+            f"INPUT.LSJ.SIZE {size}; scales are above 0, the smallest at most the largest, and the "
+            "size is 1 or more."
         )
     return [
         ResizeScaleAtLeastOnePixel(min_scale, max_scale, size, size),

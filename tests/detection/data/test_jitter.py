@@ -67,6 +67,13 @@ def test_values_are_refused_by_key(cfg, pairs, named):
         TolerantMapper(cfg, is_train=True)
 
 
+@pytest.mark.parametrize("given", [{"size": 0}, {"min_scale": -1.0}, {"max_scale": float("inf")}])
+def test_a_script_gets_no_jitter_that_leaves_nothing_of_an_image(given):
+    """It has no table of keys."""
+    with pytest.raises(ConfigError, match=str(*given.values())):
+        large_scale_jitter(**given)
+
+
 @pytest.mark.parametrize(
     ("crop", "flip", "is_train"),
     [(True, "horizontal", True), (False, "vertical", True), (True, "none", False)],
