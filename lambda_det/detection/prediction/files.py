@@ -116,7 +116,7 @@ def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
                 "images among them as JPEG or PNG."
             )
     if not files:
-        if not given.isupper():  # it is no configuration key
+        if not (given.isupper() or "=" in given):  # it is no configuration key
             refuse_missing(given)
         raise DataError(
             f"There is no image or video at {given}; KEY VALUE pairs follow another option, such "

@@ -194,6 +194,7 @@ def test_a_folder_gives_the_images_of_every_format_and_names_the_rest(tmp_path, 
         (["images/missing.jpg"], "out", "missing.jpg"),
         (["images/a.jgp"], "out", r"did you mean .*a\.png"),
         (["images/a.png", "MODEL.DEVICE"], "out", "KEY VALUE"),
+        (["images/a.png", "train.device=cpu"], "out", "KEY VALUE"),  # of a LazyConfig
         (["empty"], "out", "empty"),
         (["https://host/a.jpg"], "out", "https://host/a.jpg"),
         (["images/a.png", "other/a.png"], "out", "other/a.png"),
