@@ -169,7 +169,7 @@ _AVERAGED = re.compile(r"_EMA/[^/]+(-.*)?$|/ema_\w+$")
 def is_loss(name: str) -> bool:
     """Whether a value of the log is a loss, of training or ("validation/...") of a test set."""
     # After "AP-", "IoU-" and the like stands the name of a class: bbox/AP-matte/glossy cup
-    return bool(re.fullmatch(r"(?!.*/[^/]*[A-Z][^/]*-).*loss[^/]*", name))
+    return bool(re.fullmatch(r"(?!.*/[A-Za-z]*[A-Z]-).*loss[^/]*", name))
 
 
 def is_of_averaged_weights(name: str) -> bool:

@@ -75,6 +75,7 @@ def _box(*values):
         ([{"val": {"raw_top1": -v, "ema_top1": v}} for v in (1, 2)], "", [0, 1]),
         ([{"val": {"raw_loss": v}} for v in (1, 2)], "val/raw_loss", [0]),
         ([{"bbox": {"AP-gloss/loss": v}} for v in (1, 2)], "bbox/AP-gloss/loss", [0, 1]),
+        ([{"hall/Line-A": {"raw_loss": v}} for v in (1, 2)], "raw_loss", [0]),  # a data set
         ([{}, None], "", []),
     ],
 )
