@@ -97,7 +97,7 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
     """
     begun = time.monotonic()
     given_keys = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
-    folder = Path(given_keys.get("OUTPUT_DIR") or (config or get_config(DEFAULT)).OUTPUT_DIR)
+    folder = Path(given_keys.get("OUTPUT_DIR", (config or get_config(DEFAULT)).OUTPUT_DIR))
     refuse_folder(args, folder)
     run = PreparedRun(folder) if args.resume and (folder / "config.yaml").is_file() else None
     if config is None and run is None:

@@ -554,12 +554,15 @@ def test_the_folder_of_another_run_is_left_as_it_is(run):
         prepared(*words, "--resume")
 
 
-def test_the_labels_of_a_run_that_did_not_begin_are_taken_back(data, monkeypatch):
+@pytest.mark.parametrize("output", ["../run", ""])  # "" is the current folder
+def test_the_labels_of_a_run_that_did_not_begin_are_taken_back(output, data, monkeypatch):
     kept = []
     at_exit = SimpleNamespace(register=lambda *work: kept.append(work))
     monkeypatch.setattr("lambda_det.own_data.run_data.atexit", at_exit)
     folder = data.parent / "run"
-    begun(prepared_of(data))
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    begun(prepared("--data", data, "OUTPUT_DIR", output))
     for has_begun in (True, False):
         for take_back, path in kept:
             take_back(path)
