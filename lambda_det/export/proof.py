@@ -52,6 +52,7 @@ class Proof:
             pixels, of scores, and of masks as a share of the image's pixels.
         alone: number of instances that belong to no pair.
         most: by which AP may differ.
+        photographs: number of those that the user named, which are compared as well.
     """
 
     where: str = ""
@@ -59,6 +60,7 @@ class Proof:
     differences: dict[str, float] = field(default_factory=dict)
     alone: int = 0
     most: float = MOST
+    photographs: int = 0
 
     @property
     def compared(self) -> bool:
@@ -81,8 +83,10 @@ class Proof:
         for name, (run, file) in self.rows.items():
             lines.append(f"  {name:<18}{run:>10.3f}{file:>10.3f}")
         differences = [f"{what} {value:.1e}" for what, value in self.differences.items()]
+        named = f", with {counted(self.photographs, 'photograph')} of --images"
         lines.append(
-            f"  largest differences of the same instances: {', '.join(differences) or 'none'}; "
+            f"  largest differences of the same instances{named if self.photographs else ''}: "
+            f"{', '.join(differences) or 'none'}; "
             f"instances that only one of both finds: {self.alone}"
         )
         if not self.passed and self.rows:
@@ -187,6 +191,7 @@ def prove_on(images: Iterable[str], model: Detector, file: ExportedDetector, pro
             image = as_input(read_image({"file_name": name}, channels), file.resize)
             found += _detections(detector, [image])
         proof.add(*found)
+        proof.photographs += 1
 
 
 def prove(images: ValidationImages, model: Detector, file: ExportedDetector, stage: Stage) -> Proof:

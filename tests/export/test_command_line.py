@@ -77,12 +77,13 @@ def test_without_a_comparison_only_by_proof_0(run, tmp_path, monkeypatch, capsys
     words = [str(run.folder), str(path), "--proof", "0"]
     assert tool.main(words) == 0
     said = capsys.readouterr().out
-    assert "NOT COMPARED" in said and path.is_file()
+    assert "NOT COMPARED" in said and "--images" not in said and path.is_file()
     # with photographs it is compared, although no AP is
     photo = str(next(Path(run.cfg.DATASETS.TEST_IMAGES).glob("*.png")))
     assert tool.main([*words, "--overwrite", "--images", photo]) == 0
     said = capsys.readouterr().out
     assert "NOT COMPARED" not in said and "only one of both finds: 0" in said and "AP" not in said
+    assert "of the same instances, with 1 photograph of --images: " in said
     assert f"lambda-det predict {path}" in said and "docs/detect.py" in said
 
 
