@@ -633,6 +633,20 @@ FAULTS = [
     ),
     _fault(
         "One page about a run",
+        "lambda_det/own_data/report/worst_images.py",
+        "evaluated.results[-1].iou_type))",
+        "evaluated.results[0].iou_type))",
+        "own_data/report/test_worst_images.py::test_masks_decide_where_a_run_has_them",
+    ),
+    _fault(
+        "One page about a run",
+        "lambda_det/own_data/report/run_page.py",
+        "_add_confusion(page, evaluated.results[-1])",
+        "_add_confusion(page, evaluated.results[0])",
+        "own_data/report/test_run_page.py::test_the_page_of_a_run_with_masks_counts_by_masks",
+    ),
+    _fault(
+        "One page about a run",
         "lambda_det/own_data/report/advice.py",
         " if run.is_usable else _RULES",
         "",

@@ -212,7 +212,7 @@ def _confused(run: Evidence) -> Iterator[Change]:
             "Add examples of classes that are taken for each other, or make one class of those "
             f"that look alike: {listed(named, _NAMED)}.",
             run.gain(wrong),
-            f"Boxes of any score with the name of another class: {len(wrong)}.",
+            f"Predictions of any score with the name of another class: {len(wrong)}.",
         )
 
 
@@ -248,7 +248,7 @@ def _too_small(run: Evidence) -> Iterator[Change]:
     if run.scale >= _ENLARGED or not small:
         return
     bad = run.missed | {run.predictions[i].matched for i in badly}
-    share = f"Missed at any score or boxed badly of {len(small)} objects smaller than {SMALL} "
+    share = f"Missed at any score or fitted badly of {len(small)} objects smaller than {SMALL} "
     share += f"pixels in the network's input: {len(bad & small) / len(small):.0%}"
     half = statistics.median(run.sides.values())
     is_blamed = differs(len(bad & small), len(small), len(bad & large), len(large))
@@ -345,7 +345,7 @@ def _training(run: Evidence) -> Iterator[Change]:
         yield Change(
             "training",
             f"Look at {FIRST_BATCH}, whether each object has its box and its class, and at the "
-            "curves, whether the losses fall; then train longer or at another learning rate.",
+            "curves, whether AP rises; then train longer or at another learning rate.",
             math.nan,
             f"AP50 is {run.ap50:.1f}: below {USABLE_AP50} the errors of a detector tell nothing "
             "about its data.",

@@ -33,9 +33,9 @@ class JudgedPrediction(NamedTuple):
     Attributes:
         image, category: ids; the category is the predicted one.
         score: of the prediction.
-        verdict: "right"; "class": a good box of another class; "localisation": the box overlaps its
-            object too little; "duplicate": the object was found already; "background": no object
-            is near; "both": class and localisation are wrong.
+        verdict: "right"; "class": a good box or mask of another class; "localisation": it
+            overlaps its object too little; "duplicate": the object was found already; "background":
+            no object is near; "both": class and localisation are wrong.
         matched: id of the annotation to which it is assigned, None for "background".
     """
 

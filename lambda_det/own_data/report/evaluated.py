@@ -37,7 +37,8 @@ class Evaluated:
         ground_truth: of the data set.
         entries: the predictions on its images, as of :func:`read_predictions`.
         score: the lowest of the predictions in the confusion matrix and in pictures.
-        results: results of boxes and, if there are any, of masks.
+        results: results of boxes and, if there are any, of masks. By the last ones errors are
+            counted, and the score is chosen where none is given.
     """
 
     task: DetectionTask

@@ -37,6 +37,7 @@ from lambda_det.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
+_SHAPES = {"bbox": "boxes", "segm": "masks"}
 _CHANGES, _LEAST_GAIN = 3, 0.2  # the most changes to name, and the least rise of AP50
 
 
@@ -104,11 +105,12 @@ def build_report(
         return page
     _add_advice(page, evaluated, state, str(home))
     _add_classes(page, evaluated)
-    _add_confusion(page, evaluated.results[0])
+    _add_confusion(page, evaluated.results[-1])
     page.section(
         "The worst images",
-        f"Predictions of a score of {evaluated.score:.3g} or more, then the ground truth. A box "
-        "within that of a found object is one more prediction, and counts as false.",
+        f"Predictions of a score of {evaluated.score:.3g} or more, then the ground truth. They "
+        f"find an object by their {_SHAPES[evaluated.results[-1].iou_type]}, at an IoU of 0.5. One "
+        "that lies within a found object is one more prediction, and counts as false.",
     )
     for pair in draw_worst(evaluated, pictures):
         predicted = to_figure(pair.predicted, f"{pair.name}: {pair.counts}")
@@ -230,7 +232,7 @@ def _epochs(config: CfgNode | DictConfig, state: RunState) -> Epochs | None:
 def _add_classes(page: Page, evaluated: Evaluated) -> None:
     """Add AP and the best score of each class."""
     for detections in evaluated.results:
-        title = {"bbox": "Boxes", "segm": "Masks"}[detections.iou_type]
+        title = _SHAPES[detections.iou_type].capitalize()
         page.section(
             f"{title} by class",
             f"The last evaluation of the {evaluated.weights}, on "
@@ -245,9 +247,10 @@ def _add_classes(page: Page, evaluated: Evaluated) -> None:
 def _add_confusion(page: Page, detections: Detections) -> None:
     page.section(
         "Confusion of classes",
-        f"Boxes of a score of {detections.score:.3g} or more, at an IoU of 0.5. Where no "
+        f"Predictions of a score of {detections.score:.3g} or more, which find an object by their "
+        f"{_SHAPES[detections.iou_type]}, at an IoU of 0.5. Where no "
         "--score-threshold is given, it is the one with the best F1, or 0.5 where none is right. "
-        "Of boxes on one object the one with the highest score takes it, of whatever class. "
+        "Of those on one object the one with the highest score takes it, of whatever class. "
         "Rows are the true classes; the last column counts the objects that are missed at this "
         "score, the last row false predictions. The colour is the share of the whole row. Of more "
         f"than {CLASSES_CONFUSED} classes those with most mistakes are shown.",

@@ -49,7 +49,7 @@ class Pair(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """An image with its predictions, and what they find at an IoU of 0.5 of their boxes.
+    """An image with its predictions, and what they find at an IoU of 0.5.
 
     Attributes:
         record: of the image.
@@ -83,7 +83,8 @@ def draw_worst(evaluated: Evaluated, limit: int) -> Iterator[Pair]:
     """Yield the images with the worst results, ``limit`` at most.
 
     Of a large image the crop is drawn in which most of its errors lie. The counts are of the whole
-    image, at the score of the evaluation and an IoU of 0.5 of boxes of the same class.
+    image, at the score of the evaluation and an IoU of 0.5 with objects of the same class: of masks
+    where they decide that score, else of boxes.
 
     Raises:
         DataError: an image cannot be read.
@@ -98,7 +99,7 @@ def _judged(evaluated: Evaluated) -> Iterator[_Judged]:
     records = load_records(evaluated.dataset)
     class_of = MetadataCatalog.get(evaluated.dataset).thing_dataset_id_to_contiguous_id
     predictions, found, hit = defaultdict(list), defaultdict(list), set()
-    numbers = objects_found(evaluation_of(ground_truth, entries, "bbox"))
+    numbers = objects_found(evaluation_of(ground_truth, entries, evaluated.results[-1].iou_type))
     for entry, number in zip(entries, numbers, strict=True):
         if entry["score"] >= evaluated.score:
             place = class_of[entry["category_id"]]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
+from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import lambda_det
@@ -81,6 +82,26 @@ def test_what_a_page_shows_is_at_the_best_score_unless_one_is_given(run):
         found = evaluate_run(run, score=given)
         assert found.score == score == found.results[0].score
         assert bool(found.results[0].confusion.trace()) is (given is None)
+
+
+@pytest.mark.slow
+def test_the_page_of_a_run_with_masks_counts_by_masks(run, shapes, monkeypatch):
+    """With right masks and wrong boxes nothing is missed, and no error stands out."""
+    ground_truth = COCO(shapes[0])
+    entries = found_all(ground_truth.dataset, 0.057, bbox=[0, 0, 3, 3])
+    for entry, annotation in zip(entries, ground_truth.dataset["annotations"], strict=True):
+        mask = ground_truth.annToRLE(annotation)
+        entry["segmentation"] = mask | {"counts": mask["counts"].decode()}
+    (run / "inference" / RESULTS).write_text(json.dumps(entries))
+    drawn = []
+    monkeypatch.setattr(run_page, "draw_confusion", lambda of: drawn.append(of.confusion) or "")
+    text = _page(run)
+    assert drawn[0].sum() == drawn[0].trace() == len(entries)
+    counts = re.findall(r"<figcaption>[^<]*?(\d+) found, (\d+) missed, (\d+) false<", text)
+    assert {tuple(count[1:]) for count in counts} == {("0", "0")}
+    assert sum(int(count[0]) for count in counts) == len(entries)
+    assert text.count("by their masks, at an IoU") == 2 and "by their boxes" not in text
+    assert "No kind of error stands out" in text and "score of 0.057 or more" in text
 
 
 def found_all(content, score, **more):
@@ -283,7 +304,7 @@ def test_report_of_a_run(run):
     assert re.search(r"<figcaption>[^<]*\d found, 0 missed, 0 false<", text)
     assert "model_0000039.pth" in text and "trained weights" in text
     assert "<b>40</b><span>steps" in text and "<b>0.4</b><span>seconds a step" in text
-    assert "base.yaml" in text
+    assert "base.yaml" in text and text.count("by their boxes, at an IoU") == 2
 
 
 @pytest.mark.slow

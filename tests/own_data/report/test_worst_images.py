@@ -10,6 +10,7 @@ from detectron2.data.datasets import register_coco_instances
 from lambda_det.detection.drawing import captioned
 from lambda_det.detection.evaluation import ground_truth_of
 from lambda_det.errors import DataError
+from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import Evaluated, read_predictions
 from lambda_det.own_data.report.worst_images import draw_worst
 from tests.coco import annotation, coco_content, predicted
@@ -64,8 +65,9 @@ RESULTS = [
 ]
 
 
-def drawn(results, score=0.5, limit=20):
-    evaluated = Evaluated(None, "fruit", "", ground_truth_of("fruit"), results, score, [])
+def drawn(results, score=0.5, limit=20, iou_types=("bbox",)):
+    judged = [Detections(iou_type, [], score, np.zeros((3, 3), int)) for iou_type in iou_types]
+    evaluated = Evaluated(None, "fruit", "", ground_truth_of("fruit"), results, score, judged)
     return list(draw_worst(evaluated, limit))
 
 
@@ -94,6 +96,25 @@ def runs_of(box, size):
 )
 def test_the_worst_come_first(data, results, options, expected):
     assert [pair.name for pair in drawn(results, **options)] == expected
+
+
+@pytest.mark.parametrize(
+    ("iou_types", "found", "missed"),
+    [(["bbox"], "30.png", "10.png"), (["bbox", "segm"], "10.png", "30.png")],
+    ids=["boxes", "masks"],
+)
+def test_masks_decide_where_a_run_has_them(data, iou_types, found, missed):
+    """Of 10 the mask is right and the box is too large, of 30 it is the other way round."""
+    results = [
+        entry(10, 3, [4, 6, 50, 30], segmentation=runs_of(BOXES[10], (48, 64))),
+        entry(30, 3, segmentation=runs_of([8, 8, 10, 10], (48, 64))),
+    ]
+    counts = {pair.name: pair.counts for pair in drawn(results, iou_types=iou_types)}
+    assert counts == {
+        found: "1 found, 0 missed, 0 false",
+        missed: "0 found, 1 missed, 1 false",
+        "20.png": "0 found, 1 missed, 0 false",
+    }
 
 
 def test_predictions_are_drawn_where_the_file_says(data):
