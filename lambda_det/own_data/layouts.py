@@ -25,6 +25,7 @@ from lambda_det.detection.data.image_folder import (
     outputs_below,
     walk,
 )
+from lambda_det.detection.data.report import REFUSED
 from lambda_det.errors import DataError, counted, listed, printable
 from lambda_det.files import UNREAD_SUFFIXES
 from lambda_det.own_data.coco_files import stem_with_part, write_coco
@@ -366,8 +367,12 @@ def _split(
     parts = {}
     for part, chosen in ids.items():
         parts[part] = part_of(content, chosen)
-        # they belong to all parts
-        findings = content[READER]["findings"] if part == "train" else []
+        # they belong to all parts; what is refused may be of this one, which would lack it silently
+        findings = [
+            finding
+            for finding in content[READER]["findings"]
+            if part == "train" or finding["severity"] == REFUSED
+        ]
         read = {"labels": f"{root} ({part})", "findings": findings}
         parts[part][READER] = content[READER] | read
     return parts

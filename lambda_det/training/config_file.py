@@ -167,7 +167,7 @@ def read_config(
     if len(opts) % 2:
         raise ConfigError(
             f"Keys are given in pairs KEY VALUE, and {opts[-1]!r} has no partner; write "
-            "SOLVER.MAX_ITER 1000, without =."
+            "SOLVER.MAX_ITER 1000, without =; and most options take a single value."
         )
     pairs = zip(opts[::2], opts[1::2], strict=True)
     given = [(key, value, file.path) for key, value in settings]

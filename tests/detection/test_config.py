@@ -77,7 +77,7 @@ def test_what_detectron2_installs_is_trusted(tmp_path):
 @pytest.mark.parametrize(
     ("opts", "words"),
     [
-        (["SOLVER.MAX_ITER"], "no partner"),
+        (["SOLVER.MAX_ITER"], "no partner; write SOLVER.MAX_ITER 1000"),
         (["SOLVER.MAX_ITER=3"], "without ="),
         (["SOLVER.MAX_ITER", "x"], "must be of type int"),
         (["SEED.X", "3"], "no configuration key"),

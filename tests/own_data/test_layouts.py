@@ -370,6 +370,16 @@ def test_damaged_files_are_read_or_refused_in_words(files, place, length, damage
                     write_labels(read_json(converted), kind, root / "out" / kind, images)
 
 
+def test_labels_that_cannot_be_read_refuse_each_part(tmp_path):
+    """An evaluation looks at one part, which may lack the objects of the broken file."""
+    broken = voc("b.png", BOX)[:-9]
+    files = {"train/a.xml": VOC, "val/c.xml": voc("c.png", BOX), "val/b.xml": broken}
+    make(tmp_path, files | dict.fromkeys(("train/a.png", "val/b.png", "val/c.png"), ""))
+    _, parts = find_parts(tmp_path)
+    refusals = [check_coco(part.labels, part.images).refusal() for part in parts]
+    assert len(refusals) == 2 and all(f"{tmp_path / 'val/b.xml'}" in one for one in refusals)
+
+
 @pytest.mark.parametrize("inner", ["", "val/"])
 def test_a_project_of_cvat_has_a_part_for_each_subset(inner, tmp_path):
     """In one file, which gives the images of all the same names, in folders that say nothing."""

@@ -564,10 +564,17 @@ def test_the_labels_of_a_run_that_did_not_begin_are_taken_back(output, data, mon
     monkeypatch.chdir(folder)
     begun(prepared("--data", data, "OUTPUT_DIR", output))
     for has_begun in (True, False):
-        for take_back, path in kept:
-            take_back(path)
-        assert (folder / "data").exists() is has_begun
-        (folder / "config.yaml").unlink(missing_ok=True)
+        for take_back, *what in reversed(kept):
+            take_back(*what)
+        assert (folder / "data").exists() is folder.exists() is has_begun
+        for name in ("config.yaml", "last_checkpoint"):
+            (folder / name).unlink(missing_ok=True)
+    folder.mkdir()  # by its user, who finds it as it was, but for the mark
+    kept.clear()
+    prepared_of(data)
+    for take_back, *what in reversed(kept):
+        take_back(*what)
+    assert not (folder / "data").exists() and folder.exists()
 
 
 OWN, BASE = ["--data", "DATA"], ["--config", "finetune/base.yaml"]

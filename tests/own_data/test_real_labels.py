@@ -4,6 +4,7 @@ Each case was seen in bug reports of other projects or in public files.
 """
 
 import base64
+import json
 import os
 import unicodedata
 
@@ -85,6 +86,24 @@ OTHERS_OF_CVAT = (
 EMPTY_MASK = base64.b64encode(encoded(Image.new("1", (11, 6)))).decode()
 POLYGON = "<object><name>x</name><polygon><pt><x>1</x><y>2</y></pt></polygon></object>"
 VIA = via(cups("a.png"))
+OUTLINE = json.dumps(
+    {
+        "b.png9": {
+            "filename": "b.png",
+            "regions": [
+                {
+                    "shape_attributes": {
+                        "name": "polygon",
+                        "all_points_x": [1, 9],
+                        "all_points_y": [1, 9, 5],
+                    },
+                    "region_attributes": {"kind": "cup"},
+                }
+            ],
+        },
+        "c.png9": {"filename": "c.png", "regions": []},
+    }
+)
 LYING = Image.Exif()
 LYING[274] = 6  # EXIF's orientation
 NFD, NFC = (unicodedata.normalize(form, "größe") for form in ("NFD", "NFC"))
@@ -430,6 +449,33 @@ CASES = {
         "1 cup",
         "1 x point: type of shape that is not read",
         "a.png, shape 0",
+    ),
+    "VIA with an outline that lacks an x": (
+        {"a.json": VIA, "b.json": OUTLINE, **dict.fromkeys(("a.png", "b.png", "c.png"), "")},
+        1,
+        "1 x labels that cannot be read",
+        "b.png, shape 0 cannot be read (all_points_x and all_points_y are of different lengths)",
+        "The rest of the file was not read",
+        "! without labels",
+    ),
+    **{
+        f"{name}, of which one file is cut": (
+            {**of_one, file: whole[: len(whole) - 9], "b.png": ""},
+            1,
+            "1 x labels that cannot be read",
+            "! without labels",
+        )
+        for name, of_one, file, whole in (
+            ("VIA", {"a.json": VIA, "a.png": ""}, "b.json", via(cups("b.png", "c.png"))),
+            ("CVAT", of_cvat(), "b.xml", cvat(cups("b.png"))),
+            ("Pascal VOC", of_voc(), "b.xml", voc("b.png", BOX)),
+            ("LabelMe", of_labelme(), "b.json", labelme("b.png")),
+        )
+    },
+    "VIA with an image without labels": (
+        {"a.json": VIA, "a.png": "", "b.png": ""},
+        0,
+        "1 x image without labels of this format",
     ),
     "a type of shape with the signs of a terminal": (
         of_labelme(shape(), shape("\x1b[31m" + 100 * "x")),

@@ -363,6 +363,7 @@ def _decided(
         follows = kind in (kinds.BORDER, kinds.BOX, kinds.OUTSIDE)
         if not (follows and kinds.FORM in file.report.findings):
             file.add(kind, entry, words)
+    file.report.faulty += any(kind.severity == kinds.UNUSABLE for kind, _ in faults)
     if annotation is None:
         return None
     if points := annotation.get("keypoints"):

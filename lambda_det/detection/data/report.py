@@ -85,6 +85,8 @@ class Report:
         json_file: the annotation file, or the labels that it was converted from.
         image_root: the folder of its images.
         images, annotations, crowds: their numbers; crowds also count as annotations.
+        faulty: annotations of which something cannot be used; each counts once here, and in each
+            of its findings.
         empty: images without annotations, or with crowds alone.
         usable: annotations to train on: they are no crowds, and have a box.
         masks: annotations with a mask.
@@ -102,6 +104,7 @@ class Report:
     images: int = 0
     annotations: int = 0
     crowds: int = 0
+    faulty: int = 0
     empty: int = 0
     usable: int = 0
     masks: int = 0
@@ -151,13 +154,11 @@ class Report:
                 f"{self.json_file}: {finding.count} x {kind.text}, the first: {finding.first[0]}; "
                 f"{advice}."
             )
-        unusable = self.of(UNUSABLE)
-        count = sum(finding.count for finding in unusable.values())
-        if count > MAX_UNUSABLE_SHARE * self.annotations:
-            kind, finding = next(iter(unusable.items()))
+        if self.faulty > MAX_UNUSABLE_SHARE * self.annotations:
+            kind, finding = next(iter(self.of(UNUSABLE).items()))
             return (
-                f"{self.json_file}: {count} of {self.annotations} annotations have something that "
-                f"cannot be used, more than {MAX_UNUSABLE_SHARE:.0%}; the first is "
+                f"{self.json_file}: {self.faulty} of {self.annotations} annotations have something "
+                f"that cannot be used, more than {MAX_UNUSABLE_SHARE:.0%}; the first is "
                 f"{finding.first[0]} ({kind.text}); {advice}."
             )
         return None

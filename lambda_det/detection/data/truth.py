@@ -30,6 +30,7 @@ MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**30)
 ROUNDING = 1.0  # pixels
 # how far a person may draw over the border: pixels, and a share of a side
 _FEW_PIXELS, _FEW_SHARE = 5.0, 0.02
+_LONGEST = 80  # letters of a value in a message
 
 Fault = tuple[Kind, str]
 
@@ -62,11 +63,12 @@ def decide(
         result["iscrowd"] = 0
     _take_mask(result, height, width, faults)
     if not _take_box(result, height, width, faults):
-        return None, faults
+        # nothing replaces the mask of an object that is left out
+        return None, [fault for fault in faults if fault[0] != MASK]
     points = result.get("keypoints")
     if points is not None and not are_keypoints(points, keypoints):
         if not isinstance(points, (list, tuple)) or points:
-            faults.append((VALUE, f"keypoints {points!r:.80}"))
+            faults.append((VALUE, f"keypoints {_beginning(points)}"))
         del result["keypoints"]
     return result, faults
 
@@ -113,6 +115,12 @@ def all_decided(
         text = f"{name}: {finding.count} x {kind.text}; the first in {finding.first[0]}."
         log_first_n(logging.WARNING, text, key="message", name=__name__)
     return result
+
+
+def _beginning(value: Any) -> str:
+    """A value for a message, up to a blank where it is long."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rsplit(' ', 1)[0]} ..."
 
 
 # ---------------------------------------------------------------------------------------- the boxes
@@ -260,7 +268,9 @@ def _take_mask(
         return
     mask = _as_polygons(given)
     if mask is not given:
-        faults.append((MEANT, f"segmentation {given!r:.60}: a list of lists of numbers is meant"))
+        faults.append(
+            (MEANT, f"segmentation {_beginning(given)}: a list of lists of numbers is meant")
+        )
     usable = usable_mask(mask, height, width)
     if usable is None:
         del annotation["segmentation"]
@@ -269,7 +279,7 @@ def _take_mask(
     is_empty = isinstance(mask, (list, dict)) and not any(mask)
     is_sound = usable is not None and (isinstance(mask, dict) or all(map(is_polygon, mask)))
     if not (is_empty or is_sound):
-        faults.append((MASK, f"segmentation {mask!r:.60}"))
+        faults.append((MASK, f"segmentation {_beginning(mask)}"))
 
 
 def _as_polygons(mask: Any) -> Any:

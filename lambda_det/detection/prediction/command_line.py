@@ -127,13 +127,13 @@ def run(args: argparse.Namespace) -> None:
         refuse_existing(labels, args.overwrite, folder=is_folder)
     if is_folder:  # two equal names are refused before the work
         place_labels((p.name for p in images if not p.is_video), args.format, labels)
-    mark_output(args.output)
     predictor = Predictor(
         source,
         score_threshold=args.score_threshold,
         device=args.device,
         agnostic_nms=args.agnostic_nms,
     )
+    mark_output(args.output)
     print(f"Weights: {printable(str(predictor.origin))}")
     threshold = predictor.score_threshold
     print(f"Score threshold: {threshold:.3g}")

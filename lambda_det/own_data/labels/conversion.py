@@ -84,10 +84,10 @@ def read_labels(
         except DataError as error:
             if len(files) == 1:
                 raise
-            report.add(UNREAD, str(error))
+            report.add(UNREAD, f"{error} The rest of the file was not read")
     if not rows:
         if unread := report.findings.get(UNREAD):
-            raise DataError(unread.first[0])
+            raise DataError(f"{unread.first[0]}.")
         raise DataError(
             f"{place}: of {len(pictures.paths)} images in {folder}, none has labels; there are "
             f"{endings_of(walk(folder))}, and images are read as {' '.join(SUFFIXES)}."
@@ -108,7 +108,8 @@ def read_labels(
                 report.add(OTHER_COPY, f"{image.source}: {path}")
     names = {normal(path.stem) for path in placed}  # drawings of the labels have them as well
     for path in pictures.paths:
-        if normal(path.stem) not in names:
+        # one without labels may be of a file that was not read as a whole
+        if UNREAD not in report.findings and normal(path.stem) not in names:
             report.add(NO_LABELS, str(path))
     content = _content(placed, folder, classes)
     findings = [{**kind._asdict(), **vars(finding)} for kind, finding in report.findings.items()]

@@ -56,7 +56,9 @@ def _class(region: dict[str, Any]) -> tuple[str, str]:
 def _shape(region: dict[str, Any]) -> dict[str, Any]:
     """Make a shape of LabelMe's."""
     shape, label = region["shape_attributes"], _class(region)[1]
-    form, columns = shape["name"], (shape.get(f"all_points_{x}", ()) for x in "xy")
+    form, columns = shape["name"], [shape.get(f"all_points_{x}", ()) for x in "xy"]
+    if len(columns[0]) != len(columns[1]):
+        raise ValueError("all_points_x and all_points_y are of different lengths")
     points = list(zip(*columns, strict=True))
     if form == "rect":
         x, y = shape["x"], shape["y"]

@@ -187,6 +187,32 @@ def test_unusable_annotations_are_borne_up_to_one_percent(content, read):
     assert "3 of 200" in refusal and "annotation 1 of image 10" in refusal
 
 
+def test_an_object_counts_once_however_much_of_it_cannot_be_used(content, read):
+    """And nothing is said to replace the mask of one that is left out."""
+    for number in range(9, 201):
+        content["annotations"].append(annotation(number, 10, [1, 1, 5, 5]))
+    outline = [4000, 6, 4020, 6, 4020, 22, 4000, 22]
+    content["annotations"][0].update(bbox=[4000, 6, 20, 16], segmentation=[outline])
+    content["annotations"][1].update(bbox=[0, 0, 80, 48], segmentation="nonsense")
+    report = read(content).report
+    counts = {kind: report.findings[kind].count for kind in report.of(kinds.UNUSABLE)}
+    assert counts == {kinds.BOX: 1, kinds.OUTSIDE: 1, kinds.MASK: 1}
+    assert "annotation 2 of" in report.findings[kinds.MASK].first[0]
+    assert report.refusal() is None  # two of 200
+    content["annotations"][2]["bbox"] = [1, 1, 5, 0]
+    assert "3 of 200" in read(content).report.refusal()
+
+
+def test_a_long_value_is_cut_at_a_blank_and_says_so(content, read):
+    outline = [v / 7 for v in range(60)] + [float("nan")]
+    content["annotations"][4]["segmentation"] = [outline]
+    (case,) = read(content).report.findings[kinds.MASK].first
+    numbers = case.partition("segmentation ")[2].removesuffix(", ...")
+    assert (
+        numbers == str([outline])[: len(numbers)] and float(numbers.rpartition(" ")[2]) in outline
+    )
+
+
 def test_boxes_over_the_border_are_cut(content, read):
     """A few pixels are no reason to refuse, however many boxes have them; a pixel is rounding."""
     for entry in content["annotations"]:

@@ -96,6 +96,11 @@ def test_annotations_and_tables_beside_the_images(run, image, tmp_path, capsys):
     assert printed.count("--score-threshold") == 1 and "export" not in printed
 
 
+def test_a_threshold_that_cannot_be_leaves_no_folder(run, image, tmp_path, capsys):
+    assert tool.main([*arguments(run, image, tmp_path), "--score-threshold", "30"]) == 2
+    assert "score threshold is 30" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_labels_of_other_tools_beside_the_images(run, image, tmp_path, capsys):
     """Of two inputs, each label names its image; names that clash are refused before the work."""
