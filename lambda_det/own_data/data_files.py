@@ -52,7 +52,7 @@ def read_data(
     split = Split(args.val_share or 0.0, args.group_by or "", bool(args.stratify))
     asked = args.data or (args.config_file is None and args.train_json)
     if asked and "test" not in parts and args.val_share is None:
-        split = split._replace(share=smallest_share(*parts["train"], split.group_by))
+        split = split._replace(share=smallest_share(*parts["train"], split))
         part = f"a share of {split.share:g}" if split.share else "none: too few images"
         why = "no part of the data is called val; --val-share changes it"
         if "rest" in parts:

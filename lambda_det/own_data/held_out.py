@@ -49,27 +49,29 @@ def _digest(name: str) -> bytes:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
 
 
-def smallest_share(json_file: str, image_folder: str, group_by: str = "") -> float:
-    """The smallest share that leaves images of each class; 0.0 for none.
+def smallest_share(json_file: str, image_folder: str, split: Split) -> float:
+    """The smallest share that leaves images of each class; 0.0 for none, or the largest that is
+    tried where groups or classes are asked for, so :func:`hold_out` says why.
 
     Where it can be, half of the share or more are held out: by the hash of few names it may be one
     image, and the best checkpoint, the threshold and the AP of the run would be of that one.
 
     Args:
         json_file, image_folder: as of :func:`hold_out`.
-        group_by: as of :class:`Split`.
+        split: its groups and classes; its share does not count.
     """
     possible = 0.0
     for share in SHARES:
         with contextlib.suppress(DataError):
-            train, val = _halves(json_file, image_folder, Split(share, group_by))
+            train, val = _halves(json_file, image_folder, split._replace(share=share))
             if not val["annotations"]:  # there would be nothing to measure by
                 continue
             possible = possible or share
             images, held_out = len(train["images"]) + len(val["images"]), len(val["images"])
             if held_out >= _LEAST_OF_SHARE * share * images:
                 return share
-    return possible
+    is_asked_for = split.group_by or split.stratify
+    return possible or (SHARES[-1] if is_asked_for else 0.0)
 
 
 _LEAST_OF_SHARE = 0.5  # of the images that a share means; a guess
@@ -118,7 +120,8 @@ def films(files: Iterable[str]) -> str:
     They have names that differ by a number alone, and neighbours are far more alike than others.
     """
     named: dict[tuple[Path, str], list[tuple[int, Path]]] = defaultdict(list)
-    for path in map(Path, files):
+    paths = [*map(Path, files)]
+    for path in paths:
         # opening a named pipe would wait for its writer
         if (match := _NUMBERED.fullmatch(path.name)) and path.is_file():
             named[path.parent, match[1]].append((int(match[2]), path))
@@ -135,15 +138,22 @@ def films(files: Iterable[str]) -> str:
     alike, others = (np.median(abs(seen[:, 0] - other).mean((1, 2))) for other in (seen[:, 1], far))
     if alike > _FRAMES * others:
         return ""
+    if len(runs) == 1 and 2 * len(runs[0]) > len(paths):  # a share would have all of it or nothing
+        remedy = _OF_ONE_FILM
+    else:
+        remedy = f"--group-by '{_OF_FILM}' keeps each film on one side"
     return (
         f"{sum(map(len, runs))} images look like frames of {counted(len(runs), 'film')}, such as "
         f"{runs[0][0].name}, whose neighbours are alike. AP on images that are held out at random "
-        f"is then too good; --group-by '{_OF_FILM}' keeps each film on one side, and a single film "
-        "needs a part to evaluate on, such as a folder val"
+        f"is then too good; {remedy}"
     )
 
 
 _NUMBERED, _OF_FILM = re.compile(r"(.*?)(\d+)\.\w+"), r"^(.*?)\d+\.\w+$"
+_OF_ONE_FILM = (
+    "move the labels of its last tenth into a folder val (of YOLO also the images, which data.yaml "
+    "names)"
+)
 _LEAST_PAIRS, _MOST_PAIRS = 8, 24  # of neighbours that are compared
 # difference of neighbours, as a share of that of others: 0.07 in a real set of films, and 0.7 to 1
 # in five sets of photographs whose names are numbers
@@ -212,10 +222,16 @@ def _groups_by(expression: str, names: Sequence[str]) -> dict[str, str]:
         matches = {name: re.search(expression, name) for name in names}
     if not any(matches.values()):
         raise ConfigError(f"--group-by {expression!r} is in no image's name, such as {names[0]}.")
-    return {
+    groups = {
         name: (match[min(match.re.groups, 1)] or "") if match else name
         for name, match in matches.items()
     }
+    if len({*groups.values()}) == 1:
+        raise ConfigError(
+            f"--group-by '{expression}' puts all images into one group, of which no share can be "
+            f"held out. Give another expression; where they are one film, {_OF_ONE_FILM}."
+        )
+    return groups
 
 
 def _stratified(counts: Mapping[str, Counter], share: float) -> set[str]:

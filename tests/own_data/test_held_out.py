@@ -69,7 +69,7 @@ def test_few_names_do_not_hold_out_a_single_image(share_out, content, write):
         content["images"] = [{**one, "id": n, "file_name": name} for n, name in enumerate(names)]
         content["annotations"] = [{**box, "id": n + 1, "image_id": n} for n in range(44)]
         files = write(content, f"names{seed}")
-        share = smallest_share(*files)
+        share = smallest_share(*files, Split(0))
         assert len(share_out(share, files)[1]) >= max(0.5 * share * 44, 2)
 
 
@@ -81,7 +81,7 @@ def test_the_share_holds_out_an_object(share_out, many, content, write):
         a for a in content["annotations"] if images[a["image_id"]] not in first
     ]
     files = write(content, "some are empty")
-    held_out = share_out(smallest_share(*files), files)[1]
+    held_out = share_out(smallest_share(*files, Split(0)), files)[1]
     assert held_out & {images[annotation["image_id"]] for annotation in content["annotations"]}
 
 
@@ -98,6 +98,23 @@ def test_each_class_has_its_share(share_out, many, content, write):
     assert (len(val), len(val & rare)) == (30, 3)
     content["images"].reverse()
     assert share_out(split, write(content, "again"))[1] == val
+
+
+def test_the_default_share_is_one_of_groups_and_classes(share_out, content, many, write):
+    """By the hash of their names, no usual share tells the films a and g apart, but one a and b."""
+    for other, held_out in (("b", {"b"}), ("g", None)):
+        for number, image in enumerate(content["images"]):
+            image["file_name"] = f"{'a' if number % 3 else other}_{number}.jpg"
+        files = write(content, other)
+        split = Split(smallest_share(*files, Split(0, "^.")), "^.")
+        if held_out:
+            assert {name[0] for name in share_out(split, files)[1]} == held_out
+            continue
+        with pytest.raises(DataError, match="0 of 100 images; give another share"):
+            share_out(split, files)
+    split = Split(0, stratify=True)
+    split = split._replace(share=smallest_share(*many, split))
+    assert (split.share, len(share_out(split, many)[1])) == (0.1, 10)
 
 
 @pytest.mark.parametrize("split", [Split(0.3), Split(0.3, stratify=True)])
@@ -117,6 +134,7 @@ def test_a_group_stays_on_one_side(share_out, split, content, many, write):
     [
         (Split(0.2, group_by="(film"), "--group-by.*regular"),
         (Split(0.2, group_by="film"), "no image's name, such as 0.jpg"),
+        (Split(0.5, group_by="jpg"), "'jpg' puts all images into one group.* folder val"),
         *((share, "--val-share") for share in (-0.1, 1.0, 10.0, float("nan"))),
     ],
 )
@@ -152,9 +170,18 @@ def test_a_share_that_leaves_too_little(share_out, many, content, write, caplog)
         (
             [f"{run}_{n}.png" for run in "ab" for n in range(5, 65, 5)],
             True,
-            "24 images.* 2 films, such as a_5.png",
+            "24 images.* 2 films, such as a_5.png.* --group-by '",
         ),
-        ([f"fly{n:08}.png" for n in range(20)], True, "20 images.* 1 film,"),
+        (
+            [f"fly{n:08}.png" for n in range(20)],
+            True,
+            "20 images.* 1 film,(?!.*--group-by).* last tenth into a folder val",
+        ),
+        (
+            [*(f"fly{n:08}.png" for n in range(20)), *(f"{n}_leaf.png" for n in range(20))],
+            True,
+            "20 images.* 1 film,.* --group-by '",
+        ),
         ([f"fly{n:08}.png" for n in range(20)], False, ""),
         ([f"{run}.png" for run in "abcdefghijklmnopqrst"], True, ""),
     ],

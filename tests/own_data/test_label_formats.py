@@ -116,8 +116,10 @@ def test_classes_of_a_run_stand_in_place_of_those_of_labels(name, tmp_path):
     content = json.loads(Path(file).read_text("utf-8"))
     assert [entry["name"] for entry in content["categories"]] == classes
     assert images_and_boxes(content) == OBJECTS
-    with pytest.raises(DataError, match=r"set\S* has objects of a key, cup.*\(pen\)"):
+    with pytest.raises(DataError, match=r"set\S* has objects of a key, cup.*\(pen\)") as raised:
         as_coco((str(folder), str(folder)), folder=tmp_path, classes=["pen"])
+    first = next(one for one in content["annotations"] if one["category_id"] == 1)
+    assert f"The first one is in {first['source']}." in str(raised.value)
 
 
 # ------------------------------------------------------------------------ shapes that are not boxes

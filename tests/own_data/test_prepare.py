@@ -592,6 +592,8 @@ REFUSED = [
     ("--val-share", *BASE, "--val-share", "0.5"),
     ("--test-json", *OWN, "--val-share", "0.5", "--test-json", "DATA"),
     ("--val-share", *OWN, "--val-share", "0", "--group-by", "a"),
+    ("'png' puts all images into one group", *OWN, "--group-by", "png"),
+    ("one group.*last tenth", *OWN, "--val-share", "0.5", "--group-by", "png"),
     ("nowhere", *OWN, "--test-json", "nowhere"),
     ("broken.json", "--train-json", "BROKEN", "--train-images", "DATA"),
     ("odd.json .* entry 0 is 5", *OWN, "--test-json", "ODD", "--test-images", "DATA"),
@@ -666,7 +668,7 @@ def test_a_run_inside_its_data_is_no_data(data, monkeypatch, capsys):
     assert {image["file_name"] for image in content["images"]} == {f"{n}.png" for n in range(20)}
     assert check_main(["."]) == 0
     printed = capsys.readouterr().out
-    assert "20 images" in printed and "--group-by" in printed
+    assert "20 images" in printed and "last tenth" in printed
 
 
 def test_flags_and_pairs_come_in_any_order():

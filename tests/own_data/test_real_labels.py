@@ -401,11 +401,13 @@ CASES = {
     ),
     "a class of one object whose name is nearly another one": (
         of_labelme(
-            *20 * [shape(label="wind turbine")], shape(label="wind turbin"), shape(label="key")
+            *10 * [shape(label="wind turbine")],
+            *(shape(label=name) for name in ("wind turbin", "key", "ketle")),
+            *9 * [shape(label="kettle")],
         ),
         1,
         "1 x object of a class that has nearly the name of another one",
-        "a.json: shape 20: 'wind turbin', beside many of 'wind turbine'",
+        "a.json: shape 10: 'wind turbin', beside many of 'wind turbine'",
         "! 'key'",
     ),
     "classes that numbers tell apart": (

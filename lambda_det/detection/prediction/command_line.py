@@ -153,12 +153,12 @@ def run(args: argparse.Namespace) -> None:
     result = predict(predictor, images, [*collectors], with_labels=not args.no_labels)
     for collector, place in collectors.items():
         collector.save(*place)
-    instances = counted(result.instances, "instance")
-    print(f"{instances} on {counted(len(result.written), 'image')} in {printable(args.output)}")
-    if not result.instances:
+    instances, seen = counted(result.instances, "instance"), len(result.written)
+    print(f"{instances} on {counted(seen, 'image')} in {printable(args.output)}")
+    if 2 * result.empty > seen:
         print(
-            f"No instance has a score of {threshold:.3g} or more; a lower --score-threshold shows "
-            "weaker ones."
+            f"No instance has a score of {threshold:.3g} or more on {result.empty} of {seen}; a "
+            "lower --score-threshold shows weaker ones."
         )
     if result.unreadable:
         print(f"{len(result.unreadable)} could not be read; see above", file=sys.stderr)

@@ -159,6 +159,7 @@ class Outcome:
     written: list[Path] = field(default_factory=list)
     unreadable: list[Path] = field(default_factory=list)
     instances: int = 0
+    empty: int = 0  # files without one
 
 
 def predict(
@@ -207,6 +208,7 @@ def predict(
                     for collector in collectors:
                         collector.add(image.name, prediction, image.source)
                 result.instances += sum(counts.values())
+                result.empty += not counts
                 result.written.append(image.target)
                 print(f"{printable(image.name)}: {counts_in_words(counts)}{where}")
             except DataError as error:

@@ -273,11 +273,13 @@ def give_all_classes(contents: Collection[dict[str, Any]], classes: Sequence[str
     ids = {name: number for number, name in enumerate(dict.fromkeys(classes or names), 1)}
     for content in contents:
         own = {entry["id"]: entry["name"] for entry in content["categories"]}
-        labelled = {own[annotation["category_id"]] for annotation in content["annotations"]}
-        if others := sorted(labelled - ids.keys()):
+        backwards = reversed(content["annotations"])  # so the first place of a class is kept
+        places = {own[thing["category_id"]]: thing["source"] for thing in backwards}
+        if others := sorted(places.keys() - ids.keys()):
             raise DataError(
                 f"{content[READER]['labels']} has objects of {listed(others)}, which the run does "
-                f"not have ({listed(classes, 8)}); give them a name of the run, or remove them."
+                f"not have ({listed(classes, 8)}); give them a name of the run, or remove them. "
+                f"The first one is in {places[others[0]]}."
             )
         for annotation in content["annotations"]:
             annotation["category_id"] = ids[own[annotation["category_id"]]]

@@ -9,6 +9,7 @@ import torch
 
 from lambda_det.detection.data.image_folder import outputs_below
 from lambda_det.detection.prediction import command_line as tool
+from lambda_det.detection.prediction import files
 from tests import forked
 
 
@@ -92,13 +93,26 @@ def test_annotations_and_tables_beside_the_images(run, image, tmp_path, capsys):
     # A detector that was trained for a short time has low scores: nothing is not the last word
     assert tool.main([*words, "--overwrite", "--score-threshold", "1"]) == 0
     printed = capsys.readouterr().out
-    assert "0 instances on 1 image" in printed
+    assert "0 instances on 1 image" in printed and "on 1 of 1; a lower" in printed
     assert printed.count("--score-threshold") == 1 and "export" not in printed
 
 
 def test_a_threshold_that_cannot_be_leaves_no_folder(run, image, tmp_path, capsys):
     assert tool.main([*arguments(run, image, tmp_path), "--score-threshold", "30"]) == 2
     assert "score threshold is 30" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("empty", "is_said"), [(6, True), (5, False)])
+def test_most_images_without_an_instance_are_said(
+    run, image, tmp_path, monkeypatch, capsys, empty, is_said
+):
+    def predict_on_ten(predictor, *args, **options):
+        return files.Outcome([image] * 10, instances=9, empty=empty)
+
+    monkeypatch.setattr(files, "predict", predict_on_ten)
+    assert tool.main(arguments(run, image, tmp_path, "--score-threshold", "0.247")) == 0
+    printed = capsys.readouterr().out
+    assert ("a score of 0.247 or more on 6 of 10; a lower --score" in printed) is is_said
 
 
 @pytest.mark.slow

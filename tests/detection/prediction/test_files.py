@@ -231,7 +231,9 @@ def test_every_image_gets_its_image_and_an_unreadable_one_is_named(
     output = tmp_path / "out"
     planned = plan_files([images], output, False)
     result = predict(predictor, planned)
-    assert re.search(rf"so far; file 3 of {len(planned)}, about .* left", capsys.readouterr().err)
+    printed = capsys.readouterr()
+    assert re.search(rf"so far; file 3 of {len(planned)}, about .* left", printed.err)
+    assert result.empty == printed.out.count(": nothing")
     assert [p.name for p in result.unreadable] == ["b.jpg", "empty.png"]
     assert str(images / "b.jpg") in caplog.text and str(images / "empty.png") in caplog.text
     files = sorted(p for p in output.rglob("*") if p.is_file())
