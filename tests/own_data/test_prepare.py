@@ -566,15 +566,19 @@ def test_the_labels_of_a_run_that_did_not_begin_are_taken_back(output, data, mon
     for has_begun in (True, False):
         for take_back, *what in reversed(kept):
             take_back(*what)
-        assert (folder / "data").exists() is folder.exists() is has_begun
+        # its user, who made the folder, finds it as it was, but for the mark
+        assert (folder / "data").exists() is has_begun and folder.exists()
         for name in ("config.yaml", "last_checkpoint"):
             (folder / name).unlink(missing_ok=True)
-    folder.mkdir()  # by its user, who finds it as it was, but for the mark
     kept.clear()
-    prepared_of(data)
-    for take_back, *what in reversed(kept):
-        take_back(*what)
-    assert not (folder / "data").exists() and folder.exists()
+    new = data.parent / "new"
+    begun(prepared("--data", data, "OUTPUT_DIR", new))
+    for has_begun in (True, False):
+        for take_back, *what in reversed(kept):
+            take_back(*what)
+        assert (new / "data").exists() is new.exists() is has_begun
+        for name in ("config.yaml", "last_checkpoint"):
+            (new / name).unlink(missing_ok=True)
 
 
 OWN, BASE = ["--data", "DATA"], ["--config", "finetune/base.yaml"]
