@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lambda_det.detection.data.coco_format import INSTANCES, read_lists
 from lambda_det.errors import ConfigError
+from lambda_det.files import refuse_missing
 from lambda_det.own_data.fit_input import Row
 from lambda_det.own_data.flags import PARTS
 from lambda_det.own_data.held_out import Split, hold_out, smallest_share
@@ -116,6 +117,7 @@ def _of_files(args: argparse.Namespace, temporary: Path) -> Parts:
     named = {}
     for part in PARTS:
         labels, images = getattr(args, f"{part}_json"), getattr(args, f"{part}_images")
+        refuse_missing(labels)
         if labels:
             named[part] = labels, images
         elif images and not args.data:

@@ -598,7 +598,7 @@ REFUSED = [
     ("--val-share", *OWN, "--val-share", "0", "--group-by", "a"),
     ("'png' puts all images into one group", *OWN, "--group-by", "png"),
     ("one group.*last tenth", *OWN, "--val-share", "0.5", "--group-by", "png"),
-    ("nowhere", *OWN, "--test-json", "nowhere"),
+    ("no file .*nowhere", *OWN, "--test-json", "nowhere", "--test-images", "DATA"),
     ("broken.json", "--train-json", "BROKEN", "--train-images", "DATA"),
     ("odd.json .* entry 0 is 5", *OWN, "--test-json", "ODD", "--test-images", "DATA"),
     ("--train-json", *BASE, "--images", "DATA"),
