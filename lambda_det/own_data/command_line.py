@@ -139,7 +139,7 @@ def evaluate_main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("run", metavar="RUN", help="folder of a run, or one of its checkpoints")
     add("--data", metavar="DIR", help="a data set; default: the run's")
-    add("--part", metavar="train|val|test", help="default: test, or the one that there is")
+    add("--part", choices=("train", "val", "test"), help="default: test, or the one that there is")
     add("--json", metavar="FILE_OR_DIR", help="labels of any format, instead")
     add("--images", metavar="DIR", help="the folder of their images")
     add(
