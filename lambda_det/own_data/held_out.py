@@ -51,7 +51,7 @@ def _digest(name: str) -> bytes:
 
 def smallest_share(json_file: str, image_folder: str, split: Split) -> float:
     """The smallest share that leaves images of each class; 0.0 for none, or the largest that is
-    tried where groups or classes are asked for, so :func:`hold_out` says why.
+    tried where groups or classes are asked for, if :func:`hold_out` says why.
 
     Where it can be, half of the share or more are held out: by the hash of few names it may be one
     image, and the best checkpoint, the threshold and the AP of the run would be of that one.
@@ -60,18 +60,18 @@ def smallest_share(json_file: str, image_folder: str, split: Split) -> float:
         json_file, image_folder: as of :func:`hold_out`.
         split: its groups and classes; its share does not count.
     """
-    possible = 0.0
+    possible, refused_one = 0.0, SHARES[-1] if split.group_by or split.stratify else 0.0
     for share in SHARES:
         with contextlib.suppress(DataError):
             train, val = _halves(json_file, image_folder, split._replace(share=share))
             if not val["annotations"]:  # there would be nothing to measure by
+                refused_one = 0.0
                 continue
             possible = possible or share
             images, held_out = len(train["images"]) + len(val["images"]), len(val["images"])
             if held_out >= _LEAST_OF_SHARE * share * images:
                 return share
-    is_asked_for = split.group_by or split.stratify
-    return possible or (SHARES[-1] if is_asked_for else 0.0)
+    return possible or refused_one
 
 
 _LEAST_OF_SHARE = 0.5  # of the images that a share means; a guess

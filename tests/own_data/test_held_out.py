@@ -112,6 +112,12 @@ def test_the_default_share_is_one_of_groups_and_classes(share_out, content, many
             continue
         with pytest.raises(DataError, match="0 of 100 images; give another share"):
             share_out(split, files)
+    # of films a and b, of which b has no object, none is measured by
+    for number, image in enumerate(content["images"]):
+        image["file_name"] = f"{'a' if number % 3 else 'b'}_{number}.jpg"
+    ids = {image["id"] for number, image in enumerate(content["images"]) if number % 3}
+    content["annotations"] = [one for one in content["annotations"] if one["image_id"] in ids]
+    assert smallest_share(*write(content, "empty"), Split(0, "^.")) == 0
     split = Split(0, stratify=True)
     split = split._replace(share=smallest_share(*many, split))
     assert (split.share, len(share_out(split, many)[1])) == (0.1, 10)
