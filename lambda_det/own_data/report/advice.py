@@ -75,10 +75,15 @@ class Change(NamedTuple):
 
 
 class Epochs(NamedTuple):
-    """The epochs of a training, and how many the recipe's rule has for its images."""
+    """The epochs of a training, and how many the recipe's rule has for its images.
+
+    Attributes:
+        steps: of the training, where ``SOLVER.MAX_ITER`` sets them; 0 where ``--epochs`` does.
+    """
 
     trained: float
     rule: float
+    steps: int = 0
 
     def __str__(self) -> str:
         return f"{self.trained:.3g} of {self.rule:.3g} epochs"
@@ -298,8 +303,10 @@ def _training(run: Evidence) -> Iterator[Change]:
     longer = "Train longer, with --resume and twice as many --epochs."
     if run.epochs:
         until = run.epochs.rule if run.has_less_than(1) else 2 * run.epochs.trained
-        command = f"lambda-det train --output {shlex.quote(run.folder)} --resume"
-        longer = f"Train longer: {command} --epochs {math.ceil(until)}"
+        steps = math.ceil(until / run.epochs.trained * run.epochs.steps)
+        length = f"SOLVER.MAX_ITER {steps}" if steps else f"--epochs {math.ceil(until)}"
+        command = f"lambda-det train --output {shlex.quote(run.folder)} --resume {length}"
+        longer = f"Train longer: {command}"
     is_short = run.has_less_than(_SHORT)
     points = run.points()
     last, value = points[-1] if points else (0, 0.0)

@@ -226,7 +226,8 @@ def _epochs(config: CfgNode | DictConfig, state: RunState) -> Epochs | None:
         return None
     # checkpoints of Detectron2 alone record no images
     epochs = state.epochs or state.steps * config.SOLVER.IMS_PER_BATCH / len(records)
-    return Epochs(epochs, epochs_for(len(records), number_of_whole_images(records)))
+    by_steps = 0 if config.RECIPE.ENABLED else state.steps
+    return Epochs(epochs, epochs_for(len(records), number_of_whole_images(records)), by_steps)
 
 
 def _add_classes(page: Page, evaluated: Evaluated) -> None:

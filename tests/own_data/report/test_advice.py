@@ -231,6 +231,14 @@ def test_a_short_run_whose_ap50_rises_is_to_go_on_first(epochs, is_first):
         assert longer.change.endswith("--output RUN --resume --epochs 30")
 
 
+@pytest.mark.parametrize(("trained", "steps"), [(5, 1200), (15, 400), (30, 400)])
+def test_a_training_whose_steps_are_given_is_to_have_more_of_them(trained, steps):
+    """``--epochs`` would make a recipe of it, which refuses its other keys."""
+    epochs = Epochs(trained, 30, 200)
+    (longer,) = changes(OBJECTS, [*PERFECT, LACKING], rising(60, 70, 80), epochs=epochs)[:1]
+    assert longer.change.endswith(f"--output RUN --resume SOLVER.MAX_ITER {steps}")
+
+
 @pytest.mark.parametrize(
     ("epochs", "advised"), [(Epochs(3, 30), True), (Epochs(29, 30), False), (None, False)]
 )

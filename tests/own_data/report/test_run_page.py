@@ -390,7 +390,9 @@ def test_the_page_says_how_many_of_the_rule_s_epochs_there_were(run):
     text = _page(run)
     assert "had 13.3 of 30 epochs" in text  # 40 steps on three images
     assert "<b>13.3</b><span>epochs<" in text and "<b>3</b><span>images to train on<" in text
-    assert f"--output {run} --resume --epochs 30" in text
+    assert f"--output {run} --resume SOLVER.MAX_ITER 90" in text
+    edit(file, r"RECIPE:\n  ENABLED: false", "RECIPE:\n  ENABLED: true")
+    assert f"--output {run} --resume --epochs 30" in _page(run)
     trainer["of_a_step"]["images_per_step"] = 3
     torch.save(checkpoint, run / "model_final.pth")
     assert "of 30 epochs" not in _page(run)
