@@ -50,12 +50,26 @@ def refuse_existing(path: str | Path, overwrite: bool, *, folder: bool = False) 
         folder: the path may be a folder.
 
     Raises:
-        ConfigError: it is a folder, or exists and must not be replaced.
+        ConfigError: it is a folder, exists and must not be replaced, or cannot be written.
     """
     if not folder and os.path.isdir(path):
         raise ConfigError(f"{path} is a folder; give the name of a file.")
     if os.path.exists(path) and not overwrite:
         raise ConfigError(f"{path} exists already; give another name, or add --overwrite.")
+    refuse_unwritable(Path(path).parent)
+
+
+def refuse_unwritable(folder: Path) -> None:
+    """Refuse a folder to which nothing can be written, before the work for what is written to it.
+
+    Raises:
+        ConfigError: it is a file or in one, or is read-only.
+    """
+    parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not parent.is_dir():
+        raise ConfigError(f"{folder}: {parent} is not a folder; name another one.")
+    if not os.access(parent, os.W_OK):
+        raise ConfigError(f"{folder} cannot be written to: {parent} is read-only.")
 
 
 def refuse_missing(*paths: str | Path | None) -> None:

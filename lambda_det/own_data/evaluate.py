@@ -27,7 +27,7 @@ from lambda_det.detection.results import columns
 from lambda_det.detection.saved_run import SavedRun, open_run
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, UserError, counted, printable
-from lambda_det.files import disk_of, replace_text
+from lambda_det.files import disk_of, refuse_unwritable, replace_text
 from lambda_det.own_data.coco_files import identifying_stem
 from lambda_det.own_data.data_to_evaluate import choose_data
 from lambda_det.own_data.layouts import Part
@@ -169,7 +169,7 @@ def evaluate(
 # ------------------------------------------------------------------------------------- its folder
 def _take_folder(folder: Path) -> None:
     """Make the folder of the results, or take that of an earlier evaluation; refuse others."""
-    RunFolder(folder).refuse_unwritable()
+    refuse_unwritable(folder)
     RunFolder(folder).refuse_other_run()
     if any(folder.glob("*")) and not (folder / MARK).is_file():
         raise ConfigError(

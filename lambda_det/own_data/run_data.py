@@ -22,6 +22,7 @@ from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.image_folder import images_below
 from lambda_det.detection.data.outputs import MARK, mark_output
 from lambda_det.errors import ConfigError, DataError, listed, refused
+from lambda_det.files import refuse_unwritable
 from lambda_det.own_data.coco_files import identifying_stem, name_labels
 from lambda_det.own_data.data_files import Parts, digest, read_labels
 from lambda_det.own_data.flags import PARTS
@@ -85,7 +86,7 @@ def refuse_folder(args: argparse.Namespace, folder: Path) -> None:
             or images of the data, which would be no data later.
     """
     run = RunFolder(folder)
-    run.refuse_unwritable()
+    refuse_unwritable(folder)
     if args.resume or args.eval_only:
         return
     run.refuse_other_run()

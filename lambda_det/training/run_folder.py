@@ -78,18 +78,6 @@ class RunFolder:
         written = self.holds_run or any((self.path / name).is_file() for name in (LOG, PUSHED))
         return written and self.config_file.is_file()
 
-    def refuse_unwritable(self) -> None:
-        """Refuse a path to which nothing can be written.
-
-        Raises:
-            ConfigError: it is a file or in one, or is read-only.
-        """
-        parent = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
-        if not parent.is_dir():
-            raise ConfigError(f"--output {self.path}: {parent} is not a folder; name another one.")
-        if not os.access(parent, os.W_OK):
-            raise ConfigError(f"{self.path} cannot be written to: {parent} is read-only.")
-
     def refuse_other_run(self) -> None:
         """Refuse to begin a run or an evaluation in a folder that holds a run.
 

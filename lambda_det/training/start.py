@@ -22,6 +22,7 @@ from detectron2.utils.env import seed_all_rng
 from lambda_det.config import FIXED, SAMPLES, check, leaves, on_resume, read_plain
 from lambda_det.distributed.connection import on_all, on_main_process
 from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.files import refuse_unwritable
 from lambda_det.native.calls import copied
 from lambda_det.process import keep_memory
 from lambda_det.training.checkpointer import SafeCheckpointer
@@ -249,7 +250,7 @@ def _are_one_file(before: object, now: object, folder: Path) -> bool:
 def _writable_folder(settings: Settings) -> RunFolder:
     check(settings.key("output_dir"), settings.output_dir, (bool, "the path of a folder"))
     run = RunFolder(settings.output_dir)
-    run.refuse_unwritable()
+    refuse_unwritable(run.path)
     return run
 
 

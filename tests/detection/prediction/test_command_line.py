@@ -49,6 +49,7 @@ def test_works_as_a_command_from_another_folder(run, image, tmp_path):
         (("detector.onnx", "--raw"), "--raw"),
         (("detector.onnx", "MODEL.DEVICE", "cpu"), "MODEL.DEVICE"),
         (("--json", "a.csv", "--csv", "a.csv"), "--csv"),
+        (("--json", f"{__file__}/a.json"), "is not a folder"),
     ],
 )
 def test_mistakes_end_in_one_sentence(run, image, tmp_path, capsys, more, words):
