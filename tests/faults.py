@@ -555,13 +555,6 @@ FAULTS = [
     ),
     _fault(
         "`lambda-det train --data DIR` chooses",
-        "lambda_det/own_data/fit.py",
-        "np.log(facts.boxes[:, 1] / facts.boxes[:, 0])",
-        "np.log(facts.boxes[:, 0] / facts.boxes[:, 1])",
-        "own_data/test_fit.py::test_ratios_are_heights_by_widths_as_those_of_detectron2_s_anchors",
-    ),
-    _fault(
-        "`lambda-det train --data DIR` chooses",
         "lambda_det/own_data/fit_input.py",
         "        largest = own = cfg.INPUT.MIN_SIZE_TEST\n",
         "        pass\n",

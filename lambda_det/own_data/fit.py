@@ -1,8 +1,8 @@
 """A training that fits the user's own data: a function of configuration, data and machine.
 
-:func:`fit` decides, in this order: the size of the input, or tiles; the finest map; masks and
-anchors; detections; the batch; the schedule; the evaluations. The architecture stays,
-and so does each key that is given. Each number stands beside the measurement that chose it, or
+:func:`fit` decides, in this order: the size of the input, or tiles; the finest map; masks;
+detections; the batch; the schedule; the evaluations. The architecture and its anchors stay, and so
+does each key that is given. Each number stands beside the measurement that chose it, or
 beside the word "guess". docs/results.md and projects/benchmarks/detectors.md have the measurements.
 """
 
@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import statistics
 from collections.abc import Sequence
 from operator import attrgetter
 
-import numpy as np
 import torch
 from detectron2.config import CfgNode
 
@@ -25,9 +23,6 @@ from lambda_det.detection.registry import ARCHITECTURES
 from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, UserError, counted
 from lambda_det.own_data.fit_input import (
-    ANCHORS,
-    LEAST_BOXES,
-    STRIDES_PER_ANCHOR,
     Asked,
     Choice,
     Facts,
@@ -35,14 +30,12 @@ from lambda_det.own_data.fit_input import (
     Record,
     fit_input,
     has_rpn,
-    map_strides,
     merge,
 )
 from lambda_det.own_data.labels.findings import EMPTY_FILE, NO_FILE
 from lambda_det.own_data.start import LEAST_IMAGES, USABLE, Machine
 from lambda_det.training.schedules import optimizer_of, schedule_of
 
-_MOST_ROUNDS = 1000  # most steps of k-means, which ends after a few dozen
 _MOST_EMPTY = 1.0  # guess: images without an object for each with one. 0.65 were measured
 _BATCH = 16  # images of a step in Detectron2's baselines
 _BATCH_ON_CPU = 4  # BCCD 57.6 AP after 308 such steps. A step takes a second
@@ -98,7 +91,7 @@ def fit(
     if cfg.MODEL.MASK_ON and not facts.has_masks:
         why = "less than a tenth of the objects has a mask"
         training.append(Choice("MODEL.MASK_ON", False, why))
-    training += [*_anchors(cfg, facts), *_detections(cfg, facts), *_batch(cfg, facts, machine)]
+    training += [*_detections(cfg, facts), *_batch(cfg, facts, machine)]
     merge(cfg, training, cfg.RECIPE.KEEP)
     training += fit_schedule(cfg, facts.images, facts.whole_images)
     return chosen, training
@@ -150,70 +143,7 @@ def check(cfg: CfgNode) -> None:
             raise ConfigError(f"{key} is {value:g}; give {least} or more.")
 
 
-# ------------------------------------------------------------------ masks, anchors and detections
-def _anchors(cfg: CfgNode, facts: Facts) -> list[Choice]:
-    """Anchors from the boxes at the size of training: a cluster for each level, and ratios."""
-    # A level has its steps to the next octave. A detector with a single level keeps its own. 256
-    # pixels, 5 epochs, one seed, box AP / AP50: kangaroos 29.2 / 71.1, with the file's 21.8 / 59.9;
-    # pedestrians 62.6 / 98.6, with the file's 62.8 / 95.6.
-    generator, strides = cfg.MODEL.ANCHOR_GENERATOR, map_strides(cfg)
-    counts = {len(sizes) for sizes in generator.SIZES}
-    if len(facts.boxes) < LEAST_BOXES or len(strides) < 2 or len(counts) > 1:
-        return []
-    (count,) = counts
-    sides = facts.sides(*size_in_training(cfg))
-    centres = _clusters(np.log(sides), len(strides))
-    # with too few clusters, the upper ones continue by doubling
-    while len(centres) < len(strides):
-        centres.append(2 * centres[-1])
-    sizes = [
-        # from a size to below its double, as RetinaNet has three
-        [least, *(round(least * 2 ** (i / count), 1) for i in range(1, count))]
-        for centre, stride in zip(centres, strides, strict=True)
-        for least in [max(round(centre), STRIDES_PER_ANCHOR * stride)]
-    ]
-    reason = f"clusters of {len(sides)} boxes at the size of the input"
-    why = (
-        f"{reason}: {', '.join(f'{centre:.0f}' for centre in centres)}; {STRIDES_PER_ANCHOR} "
-        "strides of a map at least"
-    )
-    choices = [Choice(ANCHORS, sizes, why)]
-    wanted = len(generator.ASPECT_RATIOS[0])
-    ratios = _clusters(np.log(facts.boxes[:, 1] / facts.boxes[:, 0]), wanted)
-    # otherwise boxes show nothing about the others
-    if len(ratios) == wanted:
-        ratios = [[round(ratio, 2) for ratio in ratios]]
-        choices.append(Choice("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", ratios, reason))
-    return choices
-
-
-def _clusters(logarithms: np.ndarray, count: int) -> list[float]:
-    """The rising centres of up to ``count`` clusters of numbers, given by their logarithms."""
-    # It is k-means from the quantiles, so the same boxes give the same anchors
-    rising = np.sort(logarithms)
-    sums = np.concatenate([[0], np.cumsum(rising)])
-    centres = np.unique(np.quantile(rising, (np.arange(count) + 0.5) / count))
-    for _ in range(_MOST_ROUNDS):
-        # each cluster is what lies between the middles of neighbouring centres, if anything
-        ends = np.searchsorted(rising, (centres[1:] + centres[:-1]) / 2)
-        ends = np.unique([0, *ends, len(rising)])
-        moved = np.diff(sums[ends]) / np.diff(ends)
-        if np.array_equal(moved, centres):
-            break
-        centres = moved
-    return np.exp(centres).tolist()
-
-
-def size_in_training(cfg: CfgNode) -> tuple[float, float]:
-    """Pixels of the shorter side, and of the longer one at most, in the middle of the random range
-    to which training resizes images.
-    """
-    if cfg.INPUT.LSJ.ENABLED:
-        jitter = cfg.INPUT.LSJ
-        return math.inf, math.sqrt(jitter.MIN_SCALE * jitter.MAX_SCALE) * jitter.SIZE
-    return statistics.fmean(cfg.INPUT.MIN_SIZE_TRAIN), cfg.INPUT.MAX_SIZE_TRAIN
-
-
+# ------------------------------------------------------------------------------------- detections
 def _detections(cfg: CfgNode, facts: Facts) -> list[Choice]:
     """Room for all objects of the fullest image, and for the same number of false detections."""
     least = 2 * facts.most

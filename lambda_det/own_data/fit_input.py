@@ -155,17 +155,11 @@ class Facts(NamedTuple):
         parts = table[:, :2], table[:, 2:4], table[:, 4].astype(int)
         return cls(len(records), whole, *parts, has_masks, most)
 
-    def sides(self, short: float, longest: float) -> np.ndarray:
-        """The square roots of the areas of the boxes, where the shorter side of an image becomes
-        ``short`` pixels, and the longer one ``longest`` at most.
-        """
-        frames = self.frames
-        scale = np.minimum(short / frames.min(1), longest / frames.max(1))
-        return scale * np.sqrt(self.boxes.prod(1))
-
     def sides_in_test(self, cfg: CfgNode) -> np.ndarray:
-        """The same at the size of images in the test."""
-        return self.sides(_side_in_test(cfg), cfg.INPUT.MAX_SIZE_TEST)
+        """The square roots of the areas of the boxes, at the size of images in the test."""
+        frames, longest = self.frames, cfg.INPUT.MAX_SIZE_TEST
+        scale = np.minimum(_side_in_test(cfg) / frames.min(1), longest / frames.max(1))
+        return scale * np.sqrt(self.boxes.prod(1))
 
     def by_class(self, values: np.ndarray) -> dict[int, np.ndarray]:
         """Values of the objects by class. Rare classes count only if all are rare."""

@@ -65,6 +65,20 @@ def test_small_objects_get_a_finer_map_and_then_pixels(cfg):
 
 
 @pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("ANCHOR_GENERATOR", "NAME", "RotatedAnchorGenerator"),
+        ("PROPOSAL_GENERATOR", "NAME", "PrecomputedProposals"),
+        ("RPN", "IN_FEATURES", ["stride4", "stride8"]),
+    ],
+)
+def test_maps_of_other_anchors_stay(cfg, section, key, value):
+    cfg.MODEL[section][key] = value
+    found = fitted(cfg, labels([20] * 99))
+    assert not found.choices and not found.rows
+
+
+@pytest.mark.parametrize(
     # A step of twice the time: 0.3 + 0.8 * 1.458**2, or twice the pixels of the image
     ("size", "side", "in_test"),
     [
