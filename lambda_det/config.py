@@ -210,7 +210,8 @@ SHARED_KEYS: dict[str, Key] = {
     "DATALOADER.TIMEOUT": Key(
         600, NOT_NEGATIVE, "timeout", "dataloader.train.timeout", on_resume=FREE
     ),
-    # Stop after this number of evaluations without a better one; 0 trains to the end
+    # Stop after this number of evaluations without a better one; 0 trains to the end. A resumed run
+    # that is to be longer counts anew.
     "TEST.PATIENCE": Key(0, NOT_NEGATIVE, "patience"),
     # Where the numbers go besides metrics.json: "tensorboard", or the path of an EventWriter of
     # Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR
@@ -310,7 +311,7 @@ KEYS: dict[str, Key] = {
     # ---- Evaluation
     # The result whose best checkpoint is kept as model_best.pth, such as "bbox/AP50"; where only
     # averaged weights are evaluated, their result has this name. "" for the first existing one of
-    # mask AP, box AP, keypoint AP, mean IoU and panoptic quality. For a loss, such as
+    # box AP, mask AP, keypoint AP, mean IoU and panoptic quality. For a loss, such as
     # "validation/total_loss", the lowest is the best.
     "TEST.BEST_METRIC": Key("", setting="best_metric"),
     # Also compute the losses of training on DATASETS.TEST, with every evaluation in a training

@@ -137,12 +137,16 @@ class Evaluation(HookBase):
 
     def state_dict(self) -> dict[str, Any]:
         pending = self.is_due() and self.last_step != self.trainer.iter + 1
-        return {name: getattr(self, name) for name in _STATE} | {"pending": pending}
+        state = {name: getattr(self, name) for name in _STATE}
+        return state | {"pending": pending, "planned": self.trainer.settings.max_iter}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in _STATE:
             setattr(self, name, state[name])
         self._is_pending = state["pending"]
+        # A longer training is not over, whatever the end of the shorter one was
+        if self.trainer.settings.max_iter > state.get("planned", math.inf):
+            self.without_progress = 0
 
 
 def _floats(results: Mapping[str, Any]) -> Results:

@@ -96,7 +96,7 @@ def test_cudnn_tries_no_algorithms_for_the_sizes_of_an_evaluation(evaluate, monk
     ("values", "best"),
     [
         ({"bbox/AP": 3.0, "bbox_EMA/AP": 2.0, "bbox_TTA/AP": 9.0}, 2.0),
-        ({"segm/AP": 3.0, "bbox_EMA/AP": 9.0, "segm_EMA/AP": 2.0}, 2.0),
+        ({"segm/AP": 3.0, "bbox_EMA/AP": 9.0, "segm_EMA/AP": 2.0}, 9.0),
         ({"bbox/AP": 3.0, "bbox_TTA/AP": 9.0}, 3.0),
     ],
 )

@@ -24,7 +24,11 @@ class _Trainer:
         self.iter = self.start_iter = start
         self.max_iter = steps
         self.settings = settings(
-            output_dir=str(folder), eval_period=period, best_metric=metric, patience=patience
+            output_dir=str(folder),
+            eval_period=period,
+            best_metric=metric,
+            patience=patience,
+            max_iter=steps,
         )
         self.task = SimpleNamespace(
             describe=lambda results: "",
@@ -133,6 +137,9 @@ def test_patience_counts_evaluations_in_a_row_over_a_resume(tmp_path):
     stopped = _Trainer(tmp_path, [], start=10, **words)
     stopped.saved_as = "model_final"
     assert stopped.run(state).max_iter == 10  # it has stopped already
+    longer = _Trainer(tmp_path, _box(5, 5, 9), start=10, **words | {"steps": 16})
+    longer.run(state)
+    assert longer.max_iter == 14 and longer.evaluation.best == 6  # it counts anew
     resumed = _Trainer(tmp_path, _box(5, 9), start=8, **words)
     resumed.run(trainer.saved["model_7"])
     assert resumed.max_iter == 10  # one was left of its patience
