@@ -7,7 +7,6 @@ import contextlib
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -83,17 +82,14 @@ def load_lazy_file(file: ConfigFile) -> DictConfig:
     """Load a LazyConfig from its file: Python, which is run, or YAML, which runs nothing.
 
     Raises:
-        ConfigError: it is missing, or holds something else.
+        ConfigError: it is missing, or cannot be read.
     """
     file.refuse_missing()
-    path = Path(file.path)
-    with lazy_code(f"{path} cannot be loaded"):
-        if path.suffix in (".yaml", ".yml"):  # Detectron2 would run what its tags name
+    with lazy_code(f"{file.path} cannot be loaded"):
+        if file.path.endswith((".yaml", ".yml")):  # Detectron2 would run what its tags name
             config = OmegaConf.create(read_saved(file), flags={"allow_objects": True})
         else:
-            config = LazyConfig.load(str(path))
-    if not isinstance(config, DictConfig):
-        raise ConfigError(f"{path} holds no mapping, and so no LazyConfig.")
+            config = LazyConfig.load(file.path)
     _remove_old_keys(config, file)
     return config
 
