@@ -19,6 +19,7 @@ from lambda_det.detection.data.copies import copies
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.errors import ConfigError, DataError, counted, listed, refused
 from lambda_det.own_data.coco_files import name_labels, stem_with_part, write_coco
+from lambda_det.own_data.fit_input import LEAST_BOXES
 from lambda_det.own_data.labels.objects import small_grey
 from lambda_det.training.log import show
 
@@ -32,7 +33,7 @@ class Split(NamedTuple):
     """Which images are held out.
 
     Attributes:
-        share: of the images, above 0 and below 1, by the hash of their names.
+        share: of the images, above 0 and below 1: at least so many, by the hash of their names.
         group_by: a regular expression. Images stay on one side if their names have the same match
             (the first group of an expression with groups); an image without a match is alone. By
             default the copies of one image stay on one side.
@@ -53,8 +54,8 @@ def smallest_share(json_file: str, image_folder: str, split: Split) -> float:
     """The smallest share that leaves images of each class; 0.0 for none, or the largest that is
     tried where groups or classes are asked for, if :func:`hold_out` says why.
 
-    Where it can be, half of the share or more are held out: by the hash of few names it may be one
-    image, and the best checkpoint, the threshold and the AP of the run would be of that one.
+    Where it can be, two images or more are held out: the best checkpoint, the threshold and the AP
+    of the run would be of a single one.
 
     Args:
         json_file, image_folder: as of :func:`hold_out`.
@@ -63,18 +64,14 @@ def smallest_share(json_file: str, image_folder: str, split: Split) -> float:
     possible, refused_one = 0.0, SHARES[-1] if split.group_by or split.stratify else 0.0
     for share in SHARES:
         with contextlib.suppress(DataError):
-            train, val = _halves(json_file, image_folder, split._replace(share=share))
+            _, val = _halves(json_file, image_folder, split._replace(share=share))
             if not val["annotations"]:  # there would be nothing to measure by
                 refused_one = 0.0
                 continue
             possible = possible or share
-            images, held_out = len(train["images"]) + len(val["images"]), len(val["images"])
-            if held_out >= _LEAST_OF_SHARE * share * images:
+            if len(val["images"]) > 1:
                 return share
     return possible or refused_one
-
-
-_LEAST_OF_SHARE = 0.5  # of the images that a share means; a guess
 
 
 def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -> tuple[str, str]:
@@ -95,11 +92,13 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
             remain, in all or of a class.
     """
     train, val = _halves(json_file, image_folder, split)
-    report, held_out = file_report(json_file, image_folder), len(val["images"])
-    labels, of = report.json_file, held_out + len(train["images"])
+    report = file_report(json_file, image_folder)
+    labels, held_out, objects = report.json_file, len(val["images"]), len(val["annotations"])
+    few = ", so few that AP is rough" if objects < LEAST_BOXES else ""
     show(
-        f"Held out to evaluate on: {held_out} of {of} images of {labels}, by their names; copies, "
-        "or the groups of --group-by, stay on one side"
+        f"Held out to evaluate on: {held_out} of {held_out + len(train['images'])} images of "
+        f"{labels}, by their names, with {counted(objects, 'object')}{few}; copies, or the groups "
+        "of --group-by, stay on one side"
     )
     if not split.group_by and (hint := films(report.paths)):
         logger.warning(f"{labels}: {hint}")
@@ -200,6 +199,7 @@ def _held_out(content: Mapping[str, Any], files: Mapping[str, str], split: Split
     groups = defaultdict(list)
     for image, name in zip(content["images"], names, strict=True):
         groups[group_of[name]].append(image["id"])
+    held_out = set()
     if split.stratify:
         classes = defaultdict(set)
         for annotation in content["annotations"]:
@@ -208,12 +208,14 @@ def _held_out(content: Mapping[str, Any], files: Mapping[str, str], split: Split
             name: Counter(kind for id in ids for kind in (None, *classes[id]))
             for name, ids in groups.items()
         }
-        chosen = _stratified(counts, split.share)
-    else:
-        # only the name decides, so images that are added later do not move others
-        limit = split.share * 2**64
-        chosen = {name for name in groups if int.from_bytes(_digest(name)[:8], "big") < limit}
-    return {id for name in chosen for id in groups[name]}
+        held_out = {id for name in _stratified(counts, split.share) for id in groups[name]}
+    # Up to the share by the hash of the name, so an image that is added later moves one other at
+    # most. Groups of more images than the share come last, the smallest first, and one group stays
+    wanted = round(split.share * len(names), 6)  # a tenth of 70 is above 7 by an error of floats
+    for name in sorted(groups, key=lambda name: (max(len(groups[name]), wanted), _digest(name))):
+        if len(held_out) < wanted and len(held_out) + len(groups[name]) < len(names):
+            held_out.update(groups[name])
+    return held_out
 
 
 def _groups_by(expression: str, names: Sequence[str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Images that are held out: by their names, by class and by group."""
 
+import math
 import os
 import re
 
@@ -40,13 +41,24 @@ def share_out(tmp_path_factory):
 
 def test_a_share_of_the_images_is_held_out_by_their_names(share_out, many, content, write):
     train, test = share_out(0.2, many)
-    assert not train & test and len(train | test) == 100 and 10 <= len(test) <= 30
-    # Other images move none, and a larger share holds the same ones out
-    fewer = {**content, "images": content["images"][:60]}
-    fewer["annotations"] = [a for a in content["annotations"] if a["image_id"] < 60]
-    some, others = share_out(0.2, write(fewer, "fewer"))
-    assert some < train and others < test
+    assert not train & test and len(train | test) == 100 and len(test) == 20
+    # a larger share holds the same ones out, and an image that is added moves one other at most
     assert share_out(0.5, many)[1] > test
+    for number in (98, 97, 96):
+        fewer = {**content, "images": content["images"][: number + 1]}
+        fewer["annotations"] = [a for a in content["annotations"] if a["image_id"] <= number]
+        others = share_out(0.2, write(fewer, f"{number}"))[1]
+        assert len(others) == math.ceil(0.2 * (number + 1)) and len(others - test) <= 1
+        assert len(test - others - {f"{number + 1}.jpg"}) <= 1
+        test = others
+
+
+def test_few_objects_to_measure_by_are_said(share_out, many, caplog):
+    """An evaluation of 20 objects says little."""
+    caplog.set_level("INFO")
+    for share, words in ((0.2, "20 of 100 .*20 objects, so few"), (0.5, "50 objects; copies")):
+        share_out(share, many)
+        assert re.search(words, caplog.messages[-1])
 
 
 def test_messages_on_copies_name_the_file_of_the_user(many, tmp_path, content, write):
@@ -62,15 +74,17 @@ def test_messages_on_copies_name_the_file_of_the_user(many, tmp_path, content, w
 
 
 def test_few_names_do_not_hold_out_a_single_image(share_out, content, write):
-    """Of names whose hash holds out one of 44 by a tenth, a larger share holds out enough."""
+    """A tenth of 44 is five, whatever their hashes; of ten a larger share makes two."""
     one, box = content["images"][0], content["annotations"][0]
-    for seed in range(12):
-        names = [f"photo{100 * seed + n}.jpg" for n in range(44)]
+    for seed, (number, expected) in enumerate([(44, 5), (70, 7), (11, 2), (10, 2), (3, 2)] * 3):
+        names = [f"photo{100 * seed + n}.jpg" for n in range(number)]
         content["images"] = [{**one, "id": n, "file_name": name} for n, name in enumerate(names)]
-        content["annotations"] = [{**box, "id": n + 1, "image_id": n} for n in range(44)]
+        content["annotations"] = [{**box, "id": n + 1, "image_id": n} for n in range(number)]
         files = write(content, f"names{seed}")
-        share = smallest_share(*files, Split(0))
-        assert len(share_out(share, files)[1]) >= max(0.5 * share * 44, 2)
+        for stratify in (False, True):
+            split = Split(0, stratify=stratify)
+            split = split._replace(share=smallest_share(*files, split))
+            assert len(share_out(split, files)[1]) == expected
 
 
 def test_the_share_holds_out_an_object(share_out, many, content, write):
@@ -101,17 +115,16 @@ def test_each_class_has_its_share(share_out, many, content, write):
 
 
 def test_the_default_share_is_one_of_groups_and_classes(share_out, content, many, write):
-    """By the hash of their names, no usual share tells the films a and g apart, but one a and b."""
-    for other, held_out in (("b", {"b"}), ("g", None)):
+    """Of two films, each larger than a tenth, the smaller one is held out, whatever its name."""
+    for other in "bg":
         for number, image in enumerate(content["images"]):
             image["file_name"] = f"{'a' if number % 3 else other}_{number}.jpg"
         files = write(content, other)
-        split = Split(smallest_share(*files, Split(0, "^.")), "^.")
-        if held_out:
-            assert {name[0] for name in share_out(split, files)[1]} == held_out
-            continue
-        with pytest.raises(DataError, match="0 of 100 images; give another share"):
-            share_out(split, files)
+        for stratify in (False, True):
+            split = Split(0, "^.", stratify)
+            for share in (smallest_share(*files, split), 0.3):
+                test = share_out(split._replace(share=share), files)[1]
+                assert {name[0] for name in test} == {other}
     # of films a and b, of which b has no object, none is measured by
     for number, image in enumerate(content["images"]):
         image["file_name"] = f"{'a' if number % 3 else 'b'}_{number}.jpg"
@@ -150,9 +163,12 @@ def test_a_split_that_cannot_be(share_out, split, words, many):
 
 
 def test_a_share_that_leaves_too_little(share_out, many, content, write, caplog):
-    for share, words in ((1e-9, "0 of 100"), (1 - 1e-9, "100 of 100")):
-        with pytest.raises(DataError, match=f"--val-share.*{words}"):
-            share_out(share, many)
+    assert len(share_out(0.001, many)[1]) == 1
+    with pytest.raises(DataError, match=r"--val-share.*no image of (apple|pear) to train on"):
+        share_out(0.999, many)
+    single = {**content, "images": content["images"][:1], "annotations": []}
+    with pytest.raises(DataError, match=r"--val-share.*0 of 1 images"):
+        share_out(0.5, write(single, "single"))
     _, held_out = share_out(0.2, many)
     content["categories"].append({"id": 77, "name": "quince"})
     for annotation in content["annotations"]:

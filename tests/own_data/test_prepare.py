@@ -141,7 +141,7 @@ def test_the_recipe_follows_from_machine_and_connection(
     assert said(args, "Held out") == 1
     assert rows["MODEL.DEVICE"][0] == args.config.MODEL.DEVICE
     assert ("cpu" if memory is None else "cuda") == args.config.MODEL.DEVICE
-    assert rows["labels"][0] == "Pascal VOC" and rows["images"][0] == "17 of 17"
+    assert rows["labels"][0] == "Pascal VOC" and rows["images"][0] == "18 of 18"
     assert rows["start"][0].startswith("lambda://") is not connected
     assert ("MODEL.WEIGHTS" in rows["recipe"][1]) is not connected
     assert bool(said(args, "DATALOADER.NUM_WORKERS")) is (memory is not None)
