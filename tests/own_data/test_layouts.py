@@ -507,7 +507,8 @@ def test_the_command_writes_other_formats_and_reads_them_back(kind, shapes, tmp_
     box, parts = content["annotations"]
     assert np.allclose(box["bbox"], [1, 2, 10, 5], atol=1e-6)
     assert np.allclose(parts["bbox"], [3, 3, 21, 23], atol=1e-6)
-    assert "segmentation" not in box and not {"source", READER} & {*box, *content}
+    assert ("segmentation" in box) is (kind == "yolo")  # whose lines have one form
+    assert not {"source", READER} & {*box, *content}
     mask = parts["segmentation"]
     assert len(mask) == (1 if kind == "yolo" else 2)
     areas = [area(merge(frPyObjects(polygons, 30, 40))) for polygons in (mask, POLYGONS)]
@@ -537,6 +538,21 @@ def test_runs_come_back_as_polygons_of_the_same_pixels(kind, shapes, tmp_path):
     kept = json.loads((tmp_path / "all.json").read_text())["annotations"]
     for one, thing in zip(kept, things, strict=True):
         assert one["segmentation"]["counts"].encode() == thing["segmentation"]["counts"]
+
+
+def test_yolo_s_lines_have_one_form_in_a_data_set(shapes, tmp_path, caplog):
+    """Ultralytics reads no mix; a mask of a young detector may be empty."""
+    box, parts, _ = shapes["annotations"]
+    box["image_id"], box["segmentation"] = 2, encode(np.zeros((30, 40), np.uint8, order="F"))
+    written = tmp_path / "labels/sub/empty.txt"
+    for things, expected in (
+        ([box], [0.15, 4.5 / 30, 0.25, 5 / 30]),
+        ([box, parts], [0.025, 2 / 30, 0.275, 2 / 30, 0.275, 7 / 30, 0.025, 7 / 30]),
+    ):
+        write_labels({**shapes, "annotations": things}, "yolo", tmp_path / "labels", tmp_path)
+        (line,) = written.read_text().splitlines()
+        assert np.allclose([float(word) for word in line.split()], [0, *expected])
+        assert ("1 of 2 objects have no outline" in caplog.text) is (len(things) > 1)
 
 
 def test_an_image_on_another_drive_has_its_whole_path(shapes, tmp_path, monkeypatch):

@@ -113,6 +113,15 @@ def _write_folder(
         box, score = (x, y, x + width, y + height), one.get("score")
         made = _Object(*classes[one["category_id"]], box, outline, score)
         objects[one["image_id"]].append(made)
+    boxes = sum(not one.outline for own in objects.values() for one in own)
+    if label_format == "yolo" and 0 < boxes < len(things):
+        # Of a mix in a file it would read each box as an outline of two points, and of a mix in
+        # the data set leave out all outlines
+        logger.warning(
+            f"{boxes} of {len(things)} objects have no outline and get the corners of their "
+            "box as one, because Ultralytics reads no mix of boxes and outlines"
+        )
+        objects = {image: [_outlined(one) for one in own] for image, own in objects.items()}
     files = place_labels((image["file_name"] for image in content["images"]), label_format, target)
     row = WRITTEN[label_format]
     for image in content["images"]:
@@ -124,6 +133,12 @@ def _write_folder(
     if row.classes_file:
         listing = yaml.safe_dump({"names": dict(classes.values())}, allow_unicode=True)
         (target / row.classes_file).write_text(listing, "utf-8")
+
+
+def _outlined(one: _Object) -> _Object:
+    """An object with an outline, of its box if it has none."""
+    x0, y0, x1, y1 = one.box
+    return one._replace(outline=one.outline or [[x0, y0, x1, y0, x1, y1, x0, y1]])
 
 
 def _yolo(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
