@@ -29,7 +29,16 @@ TURNED = {
     "TIFF, packed": ("tif", {"compression": "tiff_lzw"}, _ALL[:4]),
     "AVIF": ("avif", {"quality": 100}, ()),
 }
-UPRIGHT = {"BMP": "bmp", "GIF": "gif", "PPM": "ppm", "JPEG2000": "jp2", "TGA": "tga"}
+# The ending and options
+UPRIGHT = {
+    "BMP": ("bmp", {}),
+    "GIF": ("gif", {}),
+    "PPM": ("ppm", {}),
+    "JPEG2000": ("jp2", {}),
+    "TGA": ("tga", {}),
+    # of a palette of more colours than the image, as many are half transparent
+    "PNG, palette": ("png", {"transparency": bytes(range(0, 200, 20))}),
+}
 
 
 def made_image() -> np.ndarray:
@@ -43,8 +52,11 @@ def stored(folder: Path, picture: np.ndarray, kind: str, number: int = 1) -> Pat
     if kind == "AVIF" and not features.check("avif"):
         pytest.skip("this Pillow has no AVIF")
     if kind in UPRIGHT:
-        path = folder / f"plain.{UPRIGHT[kind]}"
-        Image.fromarray(picture).save(path, kind)
+        ending, options = UPRIGHT[kind]
+        path, image = folder / f"plain.{ending}", Image.fromarray(picture)
+        if "palette" in kind:
+            image = image.quantize(12)
+        image.save(path, kind.partition(",")[0], **options)
         return path
     ending, options, _ = TURNED[kind]
     path, exif = folder / f"turned.{ending}", Image.Exif()

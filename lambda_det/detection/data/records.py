@@ -72,7 +72,12 @@ _LONGEST = max(map(len, _ABOUT_TURNS))
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Turn an image as its EXIF data say; this is the only place that turns images."""
+    """Turn an image as its EXIF data say; this is the only place that turns images.
+
+    Which colours of a palette are transparent is forgotten, as readers do, because Pillow would
+    warn of it without the image's name.
+    """
+    image.info.pop("transparency", None)
     turn = _TURNS.get(orientation(image))
     return image if turn is None else image.transpose(turn)
 

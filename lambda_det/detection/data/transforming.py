@@ -23,7 +23,7 @@ from lambda_det.detection.data.jitter import (
     ResizeScaleAtLeastOnePixel,
     ResizeShortestEdgeAtLeastOnePixel,
 )
-from lambda_det.detection.data.records import orientation, upright, upright_size
+from lambda_det.detection.data.records import upright, upright_size
 from lambda_det.detection.data.truth import without_crossings
 
 CHANNELS = {"BGR": (2, 1, 0), "RGB": (0, 1, 2)}  # places of INPUT.FORMAT's channels in RGB
@@ -143,10 +143,9 @@ class ImageFile:
         """
         # libjpeg can decode at a half, a fourth or an eighth of the size. The last row and column
         # may then lie partly outside the image
-        image, extent = self._head, self.size
-        if orientation(image) != 1:
-            image = upright(image)
-        elif image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L"):
+        image, extent = upright(self._head), self.size
+        # one that was turned has no format
+        if image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L"):
             eighths = _eighths(self.size, resized)
             image.draft(None, tuple(side * eighths // 8 for side in image.size))
             extent = tuple(side * eighths / 8 for side in self.size)

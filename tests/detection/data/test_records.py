@@ -59,6 +59,7 @@ def test_an_image_is_turned_once(cfg, tmp_path, picture, kind, number):
 
 
 @pytest.mark.parametrize("kind", UPRIGHT)
+@pytest.mark.filterwarnings("error:Palette images:UserWarning")  # it names no image
 def test_formats_without_an_orientation(cfg, tmp_path, picture, kind):
     for who, image in readings(cfg, stored(tmp_path, picture, kind)).items():
         assert_alike(image, picture, who)
