@@ -43,8 +43,8 @@ def draw_predictions(
     """Draw boxes, masks, keypoints, classes and scores.
 
     Each class has one colour in all pictures, and none is dark. A box has a black outline, so that
-    it is seen on any picture, and the lines of small boxes are thinner. A box with its label lies
-    above those of lower scores.
+    it is seen on any picture, and the lines of small boxes are thinner. A box lies above those of
+    lower scores, and a label above all boxes.
 
     Args:
         image: [H, W, 3] uint8, BGR.
@@ -65,7 +65,6 @@ def draw_predictions(
         f"{_name(class_names, index)} {score:.0%}".strip()
         for index, score in zip(classes, instances.scores.tolist(), strict=True)
     ]
-    labels = labels if with_labels else None
     masks = instances.pred_masks if instances.has("pred_masks") else None
     if masks is not None and (scale < 1 or isinstance(masks, RunMasks)):
         runs = RunMasks.of(masks)
@@ -86,7 +85,15 @@ def draw_predictions(
             keypoints = keypoints * [scale, scale, 1]
         scale = 1.0
     return draw_objects(
-        image, boxes, classes, labels, masks, keypoints, scale, metadata, are_best_first=True
+        image,
+        boxes,
+        classes,
+        labels if with_labels else None,
+        masks,
+        keypoints,
+        scale,
+        metadata,
+        are_best_first=True,
     )
 
 
@@ -144,32 +151,31 @@ def draw_objects(
         masks: of a form that Detectron2 draws; None for none.
         keypoints: [N, K, 3]; None for none.
         scale, metadata: as of :func:`draw_predictions`.
-        are_best_first: a box with its label lies above those after it.
+        are_best_first: a box lies above those after it, and its label gets its place before theirs.
 
     Returns:
         [H * scale, W * scale, 3] uint8, BGR.
     """
     visualizer = _Visualizer(image[:, :, ::-1], metadata or Metadata(), scale)
-    visualizer.overlay_instances(
+    output = visualizer.overlay_instances(
         boxes=boxes,
         labels=labels,
         masks=masks,
         keypoints=keypoints,
         assigned_colors=[_color(index) for index in classes],
     )
-    texts = [*visualizer.output.ax.texts]
+    texts = [*output.ax.texts]
     for text in texts:
         text.set_parse_math(False)  # names may have a $ in them
-    if are_best_first and texts:
-        frames = [patch for patch in visualizer.output.ax.patches if isinstance(patch, Rectangle)]
-        # Detectron2 drew them in the order of their areas
-        places = np.argsort(np.argsort(-np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)))
-        frames, texts = ([drawn[place] for place in places] for drawn in (frames, texts))
-        for level, (frame, text) in enumerate(zip(frames[::-1], texts[::-1], strict=True)):
-            frame.set_zorder(_LOWEST_LEVEL + level)
-            text.set_zorder(_LOWEST_LEVEL + level)
+    if are_best_first:
+        frames = [patch for patch in output.ax.patches if isinstance(patch, Rectangle)]
+        # Detectron2 drew them, and the labels where there are any, in the order of their areas
+        order = np.argsort(-np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)).tolist()
+        for place, frame in zip(order, frames, strict=True):
+            frame.set_zorder(_BEST_BOX - place / len(order))
+        texts = [text for _, text in sorted(zip(order, texts, strict=False))]
     _spread(texts)
-    return np.ascontiguousarray(visualizer.output.get_image()[:, :, ::-1])
+    return np.ascontiguousarray(output.get_image()[:, :, ::-1])
 
 
 def draw_legend(
@@ -257,7 +263,8 @@ def _spread(labels: Sequence[Text]) -> None:
         label.set_position(to_data.transform((x, y + step * extent.height)))
 
 
-_LOWEST_LEVEL = 3  # above masks and keypoints, in matplotlib's order
+# In matplotlib's order, where masks are 1, keypoints 2 and labels 10; other boxes are above 3
+_BEST_BOX = 4
 _LABEL_MARGIN = 1  # of the patch behind a label, in pixels
 # heights of a label by which it is moved, the nearest first
 _LABEL_STEPS = (0, 1, -1, 2, -2, 3, -3)

@@ -41,9 +41,11 @@ from lambda_det.files import SUFFIXES, refuse_existing, refuse_missing, writing_
 
 logger = logging.getLogger(__name__)
 
-VIDEO_SUFFIXES = frozenset([".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"])
+VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
+# of labels, which lie beside images and are passed over in silence
+_LABEL_SUFFIXES = (".csv", ".json", ".txt", ".xml", ".yaml", ".yml")
 # images of other formats are drawn to PNG files
-_WRITTEN_SUFFIXES = frozenset([".jpeg", ".jpg", ".png"])
+_WRITTEN_SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
 @dataclass
@@ -108,7 +110,9 @@ def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
     if folder.resolve() in made.parents:
         files = [file for file in files if made not in file.resolve().parents]
     if is_folder:
-        others = {path.suffix.lower() or path.name for path in files} - set(SUFFIXES)
+        others = {path.suffix.lower() or path.name for path in files}.difference(
+            SUFFIXES, _LABEL_SUFFIXES
+        )
         files = [path for path in files if path.suffix.lower() in SUFFIXES]
         if others:
             logger.warning(

@@ -105,10 +105,18 @@ def test_labels_do_not_cover_each_other(monkeypatch):
     assert 8 <= len(shown) < len(drawn) == 16
     assert not any(a.overlaps(b) for place, a in enumerate(shown) for b in shown[:place])
     assert all(text.figure.bbox.contains(*text.get_window_extent().min) for text in drawn)
-    # A box lies above the labels of lower scores
-    boxes = instances([[100, 100, 200, 250], [190, 150, 320, 280]], False, 300, 400)
-    edge = draw_predictions(plain(300, 400, 0), boxes, ["cat", "dog"])[105:245, 199:202]
-    assert not differs(edge, edge[10], 9).any()
+
+
+def test_a_box_lies_above_those_of_lower_scores_and_a_label_above_all_boxes():
+    """The first box is the larger one, which Detectron2 draws first; it crosses the other twice."""
+    boxes = instances([[80, 100, 200, 250], [190, 150, 320, 280]], False, 300, 400)
+    for options in ({}, {"with_labels": False}):
+        drawn = draw_predictions(plain(300, 400, 0), boxes, ["cat", "dog"], **options)
+        below, right = drawn[249:252, 100:196], drawn[105:245, 199:202]
+        assert not differs(below, below[:, :1], 9).any()
+        # where the label of the other box begins
+        assert differs(right, right[:1], 60)[47:55].all() == (not options)
+        assert not differs(right, right[:1], 9)[[*range(40), *range(80, 140)]].any()
 
 
 @pytest.mark.parametrize(
@@ -178,12 +186,13 @@ def test_a_file_that_several_inputs_name_is_taken_once(images):
 def test_a_folder_gives_the_images_of_every_format_and_names_the_rest(tmp_path, image, caplog):
     content = cv2.imencode(".png", image)[1].tobytes()
     images = [*(f"p{ending}" for ending in SUFFIXES), "Q.JFIF"]
+    labels = [f"p{ending}" for ending in (".xml", ".json", ".TXT", ".csv", ".yaml", ".yml")]
     (tmp_path / "film").mkdir()
-    for name in (*images, "film/film.mp4", "notes.txt", "more.txt", "README", "p.heic"):
+    for name in (*images, "film/film.mp4", "notes.md", "more.md", "README", "p.heic", *labels):
         (tmp_path / name).write_bytes(content if name in images else b"no image")
     planned = plan_files([tmp_path], tmp_path / "out", overwrite=False)
     assert sorted(one.name for one in planned) == sorted(images)
-    assert "files of .heic, .mp4, .txt, README are not read" in caplog.text
+    assert "files of .heic, .md, .mp4, README are not read" in caplog.text
     with pytest.raises(DataError, match=r"no image or video at .*film"):
         plan_files([tmp_path / "film"], tmp_path / "out", overwrite=False)
 
