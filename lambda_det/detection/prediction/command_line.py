@@ -117,8 +117,8 @@ def run(args: argparse.Namespace) -> None:
     images = plan_files(args.input, args.output, args.overwrite)
     is_folder = args.format not in (None, "coco")
     labels = Path(args.output, "labels" if is_folder else "labels.json")
-    made = [args.csv, counts_file(args.csv)] if args.csv else []
-    written = [Path(file) for file in (args.json, *made) if file]
+    made = (args.json, args.csv, args.csv and counts_file(args.csv))
+    written = [Path(file) for file in made if file]
     if len({file.resolve() for file in written}) < len(written):
         raise ConfigError("--json and --csv write to one file; name another one.")
     for file in written:
@@ -136,8 +136,15 @@ def run(args: argparse.Namespace) -> None:
     mark_output(args.output)
     print(f"Weights: {printable(str(predictor.origin))}")
     threshold = predictor.score_threshold
-    print(f"Score threshold: {threshold:.3g}")
-    if args.score_threshold is None and threshold < _WEAK:
+    is_best = threshold == predictor.best_score
+    if is_best:
+        origin = " (of the best F1 at the run's evaluation)"
+    elif args.score_threshold is None:
+        origin = " (no evaluation of these weights has recorded one)"
+    else:
+        origin = ""
+    print(f"Score threshold: {threshold:.3g}{origin}")
+    if is_best and threshold < _WEAK:
         logger.warning(
             f"The best score threshold is only {threshold:.3g}, so this detector is weak or young "
             "and many predictions are wrong; --score-threshold shows fewer."

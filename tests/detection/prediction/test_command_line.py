@@ -149,9 +149,9 @@ def test_the_best_score_of_the_run_is_the_threshold_unless_one_is_given(
     recorded = {"best_scores": {"raw": 0.0625}, "config": run[0].read_text()}
     torch.save({**content, "run": recorded}, folder / "model_final.pth")
     for source, more, threshold, found in (
-        (run[0].parent, [], "0.5", ""),
+        (run[0].parent, [], "0.5 (no evaluation of these weights has recorded one)", ""),
         (folder, ["--score-threshold", "1"], "1", "photo.png: nothing"),
-        (folder, [], "0.0625", "5 instances"),
+        (folder, [], "0.0625 (of the best F1 at the run's evaluation)", "5 instances"),
     ):
         assert "weak" not in caplog.text
         words = [str(source), *arguments(run, image, tmp_path)[1:], "--overwrite", *more]
