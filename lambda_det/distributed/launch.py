@@ -134,6 +134,11 @@ def check_device(device: str, num_gpus: int, key: str = "MODEL.DEVICE") -> torch
     if parsed.type != "cuda":
         return parsed
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not there:
+        raise ConfigError(
+            f"{option(key, device)} needs a GPU, and PyTorch sees none here: give --device cpu in "
+            f"its place, or {option(key, 'cpu')} at the end of the command line."
+        )
     is_one = parsed.index is not None
     # PyTorch makes negative numbers of those above 127
     if num_gpus > there or (is_one and (num_gpus > 1 or not 0 <= parsed.index < there)):

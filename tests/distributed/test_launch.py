@@ -156,7 +156,7 @@ def test_one_process_is_this_one():
 @pytest.mark.parametrize(
     ("device", "num_gpus", "existing", "named"),
     [
-        ("cuda", 1, 0, "sees 0: .*add MODEL.DEVICE cpu"),
+        ("cuda", 1, 0, "sees none here: give --device cpu in its place, or MODEL.DEVICE cpu"),
         ("cuda", 4, 2, "--num-gpus 4 .*sees 2"),
         ("cuda:3", 1, 2, "cuda:3 .*sees 2"),
         ("cuda:999", 1, 2, "cuda:999 .*sees 2"),
