@@ -134,6 +134,19 @@ def read_image(record: dict[str, Any], image_format: str = "BGR") -> np.ndarray:
         return np.ascontiguousarray(read_pixels(path, image_format))
 
 
+def pixels_of(image: Image.Image) -> np.ndarray:
+    """The pixels of a Pillow image in BGR, as :func:`read_image` has those of a file.
+
+    Raises:
+        DataError: it cannot be read, or has more than 8 bits.
+    """
+    what = "The Pillow image"
+    if fault := _depth_fault(what, image.mode):
+        raise DataError(fault)
+    with refused(DataError, f"{what} cannot be read", "open it again", Exception):
+        return np.ascontiguousarray(convert_PIL_to_numpy(upright(image), "BGR"))
+
+
 def as_input(image: np.ndarray, augmentations: AugmentationList) -> dict[str, Any]:
     """An image [H, W, 3] as Detectron2's models take it, resized."""
     resized = AugInput(image)
@@ -237,12 +250,16 @@ def head_fault(path: str | os.PathLike | None, content: str = "pixels") -> str |
             f"The semantic mask {printable(path)} is of mode {mode}, and its labels would be read "
             "as others; save the labels as 8-bit grey (mode L)."
         )
-    if content == "pixels" and mode.startswith(("I", "F")):
-        return (
-            f"The image {printable(path)} has more than 8 bits a pixel and channel (mode {mode}), "
-            "and would become white or black; convert it to 8 bits."
-        )
-    return None
+    return _depth_fault(f"The image {printable(path)}", mode)
+
+
+def _depth_fault(what: str, mode: str) -> str | None:
+    if not mode.startswith(("I", "F")):
+        return None
+    return (
+        f"{what} has more than 8 bits a pixel and channel (mode {mode}), and would become white or "
+        "black; convert it to 8 bits."
+    )
 
 
 def check_labels(path: str, labels: np.ndarray, classes: int, ignored: int) -> None:

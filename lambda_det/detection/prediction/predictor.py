@@ -23,7 +23,7 @@ from PIL import Image
 from torchvision.ops import nms
 
 from lambda_det.detection.data.predictions import predictions
-from lambda_det.detection.data.records import as_input, read_image
+from lambda_det.detection.data.records import as_input, pixels_of, read_image
 from lambda_det.detection.merging import SAME
 from lambda_det.detection.prediction import DEFAULT_THRESHOLD
 from lambda_det.detection.run_masks import RunMasks
@@ -37,7 +37,8 @@ from lambda_det.weights.provenance import Origin
 
 logger = logging.getLogger(__name__)
 
-ImageLike = str | os.PathLike | np.ndarray
+FileName = str | os.PathLike
+ImageLike = FileName | Image.Image | np.ndarray
 _NOTEBOOK_SIDE = 1000  # the longer side of an image in a notebook, in pixels, at most
 # From images as Detectron2's models take them to their "instances"
 Detect = Callable[[list[dict[str, Any]]], list[dict[str, Instances]]]
@@ -62,8 +63,8 @@ class Prediction:
         instances: Detectron2's, on the CPU. Of an image that was cut into tiles, ``pred_masks``
             are :class:`lambda_det.detection.run_masks.RunMasks`.
         class_names: of all classes of the detector; None if they are not known.
-        image: the file, or the pixels [H, W, 3], BGR. Of several images in one call pixels are not
-            kept, because they might fill the memory; None then.
+        image: the file, the Pillow image, or the pixels [H, W, 3], BGR. Of several images in one
+            call pixels are not kept, because they might fill the memory; None then.
     """
 
     instances: Instances
@@ -154,7 +155,8 @@ class Prediction:
         """Draw the instances into the image, as ``lambda-det predict`` does.
 
         Args:
-            image: a path, or an array [H, W, 3] of uint8, BGR; None for the predicted image.
+            image: a path, a Pillow image, or an array [H, W, 3] of uint8, BGR; None for the
+                predicted image.
             scale: size of the drawing relative to the image.
             with_labels: write classes and scores.
 
@@ -188,7 +190,7 @@ class Prediction:
     @naming_arguments()
     def save(
         self,
-        path: str | os.PathLike,
+        path: FileName,
         image: ImageLike | None = None,
         *,
         overwrite: bool = False,
@@ -241,7 +243,7 @@ class Predictor:
 
     def __init__(
         self,
-        source: str | os.PathLike | CfgNode | DictConfig | SavedRun,
+        source: FileName | CfgNode | DictConfig | SavedRun,
         *,
         checkpoint: str = "best",
         raw: bool = False,
@@ -286,7 +288,7 @@ class Predictor:
         self._given_threshold, self._batch_size = score_threshold, batch_size
         self._agnostic_nms = agnostic_nms
         with naming_arguments():
-            if isinstance(source, str | os.PathLike):
+            if isinstance(source, FileName):
                 source = local_path(expanded(source))
                 if is_exported(source):
                     if raw or precision:
@@ -355,20 +357,20 @@ class Predictor:
         """Find the instances of one image or of several.
 
         Args:
-            images: a path, or an array [H, W, 3] of uint8; or several of these, or an array
-                [B, H, W, 3].
-            channels: of arrays: "BGR" as OpenCV reads images, or "RGB" as Pillow does.
+            images: a path, a Pillow image, or an array [H, W, 3] of uint8; or several of these, or
+                an array [B, H, W, 3].
+            channels: of arrays: "BGR" as OpenCV reads images, or "RGB".
 
         Returns:
             A prediction for one image, and a list for several.
 
         Raises:
             ConfigError: an array is no image, or ``channels`` is something else.
-            DataError: a file cannot be read, or has more than 8 bits a channel.
+            DataError: an image cannot be read, or has more than 8 bits a channel.
         """
         _order(channels)
         is_array = isinstance(images, np.ndarray)
-        is_one = isinstance(images, str | os.PathLike) or not isinstance(images, Iterable)
+        is_one = isinstance(images, FileName) or not isinstance(images, Iterable)
         if is_one or (is_array and images.ndim != 4):
             (found,) = self._predict([images], channels)
             if is_array and channels == "RGB":
@@ -390,7 +392,7 @@ class Predictor:
         if self._agnostic_nms:
             kept = [_one_class_per_place(instances) for instances in kept]
         return [
-            Prediction(found, self.class_names, None if isinstance(image, np.ndarray) else image)
+            Prediction(found, self.class_names, image if isinstance(image, FileName) else None)
             for found, image in zip(kept, images, strict=True)
         ]
 
@@ -413,13 +415,13 @@ class Predictor:
 
     def _read(self, image: ImageLike, channels: str) -> np.ndarray:
         """The pixels [H, W, 3] of an image, in the order of the detector."""
-        if isinstance(image, (str, os.PathLike)):
+        if isinstance(image, FileName | Image.Image):
             image, channels = read_bgr(image), "BGR"
         shape, kind = getattr(image, "shape", ()), getattr(image, "dtype", None)
         if kind != np.uint8 or shape[2:] != (3,) or 0 in shape:
             raise ConfigError(
-                f"An image is a {type(image).__name__} {shape} of {kind}; give a path or an array "
-                "[H, W, 3] of uint8."
+                f"An image is a {type(image).__name__} {shape} of {kind}; give a path, a Pillow "
+                "image, or an array [H, W, 3] of uint8."
             )
         return image if channels == self._channels else image[:, :, ::-1]
 
@@ -452,12 +454,12 @@ def _order(channels: str) -> str:
     return channels
 
 
-def is_exported(source: str | os.PathLike) -> bool:
+def is_exported(source: FileName) -> bool:
     """Whether a path has the ending of an exported detector."""
     return Path(source).suffix in OPENERS
 
 
-def local_path(source: str | os.PathLike) -> str | os.PathLike:
+def local_path(source: FileName) -> FileName:
     """A path on this machine; the file of an address of FETCHERS is fetched."""
     for prefix, fetch in FETCHERS.items():
         if str(source).startswith(prefix):
@@ -465,10 +467,12 @@ def local_path(source: str | os.PathLike) -> str | os.PathLike:
     return source
 
 
-def read_bgr(path: str | os.PathLike) -> np.ndarray:
+def read_bgr(image: FileName | Image.Image) -> np.ndarray:
     """Read an image as [H, W, 3] uint8, BGR, upright as its EXIF data say.
 
     Raises:
         DataError: it cannot be read, or has more than 8 bits a channel.
     """
-    return read_image({"file_name": expanded(path)})
+    if isinstance(image, Image.Image):
+        return pixels_of(image)
+    return read_image({"file_name": expanded(image)})

@@ -13,6 +13,7 @@ from lambda_det.detection.data import TolerantMapper
 from lambda_det.detection.data.records import (
     decoding_fault,
     image_fault,
+    pixels_of,
     read_image,
     size_fault,
     upright_size,
@@ -32,6 +33,8 @@ def readings(cfg, path) -> dict[str, np.ndarray]:
     cfg.INPUT.LSJ.ENABLED, cfg.INPUT.RANDOM_FLIP = False, "none"
     cfg.INPUT.MIN_SIZE_TRAIN, cfg.INPUT.MIN_SIZE_TEST = (48,), 48
     result = {"reader": read_image(record)}
+    with Image.open(path) as image:
+        result["Pillow"] = pixels_of(image)
     for is_train, exact in ((True, False), (True, True), (False, False)):
         cfg.INPUT.EXACT_PIXELS = exact
         image = TolerantMapper(cfg, is_train=is_train)(record)["image"]

@@ -156,9 +156,12 @@ def test_a_result_is_an_image(predictor, image, tmp_path):
     result, bare = predictor(path), predictor([image])[0]
     expected = draw_predictions(image, result.instances, predictor.class_names)[:, :, ::-1]
     rgb = predictor(image[:, :, ::-1], channels="RGB")
-    for one in (result, predictor([path])[0], predictor(image), rgb):
+    pillow = Image.open(path)
+    for one in (result, predictor([path])[0], predictor(image), rgb, predictor(pillow)):
         np.testing.assert_array_equal(one.plot(), expected)
-    np.testing.assert_array_equal(bare.plot(image), expected)
+    for pixels in (image, pillow):
+        np.testing.assert_array_equal(bare.plot(pixels), expected)
+    assert predictor([pillow])[0].image is None
     np.testing.assert_array_equal(Image.open(io.BytesIO(result._repr_png_())), expected)
     result.save(new)
     np.testing.assert_array_equal(Image.open(new), expected)
@@ -187,6 +190,12 @@ def test_several_images_and_batches(run, predictor, image):
         np.testing.assert_allclose(found.boxes, one.boxes, rtol=1e-4, atol=1e-3)
 
 
+def _jpeg() -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(content, "JPEG")
+    return content.getvalue()
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -199,6 +208,8 @@ def test_several_images_and_batches(run, predictor, image):
         (torch.zeros(4, 4, 3, dtype=torch.uint8), "Tensor"),
         ([b"pixels"], "bytes"),
         ("deep.png", r"deep\.png .*8 bits"),  # it would become white
+        (Image.fromarray(np.full((64, 64), 3000, np.uint16)), "Pillow .*8 bits"),
+        (Image.open(io.BytesIO(_jpeg()[:-9])), "Pillow image cannot be read .*truncated"),
     ],
 )
 def test_what_is_no_image(predictor, image, tmp_path, monkeypatch, wrong, named):
