@@ -262,7 +262,7 @@ def fit_schedule(cfg: CfgNode, images: int, whole_images: int) -> list[Choice]:
         choices.append(Choice("SOLVER.STEPS", lowered, why))
     why = "a tenth of the steps, 1000 at most"
     choices.append(Choice("SOLVER.WARMUP_ITERS", min(1000, steps // 10), why))
-    choices += _learning_rate(cfg, batch)
+    choices += _learning_rate(cfg)
     test_images = 0  # or their tiles
     # the later check refuses what is missing
     with contextlib.suppress(UserError, OSError, LookupError):
@@ -290,8 +290,23 @@ def fit_schedule(cfg: CfgNode, images: int, whole_images: int) -> list[Choice]:
     ]
 
 
-def _learning_rate(cfg: CfgNode, batch: int) -> list[Choice]:
+def takes_epochs(cfg: CfgNode) -> bool:
+    """Whether ``--resume --epochs`` makes the run of a configuration longer.
+
+    Given steps stay, and a run goes on at its own rate alone, which is the rule's where the run is
+    one of a recipe.
+    """
+    by_rule = cfg.clone()
+    with contextlib.suppress(ConfigError):
+        check(cfg)
+        merge(by_rule, _learning_rate(cfg), cfg.RECIPE.KEEP)
+        return by_rule == cfg and "SOLVER.MAX_ITER" not in cfg.RECIPE.KEEP
+    return False
+
+
+def _learning_rate(cfg: CfgNode) -> list[Choice]:
     """The optimiser's usual rate."""
+    batch = cfg.SOLVER.IMS_PER_BATCH
     # With clipped gradients Detectron2's for 16 images is right for 4 as well
     # (projects/benchmarks/detectors.md)
     rate = optimizer_of(cfg.SOLVER).base_lr

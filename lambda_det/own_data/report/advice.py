@@ -114,6 +114,7 @@ class Evidence:
         scale: sides of the network's input as a share of the sides of the images or tiles.
         epochs: of the training; None if unknown.
         folder: of the run, for commands.
+        part: the flag by which ``lambda-det evaluate`` takes the data of the run's own evaluation.
         predictions, missed: of :func:`sort_errors`.
         classes, names: the category of each annotation, and the name of each category.
         counted: the annotations that are no crowds, by their ids.
@@ -129,6 +130,7 @@ class Evidence:
     scale: float = 1.0
     epochs: Epochs | None = None
     folder: str = "RUN"
+    part: str = ""
 
     def __post_init__(self) -> None:
         self.predictions, self.missed = sort_errors(self.truth, self.entries, self.iou_type)
@@ -143,9 +145,12 @@ class Evidence:
     def points(self) -> list[tuple[float, float]]:
         """The step and the AP50 of each evaluation."""
         name = label_of(f"{self.iou_type}/AP50")
-        rows = [row for row in evaluations_of(self.metrics) if name in row]
         # Detectron2 writes NaN for an evaluation without any prediction
-        return [(row["step"] - 1, np.nan_to_num(row[name])) for row in rows]
+        return [
+            (row["step"] - 1, np.nan_to_num(row[name]))
+            for row in evaluations_of(self.metrics)
+            if name in row
+        ]
 
     @property
     def is_usable(self) -> bool:
@@ -238,9 +243,10 @@ def _duplicates(run: Evidence) -> Iterator[Change]:
     if again := run.places("duplicate"):
         yield Change(
             "duplicate",
-            f"Try lambda-det evaluate {shlex.quote(run.folder)} MODEL.ROI_HEADS.NMS_THRESH_TEST "
-            "0.4 (of a RetinaNet MODEL.RETINANET.NMS_THRESH_TEST 0.4): of two predictions of a "
-            "class whose IoU is above it, the one with the lower score is dropped.",
+            f"Try lambda-det evaluate {shlex.quote(run.folder)}{run.part} "
+            "MODEL.ROI_HEADS.NMS_THRESH_TEST 0.4 (of a RetinaNet "
+            "MODEL.RETINANET.NMS_THRESH_TEST 0.4): of two predictions of a class whose IoU is "
+            "above it, the one with the lower score is dropped.",
             run.gain(again),
             f"Predictions of any score of an object that another one has found: {len(again)}.",
         )
@@ -331,7 +337,7 @@ def _training(run: Evidence) -> Iterator[Change]:
         yield Change(
             "training",
             "Add images to the training, and do not train longer. The best checkpoint is the one "
-            "that is used; the run's page shows the last evaluation.",
+            "that is used.",
             math.nan,
             f"AP50 was {best:.1f} before, and is {value:.1f} at the end.",
             comes_first=True,

@@ -55,6 +55,11 @@ class Detections:
     score: float
     confusion: np.ndarray
 
+    @property
+    def shapes(self) -> str:
+        """What they are of, for readers."""
+        return {"bbox": "boxes", "segm": "masks"}[self.iou_type]
+
 
 def evaluate_detections(
     ground_truth: COCO,

@@ -38,7 +38,7 @@ class Evaluated:
         entries: the predictions on its images, as of :func:`read_predictions`.
         score: the lowest of the predictions in the confusion matrix and in pictures.
         results: results of boxes and, if there are any, of masks. By the last ones errors are
-            counted, and the score is chosen where none is given.
+            counted, and the score is chosen where none is given: masks, unless none is right yet.
     """
 
     task: DetectionTask
@@ -57,7 +57,7 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
         run: its folder.
         dataset: one of those in DATASETS.TEST; "" for the first.
         score: predictions of this score or more are in the confusion matrix; None: the score with
-            the best F1, of masks where there are masks, as a prediction takes it.
+            the best F1, of masks where any is right, as a prediction takes it.
 
     Raises:
         UserError: the run was not evaluated, or its data were moved.
@@ -87,16 +87,15 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
     entries = read_predictions(results)
     weights = _FOLDERS[results.relative_to(run).parts[0]]
     are_masks = entries and all("segmentation" in entry for entry in entries) and has_masks(dataset)
-    iou_types = ["segm", "bbox"] if are_masks else ["bbox"]  # by whose score both are judged
+    iou_types = ["bbox", "segm"] if are_masks else ["bbox"]
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         ground_truth = ground_truth_of(dataset)
         check_identity(results, dataset, ground_truth)
         _check_ids(entries, ground_truth, results, dataset)
-        by_class = []
-        for iou_type in iou_types:
-            by_class.append(evaluate_detections(ground_truth, entries, iou_type, score))
-            score = by_class[0].score
-    return Evaluated(task, dataset, weights, ground_truth, entries, score, by_class[::-1])
+        by_class = [evaluate_detections(ground_truth, entries, kind, score) for kind in iou_types]
+    # masks decide once one is right; of classes without an object AP50 is NaN
+    by_class.sort(key=lambda detections: any(c.values["AP50"] > 0 for c in detections.classes))
+    return Evaluated(task, dataset, weights, ground_truth, entries, by_class[-1].score, by_class)
 
 
 def read_predictions(path: str | Path) -> list[dict[str, Any]]:

@@ -52,12 +52,16 @@ class Result(NamedTuple):
     low: float | None = None
     high: float | None = None
 
+    @property
+    def interval(self) -> str:
+        """The interval for readers; "" where it is unknown."""
+        if self.low is None:
+            return ""
+        return f" ({self.low:.1f} to {self.high:.1f} by chance of the images)"
+
     def label(self, name: str) -> str:
         """The name for readers of one of the weights' results, with the interval."""
-        label = label_of(name, with_weights=False)
-        if self.low is None:
-            return label
-        return f"{label} ({self.low:.1f} to {self.high:.1f} by chance of the images)"
+        return label_of(name, with_weights=False) + self.interval
 
 
 @dataclass(frozen=True)

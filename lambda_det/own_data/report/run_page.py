@@ -20,7 +20,7 @@ from lambda_det.detection.data.tile_records import number_of_whole_images
 from lambda_det.detection.results import columns
 from lambda_det.errors import ConfigError, UserError
 from lambda_det.files import replace_text, writing_to
-from lambda_det.own_data.fit import epochs_for
+from lambda_det.own_data.fit import epochs_for, takes_epochs
 from lambda_det.own_data.report.advice import Epochs, Evidence, advise
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import Evaluated, evaluate_run
@@ -28,16 +28,17 @@ from lambda_det.own_data.report.figures import CLASSES_CONFUSED, draw_confusion,
 from lambda_det.own_data.report.page import Page, to_figure
 from lambda_det.own_data.report.reading import (
     RunState,
+    evaluations_of,
     label_of,
     read_evaluation,
     read_state,
 )
 from lambda_det.own_data.report.worst_images import draw_worst
+from lambda_det.own_data.run_data import read_sources
 from lambda_det.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
-_SHAPES = {"bbox": "boxes", "segm": "masks"}
 _CHANGES, _LEAST_GAIN = 3, 0.2  # the most changes to name, and the least rise of AP50
 
 
@@ -92,24 +93,27 @@ def build_report(
     # what a longer training would bring is the same on other data
     home = Path(about["run"]) if about else run
     state = read_state(home, config)
-    page = _evaluation_head(run, about) if about else _run_head(run, state, config)
-    if "DATA" in config:  # it is of a classifier
-        return page
+    evaluated, missing = None, ""
     try:
-        evaluated = evaluate_run(run, dataset, score)
+        if "DATA" not in config:  # else it is of a classifier
+            evaluated = evaluate_run(run, dataset, score)
     except UserError as error:
         if dataset:
             raise
-        logger.warning(str(error))
-        page.section("What is missing", str(error))
+        missing = str(error)
+        logger.warning(missing)
+    page = _evaluation_head(run, about) if about else _run_head(run, state, config, evaluated)
+    if missing:
+        page.section("What is missing", missing)
+    if evaluated is None:
         return page
-    _add_advice(page, evaluated, state, str(home))
+    _add_advice(page, evaluated, state, home)
     _add_classes(page, evaluated)
     _add_confusion(page, evaluated.results[-1])
     page.section(
         "The worst images",
         f"Predictions of a score of {evaluated.score:.3g} or more, then the ground truth. They "
-        f"find an object by their {_SHAPES[evaluated.results[-1].iou_type]}, at an IoU of 0.5. One "
+        f"find an object by their {evaluated.results[-1].shapes}, at an IoU of 0.5. One "
         "that lies within a found object is one more prediction, and counts as false.",
     )
     for pair in draw_worst(evaluated, pictures):
@@ -118,19 +122,44 @@ def build_report(
     return page
 
 
-def _run_head(run: Path, state: RunState, config: Mapping[str, Any]) -> Page:
-    """The page of a training with its numbers and curves."""
+def _run_head(
+    run: Path, state: RunState, config: Mapping[str, Any], evaluated: Evaluated | None
+) -> Page:
+    """The page of a training with its numbers, of the best checkpoint where there is one, and its
+    curves.
+    """
     origin = RunFolder(run).config_origin()
-    page = Page(
-        f"Run {run if run.name else run.resolve()}",
-        f"{state.sentences()} config.yaml has its configuration"
-        + (f", which began with {origin}." if origin else "."),
-    )
-    what = "tiles" if config.get("INPUT", {}).get("TILE", {}).get("SIZE") else "images"
-    page.numbers(_summary(state, what))
+    about = f"{state.sentences()} config.yaml has its configuration"
+    about += f", which began with {origin}." if origin else "."
+    numbers = {
+        result.label(name): f"{result.value:.1f}" for name, result in state.results().items()
+    }
+    numbers["steps"] = f"{state.steps:,}"
+    if state.epochs:
+        what = "tiles" if config.get("INPUT", {}).get("TILE", {}).get("SIZE") else "images"
+        numbers["epochs"] = f"{state.epochs:.3g}"
+        numbers[f"{what} to train on"] = f"{state.images:,}"
+    if evaluated:
+        numbers["images evaluated on"] = f"{len(evaluated.ground_truth.imgs):,}"
+        rows = evaluations_of(state.metrics)
+        if state.is_best and rows and rows[-1]["step"] != state.weights.step:
+            about += (
+                " The numbers are of the best checkpoint; what stands below the curves is of the "
+                f"last evaluation, after {rows[-1]['step']:,} steps."
+            )
+    if times := [line["time"] for line in state.metrics if "time" in line]:
+        numbers["seconds a step (median)"] = f"{statistics.median(times):.3g}"
+    page = Page(f"Run {run if run.name else run.resolve()}", about)
+    page.numbers(numbers)
     _add_warnings(page, run)
-    empty = "The run has logged no step yet: usually its numbers come once in 20 steps."
-    page.section("Curves", "" if state.metrics else empty)
+    page.section(
+        "Curves",
+        "AP or accuracy decides. Where box heads stand in a row, as in the recipes light_*, the "
+        "loss may rise while AP does: the better the boxes of one head, the more of them the next "
+        "one learns from."
+        if state.metrics
+        else "The run has logged no step yet: usually its numbers come once in 20 steps.",
+    )
     page.figures(*draw_curves(state.metrics))
     return page
 
@@ -149,20 +178,6 @@ def _evaluation_head(folder: Path, about: Mapping[str, Any]) -> Page:
     return page
 
 
-def _summary(state: RunState, what: str) -> dict[str, str]:
-    """Results of the best checkpoint, the length of the training on ``what``, and its speed."""
-    numbers = {
-        result.label(name): f"{result.value:.1f}" for name, result in state.results().items()
-    }
-    numbers["steps"] = f"{state.steps:,}"
-    if state.epochs:
-        numbers["epochs"] = f"{state.epochs:.3g}"
-        numbers[f"{what} to train on"] = f"{state.images:,}"
-    if times := [line["time"] for line in state.metrics if "time" in line]:
-        numbers["seconds a step (median)"] = f"{statistics.median(times):.3g}"
-    return numbers
-
-
 def _add_warnings(page: Page, run: Path) -> None:
     """Add what the log warned of, beside numbers that may be worth little then."""
     if warned := RunFolder(run).warnings():
@@ -170,7 +185,7 @@ def _add_warnings(page: Page, run: Path) -> None:
         page.table(("times", "warning"), ((count, text) for text, count in warned), text=True)
 
 
-def _add_advice(page: Page, evaluated: Evaluated, state: RunState, folder: str) -> None:
+def _add_advice(page: Page, evaluated: Evaluated, state: RunState, home: Path) -> None:
     """Add the changes that would bring most, and the evidence."""
     components, ground_truth = evaluated.task.components, evaluated.ground_truth
     trained: Counter[str] = Counter()
@@ -191,27 +206,36 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, folder: str) 
         trained,
         scale=scale,
         epochs=epochs,
-        folder=folder,
+        folder=str(home),
+        # else the test part is evaluated on, by which nothing is to be chosen
+        part=" --part val" if read_sources(home).get("rest") else "",
     )
-    rows = [row for row in advise(evidence) if not row.gain < _LEAST_GAIN]
-    if not state.has_ended:  # it will be longer by itself
-        rows = [row for row in rows if row.error != "training"]
-    short = ""
+    rows = [
+        row
+        for row in advise(evidence)
+        # a training that has not ended will be longer by itself
+        if not row.gain < _LEAST_GAIN and (state.has_ended or row.error != "training")
+    ]
+    notes = ""
+    if evaluated.results[0].iou_type == "segm":
+        notes = (
+            "Masks are not learnt yet, and those of thin objects take longest: until then boxes "
+            "decide here and in what follows. "
+        )
     if evidence.has_less_than(1):
-        short = f"The run had {epochs}, by the rule for its number of images. "
+        notes += f"The run had {epochs}, by the rule for its number of images. "
     if not rows:
-        page.section("What would bring most", f"{short}No kind of error stands out.")
+        page.section("What would bring most", f"{notes}No kind of error stands out.")
         return
     page.section(
         "What would bring most",
-        f"{short}AP50 would rise by this number if all errors of that kind were gone. A change "
+        f"{notes}AP50 would rise by this number if all errors of that kind were gone. A change "
         "removes some of them. For a longer training it is the rise in the last third of the "
         "steps.",
     )
-    head = f"rise of {label_of(f'{iou_type}/AP50')}"
     page.table(
-        ("error", "change", head, "what shows it"),
-        ((row.error, row.change, row.gain, row.evidence) for row in rows[:_CHANGES]),
+        ("error", "change", f"rise of {label_of(f'{iou_type}/AP50')}", "what shows it"),
+        (row[:4] for row in rows[:_CHANGES]),
         text=True,
     )
 
@@ -226,14 +250,14 @@ def _epochs(config: CfgNode | DictConfig, state: RunState) -> Epochs | None:
         return None
     # checkpoints of Detectron2 alone record no images
     epochs = state.epochs or state.steps * config.SOLVER.IMS_PER_BATCH / len(records)
-    by_steps = 0 if config.RECIPE.ENABLED else state.steps
+    by_steps = 0 if takes_epochs(config) else state.steps
     return Epochs(epochs, epochs_for(len(records), number_of_whole_images(records)), by_steps)
 
 
 def _add_classes(page: Page, evaluated: Evaluated) -> None:
     """Add AP and the best score of each class."""
     for detections in evaluated.results:
-        title = _SHAPES[detections.iou_type].capitalize()
+        title = detections.shapes.capitalize()
         page.section(
             f"{title} by class",
             f"The last evaluation of the {evaluated.weights}, on "
@@ -249,7 +273,7 @@ def _add_confusion(page: Page, detections: Detections) -> None:
     page.section(
         "Confusion of classes",
         f"Predictions of a score of {detections.score:.3g} or more, which find an object by their "
-        f"{_SHAPES[detections.iou_type]}, at an IoU of 0.5. Where no "
+        f"{detections.shapes}, at an IoU of 0.5. Where no "
         "--score-threshold is given, it is the one with the best F1, or 0.5 where none is right. "
         "Of those on one object the one with the highest score takes it, of whatever class. "
         "Rows are the true classes; the last column counts the objects that are missed at this "

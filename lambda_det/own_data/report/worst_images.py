@@ -72,15 +72,16 @@ class _Judged(NamedTuple):
 
     @property
     def order(self) -> tuple[float, int]:
-        """The worst first: found objects as a share of all objects and false predictions, which is
-        1 where there are none; then the number of errors.
+        """The worst first, of those with an error: found objects as a share of all objects and
+        false predictions; then the number of errors.
         """
         hits, missed, false = self.counts
-        return hits / (hits + missed + false) if missed + false else 1.0, -missed - false
+        return hits / (hits + missed + false), -missed - false
 
 
 def draw_worst(evaluated: Evaluated, limit: int) -> Iterator[Pair]:
-    """Yield the images with the worst results, ``limit`` at most.
+    """Yield the images with the worst results, ``limit`` at most: of those with an error, unless
+    there is none.
 
     Of a large image the crop is drawn in which most of its errors lie. The counts are of the whole
     image, at the score of the evaluation and an IoU of 0.5 with objects of the same class: of masks
@@ -89,7 +90,9 @@ def draw_worst(evaluated: Evaluated, limit: int) -> Iterator[Pair]:
     Raises:
         DataError: an image cannot be read.
     """
-    for one in sorted(_judged(evaluated), key=lambda one: one.order)[:limit]:
+    judged = list(_judged(evaluated))
+    wrong = [one for one in judged if any(one.counts[1:])]
+    for one in (sorted(wrong, key=lambda one: one.order) or judged)[:limit]:
         yield _pair(one, MetadataCatalog.get(evaluated.dataset))
 
 

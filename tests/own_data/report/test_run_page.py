@@ -4,6 +4,7 @@ import re
 from html.parser import HTMLParser
 
 import numpy as np
+import pycocotools.mask as mask_util
 import pytest
 import torch
 from matplotlib.axes import Axes
@@ -96,12 +97,30 @@ def test_the_page_of_a_run_with_masks_counts_by_masks(run, shapes, monkeypatch):
     drawn = []
     monkeypatch.setattr(run_page, "draw_confusion", lambda of: drawn.append(of.confusion) or "")
     text = _page(run)
+    assert "not learnt" not in text
     assert drawn[0].sum() == drawn[0].trace() == len(entries)
     counts = re.findall(r"<figcaption>[^<]*?(\d+) found, (\d+) missed, (\d+) false<", text)
     assert {tuple(count[1:]) for count in counts} == {("0", "0")}
     assert sum(int(count[0]) for count in counts) == len(entries)
     assert text.count("by their masks, at an IoU") == 2 and "by their boxes" not in text
     assert "No kind of error stands out" in text and "score of 0.057 or more" in text
+
+
+@pytest.mark.slow
+def test_boxes_decide_while_masks_are_not_learnt(run, shapes, monkeypatch):
+    """Each box is right, and no mask."""
+    entries = found_all(json.loads(shapes[0].read_text()), 0.057)
+    mask = mask_util.encode(np.eye(64, dtype=np.uint8, order="F"))
+    for entry in entries:
+        entry["segmentation"] = mask | {"counts": mask["counts"].decode()}
+    (run / "inference" / RESULTS).write_text(json.dumps(entries))
+    drawn = []
+    monkeypatch.setattr(run_page, "draw_confusion", lambda of: drawn.append(of.confusion) or "")
+    text = _page(run)
+    assert drawn[0].sum() == drawn[0].trace() == len(entries)
+    assert {" 0 missed, 0 false"} == set(re.findall(r"found,( \d+ missed, \d+ false)<", text))
+    assert text.count("by their boxes, at an IoU") == 2 and "by their masks" not in text
+    assert text.count("not learnt yet") == 1 and "score of 0.057 or more" in text
 
 
 def found_all(content, score, **more):
@@ -305,6 +324,8 @@ def test_report_of_a_run(run):
     assert "model_0000039.pth" in text and "trained weights" in text
     assert "<b>40</b><span>steps" in text and "<b>0.4</b><span>seconds a step" in text
     assert "base.yaml" in text and text.count("by their boxes, at an IoU") == 2
+    assert "<b>3</b><span>images evaluated on<" in text
+    assert text.count("the loss may rise while AP does") == 1
 
 
 @pytest.mark.slow
@@ -317,6 +338,9 @@ def test_the_best_checkpoint_counts_and_an_early_stop_is_said(run):
     assert "model_best.pth (after 50 steps, raw weights)" in text and "<b>61.2</b>" in text
     assert "<b>100</b><span>steps" in text and "after 100 of 40,000 steps" in text
     assert text.count(str(run)) == 2, "in the heads of the window and of the page"
+    assert text.count("after 50 steps") == text.count("last evaluation, after 100 steps") == 1
+    log(run, {"iteration": 49, "bbox/AP": 61.25})
+    assert "last evaluation, after" not in _page(run)
 
 
 @pytest.mark.slow
@@ -391,14 +415,30 @@ def test_the_page_says_how_many_of_the_rule_s_epochs_there_were(run):
     assert "had 13.3 of 30 epochs" in text  # 40 steps on three images
     assert "<b>13.3</b><span>epochs<" in text and "<b>3</b><span>images to train on<" in text
     assert f"--output {run} --resume SOLVER.MAX_ITER 90" in text
-    edit(file, r"RECIPE:\n  ENABLED: false", "RECIPE:\n  ENABLED: true")
+    # the rate of a recipe for this batch, by which --epochs changes nothing but the length
+    rate = 0.02 * min(1, (get_config(file).SOLVER.IMS_PER_BATCH / 4) ** 0.5)
+    edit(file, r"BASE_LR: .*", f"BASE_LR: {rate}")
     assert f"--output {run} --resume --epochs 30" in _page(run)
+    edit(file, r"KEEP: .*", "KEEP: [SOLVER.MAX_ITER]")
+    assert f"--output {run} --resume SOLVER.MAX_ITER 90" in _page(run)
     trainer["of_a_step"]["images_per_step"] = 3
     torch.save(checkpoint, run / "model_final.pth")
     assert "of 30 epochs" not in _page(run)
     edit(file, r"IMS_PER_BATCH: \d+", "IMS_PER_BATCH: 1")
     torch.save({"model": {}, "iteration": 39}, run / "model_final.pth")  # as Detectron2 alone does
     assert "had 13.3 of 30 epochs" in _page(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rest", [None, ["rest.json", "images"]])
+def test_what_is_tried_is_evaluated_on_the_images_of_the_page(run, rest):
+    """Without a part that is the test part where the run has one."""
+    file = run / "inference" / RESULTS
+    file.write_text(json.dumps(2 * json.loads(file.read_text())))
+    (run / "data").mkdir()
+    (run / "data" / "sources.json").write_text(json.dumps({"rest": rest}))
+    part = "--part val " if rest else ""
+    assert f"lambda-det evaluate {run} {part}MODEL.ROI_HEADS.NMS_THRESH_TEST 0.4" in _page(run)
 
 
 @pytest.mark.slow
