@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import io
 import json
 import math
@@ -33,7 +34,13 @@ from lambda_det.own_data.data_to_evaluate import choose_data
 from lambda_det.own_data.layouts import Part
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import evaluate_run
-from lambda_det.own_data.report.reading import EVALUATION, Result, by_label, results_of
+from lambda_det.own_data.report.reading import (
+    EVALUATION,
+    Result,
+    by_label,
+    label_of,
+    results_of,
+)
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.task import EMA, RAW, Results
@@ -48,7 +55,7 @@ class ResultsOnData:
         folder: with predictions, configuration and log, from which ``lambda-det report`` makes a
             page.
         weights: file and step, for a reader.
-        data: the data of the evaluation, and the number of images.
+        data: the data of the evaluation, and the number of images; then keys that were given.
         results: by their names in metrics.json.
         own: results of the run's own evaluation after the same step; {} where there was none.
         trained_on: how many of the images were trained on; None where this is unknown.
@@ -85,18 +92,20 @@ class ResultsOnData:
         rows = []
         for name, result in self.results.items():
             own = self.own.get(name)
-            value = f"{result.value:.1f}"
-            rows.append((result.label(name), value, f"{own.value:.1f}" if own else ""))
-        head = ("", "here", "at the run's own evaluation")
+            value = f"{result.value:.1f}{result.interval}"
+            label = label_of(name, with_weights=False)
+            rows.append((label, value, f"{own.value:.1f}" if own else ""))
+        head = ("", "here", "at the run's own evaluation (part val of own data)")
         sections = ["\n".join(self.sentences()), tabulate(rows, head, disable_numparse=True)]
         heads = [head for head, metric in columns().items() if metric.is_drawn]
         for detections in self.classes:
-            kind = {"bbox": "boxes", "segm": "masks"}[detections.iou_type]
             classes = [
                 (printable(c.name), c.objects, *(_figure(c.values[head]) for head in heads))
                 for c in sorted(detections.classes, key=lambda c: -c.objects)
             ]
-            sections.append(tabulate(classes, (kind, "objects", *heads), disable_numparse=True))
+            sections.append(
+                tabulate(classes, (detections.shapes, "objects", *heads), disable_numparse=True)
+            )
         sections.append(f"Predictions are in {self.folder}")
         return "\n\n".join(sections)
 
@@ -125,7 +134,8 @@ def evaluate(
         part: "train", "val" or "test"; None for the test part, or the only existing one.
         labels, images: a file or folder of labels in place of ``data``, and its images.
         output: the folder for the results, new or of an earlier evaluation, whose results are
-            replaced; None for one below "evaluations" of the run's.
+            replaced; None for one below "evaluations" of the run's, which an evaluation of other
+            data, weights or keys does not take.
         checkpoint, raw, opts: of :func:`lambda_det.detection.saved_run.open_run`.
 
     Raises:
@@ -138,8 +148,12 @@ def evaluate(
         BufferedLog(quiet=True) as log,
     ):
         chosen = choose_data(saved, home, data, part, labels, images, Path(temporary))
-        name = identifying_stem(chosen.labels) if chosen else ""
-        folder = Path(output) if output else home / "evaluations" / name
+        name = identifying_stem(chosen.labels) if chosen else "own"
+        keys = f" with {' '.join(opts)}" if opts else ""
+        default = f"{name}_step_{saved.origin.step}{'_raw' if raw else ''}"
+        if keys:
+            default += f"_{hashlib.sha256(keys.encode()).hexdigest()[:8]}"
+        folder = Path(output or home / "evaluations" / default)
         with disk_of(folder):
             _take_folder(folder)
             if chosen:
@@ -154,7 +168,7 @@ def evaluate(
             log.open(str(folder))
             RunFolder(folder).save_config(task.dump())
             values = _evaluated(task, saved)
-    results = _results(saved, folder, task, values, chosen.source if chosen else "")
+    results = _results(saved, folder, task, values, chosen.source if chosen else "", keys)
     about = {
         "run": str(home.absolute()),
         "sentences": results.sentences(),
@@ -213,9 +227,11 @@ def _evaluated(task: DetectionTask, saved: SavedRun) -> Results:
 
 
 def _results(
-    saved: SavedRun, folder: Path, task: DetectionTask, values: Results, source: str
+    saved: SavedRun, folder: Path, task: DetectionTask, values: Results, source: str, keys: str
 ) -> ResultsOnData:
-    """The figures of an evaluation beside the run's own; ``source`` is "" for the run's data."""
+    """The figures of an evaluation beside the run's own; ``source`` is "" for the run's data, and
+    ``keys`` say what was changed.
+    """
     home, averaged = Path(saved.origin.file).parent, saved.origin.averaged
     names = [name for name in task.components.test_names if is_coco(name)]
     files = [path for name in names for path in file_report(*registered_files(name)).paths]
@@ -226,7 +242,7 @@ def _results(
     classes: Sequence[Detections] = ()
     with contextlib.suppress(UserError):  # the model predicts semantic masks, or nothing
         classes = evaluate_run(folder).results
-    where = printable(source or ", ".join(task.components.test_names))
+    where = printable((source or ", ".join(task.components.test_names)) + keys)
     metrics = [{"iteration": 0, **flatten_results_dict(values)}]
     return ResultsOnData(
         folder=folder,
@@ -242,8 +258,7 @@ def _results(
 
 def _trained_images(config: CfgNode | DictConfig) -> list[str]:
     """The files on which a run was trained; [] where that is unknown."""
-    if isinstance(config, DictConfig) or not config.DATASETS.TRAIN_JSON:
-        return []
-    with contextlib.suppress(UserError):
-        return file_report(config.DATASETS.TRAIN_JSON, config.DATASETS.TRAIN_IMAGES).paths
+    if isinstance(config, CfgNode) and config.DATASETS.TRAIN_JSON:
+        with contextlib.suppress(UserError):
+            return file_report(config.DATASETS.TRAIN_JSON, config.DATASETS.TRAIN_IMAGES).paths
     return []

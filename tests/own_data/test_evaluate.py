@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from lambda_det.detection import lazy_parser, load_lazy_config
 from lambda_det.detection.data.outputs import MARK, mark_output
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, DiskError
-from lambda_det.own_data.evaluate import evaluate
+from lambda_det.own_data.evaluate import ResultsOnData, evaluate
 from lambda_det.own_data.held_out import part_of
 from lambda_det.own_data.report.evaluated import RESULTS
-from lambda_det.own_data.report.reading import EVALUATION
+from lambda_det.own_data.report.reading import EVALUATION, Result
+from lambda_det.own_data.report.run_page import write_report
 from lambda_det.training.run_folder import RunFolder
 from tests.export.tiny import lambda_detector_config, save_lambda_run
 from tests.own_data.parts import labelme, make, shape
@@ -25,6 +27,7 @@ from tests.reliability.runs import lazy_words
 from tests.shapes import shapes_by_flag
 
 STEPS = 40
+AP = "bbox_EMA/AP"
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +186,33 @@ def test_the_weights_that_are_asked_for(run):
 
 
 @pytest.mark.slow
+def test_results_of_other_keys_or_weights_stay(run):
+    """The same ones replace each other. The keys are in the first sentence, as on the page."""
+    keys = ["TEST.DETECTIONS_PER_IMAGE", "3"]
+    given = ({}, {"raw": True}, {"opts": keys}, {"opts": [keys[0], "4"]}, {"opts": keys})
+    results = [evaluate(run, **options) for options in given]
+    folders = [one.folder for one in results]
+    assert len(set(folders)) == 4 and folders[4] == folders[2]
+    assert folders[0].name.endswith(f"_step_{STEPS}")
+    for number, one in enumerate(results):
+        assert found(one.folder / ("inference" if number == 1 else "inference_EMA")) or number == 1
+        assert ("with TEST.DETECTIONS_PER_IMAGE 3" in one.sentences()[0]) == (number in (2, 4))
+    assert "with TEST.DETECTIONS_PER_IMAGE 3" in write_report(folders[4]).read_text("utf-8")
+    torch.save(torch.load(run / "model_final.pth") | {"iteration": 9}, run / "model_0000009.pth")
+    assert evaluate(run, checkpoint="10").folder not in folders
+
+
+def test_an_interval_stands_beside_its_value():
+    """In the column of the data that it is of."""
+    here, own = Result(58.64, 48.9, 66.4), Result(44.1)
+    shown = str(ResultsOnData(Path("there"), "best", "80 images", {AP: here}, {AP: own}, 0, 80, ()))
+    head, _, row = shown.splitlines()[2:5]
+    assert re.split(r"\s{2,}", row) == ["box AP", f"58.6{here.interval}", "44.1"]
+    assert here.interval == " (48.9 to 66.4 by chance of the images)"
+    assert row.index("44.1") == head.index("at the run's own evaluation (part val")
+
+
+@pytest.mark.slow
 def test_command_with_labels_of_another_format_and_page(run, shapes, tmp_path, capsys):
     words = [shapes["test_json"], str(tmp_path / "yolo"), "--images", shapes["test_images"]]
     assert cli.main(["convert", *words, "--format", "yolo"]) == 0
@@ -209,7 +239,7 @@ def test_the_run_of_a_lazyconfig_is_evaluated_on_what_its_nodes_say(tmp_path):
     RunFolder(task.settings.output_dir).save_config(task.dump())
     evaluated = evaluate(run / "model_final.pth")
     assert evaluated.images == 2 and evaluated.trained_on is None
-    assert evaluated.folder == run / "evaluations"
+    assert evaluated.folder == run / "evaluations" / f"own_step_{STEPS}"
     with pytest.raises(ConfigError, match=r"dataloader\.test"):
         evaluate(run / "model_final.pth", data=str(tmp_path))
 
