@@ -143,8 +143,11 @@ def pixels_of(image: Image.Image) -> np.ndarray:
     what = "The Pillow image"
     if fault := _depth_fault(what, image.mode):
         raise DataError(fault)
+    about = dict(image.info)  # the caller's, of which upright takes the transparency
     with refused(DataError, f"{what} cannot be read", "open it again", Exception):
-        return np.ascontiguousarray(convert_PIL_to_numpy(upright(image), "BGR"))
+        pixels = np.ascontiguousarray(convert_PIL_to_numpy(upright(image), "BGR"))
+    image.info.update(about)
+    return pixels
 
 
 def as_input(image: np.ndarray, augmentations: AugmentationList) -> dict[str, Any]:

@@ -34,7 +34,9 @@ def readings(cfg, path) -> dict[str, np.ndarray]:
     cfg.INPUT.MIN_SIZE_TRAIN, cfg.INPUT.MIN_SIZE_TEST = (48,), 48
     result = {"reader": read_image(record)}
     with Image.open(path) as image:
+        about = dict(image.info)
         result["Pillow"] = pixels_of(image)
+        assert about.items() <= image.info.items()  # the image is the caller's
     for is_train, exact in ((True, False), (True, True), (False, False)):
         cfg.INPUT.EXACT_PIXELS = exact
         image = TolerantMapper(cfg, is_train=is_train)(record)["image"]
