@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lambda_det.detection.data.coco_format import READER
 from lambda_det.errors import DataError, refused
 
 # Names of files that lie in the folders of several parts; the first is Roboflow's
@@ -30,11 +29,6 @@ def identifying_stem(file: str) -> str:
     """The name of a file without its ending, and once a digest of the content."""
     digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8]
     return f"{stem_with_part(file).removesuffix(f'_{digest}')}_{digest}"
-
-
-def name_labels(content: dict[str, Any], file: str) -> None:
-    """Let the copy of a file name that file in its messages, unless it names other labels."""
-    content.setdefault(READER, {"labels": file, "findings": [], "boxes": None})
 
 
 def write_coco(content: Any, folder: Path, stem: str) -> str:

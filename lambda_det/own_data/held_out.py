@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lambda_det.detection.data.coco_format import read_lists
+from lambda_det.detection.data.coco_format import READER, name_labels, read_lists
 from lambda_det.detection.data.copies import copies
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.errors import ConfigError, DataError, counted, listed, refused
-from lambda_det.own_data.coco_files import name_labels, stem_with_part, write_coco
+from lambda_det.own_data.coco_files import stem_with_part, write_coco
 from lambda_det.own_data.fit_input import LEAST_BOXES
 from lambda_det.own_data.labels.objects import small_grey
 from lambda_det.training.log import show
@@ -169,7 +169,7 @@ def _halves(
         )
     report = file_report(json_file, image_folder)
     names, labels, content = report.categories, report.json_file, read_lists(json_file)
-    name_labels(content, labels)
+    read = name_labels(content, labels)
     images = content["images"]
     files = {file["name"]: file["file_name"] for file in report.files}
     held_out = _held_out(content, files, split)
@@ -180,6 +180,7 @@ def _halves(
             "or a file with --test-json."
         )
     train, val = (part_of(content, held_out, keep) for keep in (False, True))
+    val[READER] = read | {"labels": f"{labels.removesuffix(' (train)')} (held out of train)"}
     if gone := _classes(content) - _classes(train):
         raise DataError(
             f"{option} would leave no image of {_named(gone, names)} to train on; give a smaller "

@@ -18,12 +18,12 @@ from typing import Any
 from detectron2.config import CfgNode
 
 from lambda_det.detection.config import load_config
-from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.coco_format import name_labels, read_json
 from lambda_det.detection.data.image_folder import images_below
 from lambda_det.detection.data.outputs import MARK, mark_output
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.files import refuse_unwritable
-from lambda_det.own_data.coco_files import identifying_stem, name_labels
+from lambda_det.own_data.coco_files import identifying_stem
 from lambda_det.own_data.data_files import Parts, digest, read_labels
 from lambda_det.own_data.flags import PARTS
 from lambda_det.own_data.labels.conversion import as_single_class

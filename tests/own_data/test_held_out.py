@@ -69,8 +69,22 @@ def test_messages_on_copies_name_the_file_of_the_user(many, tmp_path, content, w
     found = [read_coco(file, files[1]).report.findings for file in (files[0], copy)]
     assert found[0] == found[1]
     halves = hold_out(*many, Split(0.2), folder=tmp_path)
-    for copy in (*halves, keep_file(halves[0], tmp_path), keep_file(many[0], tmp_path)):
+    for copy in (halves[0], keep_file(halves[0], tmp_path), keep_file(many[0], tmp_path)):
         assert read_coco(copy, many[1]).report.json_file == str(many[0])
+    # AP on it is not of images that were trained on
+    held_out = keep_file(halves[1], tmp_path)
+    assert read_coco(held_out, many[1]).report.json_file == f"{many[0]} (held out of train)"
+
+
+@pytest.mark.parametrize(("labels", "entry"), [("set (train)", {"boxes": None}), ("", {"x": 1})])
+def test_images_held_out_of_a_part_are_called_so(labels, entry, content, many, tmp_path, write):
+    """Also where another program wrote an entry of the name of ours."""
+    content["lambda_det"] = {"labels": labels, "findings": [], **entry}
+    files = write(content, "parts")
+    halves = hold_out(*files, Split(0.2), folder=tmp_path)
+    names = [read_coco(half, files[1]).report.json_file for half in halves]
+    of = "set" if labels else files[0]
+    assert names == [labels or of, f"{of} (held out of train)"]
 
 
 def test_few_names_do_not_hold_out_a_single_image(share_out, content, write):

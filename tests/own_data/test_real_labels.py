@@ -300,9 +300,32 @@ CASES = {
     ),
     "LabelMe with a folder of images without labels": (
         {"train/a.json": labelme("a.png"), "train/a.png": "", "val/b.png": "", "val/c.png": ""},
-        0,
+        1,
         "2 x image without labels",
         "val/b.png",
+        "2 x label file that may be lost",
+        "2 of 2 images have no label file",
+    ),
+    # in all, a twelfth has none
+    "VOC whose files of labels were lost in a part": (
+        {
+            **{f"train/{n}.xml": voc(f"{n}.png", BOX) for n in range(3)},
+            **{f"val/{n}.xml": voc(f"{n}.png", BOX) for n in range(4, 12)},
+            **{f"{'train' if n < 4 else 'val'}/{n}.png": "" for n in range(12)},
+        },
+        1,
+        "1 x image without labels",
+        "1 x label file that may be lost",
+        "1 of 4 images have no label file",
+    ),
+    "VOC with a tenth of the images without labels": (
+        {
+            **{f"{n}.xml": voc(f"{n}.png", BOX) for n in range(9)},
+            **{f"{n}.png": "" for n in range(10)},
+        },
+        0,
+        "1 x image without labels",
+        "! lost",
     ),
     "VOC with drawings of its labels": (
         {
@@ -404,11 +427,15 @@ CASES = {
             *10 * [shape(label="wind turbine")],
             *(shape(label=name) for name in ("wind turbin", "key", "ketle")),
             *9 * [shape(label="kettle")],
+            shape(label="wind turbine"),
         ),
         1,
         "1 x object of a class that has nearly the name of another one",
         "a.json: shape 10: 'wind turbin', beside many of 'wind turbine'",
         "! 'key'",
+        "3 x class with fewer than ten objects",
+        "a.json: shape 11: key: 1",
+        "! wind turbin:",
     ),
     "classes that numbers tell apart": (
         of_labelme(*(shape(label=name) for name in ("1-0", "10", *20 * ["cup 1"], "cup 12"))),

@@ -28,7 +28,7 @@ from pycocotools.coco import COCO
 
 from lambda_det.detection.data import report as kinds
 from lambda_det.detection.data.box_form import SIDES, is_box, other_form
-from lambda_det.detection.data.coco_format import COCO_DETECTIONS, READER, read_lists, whole
+from lambda_det.detection.data.coco_format import COCO_DETECTIONS, name_labels, read_lists, whole
 from lambda_det.detection.data.image_folder import ImageFolder, normal
 from lambda_det.detection.data.records import upright_size
 from lambda_det.detection.data.report import Finding, Kind, Report
@@ -56,6 +56,7 @@ _FILLED = 0.9  # of the largest polygon of an object: a smaller area is that wit
 # and the least likeness of both names, as difflib measures it; cat and car have 0.67. Both are
 # guesses, with no false alarm in 17 sets of strangers; a fifth would take LVIS's crow for a crown
 _SLIPS, _ALIKE = 0.1, 0.86
+_RARE = 10  # a guess: objects below which a class beside larger ones may be a slip of any kind
 # digits and letters that stand alone tell classes apart: class 1 is not class 10, nor type A type B
 _TELLING = re.compile(r"\d|(?<![^\W_])[^\W_](?![^\W_])")
 
@@ -108,10 +109,7 @@ class _File:
         for name in ("images", "categories"):
             if not self.lists[name]:
                 raise DataError(f"{json_file}: the list {name!r} is empty; add at least one entry.")
-        made = self.lists.get(READER)
-        # another program may write an entry of that name as well, with keys of its own
-        if not (isinstance(made, dict) and made.keys() >= {"labels", "boxes", "findings"}):
-            made = {"labels": json_file, "boxes": None, "findings": ()}
+        made = name_labels(self.lists, json_file)
         # how the labels that it was made of write boxes, of ``BOX_FORMS``; None: it is COCO's own
         self.written: str | None = made["boxes"]
         self.report = Report(made["labels"], image_root, annotations=len(self.annotations))
@@ -179,14 +177,16 @@ def _without_spelling(name: str) -> str:
 
 
 def _find_slips(file: _File) -> None:
-    """Report classes of few objects whose name is, but for a letter, that of a class of many."""
+    """Report classes of few objects; also whose name is, but for a letter, that of one of many."""
     # for more than a letter, as healthy and unhealthy have, there is a reason
     names, counts = file.report.categories, file.report.counts
     alike: dict[str, set[int]] = defaultdict(set)
     for number, name in names.items():
         for spelling in _spellings(name):
             alike[spelling].add(number)
-    for number, name in names.items():
+    first = {one["category_id"]: one for one in reversed(file.annotations)}
+    for number in filter(counts.get, names):
+        name = names[number]
         others = {
             names[many]
             for spelling in _spellings(name)
@@ -194,9 +194,11 @@ def _find_slips(file: _File) -> None:
             if counts[number] <= _SLIPS * counts[many]
             and _TELLING.findall(name) == _TELLING.findall(names[many])
         }
-        if counts[number] and (near := difflib.get_close_matches(name, others, 1, _ALIKE)):
-            first = next(one for one in file.annotations if one["category_id"] == number)
-            file.add(kinds.SLIP, first, f"{name!r}, beside many of {near[0]!r}", counts[number])
+        if near := difflib.get_close_matches(name, others, 1, _ALIKE):
+            words = f"{name!r}, beside many of {near[0]!r}"
+            file.add(kinds.SLIP, first[number], words, counts[number])
+        elif counts[number] < _RARE < max(counts.values()):
+            file.add(kinds.RARE, first[number], f"{name}: {counts[number]}")
 
 
 def _spellings(name: str) -> set[str]:

@@ -56,6 +56,17 @@ def read_json(json_file: str) -> dict[str, Any]:
 READER = "lambda_det"
 
 
+def name_labels(content: dict[str, Any], file: str) -> dict[str, Any]:
+    """The entry that our readers or a copy made; where there is none, one that names the file, by
+    which copies of the content name it in their messages.
+    """
+    made = content.get(READER)
+    # another program may write an entry of that name as well, with keys of its own
+    if not (isinstance(made, dict) and made.keys() >= {"labels", "boxes", "findings"}):
+        made = content[READER] = {"labels": file, "boxes": None, "findings": []}
+    return made
+
+
 def read_lists(
     json_file: str, lists: Mapping[str, Mapping[str, type]] = INSTANCES
 ) -> dict[str, Any]:

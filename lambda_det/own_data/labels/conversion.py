@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lambda_det.detection.data.coco_format import READER, read_lists
+from lambda_det.detection.data.coco_format import READER, name_labels, read_lists
 from lambda_det.detection.data.image_folder import SUFFIXES, normal, walk
 from lambda_det.detection.data.report import NOTED, Report
 from lambda_det.errors import DataError, counted, listed, printable
-from lambda_det.own_data.coco_files import name_labels, stem_with_part, write_coco
+from lambda_det.own_data.coco_files import stem_with_part, write_coco
 from lambda_det.own_data.labels.findings import (
+    LOST_FILE,
+    NO_FILE,
     NO_IMAGE,
     NO_LABELS,
     OTHER_COPY,
@@ -27,6 +30,7 @@ from lambda_det.own_data.labels.labelme import read_labelme, shows_another
 from lambda_det.own_data.labels.objects import LabelledImage, area, size_of
 from lambda_det.own_data.labels.table import COCO, FORMATS, LISTS
 from lambda_det.own_data.labels.yolo import read_yolo, yolo_names
+from lambda_det.own_data.part_names import named_part
 from lambda_det.training.log import show
 
 logger = logging.getLogger(__name__)
@@ -107,10 +111,20 @@ def read_labels(
             if shows_another(image.source, path):
                 report.add(OTHER_COPY, f"{image.source}: {path}")
     names = {normal(path.stem) for path in placed}  # drawings of the labels have them as well
+    lacking: dict[str, list[bool]] = defaultdict(list)  # by the parts that folders of images tell
     for path in pictures.paths:
+        image = placed.get(path)
         # one without labels may be of a file that was not read as a whole
-        if UNREAD not in report.findings and normal(path.stem) not in names:
-            report.add(NO_LABELS, str(path))
+        if image is None and (UNREAD in report.findings or normal(path.stem) in names):
+            continue
+        is_lacking = image is None or image.source == path  # YOLO's are used nevertheless
+        if is_lacking:
+            report.add(NO_FILE if image else NO_LABELS, str(path))
+        lacking[named_part(path.parent, folder)].append(is_lacking)
+    for images_of_part in lacking.values():
+        missing, number = sum(images_of_part), len(images_of_part)
+        if row.images != "some" and missing > _MAY_LACK * number:
+            report.add(LOST_FILE, f"{missing} of {number} images have no label file", missing)
     content = _content(placed, folder, classes)
     findings = [{**kind._asdict(), **vars(finding)} for kind, finding in report.findings.items()]
     content[READER] = {"labels": str(place), "findings": findings, "boxes": row.boxes}
@@ -123,6 +137,9 @@ def read_labels(
 
 
 _COMPARED = 50  # number of files of labels whose copies of images are decoded
+# Share of the images that may have no label file, a guess: Ultralytics advises up to a tenth of
+# images of background, and of COCO's a hundredth has no file
+_MAY_LACK = 0.1
 
 
 def is_list(place: Path) -> bool:

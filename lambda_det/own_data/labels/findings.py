@@ -16,8 +16,8 @@ POSES = Kind(NOTED, "points of poses after boxes, which are not used; data.yaml 
 NO_FILE = Kind(NOTED, "image without a label file")
 LOST_FILE = Kind(
     DOUBTFUL,
-    "label file that may be lost, as in a copy that was not finished; an empty one would say that "
-    "nothing is in its image",
+    "label file that may be lost, as in a copy that was not finished; one without an object would "
+    "say that nothing is in its image",
 )
 EMPTY_FILE = Kind(NOTED, "empty label file, by which nothing is in its image")
 FAR = Kind(NOTED, "label file in another folder, found by the name of its image")

@@ -19,8 +19,6 @@ from lambda_det.files import decoded, read_text
 from lambda_det.own_data.labels.findings import (
     EMPTY_FILE,
     FAR,
-    LOST_FILE,
-    NO_FILE,
     NO_IMAGE,
     OTHER_LIST,
     POSES,
@@ -41,9 +39,6 @@ from lambda_det.own_data.part_names import named_part
 Listing = Callable[[Path], dict[str, Path]]  # see _text_files
 _SLACK = 0.01  # of an image, by which points may lie outside of their box
 _OF_POSES = 0.9  # least share of the lines whose points are in their box
-# Share of the images that may have no label file: Ultralytics advises up to a tenth of images of
-# background, and of COCO's a hundredth has no file
-_MAY_LACK = 0.1
 _HEAD = 1000  # bytes of a file that show its kind
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
@@ -66,11 +61,9 @@ def read_yolo(file: Path, images: NamedImages, report: Report) -> Iterator[Label
     first: dict[Path, Path] = {}  # the image of each label file
     for image in images.paths:
         labels, objects = label_files.get(image), []
-        if not labels:
-            report.add(NO_FILE, str(image))
-        elif not lines[labels]:
+        if labels and not lines[labels]:
             report.add(EMPTY_FILE, str(labels))
-        else:
+        elif labels:
             if first.setdefault(labels, image) != image:
                 report.add(SHARED, f"{labels}: {first[labels]} and {image}")
             size = np.array(size_of(image))
@@ -81,11 +74,6 @@ def read_yolo(file: Path, images: NamedImages, report: Report) -> Iterator[Label
                 except DataError as error:
                     report.add(UNREAD, str(error))
         yield LabelledImage(labels or image, str(image.absolute()), objects)
-    missing, number = report.findings.get(NO_FILE), len(images.paths)
-    if missing and missing.count > _MAY_LACK * number:
-        report.add(
-            LOST_FILE, f"{missing.count} of {number} images have no label file", missing.count
-        )
     _compare_names(file, names, {labels.parent for labels in first}, report)
     for labels in _unused(images.folder, home, {*label_files.values()}, listing):
         report.add(NO_IMAGE, str(labels))
