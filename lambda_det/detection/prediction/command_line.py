@@ -167,6 +167,11 @@ def run(args: argparse.Namespace) -> None:
             f"No instance has a score of {threshold:.3g} or more on {result.empty} of {seen}; a "
             "lower --score-threshold shows weaker ones."
         )
+    if result.empty_masks:
+        print(
+            f"{result.empty_masks} of {result.instances} masks are empty: the mask head has not "
+            "learned them yet"
+        )
     if result.unreadable:
         print(f"{len(result.unreadable)} could not be read; see above", file=sys.stderr)
 

@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -164,6 +164,7 @@ class Outcome:
     unreadable: list[Path] = field(default_factory=list)
     instances: int = 0
     empty: int = 0  # files without one
+    empty_masks: int = 0
 
 
 def predict(
@@ -194,30 +195,40 @@ def predict(
     def show_tiles(done: int, tiles: int) -> None:  # an image of many takes minutes
         going.left = f"tile {done} of {tiles} of {printable(image.name)}"
 
+    def add(name: str, prediction: Prediction, source: Path | None = None) -> None:
+        counts.update(prediction.counts)
+        result.instances += len(prediction)
+        result.empty_masks += prediction.areas.tolist().count(0)  # no box is empty
+        for collector in collectors:
+            collector.add(name, prediction, source)
+
     predictor.on_tiles = show_tiles
     start = time.perf_counter()
     with stage("predicting", partial(print, file=sys.stderr)) as going:
         for done, image in enumerate(images):
+            counts: Counter[str] = Counter()
             going.left = f"file {done + 1} of {len(images)}"
             if done:
                 rest = (len(images) - done) * (time.perf_counter() - start) / done
                 going.left += f", about {duration(rest)} left"
             try:
                 if image.is_video:
-                    counts, frames = _draw_video(predictor, image, collectors, with_labels, going)
-                    where = f" in {frames} frames"
+                    where = f" in {_draw_video(predictor, image, add, with_labels, going)} frames"
                 else:
-                    prediction = _draw_image(predictor, image, with_labels)
-                    counts, where = prediction.counts, ""
-                    for collector in collectors:
-                        collector.add(image.name, prediction, image.source)
-                result.instances += sum(counts.values())
+                    prediction = predictor(read_bgr(image.source))
+                    drawn = prediction.plot(with_labels=with_labels)
+                    with _written(image.target) as temporary:
+                        # files of the size and in the time of OpenCV, which does not say why one
+                        # cannot be written
+                        drawn.save(temporary, quality=95, compress_level=1)
+                    add(image.name, prediction, image.source)
+                    where = ""
                 result.empty += not counts
                 result.written.append(image.target)
                 print(f"{printable(image.name)}: {counts_in_words(counts)}{where}")
             except DataError as error:
                 result.unreadable.append(image.source)
-                logger.warning("%s It is skipped.", error)
+                logger.warning(f"{error} It is skipped.")
     predictor.on_tiles = None
     if not result.written:
         raise DataError(
@@ -227,23 +238,14 @@ def predict(
     return result
 
 
-def _draw_image(predictor: Predictor, picture: Input, with_labels: bool) -> Prediction:
-    prediction = predictor(read_bgr(picture.source))
-    drawn = prediction.plot(with_labels=with_labels)
-    with _written(picture.target) as temporary:
-        # files of the size and in the time of OpenCV, which does not say why one cannot be written
-        drawn.save(temporary, quality=95, compress_level=1)
-    return prediction
-
-
 def _draw_video(
     predictor: Predictor,
     image: Input,
-    collectors: Sequence[Annotations | Tables],
+    add: Callable[[str, Prediction], None],
     with_labels: bool,
     going: Stage,
-) -> tuple[Counter[str], int]:
-    """Draw all frames in the video's size and rate; return instances by class, and frames."""
+) -> int:
+    """Draw all frames in the video's size and rate, add each, and return their number."""
     what = f"The video {printable(image.source)} has a name that is no Unicode"
     # OpenCV ends the process at such a name
     with refused(DataError, what, "rename the file or its folder", UnicodeEncodeError):
@@ -252,11 +254,11 @@ def _draw_video(
     frame = capture.read()[1]
     if frame is None:
         raise DataError(f"The video {image.source} cannot be read: it has no first frame.")
-    announced, rate = (capture.get(name) for name in (cv2.CAP_PROP_FRAME_COUNT, cv2.CAP_PROP_FPS))
+    announced = capture.get(cv2.CAP_PROP_FRAME_COUNT)
+    rate = capture.get(cv2.CAP_PROP_FPS)
     if not 0 < rate < 1000:
-        logger.warning("%s records no frame rate; 25 is used.", image.source)
+        logger.warning(f"{image.source} records no frame rate; 25 is used.")
         rate = 25.0
-    counts: Counter[str] = Counter()
     drawn = 0
     with _written(image.target) as temporary:
         codec = cv2.VideoWriter_fourcc(*"mp4v")
@@ -269,9 +271,7 @@ def _draw_video(
                 found = predictor(frame)
                 drawn += 1
                 going.left = f"frame {drawn} of {printable(image.name)}"
-                counts.update(found.counts)
-                for collector in collectors:
-                    collector.add(f"{image.name}/{drawn:06d}.png", found)
+                add(f"{image.name}/{drawn:06d}.png", found)
                 shown = draw_predictions(
                     frame, found.instances, predictor.class_names, with_labels=with_labels
                 )
@@ -286,8 +286,8 @@ def _draw_video(
         if cv2.VideoCapture(str(temporary)).get(cv2.CAP_PROP_FRAME_COUNT) < drawn:
             raise OSError("frames are missing in it; look whether the disk has free space")
     if drawn < announced:
-        logger.warning("%s ends after %d of %d frames.", image.source, drawn, announced)
-    return counts, drawn
+        logger.warning(f"{image.source} ends after {drawn} of {announced:.0f} frames.")
+    return drawn
 
 
 @contextlib.contextmanager

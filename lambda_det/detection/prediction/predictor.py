@@ -119,8 +119,12 @@ class Prediction:
         """[N] float64: the pixels of each mask; of each box for a detector without masks."""
         if not self.instances.has("pred_masks"):
             return self.instances.pred_boxes.area().double().numpy()
-        masks = RunMasks.of(self.instances.pred_masks)
-        return np.array([masks.area(number) for number in range(len(masks))], np.float64)
+        masks = self.instances.pred_masks
+        if isinstance(masks, RunMasks):
+            areas = [masks.area(number) for number in range(len(masks))]
+        else:
+            areas = [np.count_nonzero(mask) for mask in self.masks]
+        return np.array(areas, np.float64)
 
     @property
     def masks(self) -> np.ndarray | None:

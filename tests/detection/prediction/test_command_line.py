@@ -104,16 +104,17 @@ def test_a_threshold_that_cannot_be_leaves_no_folder(run, image, tmp_path, capsy
 
 
 @pytest.mark.parametrize(("empty", "is_said"), [(6, True), (5, False)])
-def test_most_images_without_an_instance_are_said(
+def test_most_images_without_an_instance_and_empty_masks_are_said(
     run, image, tmp_path, monkeypatch, capsys, empty, is_said
 ):
     def predict_on_ten(predictor, *args, **options):
-        return files.Outcome([image] * 10, instances=9, empty=empty)
+        return files.Outcome([image] * 10, instances=9, empty=empty, empty_masks=7 * is_said)
 
     monkeypatch.setattr(files, "predict", predict_on_ten)
     assert tool.main(arguments(run, image, tmp_path, "--score-threshold", "0.247")) == 0
     printed = capsys.readouterr().out
     assert ("a score of 0.247 or more on 6 of 10; a lower --score" in printed) is is_said
+    assert ("7 of 9 masks are empty" in printed) is is_said
 
 
 @pytest.mark.slow

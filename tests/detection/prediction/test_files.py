@@ -22,6 +22,7 @@ from lambda_det.detection.prediction import Prediction, Predictor
 from lambda_det.detection.prediction.annotations import Annotations
 from lambda_det.detection.prediction.files import plan_files, predict
 from lambda_det.detection.prediction.tables import Tables
+from lambda_det.detection.run_masks import RunMasks
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.files import SUFFIXES
 from tests.coco import found, true_box
@@ -270,6 +271,22 @@ def test_what_cannot_be_read_or_written(predictor, tmp_path, names, words):
     with pytest.raises((ConfigError, DataError), match=words):
         predict(predictor, planned)
     assert not list(tmp_path.glob("out/*"))
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, RunMasks])
+def test_empty_masks_are_counted(kind, tmp_path):
+    """In the picture and its table they look like boxes of a detector without masks."""
+    cv2.imwrite(str(tmp_path / "a.png"), plain(48, 64))
+    seen = instances([[2, 2, 9, 9], [20, 20, 40, 40], [50, 3, 60, 9]])
+    seen.pred_masks[1] = False
+    if kind is RunMasks:
+        seen.pred_masks = RunMasks.of(seen.pred_masks)
+
+    def predictor(image):
+        return Prediction(seen, None, image)
+
+    result = predict(predictor, plan_files([tmp_path / "a.png"], tmp_path / "out", False))
+    assert (result.instances, result.empty_masks) == (3, 1)
 
 
 def write_video(path, sizes=(48, 64)):
