@@ -41,11 +41,11 @@ LEAST_OF_CLASS = 10  # guess: a class of fewer says little about its sizes
 # Shares of the objects of a class, on average over the classes, as AP is (facades: 1.5 AP more than
 # over all objects): up to a third the maps stay, and a tenth gets no larger input. Both are
 # guesses, with which tomatoes gain 7 AP, droplets 5, and cars from above 8
-_FEW_SMALL_TO_KEEP_MAPS, _FEW_SMALL = 1 / 3, 0.1
+_FEW_SMALL_TO_KEEP, _FEW_SMALL = 1 / 3, 0.1
 _LARGEST_COST = 2.0  # guess: time of a step, as a multiple of the recipe's
 # A step takes a constant and a time that grows with the pixels. MobileNet-v2 on one core: 0.71 and
 # 0.99 s at 384 and 512 pixels, with the finer map 0.78, 1.19 and 1.75 s at 384, 512 and 640
-_CONSTANT, _OF_PIXELS, _OF_FINER_MAP = 0.3, 0.7, 0.1
+_CONSTANT, _OF_PIXELS = 0.3, 0.7
 _TEST_SCALE = 1.25  # of the largest size in training: tomatoes 42.7 AP, 42.3 without; strips lose 4
 # ---- Tiles
 _LONGEST = 0.9  # guess: share of the objects that are not longer than the overlap
@@ -57,10 +57,7 @@ _FEWEST_MASKS = 0.1  # guess: share of the objects that must have a mask so that
 
 SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
 TILES = ("INPUT.TILE.SIZE", "INPUT.TILE.OVERLAP")
-ANCHORS = "MODEL.ANCHOR_GENERATOR.SIZES"
 _RPN_MAPS = "MODEL.RPN.IN_FEATURES"
-_MAPS = ("MODEL.FPN.IN_FEATURES", _RPN_MAPS, "MODEL.ROI_HEADS.IN_FEATURES")
-_FINER = {"res3": "res2", "p3": "p2"}
 Record = Mapping[str, Any]
 Row = tuple[str, str, str]  # of the table of choices: what, the choice, and why
 
@@ -433,7 +430,7 @@ def _tiles_of(facts: Facts, sizes: np.ndarray, others: Sequence[Record]) -> int 
 
 # ------------------------------------------------------------------------------- small objects
 def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Row], list[Choice]]:
-    """A map of half the stride, then a larger input, where many objects are below four strides."""
+    """A larger input, where many objects are below four strides of the finest map."""
     cfg, strides, sides = size.cfg, map_strides(size.cfg), facts.sides_in_test(size.cfg)
     base = cfg.INPUT.MIN_SIZE_TEST
     if len(sides) < LEAST_BOXES or not strides:
@@ -447,23 +444,19 @@ def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Ro
     least = STRIDES_PER_ANCHOR * min(strides)
     before = f"{below(least):.0%} below {least} pixels at {base}"
     why = (
-        f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map, which stays up to a "
-        "third; the share is the mean over the classes"
+        f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map; up to a third may be "
+        "smaller; the share is the mean over the classes"
     )
-    rows = [("finest map", before, why)]
-    if below(least) <= _FEW_SMALL_TO_KEEP_MAPS:
+    rows = [("small objects", before, why)]
+    if below(least) <= _FEW_SMALL_TO_KEEP:
         return rows, []
-    changes = {} if {*_MAPS, ANCHORS}.intersection(asked.given) else _finer_maps(cfg)
-    pixels = _OF_PIXELS + (_OF_FINER_MAP if changes else 0)
-    if changes:
-        least //= 2
     side = base
     if asked.has_size:
         limit = "the size is given"
     elif cfg.RECIPE.MEMORY:
         limit = "--size N takes more of the GPU's memory than was counted"
     else:
-        affordable = side * math.sqrt((_LARGEST_COST - _CONSTANT) / pixels)
+        affordable = side * math.sqrt((_LARGEST_COST - _CONSTANT) / _OF_PIXELS)
         limit = (
             f"{_LARGEST_COST:g} times at most, with images enlarged {LARGEST_SCALE} times at most"
         )
@@ -473,26 +466,15 @@ def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Ro
         most = STRIDE * math.floor(min(affordable, size.largest) / STRIDE)
         side = max(side, min(wanted, most))
     factor = side / base
-    cost = f"a step takes {_CONSTANT + pixels * factor**2:.1f} times as long"
+    cost = f"a step takes {_CONSTANT + _OF_PIXELS * factor**2:.1f} times as long"
     after = f"{below(least, factor):.0%} below {least} pixels at {side}"
     rows.append(("", after, f"{cost}; {limit}"))
-    if side > base:
-        changes |= sizes_for(cfg, side)
+    changes = sizes_for(cfg, side) if side > base else {}
     in_test = STRIDE * math.floor(min(_TEST_SCALE * side, size.own) / STRIDE)
     if in_test > side and not size.rows and not cfg.RECIPE.MEMORY:  # which strips have
         changes |= {key: v for key, v in sizes_for(cfg, in_test).items() if key.endswith("TEST")}
         rows.append(("", f"{in_test} pixels in the test", "no step takes longer for it"))
     return rows, [Choice(key, value, "for small objects") for key, value in changes.items()]
-
-
-def _finer_maps(cfg: CfgNode) -> dict[str, Any]:
-    """Keys that put a map of half the stride before the others; {} where no such map exists."""
-    features = {key: list(attrgetter(key)(cfg)) for key in _MAPS}
-    if not all(names and names[0] in _FINER for names in features.values()):
-        return {}
-    sizes = cfg.MODEL.ANCHOR_GENERATOR.SIZES
-    anchors = [[size // 2 for size in sizes[0]], *sizes]
-    return {key: [_FINER[names[0]], *names] for key, names in features.items()} | {ANCHORS: anchors}
 
 
 def map_strides(cfg: CfgNode) -> list[int]:
