@@ -1,9 +1,9 @@
 """A training that fits the user's own data: a function of configuration, data and machine.
 
-:func:`fit` decides, in this order: the size of the input, or tiles; the finest map; masks;
-detections; the batch; the schedule; the evaluations. The architecture and its anchors stay, and so
-does each key that is given. Each number stands beside the measurement that chose it, or
-beside the word "guess". docs/results.md and projects/benchmarks/detectors.md have the measurements.
+:func:`fit` decides, in this order: the size of the input, or tiles; masks; detections; the batch;
+the schedule; the evaluations. The architecture, its maps and its anchors stay, and so does each key
+that is given. Each number stands beside the measurement that chose it, or beside the word "guess".
+docs/results.md and projects/benchmarks/detectors.md have the measurements.
 """
 
 from __future__ import annotations

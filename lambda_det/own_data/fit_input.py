@@ -1,4 +1,4 @@
-"""The size of the input, tiles, and the finest map, by the images and objects to train on.
+"""The size of the input, and tiles, by the images and objects to train on.
 
 docs/results.md and projects/benchmarks/detectors.md have the measurements.
 """
@@ -39,12 +39,13 @@ MOST = 0.5  # guess: share of small objects from which on images are cut. Of whi
 LEAST_BOXES = 50  # guess: fewer say too little
 LEAST_OF_CLASS = 10  # guess: a class of fewer says little about its sizes
 # Shares of the objects of a class, on average over the classes, as AP is (facades: 1.5 AP more than
-# over all objects): up to a third the maps stay, and a tenth gets no larger input. Both are
-# guesses, with which tomatoes gain 7 AP, droplets 5, and cars from above 8
+# over all objects): up to a third the size stays, and a tenth gets no larger input. Both are
+# guesses, with which droplets gain 5 AP. A map of stride 4 beside it had 19 AP fewer on circuit
+# boards, 9 on whiteflies, and no more on droplets and tomatoes
 _FEW_SMALL_TO_KEEP, _FEW_SMALL = 1 / 3, 0.1
 _LARGEST_COST = 2.0  # guess: time of a step, as a multiple of the recipe's
 # A step takes a constant and a time that grows with the pixels. MobileNet-v2 on one core: 0.71 and
-# 0.99 s at 384 and 512 pixels, with the finer map 0.78, 1.19 and 1.75 s at 384, 512 and 640
+# 0.99 s at 384 and 512 pixels
 _CONSTANT, _OF_PIXELS = 0.3, 0.7
 _TEST_SCALE = 1.25  # of the largest size in training: tomatoes 42.7 AP, 42.3 without; strips lose 4
 # ---- Tiles
@@ -174,7 +175,7 @@ def fit_input(
     classes: Sequence[str],
     others: Sequence[Record],
 ) -> Input:
-    """The size of the input, tiles, and a finer map for small objects.
+    """The size of the input, and tiles.
 
     Args:
         cfg, records, asked, classes, others: as of :func:`lambda_det.own_data.fit.fit`.
