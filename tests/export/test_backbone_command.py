@@ -61,7 +61,7 @@ def test_a_file_that_computes_something_else(checkpoint, tmp_path, capsys, monke
         (["no.pth", "b.pth"], "no.pth"),
         (["empty", "b.pth"], "no training was started"),
         (["{run}", "old.pth"], "--overwrite"),
-        (["{run}", "old.pth/b.pth"], "old.pth/b.pth"),
+        (["{run}", "old.pth/b.pth"], "is not a folder"),
         (["{run}", "{run}", "--overwrite"], "model_best.pth"),
     ],
 )

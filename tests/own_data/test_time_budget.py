@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_keeps_its_schedule(data, config):  # noqa: F811
     assert 590 < cfg.RECIPE.TIME <= 600 and cfg.SOLVER.MAX_ITER == 300
     begun(args)
     assert 590 < prepared(*words, "--resume").config.RECIPE.TIME <= 600  # nothing was timed yet
-    cfg.merge_from_other_cfg(time_budget._with_steps(cfg, 123, 17))
+    cfg.merge_from_other_cfg(time_budget._with_steps(cfg, 123, 18))
     cfg.RECIPE.TIME = 0.0
     begun(args)
     for again in (words, ["--output", data.parent / "run"]):
