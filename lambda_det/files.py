@@ -56,7 +56,7 @@ def refuse_existing(path: str | Path, overwrite: bool, *, folder: bool = False) 
         raise ConfigError(f"{path} is a folder; give the name of a file.")
     if os.path.exists(path) and not overwrite:
         raise ConfigError(f"{path} exists already; give another name, or add --overwrite.")
-    refuse_unwritable(Path(path).parent)
+    refuse_unwritable(Path(path) if folder else Path(path).parent)
 
 
 def refuse_unwritable(folder: Path) -> None:

@@ -156,8 +156,7 @@ def draw_objects(
     Returns:
         [H * scale, W * scale, 3] uint8, BGR.
     """
-    visualizer = _Visualizer(image[:, :, ::-1], metadata or Metadata(), scale)
-    output = visualizer.overlay_instances(
+    output = _Visualizer(image[:, :, ::-1], metadata or Metadata(), scale).overlay_instances(
         boxes=boxes,
         labels=labels,
         masks=masks,

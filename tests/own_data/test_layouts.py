@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -495,10 +496,15 @@ def shapes(tmp_path):
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_the_command_writes_other_formats_and_reads_them_back(kind, shapes, tmp_path, capsys):
+def test_the_command_writes_other_formats_and_reads_them_back(
+    kind, shapes, tmp_path, capsys, monkeypatch
+):
+    """Also to a folder that is there, in one that cannot be written to."""
     (tmp_path / "a.json").write_text(json.dumps(shapes))
-    first, labels, back = (str(tmp_path / name) for name in ("a.json", "labels", "b.json"))
-    for words in ([first, labels, "--format", kind], [labels, back]):
+    (tmp_path / "top/labels").mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path / "top")
+    first, labels, back = (str(tmp_path / name) for name in ("a.json", "top/labels", "b.json"))
+    for words in ([first, labels, "--format", kind, "--overwrite"], [labels, back]):
         words += ["--images", str(tmp_path / "pictures")]
         assert command_line.convert_main(words) == 0, capsys.readouterr().err
     content = json.loads((tmp_path / "b.json").read_text())

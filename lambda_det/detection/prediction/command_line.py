@@ -136,13 +136,11 @@ def run(args: argparse.Namespace) -> None:
     mark_output(args.output)
     print(f"Weights: {printable(str(predictor.origin))}")
     threshold = predictor.score_threshold
-    is_best = threshold == predictor.best_score
+    is_best, origin = threshold == predictor.best_score, ""
     if is_best:
         origin = " (of the best F1 at the run's evaluation)"
     elif args.score_threshold is None:
         origin = " (no evaluation of these weights has recorded one)"
-    else:
-        origin = ""
     print(f"Score threshold: {threshold:.3g}{origin}")
     if is_best and threshold < _WEAK:
         logger.warning(

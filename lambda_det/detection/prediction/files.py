@@ -206,7 +206,7 @@ def predict(
     start = time.perf_counter()
     with stage("predicting", partial(print, file=sys.stderr)) as going:
         for done, image in enumerate(images):
-            counts: Counter[str] = Counter()
+            counts = Counter[str]()
             going.left = f"file {done + 1} of {len(images)}"
             if done:
                 rest = (len(images) - done) * (time.perf_counter() - start) / done
