@@ -110,7 +110,10 @@ class Evaluation(HookBase):
     def _compare(self, values: Mapping[str, float], step: int) -> str:
         """Keep the best; returns a clause about it for the log."""
         settings = self.trainer.settings
-        wanted = (settings.best_metric,) if settings.best_metric else self.trainer.task.metrics
+        # a resumed run keeps to the result that it began with
+        wanted = self.best_name, *self.trainer.task.metrics
+        if settings.best_metric:
+            wanted = (settings.best_metric,)
         name = _first_of(wanted, values)
         if not name:
             if values:
@@ -136,9 +139,10 @@ class Evaluation(HookBase):
         return 0 < self.trainer.settings.patience <= self.without_progress
 
     def state_dict(self) -> dict[str, Any]:
-        pending = self.is_due() and self.last_step != self.trainer.iter + 1
-        state = {name: getattr(self, name) for name in _STATE}
-        return state | {"pending": pending, "planned": self.trainer.settings.max_iter}
+        return {name: getattr(self, name) for name in _STATE} | {
+            "pending": self.is_due() and self.last_step != self.trainer.iter + 1,
+            "planned": self.trainer.settings.max_iter,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in _STATE:

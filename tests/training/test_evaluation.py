@@ -115,7 +115,8 @@ def test_a_run_in_which_nothing_is_right_ends_with_advice(tmp_path, caplog, valu
 def test_a_worse_one_after_a_resume_is_not_the_best(tmp_path):
     first = _Trainer(tmp_path, _box(60), steps=1).run()
     state = first.saved["model_final"]
-    second = _Trainer(tmp_path, _box(10), steps=2, start=1)
+    # nor by another result, which is the first of the metrics
+    second = _Trainer(tmp_path, [{"segm": {"AP": 70}, "bbox": {"AP": 10}}], steps=2, start=1)
     second.saved_as = "model_final"
     second.run(state)
     assert (second.evaluation.best, second.evaluation.best_step) == (60, 1)
