@@ -288,7 +288,7 @@ KEYS: dict[str, Key] = {
     ),
     # ---- lambda-det train derives a recipe before a training (lambda_det/own_data/fit.py), and
     # ---- sets ENABLED to False.
-    # Let schedule, sampling and anchors follow from the training set. The log has a table of what
+    # Let schedule, batch and detections follow from the training set. The log has a table of what
     # follows and why. Keys that the command line sets stay.
     "RECIPE.ENABLED": Key(False),
     # Passes over the images or tiles (--epochs); 0 for 30 up to 1,000, falling to 16 at 20,000, and
