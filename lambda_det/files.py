@@ -65,7 +65,8 @@ def refuse_unwritable(folder: Path) -> None:
     Raises:
         ConfigError: it is a file or in one, or is read-only.
     """
-    parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    # a Path raises an error where one may not look; such a place does not exist here
+    parent = next(filter(os.path.exists, (folder, *folder.absolute().parents)))
     if not parent.is_dir():
         raise ConfigError(f"{folder}: {parent} is not a folder; name another one.")
     if not os.access(parent, os.W_OK):
