@@ -67,10 +67,8 @@ def refuse_unwritable(folder: Path) -> None:
     """
     # a Path raises an error where one may not look; such a place does not exist here
     parent = next(filter(os.path.exists, (folder, *folder.absolute().parents)))
-    if not parent.is_dir():
-        raise ConfigError(f"{folder}: {parent} is not a folder; name another one.")
-    if not os.access(parent, os.W_OK):
-        raise ConfigError(f"{folder} cannot be written to: {parent} is read-only.")
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise ConfigError(f"{folder}: {parent} is not a folder, or is read-only; name another one.")
 
 
 def refuse_missing(*paths: str | Path | None) -> None:

@@ -55,11 +55,16 @@ class Metric:
 
 
 _SHOWN = {"in_log": True, "is_drawn": True}
-# Boxes first, because masks of thin objects are learned last: with an AP of 0 at all evaluations,
-# none would be better than the first
-_BOXES = "bbox", "segm", "keypoints"
 METRICS = (
-    Metric("/AP", **_SHOWN, best_of=_BOXES, column="AP", of_class=lambda one: one.ap()),
+    Metric(
+        "/AP",
+        **_SHOWN,
+        # boxes first, because masks of thin objects are learned last: with an AP of 0 at all
+        # evaluations, none would be better than the first
+        best_of=("bbox", "segm", "keypoints"),
+        column="AP",
+        of_class=lambda one: one.ap(),
+    ),
     Metric("/AP50", **_SHOWN, column="AP50", of_class=lambda one: one.ap(iou=IOU_50)),
     Metric("/APs", column="small", of_class=lambda one: one.ap(1)),
     Metric("/APm", column="medium", of_class=lambda one: one.ap(2)),

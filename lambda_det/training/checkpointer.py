@@ -196,4 +196,5 @@ def link_file(path: str | Path, link: str | Path) -> None:
             replace_file(link, lambda copy: shutil.copyfileobj(file, copy))
     else:
         os.replace(temporary, link)
+        temporary.unlink(missing_ok=True)  # which is there if both were names of one file already
         sync_folder(Path(link).parent)

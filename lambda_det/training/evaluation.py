@@ -64,8 +64,10 @@ class Evaluation(HookBase):
             # The run may have been killed before this checkpoint got its second name
             trainer.checkpointer.link(trainer.saved_as, "model_best")
         if self._is_out_of_patience() and trainer.start_iter < trainer.max_iter:
-            key = trainer.settings.key("patience")
-            logger.info(f"This run has stopped early already; a higher {key} continues it")
+            logger.info(
+                "This run has stopped early already; a higher "
+                f"{trainer.settings.key('patience')} or a longer training continues it"
+            )
             trainer.max_iter = trainer.start_iter
 
     def after_train(self) -> None:

@@ -130,6 +130,7 @@ class RunFolder:
         if not self.config_file.exists():
             return
         before, after = dict(leaves(self.config())), dict(leaves(read_plain(config)))
+        before.pop("RECIPE.KEEP", None)  # which keys were typed, and not what they are
         for key in after | before:
             then, now = before.get(key, _NOT_SET), after.get(key, _NOT_SET)
             if then != now and (_NOT_SET not in (then, now) or _is_argument(key, before | after)):

@@ -59,7 +59,7 @@ class Change(NamedTuple):
 
     Attributes:
         error: the kind of error that it concerns: "background", "class", "localisation",
-            "duplicate", "missed"; "training" for all of them.
+            "missed"; "training" for all of them.
         change: what to do.
         gain: the most by which AP50 would rise; NaN where that is unknown.
         evidence: what shows it.
@@ -114,7 +114,6 @@ class Evidence:
         scale: sides of the network's input as a share of the sides of the images or tiles.
         epochs: of the training; None if unknown.
         folder: of the run, for commands.
-        part: the flag by which ``lambda-det evaluate`` takes the data of the run's own evaluation.
         predictions, missed: of :func:`sort_errors`.
         classes, names: the category of each annotation, and the name of each category.
         counted: the annotations that are no crowds, by their ids.
@@ -130,7 +129,6 @@ class Evidence:
     scale: float = 1.0
     epochs: Epochs | None = None
     folder: str = "RUN"
-    part: str = ""
 
     def __post_init__(self) -> None:
         self.predictions, self.missed = sort_errors(self.truth, self.entries, self.iou_type)
@@ -239,19 +237,6 @@ def _loose(run: Evidence) -> Iterator[Change]:
         )
 
 
-def _duplicates(run: Evidence) -> Iterator[Change]:
-    if again := run.places("duplicate"):
-        yield Change(
-            "duplicate",
-            f"Try lambda-det evaluate {shlex.quote(run.folder)}{run.part} "
-            "MODEL.ROI_HEADS.NMS_THRESH_TEST 0.4 (of a RetinaNet "
-            "MODEL.RETINANET.NMS_THRESH_TEST 0.4): of two predictions of a class whose IoU is "
-            "above it, the one with the lower score is dropped.",
-            run.gain(again),
-            f"Predictions of any score of an object that another one has found: {len(again)}.",
-        )
-
-
 def _too_small(run: Evidence) -> Iterator[Change]:
     """Small objects that are found less often than others, or all objects where all are tiny."""
     small = {i for i, side in run.sides.items() if side < SMALL}
@@ -342,7 +327,7 @@ def _training(run: Evidence) -> Iterator[Change]:
             f"AP50 was {best:.1f} before, and is {value:.1f} at the end.",
             comes_first=True,
         )
-    elif is_short and (len(points) < 3 or not run.is_usable):
+    elif is_short:
         yield Change("training", longer, math.nan, f"The run had {run.epochs}.", comes_first=True)
     elif held_out >= _APART * trained:
         yield Change(
@@ -375,5 +360,5 @@ def _losses(metrics: Sequence[Mapping[str, float]]) -> tuple[float, float]:
     return statistics.median(trained), tested[-1][_HELD_OUT_LOSS] if tested else math.nan
 
 
-_OF_USABLE = (_background, _confused, _loose, _duplicates)  # what errors of a usable detector tell
+_OF_USABLE = (_background, _confused, _loose)  # what errors of a usable detector tell
 _RULES = (_too_small, _rare_classes, _training)

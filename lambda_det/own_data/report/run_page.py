@@ -21,7 +21,7 @@ from lambda_det.detection.results import columns
 from lambda_det.errors import ConfigError, UserError
 from lambda_det.files import replace_text, writing_to
 from lambda_det.own_data.fit import epochs_for, takes_epochs
-from lambda_det.own_data.report.advice import Epochs, Evidence, advise
+from lambda_det.own_data.report.advice import USABLE_AP50, Epochs, Evidence, advise
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import Evaluated, evaluate_run
 from lambda_det.own_data.report.figures import CLASSES_CONFUSED, draw_confusion, draw_curves
@@ -34,7 +34,6 @@ from lambda_det.own_data.report.reading import (
     read_state,
 )
 from lambda_det.own_data.report.worst_images import draw_worst
-from lambda_det.own_data.run_data import read_sources
 from lambda_det.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -207,8 +206,6 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, home: Path) -
         scale=scale,
         epochs=epochs,
         folder=str(home),
-        # else the test part is evaluated on, by which nothing is to be chosen
-        part=" --part val" if read_sources(home).get("rest") else "",
     )
     rows = [
         row
@@ -219,8 +216,8 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, home: Path) -
     notes = ""
     if evaluated.results[0].iou_type == "segm":
         notes = (
-            "Masks are not learnt yet, and those of thin objects take longest: until then boxes "
-            "decide here and in what follows. "
+            f"Masks have an AP50 below {USABLE_AP50}, those of thin objects longest: until then "
+            "boxes decide here and in what follows. "
         )
     if evidence.has_less_than(1):
         notes += f"The run had {epochs}, by the rule for its number of images. "
