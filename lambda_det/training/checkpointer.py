@@ -197,4 +197,4 @@ def link_file(path: str | Path, link: str | Path) -> None:
     else:
         os.replace(temporary, link)
         temporary.unlink(missing_ok=True)  # which is there if both were names of one file already
-        sync_folder(Path(link).parent)
+        sync_folder(temporary.parent)
