@@ -45,6 +45,7 @@ def print_report(report: Report) -> None:
     print(f"{report.images:9,} images")
     print(f"{report.annotations:9,} annotations, {report.crowds:,} of them crowds")
     print(f"{report.usable:9,} can be trained on, at most {report.most:,} in an image")
+    print(f"{report.masks:9,} with a mask")
     print(f"{len(report.categories):9,} in the list of categories:")
     for number, count in report.counts.items():
         print(f"{count:9,} {printable(report.categories[number])}")

@@ -67,7 +67,7 @@ RARE = Kind(NOTED, "class with fewer than ten objects; the first of them")
 UNSEEN = Kind(NOTED, "class without an object")
 # Each of Roboflow's files in COCO's format has one, so it is no reason for a warning
 ROOT = Kind(NOTED, "category above all others that has no object, which is no class")
-NO_MASK = Kind(NOTED, "object without a mask, while other objects have one")
+NO_MASK = Kind(NOTED, "object without a mask, which learns its box, while other objects have one")
 
 
 @dataclass
