@@ -114,6 +114,7 @@ class Evidence:
         scale: sides of the network's input as a share of the sides of the images or tiles.
         epochs: of the training; None if unknown.
         folder: of the run, for commands.
+        score: from which on the matrix of confusion counts predictions.
         predictions, missed: of :func:`sort_errors`.
         classes, names: the category of each annotation, and the name of each category.
         counted: the annotations that are no crowds, by their ids.
@@ -129,6 +130,7 @@ class Evidence:
     scale: float = 1.0
     epochs: Epochs | None = None
     folder: str = "RUN"
+    score: float = 0.0
 
     def __post_init__(self) -> None:
         self.predictions, self.missed = sort_errors(self.truth, self.entries, self.iou_type)
@@ -140,9 +142,9 @@ class Evidence:
         self.objects = Counter(self.classes[i] for i in self.counted)
         self.ap50 = ap50(self.predictions, self.objects)
 
-    def points(self) -> list[tuple[float, float]]:
-        """The step and the AP50 of each evaluation."""
-        name = label_of(f"{self.iou_type}/AP50")
+    def points(self, metric: str = "AP50") -> list[tuple[float, float]]:
+        """The step and a result, such as the AP50, of each evaluation."""
+        name = label_of(f"{self.iou_type}/{metric}")
         # Detectron2 writes NaN for an evaluation without any prediction
         return [
             (row["step"] - 1, np.nan_to_num(row[name]))
@@ -211,7 +213,7 @@ def _background(run: Evidence) -> Iterator[Change]:
 
 def _confused(run: Evidence) -> Iterator[Change]:
     wrong = run.places("class")
-    found = [run.predictions[i] for i in wrong]
+    found = [run.predictions[i] for i in wrong if run.predictions[i].score >= run.score]
     pairs = Counter(frozenset((p.category, run.classes[p.matched])) for p in found).most_common()
     named = [" and ".join(sorted(run.names[category] for category in pair)) for pair, _ in pairs]
     if named:
@@ -301,8 +303,10 @@ def _training(run: Evidence) -> Iterator[Change]:
     is_short = run.has_less_than(_SHORT)
     points = run.points()
     last, value = points[-1] if points else (0, 0.0)
-    early = [ap for step, ap in points if step <= last * 2 / 3]
-    late = [ap for step, ap in points if step > last * 2 / 3]
+    early = [one for step, one in points if step <= last * 2 / 3]
+    late = [one for step, one in points if step > last * 2 / 3]
+    # by which the best checkpoint is chosen, and which may rise while AP50 falls
+    ap = [one for _, one in run.points("AP")]
     before, best = max(early, default=value), max([*early, *late], default=0.0)
     rises = value == best and min(late, default=0.0) > before and len(points) > 2
     rise = value - before if rises else 0.0
@@ -318,7 +322,7 @@ def _training(run: Evidence) -> Iterator[Change]:
             f"to {value:.1f}.",
             comes_first=is_young or is_short,
         )
-    elif best - value >= _LEAST_FALL:
+    elif best - value >= _LEAST_FALL and ap[-1:] != [max(ap, default=0.0)]:
         yield Change(
             "training",
             "Add images to the training, and do not train longer. The best checkpoint is the one "

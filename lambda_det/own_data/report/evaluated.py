@@ -39,7 +39,7 @@ class Evaluated:
         entries: the predictions on its images, as of :func:`read_predictions`.
         score: the lowest of the predictions in the confusion matrix and in pictures.
         results: results of boxes and, if there are any, of masks. By the last ones errors are
-            counted, and the score is chosen where none is given: masks, unless none is right yet.
+            counted, and the score is chosen where none is given: masks, once they are learnt.
     """
 
     task: DetectionTask

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Mapping
@@ -206,6 +207,7 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, home: Path) -
         scale=scale,
         epochs=epochs,
         folder=str(home),
+        score=evaluated.score,
     )
     rows = [
         row
@@ -214,10 +216,13 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, home: Path) -
         if not row.gain < _LEAST_GAIN and (state.has_ended or row.error != "training")
     ]
     notes = ""
+    if not state.has_ended:
+        command = f"lambda-det train --output {shlex.quote(str(home))} --resume"
+        notes = f"The training has not ended; if it was stopped, {command} continues it. "
     if evaluated.results[0].iou_type == "segm":
-        notes = (
-            f"Masks have an AP50 below {USABLE_AP50}, those of thin objects longest: until then "
-            "boxes decide here and in what follows. "
+        notes += (
+            f"Masks have an AP50 below {USABLE_AP50}: they are learned later than boxes, those of "
+            "thin objects last. Until then boxes decide here and in what follows. "
         )
     if evidence.has_less_than(1):
         notes += f"The run had {epochs}, by the rule for its number of images. "

@@ -194,6 +194,13 @@ def test_a_detector_that_is_not_usable_tells_nothing_about_annotations():
     assert changes([], NOISE) == []  # a test set without objects
 
 
+@pytest.mark.parametrize(("score", "are_named"), [(0.97, True), (0.98, False)])
+def test_classes_are_named_that_the_matrix_confuses(score, are_named):
+    nut = predicted(1, (100, 10, 40, 40), 0.97)
+    found = changes(OBJECTS, [predicted(1, (10, 10, 40, 40), 0.99), nut], score=score)
+    assert any("bolt and nut" in change.change for change in found) is are_named
+
+
 def test_errors_have_the_words_of_the_field():
     entries = [
         predicted(1, (10, 10, 40, 40), 0.99),
@@ -399,5 +406,8 @@ def test_a_run_that_forgets_is_not_to_go_on_before_all_else():
         line["validation/total_loss"] = loss
     first, *others = changes(OBJECTS, [*PERFECT, LACKING], metrics)
     assert "not train longer" in first.change and math.isnan(first.gain)
+    better = [line | {"bbox_EMA/AP": step} for step, line in enumerate(metrics)]
+    found = changes(OBJECTS, [*PERFECT, LACKING], better)  # the last checkpoint is the best
+    assert not any("not train longer" in change.change for change in found)
     assert "72.0 before" in first.evidence and others
     assert not any("Train longer" in change.change for change in others)

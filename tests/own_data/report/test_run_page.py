@@ -409,10 +409,12 @@ def test_the_page_says_how_many_of_the_rule_s_epochs_there_were(run):
     torch.save(checkpoint, run / "model_0000039.pth")
     text = _page(run)
     assert "its last checkpoint is model_0000039.pth" in text and "of 30 epochs" not in text
+    assert f"lambda-det train --output {run} --resume continues it" in text
     (run / "last_checkpoint").write_text("model_final.pth")
     torch.save(checkpoint, run / "model_final.pth")
     text = _page(run)
     assert "had 13.3 of 30 epochs" in text  # 40 steps on three images
+    assert "continues it" not in text
     assert "<b>13.3</b><span>epochs<" in text and "<b>3</b><span>images to train on<" in text
     assert f"--output {run} --resume SOLVER.MAX_ITER 90" in text
     # the rate of a recipe for this batch, by which --epochs changes nothing but the length
