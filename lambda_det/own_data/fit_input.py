@@ -41,7 +41,7 @@ LEAST_OF_CLASS = 10  # guess: a class of fewer says little about its sizes
 # Shares of the objects of a class, on average over the classes, as AP is (facades: 1.5 AP more than
 # over all objects): up to a third the size stays, and a tenth gets no larger input. Both are
 # guesses, with which droplets gain 5 AP. A map of stride 4 beside it had 19 AP fewer on circuit
-# boards, 9 on whiteflies, and no more on droplets and tomatoes
+# boards, 6 to 8 fewer in short trainings on whiteflies, and no more on droplets and tomatoes
 _FEW_SMALL_TO_KEEP, _FEW_SMALL = 1 / 3, 0.1
 _LARGEST_COST = 2.0  # guess: time of a step, as a multiple of the recipe's
 # A step takes a constant and a time that grows with the pixels. MobileNet-v2 on one core: 0.71 and
@@ -408,7 +408,7 @@ def _tiles(
 
 def _side_of_tiles(cfg: CfgNode, facts: Facts, long: float) -> int:
     """The side of a tile by the rule, in pixels; ``long`` is the length for the overlap."""
-    least = STRIDES_PER_ANCHOR * min(map_strides(cfg) or [STRIDE // STRIDES_PER_ANCHOR])
+    least = STRIDES_PER_ANCHOR * _finest_stride(cfg) or STRIDE
     spare = max(1.0, float(np.quantile(np.sqrt(facts.boxes.prod(1)), _FEW_SMALL)) / least)
     side = max(cfg.INPUT.MIN_SIZE_TEST * spare, long / _LARGEST_OVERLAP)
     return STRIDE * math.ceil(side / STRIDE)
@@ -432,9 +432,9 @@ def _tiles_of(facts: Facts, sizes: np.ndarray, others: Sequence[Record]) -> int 
 # ------------------------------------------------------------------------------- small objects
 def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Row], list[Choice]]:
     """A larger input, where many objects are below four strides of the finest map."""
-    cfg, strides, sides = size.cfg, map_strides(size.cfg), facts.sides_in_test(size.cfg)
+    cfg, finest, sides = size.cfg, _finest_stride(size.cfg), facts.sides_in_test(size.cfg)
     base = cfg.INPUT.MIN_SIZE_TEST
-    if len(sides) < LEAST_BOXES or not strides:
+    if len(sides) < LEAST_BOXES or not finest:
         return [], []
     by_class = [*facts.by_class(sides).values()]
 
@@ -442,7 +442,7 @@ def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Ro
         """The share of the objects of a class below a side, on average over the classes."""
         return statistics.fmean(np.mean(factor * of_class < least) for of_class in by_class)
 
-    least = STRIDES_PER_ANCHOR * min(strides)
+    least = STRIDES_PER_ANCHOR * finest
     before = f"{below(least):.0%} below {least} pixels at {base}"
     why = (
         f"{least} pixels are {STRIDES_PER_ANCHOR} strides of the finest map; up to a third may be "
@@ -478,17 +478,17 @@ def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Ro
     return rows, [Choice(key, value, "for small objects") for key, value in changes.items()]
 
 
-def map_strides(cfg: CfgNode) -> list[int]:
-    """The strides of the maps with anchors; [] where there are none, or unusual ones."""
+def _finest_stride(cfg: CfgNode) -> int:
+    """The smallest stride of the maps with anchors; 0 where there are none, or unusual ones."""
     maps = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].anchor_maps
     is_usual = cfg.MODEL.ANCHOR_GENERATOR.NAME == "DefaultAnchorGenerator"
     if not maps or not is_usual or (maps == _RPN_MAPS and not has_rpn(cfg)):
-        return []
+        return 0
     levels = [re.fullmatch(r"(?:p|res)(\d)", name) for name in attrgetter(maps)(cfg)]
     if not all(levels):
-        return []
+        return 0
     dilated = {"res5": cfg.MODEL.RESNETS.RES5_DILATION}
-    return [2 ** int(level[1]) // dilated.get(level[0], 1) for level in levels]
+    return min(2 ** int(level[1]) // dilated.get(level[0], 1) for level in levels)
 
 
 def has_rpn(cfg: CfgNode) -> bool:
