@@ -232,8 +232,7 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, home: Path) -
     page.section(
         "What would bring most",
         f"{notes}AP50 would rise by this number if all errors of that kind were gone. A change "
-        "removes some of them. For a longer training it is the rise in the last third of the "
-        "steps.",
+        "removes some of them.",
     )
     page.table(
         ("error", "change", f"rise of {label_of(f'{iou_type}/AP50')}", "what shows it"),
