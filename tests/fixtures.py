@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, Phase, settings
 # Before any test: the data sets that it registers stay.
 import lambda_det  # noqa: F401
 from lambda_det.detection import first_batch, matches
-from lambda_det.training import start
 
 # The same cases in each run, of which a larger LAMBDA_DET_FUZZ has more
 settings.register_profile(
@@ -83,14 +82,6 @@ def fixed_seeds():
         torch.manual_seed(0)
     else:  # for which torch.manual_seed keeps a stack trace at every call
         torch.default_generator.manual_seed(0)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def environment_collected_once():
-    """What a run writes of its environment takes a quarter of a second."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(start, "collect_env_info", functools.cache(start.collect_env_info))
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,7 +22,7 @@ _PRELOADED = (
     *("lambda_det.detection", "lambda_det.classification", "lambda_det.own_data.report.run_page"),
     # What every run imports when it starts and opens its log
     *("lambda_det.detection.task", "lambda_det.classification.task", "lambda_det.training.start"),
-    *("torch.utils.tensorboard", "torch.utils.cpp_extension"),
+    "torch.utils.tensorboard",
 )
 
 # A program like `torchrun --nproc_per_node 2 --max-restarts 2`, with processes that it forks

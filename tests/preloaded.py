@@ -1,14 +1,9 @@
 """Imported last by the process from which programs of tests are forked; see tests/forked.py."""
 
-import functools
 import gc
 
 from lambda_det.detection import first_batch, matches
-from lambda_det.training import start
 
-# What a run writes of its environment takes a quarter of a second
-start.collect_env_info = functools.cache(start.collect_env_info)
-start.collect_env_info()
 # To draw what it writes to first_batch.jpg takes as long as its steps
 first_batch._PICTURES, first_batch._SIDE = 1, 64
 # So do the test sets that are drawn for the interval of an AP, see tests/fixtures.py

@@ -37,6 +37,8 @@ from lambda_det.own_data.start import LEAST_IMAGES, USABLE, Machine
 from lambda_det.training.schedules import optimizer_of, schedule_of
 
 _MOST_EMPTY = 1.0  # guess: images without an object for each with one. 0.65 were measured
+# Guess: share of the objects. A few are none to learn from, such as boxes turned by mistake
+_FEWEST_MASKS = 0.1
 _BATCH = 16  # images of a step in Detectron2's baselines
 _BATCH_ON_CPU = 4  # BCCD 57.6 AP after 308 such steps. A step takes a second
 # A light recipe on an H200, whose host takes 0.09 s for a step of 4: these kept it busy for a
@@ -88,9 +90,9 @@ def fit(
     facts = Facts.of(records)
     training = _of_gpu(cfg, facts, machine) if asked.is_chosen and machine.memory else []
     merge(cfg, training, cfg.RECIPE.KEEP)
-    if cfg.MODEL.MASK_ON and not facts.has_masks:
-        why = "less than a tenth of the objects has a mask"
-        training.append(Choice("MODEL.MASK_ON", False, why))
+    if cfg.MODEL.MASK_ON:
+        why = f"{facts.masks:.0%} of the objects have a mask; {_FEWEST_MASKS:.0%} are enough"
+        training.append(Choice("MODEL.MASK_ON", facts.masks >= _FEWEST_MASKS, why))
     training += [*_detections(cfg, facts), *_batch(cfg, facts, machine)]
     merge(cfg, training, cfg.RECIPE.KEEP)
     training += fit_schedule(cfg, facts.images, facts.whole_images)

@@ -54,7 +54,6 @@ _LONGEST = 0.9  # guess: share of the objects that are not longer than the overl
 _LARGEST_OVERLAP, _LEAST_OVERLAP = 0.4, 0.125
 _WHOLE = 1.5  # guess: images are whole, and others tiles of such, if they are so much longer
 # ---- Masks
-_FEWEST_MASKS = 0.1  # guess: share of the objects that must have a mask so that masks are learnt
 
 SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
 TILES = ("INPUT.TILE.SIZE", "INPUT.TILE.OVERLAP")
@@ -122,8 +121,7 @@ class Facts(NamedTuple):
         boxes: [N, 2] widths and heights of the objects, in pixels of the image.
         frames: [N, 2] widths and heights of the images that they are in.
         classes: [N] their classes.
-        has_masks: whether a tenth of the objects has one; a few are no masks to learn from, such as
-            boxes that were turned by mistake.
+        masks: share of the objects that have one.
         most: the most objects of one image.
     """
 
@@ -132,7 +130,7 @@ class Facts(NamedTuple):
     boxes: np.ndarray
     frames: np.ndarray
     classes: np.ndarray
-    has_masks: bool
+    masks: float
     most: int
 
     @classmethod
@@ -147,11 +145,11 @@ class Facts(NamedTuple):
                 found.append([*box[2:], record["width"], record["height"], one["category_id"]])
                 masks += bool(one.get("segmentation"))
         table = np.array(found, float).reshape(-1, 5)
-        has_masks = masks > 0 and masks >= _FEWEST_MASKS * len(table)
+        masks /= max(len(table), 1)
         table = table[(table[:, :2] > 0).all(1)]
         whole = number_of_whole_images(records)
         parts = table[:, :2], table[:, 2:4], table[:, 4].astype(int)
-        return cls(len(records), whole, *parts, has_masks, most)
+        return cls(len(records), whole, *parts, masks, most)
 
     def sides_in_test(self, cfg: CfgNode) -> np.ndarray:
         """The square roots of the areas of the boxes, at the size of images in the test."""

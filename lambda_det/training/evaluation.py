@@ -72,10 +72,12 @@ class Evaluation(HookBase):
 
     def after_train(self) -> None:
         if self.best_step >= 0:
-            advice = "" if self.best > 0 else "; nothing is right yet: more epochs, or see the page"
+            last = flatten_results_dict(self.results)
+            wrong = [name for name in self.trainer.task.metrics if last.get(name) == 0]
+            advice = f"; nothing of {listed(wrong)} is right yet: more epochs, or see the page"
             logger.info(
                 f"The best evaluation is that after step {self.best_step}, in model_best.pth: "
-                f"{self.best_name} {self.best:.4g}{advice}"
+                f"{self.best_name} {self.best:.4g}{advice if wrong else ''}"
             )
 
     def after_step(self) -> None:

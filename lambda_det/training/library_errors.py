@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import logging
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,11 +31,9 @@ from lambda_det.errors import (
     suggest,
 )
 from lambda_det.training.loading import LOADERS_START_BY
-from lambda_det.training.log import ONLY_IN_FILE
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.settings import Settings
 
-logger = logging.getLogger(__name__)
 Values = Callable[[], Iterable[tuple[str, Any]]]  # of a configuration: its keys with their values
 
 # A process that dies while PyTorch's thread for pinned memory takes a batch ends that thread first
@@ -60,7 +57,6 @@ def naming_keys(values: Values) -> Iterator[None]:
     except REFUSALS as error:
         if (refusal := refused_value(error, values())) is None:
             raise
-        logger.info("What the library says:", exc_info=error, extra=ONLY_IN_FILE)
         raise refusal from error
 
 

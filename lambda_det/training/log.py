@@ -22,25 +22,18 @@ from tabulate import tabulate
 from termcolor import colored
 from tqdm import tqdm
 
-from lambda_det.errors import escape_record
+from lambda_det.errors import Interrupted, Preempted, UserError, escape_record
 from lambda_det.training.run_folder import LOG
 
 logger = logging.getLogger(__name__)
 
 _LOGGERS = ("fvcore", "detectron2", "lambda_det")
-# What these loggers say, a bar of the progress leaves visible: the time that is left, evaluations,
+# What these rooms say, a bar of the progress leaves visible: the time that is left, evaluations,
 # and by this file tables and what other rooms show.
-_SHOWN = (
-    "lambda_det.distributed.signals",
-    "lambda_det.training.evaluation",
-    "lambda_det.training.hooks",
-    "lambda_det.training.start",
-    "lambda_det.training.trainer",
-    __name__,
-)
+_SHOWN_ABOVE_BAR = ("lambda_det.distributed", "lambda_det.training")
 # Without a bar the screen shows what this package says, and a line of numbers in each period of the
 # log. What other packages say of their work stands in log.txt.
-_PACKAGE, _NUMBERS = "lambda_det", "detectron2.utils.events"
+_SHOWN = ("lambda_det", "detectron2.utils.events")
 # The "extra" of a record that stands in log.txt alone, such as results of a part of an evaluation
 ONLY_IN_FILE = {"only_in_file": True}
 _LINE, _TIME = "[%(asctime)s] %(name)s %(levelname)s: %(message)s", "%m/%d %H:%M:%S"
@@ -112,14 +105,16 @@ class BufferedLog(logging.handlers.MemoryHandler):
             return True
         if getattr(record, "only_in_file", False):
             return False
-        if self._quiet:
-            return record.name in _SHOWN
-        return record.name.startswith(_PACKAGE) or record.name == _NUMBERS
+        return record.name.startswith(_SHOWN_ABOVE_BAR if self._quiet else _SHOWN)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:  # which the command line shows on the screen
+            is_told = isinstance(error, (Interrupted, Preempted, UserError))
+            cause = error.__cause__ if is_told else error
+            logger.info(error, exc_info=cause, extra=ONLY_IN_FILE)
         for handler in (self, *self._opened):
-            for logger in map(logging.getLogger, _LOGGERS):
-                logger.removeHandler(handler)
+            for name in _LOGGERS:
+                logging.getLogger(name).removeHandler(handler)
             with contextlib.suppress(OSError):  # of a full disk
                 handler.close()
         for record in self.buffer:

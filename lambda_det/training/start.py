@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from detectron2.utils import comm
-from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
 
 from lambda_det.config import FIXED, SAMPLES, check, leaves, on_resume, read_plain
@@ -63,7 +64,6 @@ def work(
         task = task.prepare(train=not args.eval_only)
         settings = task.settings
         precision = Precision.of(settings)
-        logger.info(f"The forward pass of training computes in {precision}")
         if precision.is_emulated():
             logger.warning(
                 f"This device has no instructions for {precision}, which takes many times as long "
@@ -71,13 +71,10 @@ def work(
             )
         if precision.device == "cpu":
             keep_memory()
-        if comm.is_main_process():
-            # which would warn on the screen that it finds no GPU
-            logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-            logger.info(f"Command line: {vars(args)}\n{collect_env_info()}", extra=ONLY_IN_FILE)
+        logger.info(f"Command line: {shlex.join(sys.argv)}", extra=ONLY_IN_FILE)
         logger.info(
             f"Process {comm.get_rank()} of {comm.get_world_size()}: lambda_det {__version__}, "
-            f"PyTorch {torch.__version__}, {settings.device}"
+            f"PyTorch {torch.__version__}, {settings.device}, training in {precision}"
         )
         # a different seed on each process; the batches of a step have their own seeds
         seed_all_rng(None if settings.seed < 0 else settings.seed + comm.get_rank())
@@ -137,10 +134,10 @@ def train(
             trainer.register_hooks([Progress()])
 
         _open_folder(task, log, lock)
-        if checkpoint is not None:
+        if trainer.start_iter < trainer.max_iter:  # else nothing changes
             _log_changes(task, changes)
-        if comm.is_main_process():
-            RunFolder(folder).save_config(task.dump(), config_file)
+            if comm.is_main_process():
+                RunFolder(folder).save_config(task.dump(), config_file)
         del checkpoint  # its tensors need not stay in memory
         return trainer.train()
 

@@ -270,11 +270,14 @@ class Trainer(TrainerBase):
         """
         if self.start_iter >= self.max_iter:
             logger.info(
-                f"The run has all of its {self.max_iter} steps already; a higher "
-                f"{self.settings.key('max_iter')} sets more"
+                f"The run has all of its {self.start_iter} steps: nothing is trained, and its "
+                f"configuration stays; a longer training ({self.settings.key('max_iter')}) goes on"
             )
-        logger.info(f"Training from iteration {self.start_iter} to {self.max_iter}")
-        logger.info(f"Random numbers and the order of images are drawn from seed {self.seed}")
+        else:
+            logger.info(
+                f"Training from iteration {self.start_iter} to {self.max_iter}; random numbers and "
+                f"the order of images are drawn from seed {self.seed}"
+            )
         with catch_signals(), EventStorage(self.start_iter) as self.storage:
             try:
                 self._begin(self.loader, self.seed, self.start_iter)
@@ -317,7 +320,7 @@ class Trainer(TrainerBase):
                 raise (Interrupted if by_hand else Preempted)(
                     f"Stopped by {name} after step {self.iter + 1}; {saved} holds all of it: the "
                     "same command with --resume continues."
-                ) from request
+                ) from None
             except BaseException:
                 self._last_saved()  # another error must not cost a good checkpoint
                 self._record()

@@ -75,11 +75,13 @@ def test_evaluation_of_a_file_gives_what_training_gave(finished, arguments, capl
 
 
 def test_a_finished_run_is_not_trained_further(finished, arguments, caplog):
+    """Nor does its configuration become one that no step was taken with."""
     caplog.set_level("INFO")
-    before = (finished / "model_final.pth").read_bytes()
-    run(arguments("--resume", "OUTPUT_DIR", finished, *SAME))
+    files = [finished / name for name in ("model_final.pth", "config.yaml")]
+    before = [file.read_bytes() for file in files]
+    run(arguments("--resume", "OUTPUT_DIR", finished, *SAME, "TEST.EVAL_PERIOD", "1"))
     assert "all of its 4 steps" in caplog.text
-    assert (finished / "model_final.pth").read_bytes() == before
+    assert [file.read_bytes() for file in files] == before
 
 
 @pytest.fixture

@@ -311,5 +311,6 @@ def test_masks_are_learnt_where_the_data_have_some(cfg, masks, kept, learnt):
     for one in records[:masks]:
         one["annotations"][0]["segmentation"] = [[1, 1, 21, 1, 21, 21]]
     cfg.MODEL.MASK_ON, cfg.RECIPE.KEEP = True, kept
+    assert derived(cfg, records)["MODEL.MASK_ON"] == (masks == 6)  # which the log has a row of
     fit(cfg, records)
     assert learnt == cfg.MODEL.MASK_ON

@@ -104,12 +104,21 @@ def test_without_a_value_of_the_metric_nothing_is_the_best(tmp_path, caplog, met
     assert "step -1" not in caplog.text
 
 
-@pytest.mark.parametrize(("value", "is_advised"), [(0, True), (3, False)])
-def test_a_run_in_which_nothing_is_right_ends_with_advice(tmp_path, caplog, value, is_advised):
+@pytest.mark.parametrize(
+    ("boxes", "masks", "advised"),
+    [
+        (0, 0, "segm/AP, bbox/AP"),
+        (3, 0, "segm/AP"),
+        (0, 3, "bbox/AP"),
+        (3, 3, None),
+    ],
+)
+def test_a_run_says_of_what_nothing_is_right(tmp_path, caplog, boxes, masks, advised):
     caplog.set_level("INFO")
-    _Trainer(tmp_path, _box(value), steps=1).run()
+    _Trainer(tmp_path, [{"bbox": {"AP": boxes}, "segm": {"AP": masks}}], steps=1).run()
     (line,) = [text for text in caplog.messages if "model_best.pth" in text]
-    assert ("more epochs" in line) is is_advised
+    assert advised is None or f"nothing of {advised} is right" in line
+    assert ("more epochs" in line) == bool(advised)
 
 
 def test_a_worse_one_after_a_resume_is_not_the_best(tmp_path):

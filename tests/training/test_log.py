@@ -1,10 +1,12 @@
-"""What stands on the screen: lines beside a bar."""
+"""What stands on the screen, lines beside a bar; and how the file ends."""
 
 import logging
 import sys
 
+import pytest
 from tqdm import tqdm
 
+from lambda_det.errors import ConfigError, Interrupted
 from lambda_det.training.log import BufferedLog, show
 
 
@@ -23,3 +25,25 @@ def test_a_line_and_a_bar_never_share_a_line_of_the_screen(tmp_path, capsys, mon
         (line,) = [line for line in screen if words in line]
         assert "steps" not in line
     assert "3/3" in screen[-2]
+
+
+@pytest.mark.parametrize(
+    ("error", "has_trace"),
+    [(Interrupted("why"), False), (ConfigError("why"), False), (IndexError("why"), True)],
+)
+def test_the_file_ends_with_what_ended_the_run(tmp_path, capsys, error, has_trace):
+    """The screen has it from the command line; the trace is that of a fault alone."""
+    with pytest.raises(type(error)), BufferedLog() as log:
+        log.open(str(tmp_path))
+        raise error
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert lines[0].endswith(" why") and (len(lines) > 1) == has_trace
+    assert capsys.readouterr().out == ""
+
+
+def test_the_cause_of_a_refusal_stands_in_the_file(tmp_path):
+    """The error of a library, which a sentence for the user replaces on the screen."""
+    with pytest.raises(ConfigError), BufferedLog() as log:
+        log.open(str(tmp_path))
+        raise ConfigError("why") from IndexError("of a library")
+    assert "IndexError: of a library" in (tmp_path / "log.txt").read_text()

@@ -25,7 +25,15 @@ from lambda_det.detection.data.coco_format import check_segments_mode, read_pano
 from lambda_det.detection.data.copies import shared_copies
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.registration import check_files
-from lambda_det.detection.data.report import BROKEN, DOUBTFUL, MASK, REPAIRED, UNUSABLE, Report
+from lambda_det.detection.data.report import (
+    BROKEN,
+    DOUBTFUL,
+    MASK,
+    NO_MASK,
+    REPAIRED,
+    UNUSABLE,
+    Report,
+)
 from lambda_det.detection.data.rules import UsedData, refuse_no_truth, refuse_unfit
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.weights.provenance import IMAGENET_PIXELS, PixelSettings
@@ -119,7 +127,6 @@ def check_detector_data(
         refuse_unfit(one, in_training=bool(train))
     _refuse_nothing_to_learn(trained)
     _warn_of_unlearnt_classes(trained, tested)
-    _warn_of_lacking_masks(data)
 
 
 def check_registered(detector: Detector, train: Sequence[str], test: Sequence[str]) -> None:
@@ -174,7 +181,7 @@ def _check_registered(name: str, detector: Detector, images: str) -> Report | No
     if broken := report.findings.get(BROKEN):  # images are read as a whole to evaluate on them
         raise DataError(f"{report.json_file}: {broken.first[0]}")
     for kind, finding in report.of(UNUSABLE, REPAIRED, DOUBTFUL).items():
-        if kind == MASK and not detector.masks:
+        if kind in (MASK, NO_MASK) and not detector.masks:
             continue
         logger.warning(
             f"{report.json_file}: {finding.count} x {kind.text}; the first: {finding.first[0]}."
@@ -307,12 +314,3 @@ def unlearnt_classes(report: Report, sources: Sequence[Report], train: str) -> l
             "with --single-class if all objects are of one kind."
         )
     return unlearnt
-
-
-def _warn_of_lacking_masks(data: Sequence[UsedData]) -> None:
-    for one in data:
-        instances = one.instances if one.masks() and one.needs("instances") else None
-        if instances is not None and 0 < instances.unmasked < instances.annotations:
-            logger.warning(
-                f"{one.given}: {instances.unmasked} annotations without a mask take their box."
-            )

@@ -57,6 +57,9 @@ TWICE = Kind(
     DOUBTFUL, "object that is in its image twice, to a pixel or two: AP counts one as missed"
 )
 FILLED = Kind(DOUBTFUL, "mask of less area than its polygons: a hole in it is filled")
+NO_MASK = Kind(
+    DOUBTFUL, "object without a mask, while others have one: where masks are learnt, its box is one"
+)
 DENSE = Kind(NOTED, "image with more than COCO's 100 objects, which AP counts nevertheless")
 EMPTY = Kind(
     NOTED,
@@ -67,7 +70,6 @@ RARE = Kind(NOTED, "class with fewer than ten objects; the first of them")
 UNSEEN = Kind(NOTED, "class without an object")
 # Each of Roboflow's files in COCO's format has one, so it is no reason for a warning
 ROOT = Kind(NOTED, "category above all others that has no object, which is no class")
-NO_MASK = Kind(NOTED, "object without a mask, which learns its box, while other objects have one")
 
 
 @dataclass
