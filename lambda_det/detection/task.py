@@ -45,7 +45,7 @@ from lambda_det.detection.model import (
     for_inference,
     prepare_model,
 )
-from lambda_det.detection.results import IN_LOG, METRICS
+from lambda_det.detection.results import IN_LOG, METRICS, USABLE_AP50
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
@@ -372,12 +372,16 @@ class _HandedOver(NamedTuple):
 
 
 def _best_scores(results: Results) -> dict[str, float]:
-    """The score with the best F1 on the first test set by weights, of masks where there are any."""
+    """The scores with the best F1 on the first test set, of masks once they are learnt."""
     values = flatten_results_dict(results)
+
+    def of_first_set(name: str) -> float:
+        return next((values[key] for key in values if f"/{key}".endswith(f"/{name}")), 0.0)
+
     best = {}
     for weights, ending in ((RAW, ""), (EMA, "_EMA")):
-        for kind in ("bbox", "segm"):
-            name = f"{kind}{ending}/best_score"
-            found = [values[key] for key in values if f"/{key}".endswith(f"/{name}")]
-            best |= {weights: found[0]} if found else {}
+        # the page of the run decides so, too
+        kind = "segm" if of_first_set(f"segm{ending}/AP50") >= USABLE_AP50 else "bbox"
+        if score := of_first_set(f"{kind}{ending}/best_score"):
+            best[weights] = score
     return best

@@ -110,8 +110,7 @@ class BufferedLog(logging.handlers.MemoryHandler):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:  # which the command line shows on the screen
             is_told = isinstance(error, (Interrupted, Preempted, UserError))
-            cause = error.__cause__ if is_told else error
-            logger.info(error, exc_info=cause, extra=ONLY_IN_FILE)
+            logger.info(error, exc_info=error.__cause__ if is_told else error, extra=ONLY_IN_FILE)
         for handler in (self, *self._opened):
             for name in _LOGGERS:
                 logging.getLogger(name).removeHandler(handler)

@@ -20,7 +20,7 @@ import torch
 from detectron2.utils import comm
 from detectron2.utils.env import seed_all_rng
 
-from lambda_det.config import FIXED, SAMPLES, check, leaves, on_resume, read_plain
+from lambda_det.config import FIXED, SAMPLES, leaves, on_resume, read_plain
 from lambda_det.distributed.connection import on_all, on_main_process
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.files import refuse_unwritable
@@ -245,7 +245,6 @@ def _are_one_file(before: object, now: object, folder: Path) -> bool:
 
 
 def _writable_folder(settings: Settings) -> RunFolder:
-    check(settings.key("output_dir"), settings.output_dir, (bool, "the path of a folder"))
     run = RunFolder(settings.output_dir)
     refuse_unwritable(run.path)
     return run

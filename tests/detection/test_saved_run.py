@@ -39,7 +39,8 @@ def content():
     [
         ({}, None, None),
         ({"bbox": {"AP": 3.0, "best_score": 0.25}, "segm": {"AP": 0.0}}, 0.25, None),
-        ({"bbox": {"best_score": 0.25}, "segm": {"best_score": 0.5}}, 0.5, None),
+        ({"bbox": {"best_score": 0.25}, "segm": {"AP50": 20.0, "best_score": 0.5}}, 0.5, None),
+        ({"bbox": {"best_score": 0.25}, "segm": {"AP50": 19.0, "best_score": 0.5}}, 0.25, None),
         ({"bbox_EMA": {"best_score": 0.125}, "bbox": {"best_score": 0.25}}, 0.25, 0.125),
         ({"a": {"bbox": {"best_score": 0.25}}, "b": {"bbox": {"best_score": 0.5}}}, 0.25, None),
     ],
@@ -47,7 +48,7 @@ def content():
 def test_a_checkpoint_records_the_best_score_of_its_evaluation(
     content, results, raw, averaged, tmp_path
 ):
-    """Of masks where there are some, on the first test set, of all of its images."""
+    """Of masks once they are learnt, on the first test set, of all of its images."""
     more = DetectionTask(lambda_detector_config()).checkpoint_content(results)
     torch.save({**content, **more, "ema": {"model": content["model"]}}, tmp_path / "model.pth")
     for is_raw, best in ((True, raw), (False, averaged)):

@@ -16,9 +16,9 @@ from lambda_det.detection.data.identity import check_identity
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.registration import has_masks
 from lambda_det.detection.evaluation import ground_truth_of
+from lambda_det.detection.results import USABLE_AP50
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, listed, refused
-from lambda_det.own_data.report.advice import USABLE_AP50
 from lambda_det.own_data.report.class_results import Detections, evaluate_detections
 
 RESULTS = "coco_instances_results.json"

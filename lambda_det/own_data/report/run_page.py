@@ -18,11 +18,11 @@ from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.registration import given_name, registered_files
 from lambda_det.detection.data.tile_records import number_of_whole_images
-from lambda_det.detection.results import columns
+from lambda_det.detection.results import USABLE_AP50, columns
 from lambda_det.errors import ConfigError, UserError
 from lambda_det.files import replace_text, writing_to
 from lambda_det.own_data.fit import epochs_for, takes_epochs
-from lambda_det.own_data.report.advice import USABLE_AP50, Epochs, Evidence, advise
+from lambda_det.own_data.report.advice import Epochs, Evidence, advise
 from lambda_det.own_data.report.class_results import Detections
 from lambda_det.own_data.report.evaluated import Evaluated, evaluate_run
 from lambda_det.own_data.report.figures import CLASSES_CONFUSED, draw_confusion, draw_curves
