@@ -389,10 +389,10 @@ def counted(count: float, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for a sentence: "80 seconds", "4 minutes", "1.5 hours"."""
+    """A time for a sentence: "80 seconds", "4.2 minutes", "42 minutes", "1.5 hours"."""
     if seconds < 90:
         return counted(round(seconds), "second")
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+    return f"{seconds / 60:.2g} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -30,7 +30,11 @@ logger = logging.getLogger(__name__)
 _LOGGERS = ("fvcore", "detectron2", "lambda_det")
 # What these rooms say, a bar of the progress leaves visible: the time that is left, evaluations,
 # and by this file tables and what other rooms show.
-_SHOWN_ABOVE_BAR = ("lambda_det.distributed", "lambda_det.training")
+_SHOWN_ABOVE_BAR = (
+    "lambda_det.detection.first_batch",
+    "lambda_det.distributed",
+    "lambda_det.training",
+)
 # Without a bar the screen shows what this package says, and a line of numbers in each period of the
 # log. What other packages say of their work stands in log.txt.
 _SHOWN = ("lambda_det", "detectron2.utils.events")
@@ -108,7 +112,9 @@ class BufferedLog(logging.handlers.MemoryHandler):
         return record.name.startswith(_SHOWN_ABOVE_BAR if self._quiet else _SHOWN)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:  # which the command line shows on the screen
+        if error is not None:  # which the command line shows on the screen, on a line of its own
+            for bar in list(tqdm._instances):
+                bar.close()
             is_told = isinstance(error, (Interrupted, Preempted, UserError))
             logger.info(error, exc_info=error.__cause__ if is_told else error, extra=ONLY_IN_FILE)
         for handler in (self, *self._opened):

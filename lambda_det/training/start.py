@@ -169,8 +169,7 @@ def evaluate(
         folder.save_config(task.dump(), config_file)
     results = task.evaluate(models, final=True)
     if comm.is_main_process():
-        if text := task.describe(results):
-            logger.info(f"{path}: {text}")
+        logger.info(f"{path}: {task.describe(results)}")
         task.finish(results)
     return results
 

@@ -268,16 +268,13 @@ class Trainer(TrainerBase):
             Interrupted: Ctrl-C ended the run, and all steps are saved.
             UserError: a checkpoint could not be written, or images could not be read.
         """
-        if self.start_iter >= self.max_iter:
-            logger.info(
-                f"The run has all of its {self.start_iter} steps: nothing is trained, and its "
-                f"configuration stays; a longer training ({self.settings.key('max_iter')}) goes on"
-            )
-        else:
-            logger.info(
-                f"Training from iteration {self.start_iter} to {self.max_iter}; random numbers and "
-                f"the order of images are drawn from seed {self.seed}"
-            )
+        logger.info(
+            f"Training from iteration {self.start_iter} to {self.max_iter}; random numbers and the "
+            f"order of images are drawn from seed {self.seed}"
+            if self.start_iter < self.max_iter
+            else f"The run has all of its {self.start_iter} steps: nothing is trained, and what "
+            "was typed anew changes nothing; a longer training continues it"
+        )
         with catch_signals(), EventStorage(self.start_iter) as self.storage:
             try:
                 self._begin(self.loader, self.seed, self.start_iter)

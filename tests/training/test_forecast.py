@@ -33,7 +33,7 @@ def _said(caplog, *, steps, period, cost=8.0, start=0) -> list[str]:
 def test_after_the_first_steps_and_the_first_evaluation(caplog):
     first, second = _said(caplog, steps=100, period=40)
     # Each of 8 images at a quarter of a second
-    for words in ("About 2 minutes", "2 minutes for 90 steps", "6 seconds for 3 evaluations"):
+    for words in ("About 1.6 minutes", "1.5 minutes for 90 steps", "6 seconds for 3 evaluations"):
         assert words in first
     for words in ("About 65 seconds", "59 seconds for 59 steps", "6 seconds for 2 evaluations"):
         assert words in second

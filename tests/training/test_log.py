@@ -27,6 +27,17 @@ def test_a_line_and_a_bar_never_share_a_line_of_the_screen(tmp_path, capsys, mon
     assert "3/3" in screen[-2]
 
 
+def test_what_ends_the_run_has_a_line_of_its_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", sys.stdout)
+    with pytest.raises(Interrupted), BufferedLog(quiet=True) as log:
+        log.open(str(tmp_path))
+        bar = tqdm(total=3, desc="steps")  # which is not closed
+        bar.update()
+        raise Interrupted("why")
+    print("why")  # as the command line does
+    assert capsys.readouterr().out.split("\n")[-2:] == ["why", ""]
+
+
 @pytest.mark.parametrize(
     ("error", "has_trace"),
     [(Interrupted("why"), False), (ConfigError("why"), False), (IndexError("why"), True)],
