@@ -162,6 +162,7 @@ def test_each_run_of_a_process_has_its_log(tmp_path, capsys):
     """The screen has what a run shows, and the file all; a quiet one shows nothing of the rest."""
     names = ("lambda_det.training.log", "lambda_det.weights.loading", "detectron2.data.build")
     shown, hidden, of_others = map(logging.getLogger, names)
+    picture = logging.getLogger("lambda_det.detection.first_batch")
     for name in "ab":
         (tmp_path / name).mkdir()
         with BufferedLog(quiet=name == "b") as log:
@@ -169,11 +170,12 @@ def test_each_run_of_a_process_has_its_log(tmp_path, capsys):
             log.open(str(tmp_path / name))
             hidden.info(f"in {name}")
             of_others.info(f"of others in {name}")
+            picture.info(f"drawn for {name}")
     texts = [(tmp_path / name / "log.txt").read_text("utf-8") for name in "ab"]
     printed = capsys.readouterr().out
     counts = {
         words: [text.count(words) for text in (*texts, printed)]
-        for words in ("before a", "in a", "before b", "in b", "of others")
+        for words in ("before a", "in a", "before b", "in b", "of others", "drawn")
     }
     assert counts == {
         "before a": [1, 0, 1],
@@ -181,4 +183,5 @@ def test_each_run_of_a_process_has_its_log(tmp_path, capsys):
         "before b": [0, 1, 1],
         "in b": [0, 2, 0],
         "of others": [1, 1, 0],
+        "drawn": [1, 1, 2],
     }
