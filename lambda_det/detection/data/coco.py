@@ -56,7 +56,6 @@ _FILLED = 0.9  # of the largest polygon of an object: a smaller area is that wit
 # and the least likeness of both names, as difflib measures it; cat and car have 0.67. Both are
 # guesses, with no false alarm in 17 sets of strangers; a fifth would take LVIS's crow for a crown
 _SLIPS, _ALIKE = 0.1, 0.86
-_RARE = 10  # a guess: objects below which a class beside larger ones may be a slip of any kind
 # digits and letters that stand alone tell classes apart: class 1 is not class 10, nor type A type B
 _TELLING = re.compile(r"\d|(?<![^\W_])[^\W_](?![^\W_])")
 
@@ -177,7 +176,7 @@ def _without_spelling(name: str) -> str:
 
 
 def _find_slips(file: _File) -> None:
-    """Report classes of few objects; also whose name is, but for a letter, that of one of many."""
+    """Report classes of few objects whose name is, but for a letter, that of one of many."""
     # for more than a letter, as healthy and unhealthy have, there is a reason
     names, counts = file.report.categories, file.report.counts
     alike: dict[str, set[int]] = defaultdict(set)
@@ -197,8 +196,6 @@ def _find_slips(file: _File) -> None:
         if near := difflib.get_close_matches(name, others, 1, _ALIKE):
             words = f"{name!r}, beside many of {near[0]!r}"
             file.add(kinds.SLIP, first[number], words, counts[number])
-        elif counts[number] < _RARE < max(counts.values()):
-            file.add(kinds.RARE, first[number], f"{name}: {counts[number]}")
 
 
 def _spellings(name: str) -> set[str]:

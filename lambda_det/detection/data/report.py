@@ -66,7 +66,6 @@ EMPTY = Kind(
     "image without an object: evaluated, and left out of training, unless it is background by "
     "YOLO's empty label files or by DATALOADER.FILTER_EMPTY_ANNOTATIONS False",
 )
-RARE = Kind(NOTED, "class with fewer than ten objects; the first of them")
 UNSEEN = Kind(NOTED, "class without an object")
 # Each of Roboflow's files in COCO's format has one, so it is no reason for a warning
 ROOT = Kind(NOTED, "category above all others that has no object, which is no class")
