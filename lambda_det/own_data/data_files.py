@@ -55,7 +55,7 @@ def read_data(
     if asked and "test" not in parts and args.val_share is None:
         split = split._replace(share=smallest_share(*parts["train"], split))
         part = f"a share of {split.share:g}" if split.share else "none: too few images"
-        why = "no part of the data is called val; --val-share changes it"
+        why = "no part beside the training part is called val; --val-share changes it"
         if "rest" in parts:
             why += ", and the test part is for the end"
         rows.append(("evaluation", part, why))

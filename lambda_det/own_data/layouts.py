@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lambda_det.detection.data.coco import paths_of
 from lambda_det.detection.data.coco_format import IMAGES, READER, read_lists
 from lambda_det.detection.data.image_folder import (
     SUFFIXES,
@@ -25,7 +26,7 @@ from lambda_det.detection.data.image_folder import (
     outputs_below,
     walk,
 )
-from lambda_det.detection.data.report import REFUSED
+from lambda_det.detection.data.report import REFUSED, Report
 from lambda_det.errors import DataError, counted, listed, printable
 from lambda_det.files import UNREAD_SUFFIXES
 from lambda_det.own_data.coco_files import stem_with_part, write_coco
@@ -42,6 +43,7 @@ from lambda_det.own_data.part_names import (
     part_in,
 )
 from lambda_det.own_data.yolo_parts import Content, contents_of_yolo
+from lambda_det.training.log import show
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +83,8 @@ def find_parts(
     Returns:
         The name of the format, and the parts by their names in the order train, val, test; those
         that are there. Labels that are converted get the classes of all parts. And the images that
-        have labels in another format alone, or are of a format that is not read.
+        have labels in another format alone, or are of a format that is not read, or in a folder
+        called train or val without labels.
 
     Raises:
         DataError: nothing there is of a known format, or it is not clear what belongs together.
@@ -96,7 +99,11 @@ def find_parts(
         parts = _of_coco(root, files, home, to_train)
     else:
         contents = _contents(name, place, root, files, home, to_train)
-        contents = _with_train(root, contents) if to_train else contents
+        if to_train:
+            contents = _with_train(root, contents)
+            # YOLO has images without label files as well
+            if "test" in contents and not any(map(_has_labels, contents["test"][0]["images"])):
+                del contents["test"]
         give_all_classes([content for content, _ in contents.values()])
         parts, stem = {}, Path(os.path.abspath(root)).name
         for part, (content, pictures) in contents.items():
@@ -118,26 +125,34 @@ def _log_folders(root: Path) -> None:
         )
 
 
-def _labelled(parts: Iterable[Part]) -> set[str]:
-    """The names without endings of the images that have labels of their own."""
-    return {
-        normal(Path(image["file_name"].replace("\\", "/")).stem)
-        for part in parts
-        for image in read_lists(part.labels, IMAGES)["images"]
-        if not str(image.get("source")).lower().endswith(SUFFIXES)
-    }
+def _labelled(parts: Iterable[Part]) -> dict[str, str]:
+    """The images with labels of their own: their names without endings, by their real paths."""
+    labelled: dict[str, str] = {}
+    for part in parts:
+        entries = filter(_has_labels, read_lists(part.labels, IMAGES)["images"])
+        paths = paths_of([image["file_name"] for image in entries], Report("", part.images))
+        labelled |= {os.path.realpath(path): normal(Path(path).stem) for path in paths.values()}
+    return labelled
+
+
+def _has_labels(image: Mapping[str, Any]) -> bool:
+    """Whether the source of an image is a file of labels, and not the image itself."""
+    return not str(image.get("source")).lower().endswith(SUFFIXES)
 
 
 def _unread(place: Path, name: str, parts: Iterable[Part]) -> list[Path]:
-    """The images of a folder that have other labels alone, or are not read; they are logged."""
-    # Those that are there in a format that is read as well do not count
+    """The images of a folder from which nothing is learnt, which are logged: those that have other
+    labels alone, or are not read, or are in a folder called train or val without any labels.
+    """
     there = {path: normal(path.stem) for path in walk(place)}
     images = {path: stem for path, stem in there.items() if path.suffix.lower() in SUFFIXES}
+    labelled = _labelled(parts)
     left: list[Path] = []
     if others := other_labels(place, name):
         endings = {file.suffix.lower() for file in others.values()}
         stems = {stem for path, stem in there.items() if path.suffix.lower() in endings}
-        stems -= _labelled(parts)
+        # Those that are there in a format that is read as well do not count
+        stems -= set(labelled.values())
         left = [path for path, stem in images.items() if stem in stems]
         alone = f"; {counted(len(left), 'image')} with those alone: {listed(left)}"
         logger.warning(
@@ -145,6 +160,15 @@ def _unread(place: Path, name: str, parts: Iterable[Part]) -> list[Path]:
             f"{listed(f'{file} of {other}' for other, file in others.items())}"
             f"{alone if left else ''}"
         )
+    for part in PART_WORDS:
+        bare = [path for path in images if named_part(path.parent, place) == part]
+        if bare and labelled.keys().isdisjoint(map(os.path.realpath, bare)):
+            folder = os.path.commonpath([path.parent for path in bare])
+            logger.warning(
+                f"{folder}: {counted(len(bare), 'image')}, and no labels; add them, or call the "
+                "folder otherwise"
+            )
+            left += bare if part != "test" else []  # a contest keeps the labels of its test part
     read = set(images.values())
     unread = [
         path
@@ -211,7 +235,7 @@ def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
             "train on; name what is to be trained on with --train."
         )
     ((part, group),) = groups.items()
-    logger.info(f"{root}: its one part is called {part}, and is the one to train on")
+    show(f"{root}: its one part is called {part}, and is the one to train on")
     return {"train": group}
 
 

@@ -153,7 +153,7 @@ LAYOUTS = {
         {
             "classes.txt": "cell\n",
             "labels/train/classes.txt": "cell\n",
-            "labels/train/a.txt": LINE,
+            **{f"labels/{name}.txt": LINE for name in ("train/a", "val/a", "test/c")},
         },
         OF_LIST,
         ["images/train/a.png"],

@@ -421,6 +421,15 @@ def test_without_a_validation_part_training_images_choose_the_weights(data):
     assert test == str(data.parent / "roboflow" / "test")
 
 
+def test_a_single_part_is_trained_on_whatever_it_is_called(data):
+    words = in_parts(data, "valid", "train")
+    (data.parent / "roboflow" / "train" / "_annotations.coco.json").unlink()
+    args = prepared(*words)
+    assert said(args, "its one part is called val")
+    assert said(args, "train: 20 images, and no labels")
+    assert "no part beside the training part is called val" in table(args)["evaluation"][1]
+
+
 @pytest.mark.slow
 def test_the_network_of_weights_that_are_a_detector_s(data, tmp_path):
     """Without a file; it says which, and fits the rest to the data."""

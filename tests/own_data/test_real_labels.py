@@ -108,7 +108,66 @@ LYING = Image.Exif()
 LYING[274] = 6  # EXIF's orientation
 NFD, NFC = (unicodedata.normalize(form, "größe") for form in ("NFD", "NFC"))
 # Files, the status of check, and words of its output; "! " before a word: it is not there
+# a file of labels of an image a.png, in the folder of each part
+OF_A_PART = {
+    "VIA": ("via.json", VIA),
+    "CVAT": ("a.xml", cvat(cups("a.png"))),
+    "Pascal VOC": ("a.xml", voc("a.png", BOX)),
+    "LabelMe": ("a.json", labelme("a.png")),
+    "COCO": ("a.json", coco(cups("a.png"))),
+    "YOLO": ("a.txt", LINE),
+}
+
+
+def of_parts(form, *labelled):
+    """Images of one name in the folders of three parts, of which some have labels."""
+    name, text = OF_A_PART[form]
+    files = {f"{part}/a.png": "" for part in ("train", "val", "test")}
+    names = {"data.yaml": YAML + "train: train\nval: val\ntest: test\n"} if form == "YOLO" else {}
+    return {**files, **names, **{f"{part}/{name}": text for part in labelled}}
+
+
 CASES = {
+    **{
+        f"{form} whose labels of {lost} are lost, beside a test part without labels": (
+            of_parts(form, kept),
+            1,
+            f"{lost}: 1 image, and no labels",
+            "test: 1 image, and no labels",
+            f"! {kept}: 1 image",
+            "! (test)",
+        )
+        for form in OF_A_PART
+        for lost, kept in (("train", "val"), ("val", "train"))
+    },
+    **{
+        f"{form} with a test part without labels": (
+            of_parts(form, "train", "val"),
+            0,
+            "test: 1 image, and no labels",
+            "! val: 1 image",
+            "! (test)",
+            "! may be lost",
+        )
+        for form in OF_A_PART
+    },
+    "YOLO with a list of names and a test part without labels": (
+        {"classes.txt": "cup\n", **of_parts("YOLO", "train", "val"), "data.yaml": ""},
+        0,
+        "test: 1 image, and no labels",
+        "! (test)",
+        "! may be lost",
+    ),
+    "images without labels that are called as those of another part": (
+        of_parts("VIA", "train", "val"),
+        0,
+        "1 x image without labels of this format",
+    ),
+    "drawings of the labels in a folder of no part": (
+        {**of_parts("LabelMe", "train", "val", "test"), "drawn/a.png": "", "train/drawn/a.png": ""},
+        0,
+        "! without labels",
+    ),
     # --------------------------------------------------------- formats by their parse
     "LabelMe whose shapes come last": (of_labelme(flags=WIDE), 0, "labels of LabelMe", "1 cup"),
     "Pascal VOC behind a long comment": (
@@ -456,7 +515,7 @@ CASES = {
     ),
     "CVAT's ellipses and cuboids": (
         of_cvat("<box", OTHERS_OF_CVAT + "<box"),
-        0,
+        1,
         "2 key",
         "1 x polyline: type of shape that is not read",
         "a.xml, line 1",

@@ -206,7 +206,7 @@ def _spellings(name: str) -> set[str]:
 def _take_images(file: _File) -> None:
     """Find the images; each of two entries for one lacks the objects of the other."""
     report, entries = file.report, file.lists["images"]
-    paths = _paths_of([entry["file_name"] for entry in entries], report)
+    paths = paths_of([entry["file_name"] for entry in entries], report)
     first: dict[str, dict[str, Any]] = {}  # the entry by the path
     for entry in entries:
         number, name = entry["id"], entry["file_name"]
@@ -251,7 +251,7 @@ def _take_size(image: dict[str, Any], report: Report) -> None:
         report.add(kinds.IMAGE, f"{_named(image)}: more pixels than can be read")
 
 
-def _paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
+def paths_of(names: Iterable[str], report: Report) -> dict[str, str]:
     """The paths of images by their names in the file, which need not exist: check reports that."""
     root = report.image_root
     paths = {name: os.path.join(root, name) for name in names}
