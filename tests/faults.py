@@ -648,6 +648,14 @@ FAULTS = [
     ),
     _fault(
         "One page about a run",
+        "lambda_det/own_data/report/advice.py",
+        " if p.matched not in doubted]",
+        "]",
+        "own_data/report/test_advice.py::"
+        "test_a_sure_prediction_of_another_class_doubts_the_annotation_and_is_no_pair",
+    ),
+    _fault(
+        "One page about a run",
         "lambda_det/own_data/report/error_types.py",
         '        return "duplicate", int(own.argmax())',
         '        return "class", int(own.argmax())',

@@ -22,14 +22,21 @@ from lambda_det.detection.first_batch import FILE as FIRST_BATCH
 from lambda_det.detection.results import USABLE_AP50
 from lambda_det.errors import listed
 from lambda_det.own_data.fit_input import LARGEST_SCALE
-from lambda_det.own_data.report.error_types import LEAST_IOU, NEAR, ap50, repaired, sort_errors
+from lambda_det.own_data.report.error_types import (
+    LEAST_IOU,
+    NEAR,
+    JudgedPrediction,
+    ap50,
+    repaired,
+    sort_errors,
+)
 from lambda_det.own_data.report.reading import evaluations_of, label_of
 
 SMALL = 32  # side in pixels of the network's input: a larger input would help with smaller objects
 # Side in pixels of the network's input of objects that are hardly seen: four strides of the finest
 # level of usual feature pyramids, which is the side of its anchors
 TINY = 16
-CONFIDENT = 0.8  # score of predictions whose annotation may be missing
+CONFIDENT = 0.8  # score of predictions whose annotation may be missing, or of the wrong class
 # Scale from which a larger input shows nothing new: the recipes' largest, which they round down to
 # whole strides of the backbone
 _ENLARGED = 0.9 * LARGEST_SCALE
@@ -49,6 +56,17 @@ _BEGUN = 1 / 3  # share of the rule's epochs, below which all classes are missed
 _BY_CHANCE = 0.01
 _DRAWS = 100_000  # such data sets, by which that share is known to 0.03 %
 _HELD_OUT_LOSS = "validation/total_loss"
+# Where a sure prediction contradicts the annotations, by its error, and what else to think of
+_DOUBTS = {
+    "background": (
+        "where nothing is annotated",
+        "the training images may lack the same annotations",
+    ),
+    "class": (
+        "on an object of another class",
+        "where they are right, add examples of the classes that are confused there",
+    ),
+}
 
 
 class Change(NamedTuple):
@@ -144,7 +162,7 @@ class Evidence:
         name = label_of(f"{self.iou_type}/{metric}")
         # Detectron2 writes NaN for an evaluation without any prediction
         return [
-            (row["step"] - 1, np.nan_to_num(row[name]))
+            (row["step"], np.nan_to_num(row[name]))
             for row in evaluations_of(self.metrics)
             if name in row
         ]
@@ -158,14 +176,20 @@ class Evidence:
         """Whether the training had less than a share of the rule's epochs."""
         return self.epochs is not None and self.epochs.trained < share * self.epochs.rule
 
-    def gain(self, wrong: Set[int], unseen: Set[int] = frozenset()) -> float:
+    def gain(self, wrong: Sequence[JudgedPrediction], unseen: Set[int] = frozenset()) -> float:
         """The rise of AP50 if wrong predictions were repaired and missed objects not there."""
         left = self.objects - Counter(self.classes[i] for i in unseen)
         return ap50(repaired(self.predictions, wrong, self.classes), left) - self.ap50
 
-    def places(self, verdict: str) -> set[int]:
-        """The places of the predictions with an error."""
-        return {i for i, p in enumerate(self.predictions) if p.verdict == verdict}
+    def wrong(self, verdict: str, score: float = 0.0) -> list[JudgedPrediction]:
+        """The predictions with an error, from a score on."""
+        return [p for p in self.predictions if p.verdict == verdict and p.score >= score]
+
+    def resting_on(self, wrong: Sequence[JudgedPrediction]) -> str:
+        """On how many objects the gain of a repair rests: of few, each is worth many points."""
+        right = {p.matched for p in self.predictions if p.verdict == "right"}
+        objects = {p.matched for p in wrong} - right
+        return f"Their objects without a right prediction: {len(objects)} of {len(self.counted)}."
 
 
 def differs(some: int, of: int, others: int, of_others: int) -> bool:
@@ -185,20 +209,22 @@ def differs(some: int, of: int, others: int, of_others: int) -> bool:
 
 
 # ---------------------------------------------------------------------------------------- the rules
+def _doubtful(run: Evidence) -> Iterator[Change]:
+    """Sure predictions that contradict the annotations."""
+    for error, (where, otherwise) in _DOUBTS.items():
+        if sure := run.wrong(error, CONFIDENT):
+            images = Counter(p.image for p in sure).most_common(3)
+            files = [Path(run.truth.imgs[image]["file_name"]).name for image, _ in images]
+            yield Change(
+                error,
+                f"Look at the annotations, first of {', '.join(files)}; {otherwise}.",
+                run.gain(sure),
+                f"Predictions of a score of {CONFIDENT} or more {where}: {len(sure)}.",
+            )
+
+
 def _background(run: Evidence) -> Iterator[Change]:
-    false = run.places("background")
-    if sure := {i for i in false if run.predictions[i].score >= CONFIDENT}:
-        images = Counter(run.predictions[i].image for i in sure).most_common(3)
-        files = [Path(run.truth.imgs[i].get("file_name", str(i))).name for i, _ in images]
-        yield Change(
-            "background",
-            f"Look at the annotations, first of {', '.join(files)}; the training images may lack "
-            "the same annotations.",
-            run.gain(sure),
-            f"Predictions of a score of {CONFIDENT} or more where nothing is annotated: "
-            f"{len(sure)}.",
-        )
-    if unsure := false - sure:
+    if unsure := [p for p in run.wrong("background") if p.score < CONFIDENT]:
         yield Change(
             "background",
             "Add images of what is mistaken for an object; without objects they need no "
@@ -209,40 +235,46 @@ def _background(run: Evidence) -> Iterator[Change]:
 
 
 def _confused(run: Evidence) -> Iterator[Change]:
-    wrong = run.places("class")
-    found = [run.predictions[i] for i in wrong if run.predictions[i].score >= run.score]
-    pairs = Counter(frozenset((p.category, run.classes[p.matched])) for p in found).most_common()
-    named = [" and ".join(sorted(run.names[category] for category in pair)) for pair, _ in pairs]
-    if named:
+    """Classes that are taken for each other, on objects whose annotations are not doubted."""
+    doubted = {p.matched for p in run.wrong("class", CONFIDENT)}
+    wrong = [p for p in run.wrong("class") if p.matched not in doubted]
+    found = [p for p in wrong if p.score >= run.score]
+    pairs = Counter(
+        " and ".join(sorted((run.names[p.category], run.names[run.classes[p.matched]])))
+        for p in found
+    )
+    if found:
         yield Change(
             "class",
             "Add examples of classes that are taken for each other, or make one class of those "
-            f"that look alike: {listed(named, _NAMED)}.",
+            f"that look alike: {listed([pair for pair, _ in pairs.most_common()], _NAMED)}.",
             run.gain(wrong),
-            f"Predictions of any score with the name of another class: {len(wrong)}.",
+            f"Predictions with the name of another class: {len(wrong)} of any score, {len(found)} "
+            f"of {run.score:.3g} or more, on objects without one of {CONFIDENT} or more. "
+            f"{run.resting_on(wrong)}",
         )
 
 
 def _loose(run: Evidence) -> Iterator[Change]:
-    loose = run.places("localisation")
+    loose = run.wrong("localisation")
     # the boxes of a short run are loose themselves
     if loose and not run.has_less_than(_SHORT):
         yield Change(
             "localisation",
             "Look at how tightly the annotations fit.",
             run.gain(loose),
-            "Predictions of any score with an IoU of "
-            f"{NEAR} to {LEAST_IOU} with an object: {len(loose)}.",
+            f"Predictions of any score with an IoU of {NEAR} to {LEAST_IOU} with an object: "
+            f"{len(loose)}. {run.resting_on(loose)}",
         )
 
 
 def _too_small(run: Evidence) -> Iterator[Change]:
     """Small objects that are found less often than others, or all objects where all are tiny."""
     small = {i for i, side in run.sides.items() if side < SMALL}
-    large, badly = run.counted - small, run.places("localisation")
+    large, badly = run.counted - small, run.wrong("localisation")
     if run.scale >= _ENLARGED or not small:
         return
-    bad = run.missed | {run.predictions[i].matched for i in badly}
+    bad = run.missed | {p.matched for p in badly}
     share = f"Missed at any score or fitted badly of {len(small)} objects smaller than {SMALL} "
     share += f"pixels in the network's input: {len(bad & small) / len(small):.0%}"
     half = statistics.median(run.sides.values())
@@ -257,7 +289,7 @@ def _too_small(run: Evidence) -> Iterator[Change]:
         "missed",
         "Train on tiles of large images (--tile auto), on smaller tiles than now (--tile), or at a "
         "larger size (--size): the objects are too small in the network's input.",
-        run.gain({i for i in badly if run.predictions[i].matched in small}, run.missed & small),
+        run.gain([p for p in badly if p.matched in small], run.missed & small),
         evidence,
         # what is hardly seen is not learned by a longer training either
         comes_first=not (is_blamed or run.is_usable),
@@ -280,7 +312,7 @@ def _rare_classes(run: Evidence) -> Iterator[Change]:
         yield Change(
             "missed",
             f"Add examples of {listed([run.names[c] for c in rare], _NAMED)}.",
-            run.gain(set(), {i for i in run.missed if run.classes[i] in rare}),
+            run.gain([], {i for i in run.missed if run.classes[i] in rare}),
             f"Missed at any score: {listed(words, _NAMED)}.",
         )
 
@@ -300,11 +332,12 @@ def _training(run: Evidence) -> Iterator[Change]:
     is_short = run.has_less_than(_SHORT)
     points = run.points()
     last, value = points[-1] if points else (0, 0.0)
-    early = [one for step, one in points if step <= last * 2 / 3]
+    early = [(one, step) for step, one in points if step <= last * 2 / 3]
     late = [one for step, one in points if step > last * 2 / 3]
     # by which the best checkpoint is chosen, and which may rise while AP50 falls
     ap = [one for _, one in run.points("AP")]
-    before, best = max(early, default=value), max([*early, *late], default=0.0)
+    before, since = max(early, default=(value, last))
+    best = max(before, value, *late)
     rises = value == best and min(late, default=0.0) > before and len(points) > 2
     rise = value - before if rises else 0.0
     is_young = rise >= _YOUNG * value > 0
@@ -315,8 +348,8 @@ def _training(run: Evidence) -> Iterator[Change]:
             "training",
             longer,
             min(rise, 100 - value),
-            f"AP50 was best at the end; in the last third of the steps it rose from {before:.1f} "
-            f"to {value:.1f}.",
+            f"AP50 was best at the end; since step {since} it rose from {before:.1f} to "
+            f"{value:.1f}.",
             comes_first=is_young or is_short,
         )
     elif best - value >= _LEAST_FALL and ap[-1:] != [max(ap, default=0.0)]:
@@ -335,7 +368,7 @@ def _training(run: Evidence) -> Iterator[Change]:
             "training",
             "Add images to the training that are like the held-out ones: of the same places, "
             "light and camera. Longer training teaches the detector more of its own images only.",
-            run.gain(set(), run.missed),
+            run.gain([], run.missed),
             f"{losses} Of {len(run.counted)} objects {len(run.missed)} are missed at any score.",
             comes_first=not run.is_usable,
         )
@@ -361,5 +394,5 @@ def _losses(metrics: Sequence[Mapping[str, float]]) -> tuple[float, float]:
     return statistics.median(trained), tested[-1][_HELD_OUT_LOSS] if tested else math.nan
 
 
-_OF_USABLE = (_background, _confused, _loose)  # what errors of a usable detector tell
+_OF_USABLE = (_doubtful, _background, _confused, _loose)  # what errors of a usable detector tell
 _RULES = (_too_small, _rare_classes, _training)

@@ -7,7 +7,7 @@ sections 2.2 and 2.3). The package tidecv is not used: it knows no sizes and no 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,21 +121,24 @@ def ap50(predictions: Sequence[JudgedPrediction], objects: Mapping[int, int]) ->
 
 
 def repaired(
-    predictions: Sequence[JudgedPrediction], wrong: Set[int], classes: Mapping[int, int]
+    predictions: Sequence[JudgedPrediction],
+    wrong: Sequence[JudgedPrediction],
+    classes: Mapping[int, int],
 ) -> list[JudgedPrediction]:
-    """The predictions after the repair of some, by their places in the list.
+    """The predictions after the repair of some.
 
     A prediction becomes right if it is the only one of its object; it is left out if another has
     found the object, or if it has none.
 
     Args:
         predictions: of :func:`sort_errors`.
-        wrong: places of those to repair.
+        wrong: those of them to repair.
         classes: category by the id of the annotation.
     """
     taken = {p.matched for p in predictions if p.verdict == "right"}
-    result = [p for place, p in enumerate(predictions) if place not in wrong]
-    for prediction in sorted((predictions[place] for place in wrong), key=lambda p: -p.score):
+    repairs = set(wrong)  # it has all those that are alike, or none
+    result = [p for p in predictions if p not in repairs]
+    for prediction in sorted(wrong, key=lambda p: -p.score):
         matched = prediction.matched
         if prediction.verdict in ("class", "localisation") and matched not in taken:
             taken.add(matched)

@@ -79,10 +79,9 @@ p { margin: 4px 0 12px; color: var(--soft); max-width: 75ch; overflow-wrap: anyw
 .number span { color: var(--soft); font-size: 13px; }
 .figures { display: grid; gap: 12px;
            grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); }
-.figure svg { width: 100%; height: auto; display: block; }
+.figure svg { max-width: 100%; height: auto; display: block; }
 .figure text { fill: var(--ink); }
-.single svg { width: auto; height: auto; }
-.scroll, .single { overflow-x: auto; }
+.scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line);
          white-space: nowrap; }
@@ -131,11 +130,11 @@ class Page:
         )
         self._sections.append(f'<div class="numbers">{"".join(cells)}</div>')
 
-    def figures(self, *figures: str, kind: str = "figures") -> None:
-        """Figures beside each other where the window is wide enough, else below each other; of the
-        kind "single" an SVG figure in its own size, which scrolls in a narrow window.
+    def figures(self, *figures: str) -> None:
+        """Figures beside each other where the window is wide enough, else below each other; those
+        in SVG in their own size, or the window's where that is narrower.
         """
-        self._sections.append(f'<div class="{kind}">{"".join(figures)}</div>')
+        self._sections.append(f'<div class="figures">{"".join(figures)}</div>')
 
     def table(self, head: Sequence[str], rows: Iterable[Sequence[Any]], text: bool = False) -> None:
         """Numbers, or with ``text`` words, that wrap."""

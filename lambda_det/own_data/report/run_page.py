@@ -275,10 +275,11 @@ def _add_confusion(page: Page, detections: Detections) -> None:
         "Confusion of classes",
         f"Predictions of a score of {detections.score:.3g} or more, which find an object by their "
         f"{detections.shapes}, at an IoU of 0.5. Where no "
-        "--score-threshold is given, it is the one with the best F1, or 0.5 where none is right. "
+        "--score-threshold is given, it is the one with the best F1 in these results, or 0.5 "
+        "where none is right. "
         "Of those on one object the one with the highest score takes it, of whatever class. "
         "Rows are the true classes; the last column counts the objects that are missed at this "
         "score, the last row false predictions. The colour is the share of the whole row. Of more "
         f"than {CLASSES_CONFUSED} classes those with most mistakes are shown.",
     )
-    page.figures(draw_confusion(detections), kind="single")
+    page.figures(draw_confusion(detections))

@@ -224,13 +224,16 @@ def test_page_is_whole_and_fetches_nothing(ground_truth):
     page.table(
         ("class", *columns()), [(one.name, *one.values.values()) for one in detections.classes]
     )
-    page.figures(figures.draw_confusion(detections), kind="single")
+    page.figures(figures.draw_confusion(detections))
     page.figures(to_figure(np.zeros((8, 8, 3), np.uint8), "a <picture>"))
     text = page.text()
     _check(text)
     assert "<script" not in text and "a &lt;run&gt; &amp; more" in text
     assert CLASSES[2] not in text and "&lt;b&gt;washer&lt;/b&gt;" in text
     assert not re.search(r"url\((?!#)", text)
+    # a matrix of many classes is as narrow as a phone, and is not cut there
+    (rule,) = re.findall(r"^\.figure svg \{(.*)\}$", text, re.M)
+    assert "max-width: 100%; height: auto" in rule and text.count('class="figures"') == 2
     for element in ("p", "figcaption"):  # in which there are paths
         (rule,) = re.findall(rf"^{element} \{{(.*)\}}$", text, re.M)
         assert "overflow-wrap: anywhere" in rule
