@@ -320,8 +320,8 @@ def _spread(
     if not places:
         name = printable(next(iter(names), ""))
         raise DataError(
-            f"{file}: its image {name!r} is in no folder of {above}; name the folder with "
-            f"--train {file} --images DIR."
+            f"{file}: its image {name!r} is in no folder of {above}; name the folder: lambda-det "
+            f"check {file} DIR, or train --train {file} --images DIR."
         )
     for name, paths in places.items():
         if len(paths) > 1 and file.parent / name not in paths:
@@ -332,8 +332,8 @@ def _spread(
 
 def _several(file: Path, name: str, folders: Iterable[Path]) -> DataError:
     return DataError(
-        f"{file}: its image {printable(name)!r} is in each of {listed(folders)}; name the folder "
-        f"with --train {file} --images DIR."
+        f"{file}: its image {printable(name)!r} is in each of {listed(folders)}; name the folder: "
+        f"lambda-det check {file} DIR, or train --train {file} --images DIR."
     )
 
 

@@ -457,6 +457,28 @@ def test_images_that_are_elsewhere_are_named_for_all_parts(kind, labels, tmp_pat
         assert not report.refusal() and report.annotations == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", labelme("../a.png")),
+        ("a.xml", voc("../a.png", BOX)),
+        ("some.xml", cvat(cups("../a.png"))),
+        ("some.json", via(cups("../a.png"))),
+        ("_annotations.coco.json", coco(cups("pictures/a.png"))),
+    ],
+)
+def test_a_folder_of_labels_alone_is_told_how_to_name_the_images(name, text, tmp_path, capsys):
+    """Both forms that the message names work, with a path that leads to the image or not."""
+    make(tmp_path, {f"labels/{name}": text, "pictures/a.png": "", "a.png": ""})
+    labels, images = str(tmp_path / "labels"), str(tmp_path / "pictures")
+    assert command_line.main([labels]) == 2
+    error = capsys.readouterr().err
+    assert "lambda-det check" in error and "--images DIR" in error and "format" not in error
+    assert command_line.main([labels, images]) == 0
+    output = str(tmp_path / "out.json")
+    assert command_line.convert_main([labels, output, "--images", images]) == 0
+
+
 def test_labels_that_were_converted_are_not_read_beside_the_old_ones(tmp_path, caplog):
     """Else what is corrected in the old ones would change nothing. Named themselves, they are."""
     caplog.set_level("INFO")

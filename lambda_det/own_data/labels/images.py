@@ -67,10 +67,14 @@ class NamedImages(ImageFolder):
             if images:
                 return images.pop()
         name = printable(names[0])
-        if any((place / names[0]).is_file() for place in (home, self.folder)):
+        is_there = any((place / names[0]).is_file() for place in (home, self.folder))
+        if is_there and Path(names[0]).suffix.lower() not in SUFFIXES:
             why = f"is of no format that is read ({' '.join(SUFFIXES)}); write it in one of them"
         else:
-            why = f"is not below {self.folder}; name the folder of the images with --images"
+            why = (
+                f"is not below {self.folder}; name the folder of the images: lambda-det check "
+                "LABELS DIR, or --images DIR of other commands"
+            )
         raise MissingImage(f"{where}: its image {name!r} {why}.")
 
 
