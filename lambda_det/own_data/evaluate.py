@@ -41,6 +41,7 @@ from lambda_det.own_data.report.reading import (
     label_of,
     results_of,
 )
+from lambda_det.own_data.run_data import keep_file
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.run_folder import RunFolder
 from lambda_det.training.task import EMA, RAW, Results
@@ -155,15 +156,13 @@ def evaluate(
             default += f"_{hashlib.sha256(keys.encode()).hexdigest()[:8]}"
         folder = Path(output or home / "evaluations" / default)
         with disk_of(folder):
-            _take_folder(folder)
+            _refuse_folder(folder)
             if chosen:
-                labels_file = folder / f"{name}.json"
-                with contextlib.suppress(shutil.SameFileError):  # it may be there already
-                    shutil.copyfile(chosen.labels, labels_file)
-                chosen = chosen._replace(labels=str(labels_file))
+                chosen = chosen._replace(labels=str(keep_file(chosen.labels, folder)))
             task = DetectionTask(_configuration(saved, folder, chosen)).prepare(train=False)
             task.check_weights(saved.content, saved.origin.file)
             task.check_data(train=False)
+            mark_output(folder)
             _remove_results(folder)
             log.open(str(folder))
             RunFolder(folder).save_config(task.dump())
@@ -181,8 +180,8 @@ def evaluate(
 
 
 # ------------------------------------------------------------------------------------- its folder
-def _take_folder(folder: Path) -> None:
-    """Make the folder of the results, or take that of an earlier evaluation; refuse others."""
+def _refuse_folder(folder: Path) -> None:
+    """Refuse a folder that is neither new nor of an earlier evaluation."""
     refuse_unwritable(folder)
     RunFolder(folder).refuse_other_run()
     if any(folder.glob("*")) and not (folder / MARK).is_file():
@@ -190,7 +189,6 @@ def _take_folder(folder: Path) -> None:
             f"--output {folder} was not written by an evaluation; give a new folder, or that of an "
             "earlier evaluation, whose results are replaced."
         )
-    mark_output(folder)
 
 
 def _remove_results(folder: Path) -> None:

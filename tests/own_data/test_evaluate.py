@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -303,8 +304,11 @@ def test_data_without_masks_have_box_ap_alone(run, shapes, tmp_path):
     assert [part.iou_type for part in boxes.classes] == ["bbox"] and len(masks.classes) == 2
 
 
-def test_other_classes_are_refused(run, shapes, tmp_path):
-    """The results of an earlier evaluation stay, and a folder that was new can be used again."""
+def test_other_classes_are_refused(run, shapes, tmp_path, monkeypatch):
+    """The results of an earlier evaluation stay, and a new folder is removed at the end."""
+    kept = []
+    at_exit = SimpleNamespace(register=lambda *work: kept.append(work))
+    monkeypatch.setattr("lambda_det.own_data.run_data.atexit", at_exit)
     content = json.loads(Path(shapes["test_json"]).read_text())
     content["categories"][0]["name"] = "plum"
     (tmp_path / "other.json").write_text(json.dumps(content))
@@ -316,9 +320,11 @@ def test_other_classes_are_refused(run, shapes, tmp_path):
     before = files(old)
     given = {"labels": str(tmp_path / "other.json"), "images": shapes["test_images"]}
     for output in (old, tmp_path / "new", tmp_path / "new"):
-        with pytest.raises(DataError, match=r"plum.*model_final\.pth.*circle"):
+        with pytest.raises(DataError, match=r"of \S*other\.json differ .*: .* plum, .* circle;"):
             evaluate(run, **given, output=output)
-    assert files(old).items() >= before.items()
+    for take_back, *what in reversed(kept):
+        take_back(*what)
+    assert files(old) == before and not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -108,8 +109,8 @@ def check(detector: Detector, datasets: Iterable[str], run: Mapping[str, Any], s
 def refuse_others(
     what: str, place: str, here: Sequence[str], source: str, there: Sequence[str]
 ) -> None:
-    """Refuse a list of classes or keypoints that differs from another one; the message has both
-    lists.
+    """Refuse a list of classes or keypoints that differs from another one; the message has what
+    one of both lists alone has, or what stands in other places.
 
     Args:
         what: "classes", "keypoints".
@@ -119,15 +120,15 @@ def refuse_others(
     Raises:
         DataError: they differ.
     """
-    here, there = list(here), list(there)
-    if here == there:
+    pairs = [(one, other) for one, other in itertools.zip_longest(here, there) if one != other]
+    if not pairs:
         return
-    pairs = itertools.zip_longest(here, there)
-    number = next(number for number, (one, other) in enumerate(pairs) if one != other)
-    order = "only in their order, " if sorted(here) == sorted(there) else ""
+    alone, missing = Counter(here) - Counter(there), Counter(there) - Counter(here)
+    difference = f"the first alone has {listed(alone, 8)}, and the second {listed(missing, 8)}"
+    if not (alone or missing):
+        difference = f"only in order, {listed((f'{one} for {other}' for one, other in pairs), 8)}"
     raise DataError(
-        f"The {what} of {place} ({listed(here, 8)}) differ from those of {source} "
-        f"({listed(there, 8)}): {order}first in number {number}; give data with the "
+        f"The {what} of {place} differ from those of {source}: {difference}; give data with the "
         "same in the same order, which is by their ids in COCO's format, or start another run "
         "with these."
     )
