@@ -465,8 +465,6 @@ CASES = {
         of_yolo("".join(SMALL)),
         0,
         "at most 101",
-        "1 x image with more than COCO's 100",
-        "a.png, 40x30: 101",
     ),
     "an object without a class": (of_labelme(shape(label=None)), 2, "a.json: shape 0", "no name"),
     "two classes of YOLO with one name": (

@@ -28,7 +28,7 @@ from pycocotools.coco import COCO
 
 from lambda_det.detection.data import report as kinds
 from lambda_det.detection.data.box_form import SIDES, is_box, other_form
-from lambda_det.detection.data.coco_format import COCO_DETECTIONS, name_labels, read_lists, whole
+from lambda_det.detection.data.coco_format import name_labels, read_lists, whole
 from lambda_det.detection.data.image_folder import ImageFolder, normal
 from lambda_det.detection.data.records import upright_size
 from lambda_det.detection.data.report import Finding, Kind, Report
@@ -396,7 +396,6 @@ def _count(file: _File, records: Sequence[Mapping[str, Any]]) -> None:
     report = file.report
     report.images = len(records)
     report.files = [file.images[record["image_id"]] for record in records]
-    seen: set[int] = set()
     for image, record in zip(report.files, records, strict=True):
         annotations = record["annotations"]
         objects = [a for a in annotations if not a["iscrowd"]]
@@ -404,15 +403,9 @@ def _count(file: _File, records: Sequence[Mapping[str, Any]]) -> None:
         report.usable += len(objects)
         report.most = max(report.most, len(objects))
         report.masks += sum("segmentation" in a for a in annotations)
-        seen.update(a["category_id"] for a in objects)
-        if len(objects) > COCO_DETECTIONS:
-            report.add(kinds.DENSE, f"{_named(image)}: {len(objects)}")
         if not objects:
             report.empty += 1
             report.add(kinds.EMPTY, _named(image))
-    for place, (number, name) in enumerate(report.categories.items()):
-        if place not in seen:
-            report.add(kinds.UNSEEN, f"{name} (category {number})")
     if report.masks:
         for image, record in zip(report.files, records, strict=True):
             if lacking := sum("segmentation" not in a for a in record["annotations"]):

@@ -60,13 +60,11 @@ FILLED = Kind(DOUBTFUL, "mask of less area than its polygons: a hole in it is fi
 NO_MASK = Kind(
     DOUBTFUL, "object without a mask, while others have one: where masks are learnt, its box is one"
 )
-DENSE = Kind(NOTED, "image with more than COCO's 100 objects, which AP counts nevertheless")
 EMPTY = Kind(
     NOTED,
     "image without an object: evaluated, and left out of training, unless it is background by "
     "YOLO's empty label files or by DATALOADER.FILTER_EMPTY_ANNOTATIONS False",
 )
-UNSEEN = Kind(NOTED, "class without an object")
 # Each of Roboflow's files in COCO's format has one, so it is no reason for a warning
 ROOT = Kind(NOTED, "category above all others that has no object, which is no class")
 

@@ -119,8 +119,6 @@ FINDINGS = [
     (kinds.NO_MASK, _fifth(segmentation=[]), "30.png, 64x48: 1", 8),
     (kinds.EMPTY, lambda c: c["images"].append({**c["images"][0], "id": 50, "file_name": "50.png"}),
      "50.png", 8),
-    (kinds.UNSEEN, lambda c: c["categories"].append({"id": 9, "name": "fig"}), "fig (category 9)",
-     8),
 ]
 # fmt: on
 
@@ -168,7 +166,7 @@ def test_each_finding_alone(content, write, number):
     assert expected in finding.first[0]
     assert report.usable == left
     # What follows from it is for information alone, or an id of what is not there any more
-    assert set(report.findings) <= {kinds.EMPTY, kinds.UNSEEN, kinds.NO_MASK, kinds.ID}
+    assert set(report.findings) <= {kinds.EMPTY, kinds.NO_MASK, kinds.ID}
     report.findings[kind] = finding
     refusal = report.refusal()
     assert bool(refusal) == (kind.severity in (kinds.REFUSED, kinds.UNUSABLE))  # one of eight
