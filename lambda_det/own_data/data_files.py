@@ -13,7 +13,7 @@ from lambda_det.errors import ConfigError
 from lambda_det.files import refuse_missing
 from lambda_det.own_data.fit_input import Row
 from lambda_det.own_data.flags import PARTS
-from lambda_det.own_data.held_out import Split, hold_out, smallest_share
+from lambda_det.own_data.held_out import Split, hold_out, numbered, smallest_share
 from lambda_det.own_data.labels.conversion import as_single_class
 from lambda_det.own_data.layouts import as_coco, find_parts
 
@@ -106,7 +106,8 @@ def _of_folder(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Pa
     if used and args.val_share is None:
         images = args.test_images or used.images
         parts["test"] = used.labels, images
-        rows.append(("evaluation", used.source, f"with the images in {images}"))
+        objects = numbered(len(read_lists(used.labels)["annotations"]))
+        rows.append(("evaluation", used.source, f"with the images in {images}, {objects}"))
     if test and test is not used:
         parts["rest"] = test.labels, test.images
     return parts

@@ -94,10 +94,9 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
     train, val = _halves(json_file, image_folder, split)
     report = file_report(json_file, image_folder)
     labels, held_out, objects = report.json_file, len(val["images"]), len(val["annotations"])
-    few = ", so few that AP is rough" if objects < LEAST_BOXES else ""
     show(
         f"Held out to evaluate on: {held_out} of {held_out + len(train['images'])} images of "
-        f"{labels}, by their names, with {counted(objects, 'object')}{few}; copies, or the groups "
+        f"{labels}, by their names, with {numbered(objects)}; copies, or the groups "
         "of --group-by, stay on one side"
     )
     if not split.group_by and (hint := films(report.paths)):
@@ -110,6 +109,12 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
         )
     stem = stem_with_part(json_file)
     return write_coco(train, folder, f"{stem}_kept"), write_coco(val, folder, f"{stem}_held_out")
+
+
+def numbered(objects: int) -> str:
+    """The number of objects to evaluate on, and whether AP by so few is rough."""
+    few = ", so few that AP is rough" if objects < LEAST_BOXES else ""
+    return f"{counted(objects, 'object')}{few}"
 
 
 def films(files: Iterable[str]) -> str:

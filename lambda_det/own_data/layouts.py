@@ -43,7 +43,6 @@ from lambda_det.own_data.part_names import (
     part_in,
 )
 from lambda_det.own_data.yolo_parts import Content, contents_of_yolo
-from lambda_det.training.log import show
 
 logger = logging.getLogger(__name__)
 
@@ -163,10 +162,9 @@ def _unread(place: Path, name: str, parts: Iterable[Part]) -> list[Path]:
     for part in PART_WORDS:
         bare = [path for path in images if named_part(path.parent, place) == part]
         if bare and labelled.keys().isdisjoint(map(os.path.realpath, bare)):
-            folder = os.path.commonpath([path.parent for path in bare])
             logger.warning(
-                f"{folder}: {counted(len(bare), 'image')}, and no labels; add them, or call the "
-                "folder otherwise"
+                f"{place}: {counted(len(bare), 'image')} of {part} without labels, such as "
+                f"{bare[0]}; add them, or call the folder otherwise"
             )
             left += bare if part != "test" else []  # a contest keeps the labels of its test part
     read = set(images.values())
@@ -235,7 +233,7 @@ def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
             "train on; name what is to be trained on with --train."
         )
     ((part, group),) = groups.items()
-    show(f"{root}: its one part is called {part}, and is the one to train on")
+    logger.warning(f"{root}: its one part is called {part}, and is the one to train on")
     return {"train": group}
 
 
@@ -374,7 +372,7 @@ def _split(
         ]
         part = next(filter(None, named), "")
         ids.setdefault(part, set()).add(image["id"])
-        if source.suffix.lower() not in SUFFIXES:
+        if _has_labels(image):
             labelled.setdefault(part, []).append(source)
     if "" in ids and "" not in labelled and len(ids) > 1:
         del ids[""]  # images without labels, beside the images of parts

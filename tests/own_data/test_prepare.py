@@ -378,6 +378,7 @@ def test_parts_that_are_there(data, lacks):
     labels.write_text(json.dumps({key: value for key, value in content.items() if key != lacks}))
     args = prepared(*words)
     assert "valid" in table(args)["evaluation"][0] and said(args, "lambda-det evaluate")
+    assert "20 objects, so few that AP is rough" in table(args)["evaluation"][1]
     assert not warned(args)
     datasets, folder = args.config.DATASETS, data.parent / "run" / "data"
     assert Path(datasets.TRAIN_JSON).name.startswith("train_annotations.coco_")
@@ -426,7 +427,7 @@ def test_a_single_part_is_trained_on_whatever_it_is_called(data):
     (data.parent / "roboflow" / "train" / "_annotations.coco.json").unlink()
     args = prepared(*words)
     assert said(args, "its one part is called val")
-    assert said(args, "train: 20 images, and no labels")
+    assert said(args, "20 images of train without labels")
     assert "no part beside the training part is called val" in table(args)["evaluation"][1]
 
 

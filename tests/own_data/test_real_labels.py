@@ -132,9 +132,9 @@ CASES = {
         f"{form} whose labels of {lost} are lost, beside a test part without labels": (
             of_parts(form, kept),
             1,
-            f"{lost}: 1 image, and no labels",
-            "test: 1 image, and no labels",
-            f"! {kept}: 1 image",
+            f"1 image of {lost} without labels",
+            "1 image of test without labels",
+            f"! of {kept} without",
             "! (test)",
         )
         for form in OF_A_PART
@@ -144,8 +144,8 @@ CASES = {
         f"{form} with a test part without labels": (
             of_parts(form, "train", "val"),
             0,
-            "test: 1 image, and no labels",
-            "! val: 1 image",
+            "1 image of test without labels",
+            "! of val without",
             "! (test)",
             "! may be lost",
         )
@@ -154,7 +154,7 @@ CASES = {
     "YOLO with a list of names and a test part without labels": (
         {"classes.txt": "cup\n", **of_parts("YOLO", "train", "val"), "data.yaml": ""},
         0,
-        "test: 1 image, and no labels",
+        "1 image of test without labels",
         "! (test)",
         "! may be lost",
     ),

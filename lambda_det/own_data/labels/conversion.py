@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,20 +116,20 @@ def read_labels(
         for path in placed
         for part in ("", named_part(path.parent, folder))
     }
-    lacking: dict[str, list[bool]] = defaultdict(list)  # by the parts that folders of images tell
+    numbers, lacking = Counter(), Counter()  # by the parts that folders of images tell
     for path in pictures.paths:
         image = placed.get(path)
         part = named_part(path.parent, folder)
         # one without labels may be of a file that was not read as a whole
         if image is None and (UNREAD in report.findings or (part, normal(path.stem)) in names):
             continue
-        is_lacking = image is None or image.source == path  # YOLO's are used nevertheless
-        if is_lacking:
+        numbers[part] += 1
+        if image is None or image.source == path:  # YOLO's are used nevertheless
             report.add(NO_FILE if image else NO_LABELS, str(path))
-        lacking[part].append(is_lacking)
-    for part, images_of_part in lacking.items():
-        missing, number = sum(images_of_part), len(images_of_part)
-        if part == "test" and missing == number:  # the labels of a contest are kept by its judges
+            lacking[part] += 1
+    for part, missing in lacking.items():
+        number = numbers[part]
+        if part == "test" and missing == number:  # a contest keeps the labels of its test part
             continue
         if row.images != "some" and missing > _MAY_LACK * number:
             report.add(LOST_FILE, f"{missing} of {number} images have no label file", missing)

@@ -67,8 +67,8 @@ class NamedImages(ImageFolder):
             if images:
                 return images.pop()
         name = printable(names[0])
-        is_there = any((place / names[0]).is_file() for place in (home, self.folder))
-        if is_there and Path(names[0]).suffix.lower() not in SUFFIXES:
+        is_read = names[0].lower().endswith(SUFFIXES)
+        if not is_read and any((place / names[0]).is_file() for place in (home, self.folder)):
             why = f"is of no format that is read ({' '.join(SUFFIXES)}); write it in one of them"
         else:
             why = (
