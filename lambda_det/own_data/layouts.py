@@ -162,11 +162,13 @@ def _unread(place: Path, name: str, parts: Iterable[Part]) -> list[Path]:
     for part in PART_WORDS:
         bare = [path for path in images if named_part(path.parent, place) == part]
         if bare and labelled.keys().isdisjoint(map(os.path.realpath, bare)):
+            # a contest keeps the labels of its test part
+            advice = "" if part == "test" else "; add them, or call the folder otherwise"
             logger.warning(
                 f"{place}: {counted(len(bare), 'image')} of {part} without labels, such as "
-                f"{bare[0]}; add them, or call the folder otherwise"
+                f"{bare[0]}{advice}"
             )
-            left += bare if part != "test" else []  # a contest keeps the labels of its test part
+            left += bare if advice else []
     read = set(images.values())
     unread = [
         path

@@ -146,6 +146,7 @@ CASES = {
             0,
             "1 image of test without labels",
             "! of val without",
+            "! call the folder otherwise",
             "! (test)",
             "! may be lost",
         )
