@@ -79,8 +79,9 @@ def refuse_missing(*paths: str | Path | None) -> None:
     """
     for path in filter(None, paths):
         if "://" not in str(path) and not os.path.exists(path):
-            hint = suggest(str(path), map(str, sorted(Path(path).parent.glob("[!.]*"))))
-            raise DataError(f"There is no file or folder {path}{hint}")
+            # by names alone: all paths of one folder are alike
+            there = sorted(other.name for other in Path(path).parent.glob("[!.]*"))
+            raise DataError(f"There is no file or folder {path}{suggest(Path(path).name, there)}")
 
 
 def expanded(path: str | os.PathLike | None) -> str | None:

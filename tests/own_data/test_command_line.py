@@ -92,6 +92,14 @@ def test_unusable_input(shapes, capsys):
     assert "'nothing_of_that_name' is not registered" in capsys.readouterr().err
 
 
+def test_a_path_that_is_not_there_is_compared_by_its_name(tmp_path, capsys):
+    """The paths of all files of a long folder are alike."""
+    for name in ("dataset", "setup.py", "setup.cfg"):
+        (tmp_path / name).mkdir()
+    assert run(tmp_path / "datset") == 2
+    assert f"{tmp_path / 'datset'}; did you mean dataset?" in capsys.readouterr().err
+
+
 def test_a_registered_data_set(tmp_path, capsys):
     make_shapes(tmp_path, num_train=1, num_val=1, size=64)
     register_shapes(tmp_path)
