@@ -63,9 +63,8 @@ def print_report(report: Report) -> None:
 
 def print_other_classes(report: Report, train: Report) -> bool:
     """Print what training says about the classes of another part; whether it refuses them."""
-    here, there = report.classes, train.classes
     try:
-        refuse_others("classes", report.json_file, here, train.json_file, there)
+        refuse_others("classes", report.json_file, report.classes, train.json_file, train.classes)
         unlearnt = unlearnt_classes(report, [train], train.json_file)
     except DataError as error:
         print(f"{printable_text(str(error))}\n")
@@ -140,21 +139,15 @@ def check_data(arguments: argparse.Namespace, folder: Path) -> int:
         print_report(report)
         if not report.usable:
             print("No object can be trained on. Are the labels where their format has them?\n")
-        if report.of(REFUSED, UNUSABLE, DOUBTFUL) or not report.usable:
-            status = 1
+        status |= bool(report.of(REFUSED, UNUSABLE, DOUBTFUL)) or not report.usable
     for report in reports[1:]:
-        if print_other_classes(report, reports[0]):
-            status = 1
-    images = {report.json_file: report.paths for report in reports}
-    if len(reports) > 1 and not arguments.no_images and print_copies(images):
-        status = 1
+        status |= print_other_classes(report, reports[0])
+    if not arguments.no_images:
+        status |= print_copies({report.json_file: report.paths for report in reports})
     for _, _, why in fit.background(reports[0]):
         print(f"lambda-det train: {why}.\n")
-    if (
-        not arguments.no_images
-        and len(reports) == 1
-        and (hint := films(images[reports[0].json_file]))
-    ):
+    # of parts that are given nothing is held out
+    if not (arguments.no_images or reports[1:]) and (hint := films(reports[0].paths)):
         print(f"{printable(hint)}.\n")
     if reports[0].usable and not reports[0].refusal():
         print_small_objects(parts, reports[0])

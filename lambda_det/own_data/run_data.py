@@ -192,11 +192,11 @@ class PreparedRun:
         kept = {key: attrgetter(key)(self.config) for key in FILE_KEYS}
         keys = {key: given.get(key, value) for key, value in kept.items() if value}
         folder = self.file.parent
-        images = listed(sorted({str(keys[key]) for key in keys if key.endswith("IMAGES")}))
-        show(
-            f"--resume goes on with the labels in {folder / FOLDER}, and the images in {images}; "
-            "--val-share, --stratify, --group-by and --single-class change nothing in them"
-        )
+        images = listed(sorted({keys[key] for key in keys if key.endswith("IMAGES")}))
+        text = f"--resume goes on with the labels in {folder / FOLDER}, and the images in {images}"
+        if {args.val_share, args.stratify, args.group_by, args.single_class} != {None}:
+            text += "; --val-share, --stratify, --group-by and --single-class change nothing"
+        show(text)
         if not (args.data or args.train_json or args.test_json):
             return keys
         try:
