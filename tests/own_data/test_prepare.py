@@ -561,7 +561,7 @@ def test_the_folder_of_another_run_is_left_as_it_is(run):
         prepared(*words, "--resume")
 
 
-@pytest.mark.parametrize("output", ["../run", ""])  # "" is the current folder
+@pytest.mark.parametrize("output", ["../run", "."])
 def test_the_labels_of_a_run_that_did_not_begin_are_taken_back(output, data, monkeypatch):
     kept = []
     at_exit = SimpleNamespace(register=lambda *work: kept.append(work))
