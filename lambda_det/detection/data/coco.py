@@ -105,6 +105,11 @@ class _File:
     def __init__(self, json_file: str, image_root: str) -> None:
         self.name, self.lists = json_file, read_lists(json_file)
         self.annotations: list[dict[str, Any]] = self.lists["annotations"]
+        for one in self.annotations:  # Roboflow writes widths and heights as text
+            box = one.get("bbox")
+            if isinstance(box, list) and str in map(type, box):
+                with contextlib.suppress(TypeError, ValueError):  # then it is no box
+                    one["bbox"] = list(map(float, box))
         for name in ("images", "categories"):
             if not self.lists[name]:
                 raise DataError(f"{json_file}: the list {name!r} is empty; add at least one entry.")

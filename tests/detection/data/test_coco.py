@@ -60,6 +60,7 @@ def test_records_are_detectron2s(content, write):
     content["images"].reverse()
     content["categories"].reverse()
     del content["annotations"][0]["area"]
+    content["annotations"][0]["bbox"][2:] = ["20.0", "16"]  # as Roboflow writes them
     json_file, images = write(content)
     records, report = read_coco(json_file, images)
     assert [record["image_id"] for record in records] == [10, 20, 30, 40]
@@ -89,7 +90,7 @@ FINDINGS = [
     *((kinds.BOX, _fifth(bbox=box), "annotation 5 of image 30 (30.png, 64x48): bbox", 7)
       for box in (
         [1, 2, 3], [1, 2, math.nan, 3], [0, 0, 10**400, 5], [1, 2, -3, 4],
-        [1, 2, 1e300, 4], ["1", 2, 3, 4], [100, 6, 20, 16],
+        [1, 2, 1e300, 4], ["one", 2, 3, 4], [100, 6, 20, 16],
         [0.1, 0.2, 0.3, 0.4],  # a share of 1
         [40, 30, 20, 16],  # elsewhere than its mask
     )),
