@@ -249,9 +249,9 @@ def _confused(run: Evidence) -> Iterator[Change]:
             "Add examples of classes that are taken for each other, or make one class of those "
             f"that look alike: {listed([pair for pair, _ in pairs.most_common()], _NAMED)}.",
             run.gain(wrong),
-            f"Predictions with the name of another class: {len(wrong)} of any score, {len(found)} "
-            f"of {run.score:.3g} or more, on objects without one of {CONFIDENT} or more. "
-            f"{run.resting_on(wrong)}",
+            f"Predictions with the name of another class: {len(found)} of a score of "
+            f"{run.score:.3g} or more, {len(wrong)} of any; none of {CONFIDENT} or more is on the "
+            f"same object. {run.resting_on(wrong)}",
         )
 
 
