@@ -91,7 +91,7 @@ def fit(
     training = _of_gpu(cfg, facts, machine) if asked.is_chosen and machine.memory else []
     merge(cfg, training, cfg.RECIPE.KEEP)
     if cfg.MODEL.MASK_ON:
-        why = f"{facts.masks:.0%} of the objects have a mask; {_FEWEST_MASKS:.0%} are enough"
+        why = f"{facts.masks:.1%} of the objects have a mask; {_FEWEST_MASKS:.0%} are enough"
         training.append(Choice("MODEL.MASK_ON", facts.masks >= _FEWEST_MASKS, why))
     training += [*_detections(cfg, facts), *_batch(cfg, facts, machine)]
     merge(cfg, training, cfg.RECIPE.KEEP)

@@ -165,7 +165,7 @@ def _unread(place: Path, name: str, parts: Iterable[Part]) -> list[Path]:
             # a contest keeps the labels of its test part
             advice = "" if part == "test" else "; add them, or call the folder otherwise"
             logger.warning(
-                f"{place}: {counted(len(bare), 'image')} of {part} without labels, such as "
+                f"{place}: {counted(len(bare), 'image')} of {part} that no labels name, such as "
                 f"{bare[0]}{advice}"
             )
             left += bare if advice else []

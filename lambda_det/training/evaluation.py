@@ -35,6 +35,7 @@ class Evaluation(HookBase):
         last_step, best_step: steps done at the last and at the best evaluation; -1 for none.
         best, best_name: the best value of the metric, and which result it is.
         without_progress: evaluations since the best one.
+        is_pending: whether a resumed run begins with an evaluation.
         seconds: that the last evaluation of this process took; 0 before there was one.
     """
 
@@ -44,7 +45,7 @@ class Evaluation(HookBase):
         self.best = float("-inf")
         self.best_name = ""
         self.without_progress = 0
-        self._is_pending = False
+        self.is_pending = False
         self.seconds = 0.0
 
     def is_due(self) -> bool:
@@ -55,7 +56,7 @@ class Evaluation(HookBase):
 
     def before_train(self) -> None:
         trainer = self.trainer
-        if self._is_pending:
+        if self.is_pending:
             logger.info(f"The evaluation after step {trainer.start_iter} is still to come")
             trainer.iter = trainer.storage.iter = trainer.start_iter - 1
             self._evaluate()
@@ -63,17 +64,14 @@ class Evaluation(HookBase):
         elif 0 < self.best_step == trainer.start_iter:
             # The run may have been killed before this checkpoint got its second name
             trainer.checkpointer.link(trainer.saved_as, "model_best")
-        if self._is_out_of_patience() and trainer.start_iter < trainer.max_iter:
-            logger.info(
-                "This run has stopped early already; a higher "
-                f"{trainer.settings.key('patience')} or a longer training continues it"
-            )
-            trainer.max_iter = trainer.start_iter
 
     def after_train(self) -> None:
         if self.best_step >= 0:
-            last = flatten_results_dict(self.results)
-            wrong = [name for name in self.trainer.task.metrics if last.get(name) == 0]
+            wrong = [
+                name
+                for name, value in flatten_results_dict(self.results).items()
+                if value == 0 and _first_of(self.trainer.task.metrics, {name: value})
+            ]
             advice = f"; nothing of {listed(wrong)} is right yet: more epochs, or see the page"
             logger.info(
                 f"The best evaluation is that after step {self.best_step}, in model_best.pth: "
@@ -95,7 +93,7 @@ class Evaluation(HookBase):
         self.results = _floats(comm.all_gather(results)[0] or {})  # all processes have the same
         self.seconds = time.perf_counter() - began
         values = flatten_results_dict(self.results)
-        self.last_step, self._is_pending = step, False
+        self.last_step, self.is_pending = step, False
         verdict = self._compare(values, step)
         if self._is_out_of_patience() and step < trainer.max_iter:
             logger.info(
@@ -151,10 +149,16 @@ class Evaluation(HookBase):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in _STATE:
             setattr(self, name, state[name])
-        self._is_pending = state["pending"]
+        self.is_pending = state["pending"]
         # A longer training is not over, whatever the end of the shorter one was
         if self.trainer.settings.max_iter > state.get("planned", math.inf):
             self.without_progress = 0
+        if self._is_out_of_patience() and self.last_step < self.trainer.max_iter:
+            logger.info(
+                "This run has stopped early already; a higher "
+                f"{self.trainer.settings.key('patience')} or a longer training continues it"
+            )
+            self.trainer.max_iter = self.last_step
 
 
 def _floats(results: Mapping[str, Any]) -> Results:

@@ -112,6 +112,7 @@ class Forecast(HookBase):
 
 class Progress(HookBase):
     """Shows a bar over the steps on the screen or in a notebook, with the loss of the last step.
+    :class:`BufferedLog` closes it.
 
     Register it in the first process, which alone knows the loss.
     """
@@ -130,9 +131,6 @@ class Progress(HookBase):
         self._bar.set_postfix(loss=f"{loss:.3g}", refresh=False)
         self._bar.total = self.trainer.max_iter  # which a hook may have changed
         self._bar.update()
-
-    def after_train(self) -> None:
-        self._bar.close()
 
 
 class RunWriter(HookBase):

@@ -112,9 +112,10 @@ class BufferedLog(logging.handlers.MemoryHandler):
         return record.name.startswith(_SHOWN_ABOVE_BAR if self._quiet else _SHOWN)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:  # which the command line shows on the screen, on a line of its own
-            for bar in list(tqdm._instances):
+        for bar in list(tqdm._instances):
+            if bar.unit == "step":  # ours, below which what follows has lines of its own
                 bar.close()
+        if error is not None:  # which the command line shows on the screen
             is_told = isinstance(error, (Interrupted, Preempted, UserError))
             logger.info(error, exc_info=error.__cause__ if is_told else error, extra=ONLY_IN_FILE)
         for handler in (self, *self._opened):

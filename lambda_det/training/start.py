@@ -59,8 +59,10 @@ def work(
     Raises:
         UserError: one sentence to print.
     """
-    earlier = messages if comm.is_main_process() else ()
-    with BufferedLog(quiet=args.progress and not args.eval_only, earlier=earlier) as log:
+    with BufferedLog(
+        quiet=args.progress and not args.eval_only,
+        earlier=messages if comm.is_main_process() else (),
+    ) as log:
         task = task.prepare(train=not args.eval_only)
         settings = task.settings
         precision = Precision.of(settings)
@@ -134,10 +136,16 @@ def train(
             trainer.register_hooks([Progress()])
 
         _open_folder(task, log, lock)
-        if trainer.start_iter < trainer.max_iter:  # else nothing changes
+        if trainer.start_iter < trainer.max_iter or trainer.evaluation.is_pending:
             _log_changes(task, changes)
             if comm.is_main_process():
                 RunFolder(folder).save_config(task.dump(), config_file)
+        else:
+            logger.info(
+                f"The run has all of its {trainer.start_iter} steps: nothing is trained, and its "
+                f"configuration stays; a higher {task.settings.key('max_iter')}, or more --epochs "
+                "of own data, continue it"
+            )
         del checkpoint  # its tensors need not stay in memory
         return trainer.train()
 

@@ -130,8 +130,7 @@ class Trainer(TrainerBase):
         self._loading: Iterator[Any] | None = None
         self._loader_state: Mapping[str, Any] | None = None
         self._load(checkpoint)
-        resumed = checkpoint is not None
-        on_main_process(lambda: self.task.check_data(train=True, resumed=resumed))
+        on_main_process(lambda: task.check_data(train=True, resumed=checkpoint is not None))
         self.loader = task.build_train_loader()
         if self._loader_state and hasattr(self.loader, "load_state_dict"):
             self.loader.load_state_dict(self._loader_state)
@@ -194,8 +193,8 @@ class Trainer(TrainerBase):
         """Save network, average and training state as they are after this step."""
         evaluated = self.evaluation.last_step == self.iter + 1
         precise = evaluated and self._statistics_loader is not None
-        final = self.iter + 1 >= self.max_iter
-        name = "model_final" if final else f"model_{self.iter:07d}"
+        is_last = self.iter + 1 >= self.max_iter
+        name = "model_final" if is_last else f"model_{self.iter:07d}"
         self.checkpointer.save(
             name,
             iteration=self.iter,
@@ -268,13 +267,11 @@ class Trainer(TrainerBase):
             Interrupted: Ctrl-C ended the run, and all steps are saved.
             UserError: a checkpoint could not be written, or images could not be read.
         """
-        logger.info(
-            f"Training from iteration {self.start_iter} to {self.max_iter}; random numbers and the "
-            f"order of images are drawn from seed {self.seed}"
-            if self.start_iter < self.max_iter
-            else f"The run has all of its {self.start_iter} steps: nothing is trained, and what "
-            "was typed anew changes nothing; a longer training continues it"
-        )
+        if self.start_iter < self.max_iter:
+            logger.info(
+                f"Training from iteration {self.start_iter} to {self.max_iter}; random numbers and "
+                f"the order of images are drawn from seed {self.seed}"
+            )
         with catch_signals(), EventStorage(self.start_iter) as self.storage:
             try:
                 self._begin(self.loader, self.seed, self.start_iter)
@@ -346,12 +343,12 @@ class Trainer(TrainerBase):
         if self._statistics_loader is not None:
             seed = self.seed + STATISTICS_SEED
             self._begin(self._statistics_loader, seed, self.iter + 1)
-            device = self.step.precision.device
-            seed_all(Purpose.STEP, seed, self.iter, comm.get_rank(), device=device)
+            precision = self.step.precision
+            seed_all(Purpose.STEP, seed, self.iter, comm.get_rank(), device=precision.device)
             batches = iter(self._statistics_loader)
             count = self.settings.precise_bn_batches
             with EventStorage():  # what the heads count there is not of a training step
-                estimate_statistics(list(models.values()), batches, count, self.step.precision)
+                estimate_statistics(list(models.values()), batches, count, precision)
             del batches  # with its workers
         results = self.task.evaluate(models, final=self.iter + 1 >= self.max_iter)
         self.step.model.train()

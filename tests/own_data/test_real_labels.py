@@ -132,8 +132,8 @@ CASES = {
         f"{form} whose labels of {lost} are lost, beside a test part without labels": (
             of_parts(form, kept),
             1,
-            f"1 image of {lost} without labels",
-            "1 image of test without labels",
+            f"1 image of {lost} that no labels name",
+            "1 image of test that no labels name",
             f"! of {kept} without",
             "! (test)",
         )
@@ -144,7 +144,7 @@ CASES = {
         f"{form} with a test part without labels": (
             of_parts(form, "train", "val"),
             0,
-            "1 image of test without labels",
+            "1 image of test that no labels name",
             "! of val without",
             "! call the folder otherwise",
             "! (test)",
@@ -155,7 +155,7 @@ CASES = {
     "YOLO with a list of names and a test part without labels": (
         {"classes.txt": "cup\n", **of_parts("YOLO", "train", "val"), "data.yaml": ""},
         0,
-        "1 image of test without labels",
+        "1 image of test that no labels name",
         "! (test)",
         "! may be lost",
     ),
@@ -168,6 +168,7 @@ CASES = {
         {**of_parts("LabelMe", "train", "val", "test"), "drawn/a.png": "", "train/drawn/a.png": ""},
         0,
         "! without labels",
+        "! no labels name",
     ),
     # --------------------------------------------------------- formats by their parse
     "LabelMe whose shapes come last": (of_labelme(flags=WIDE), 0, "labels of LabelMe", "1 cup"),

@@ -107,7 +107,7 @@ def test_without_a_value_of_the_metric_nothing_is_the_best(tmp_path, caplog, met
 @pytest.mark.parametrize(
     ("boxes", "masks", "advised"),
     [
-        (0, 0, "segm/AP, bbox/AP"),
+        (0, 0, "bbox/AP, segm/AP"),
         (3, 0, "segm/AP"),
         (0, 3, "bbox/AP"),
         (3, 3, None),
@@ -119,6 +119,13 @@ def test_a_run_says_of_what_nothing_is_right(tmp_path, caplog, boxes, masks, adv
     (line,) = [text for text in caplog.messages if "model_best.pth" in text]
     assert advised is None or f"nothing of {advised} is right" in line
     assert ("more epochs" in line) == bool(advised)
+
+
+def test_nothing_right_on_one_of_two_data_sets_is_said(tmp_path, caplog):
+    caplog.set_level("INFO")
+    results = {"one": {"bbox": {"AP": 3}}, "two": {"bbox": {"AP": 0}}}
+    _Trainer(tmp_path, [results], steps=1).run()
+    assert "nothing of two/bbox/AP is right" in caplog.text
 
 
 def test_a_worse_one_after_a_resume_is_not_the_best(tmp_path):

@@ -31,7 +31,7 @@ def test_what_ends_the_run_has_a_line_of_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stderr", sys.stdout)
     with pytest.raises(Interrupted), BufferedLog(quiet=True) as log:
         log.open(str(tmp_path))
-        bar = tqdm(total=3, desc="steps")  # which is not closed
+        bar = tqdm(total=3, desc="steps", unit="step")  # which is not closed
         bar.update()
         raise Interrupted("why")
     print("why")  # as the command line does

@@ -108,7 +108,7 @@ class _File:
         for one in self.annotations:  # Roboflow writes widths and heights as text
             box = one.get("bbox")
             if isinstance(box, list) and str in map(type, box):
-                with contextlib.suppress(TypeError, ValueError):  # then it is no box
+                with contextlib.suppress(OverflowError, TypeError, ValueError):
                     one["bbox"] = list(map(float, box))
         for name in ("images", "categories"):
             if not self.lists[name]:

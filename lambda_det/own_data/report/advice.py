@@ -131,6 +131,7 @@ class Evidence:
         folder: of the run, for commands.
         score: from which on the matrix of confusion counts predictions.
         predictions, missed: of :func:`sort_errors`.
+        found: the annotations with a right prediction.
         classes, names: the category of each annotation, and the name of each category.
         counted: the annotations that are no crowds, by their ids.
         sides: of each in pixels of the network's input: the root of its area.
@@ -149,6 +150,7 @@ class Evidence:
 
     def __post_init__(self) -> None:
         self.predictions, self.missed = sort_errors(self.truth, self.entries, self.iou_type)
+        self.found = {p.matched for p in self.predictions if p.verdict == "right"}
         annotations = self.truth.anns
         self.classes = {i: one["category_id"] for i, one in annotations.items()}
         self.counted = {i for i, one in annotations.items() if not one["iscrowd"]}
@@ -187,8 +189,7 @@ class Evidence:
 
     def resting_on(self, wrong: Sequence[JudgedPrediction]) -> str:
         """On how many objects the gain of a repair rests: of few, each is worth many points."""
-        right = {p.matched for p in self.predictions if p.verdict == "right"}
-        objects = {p.matched for p in wrong} - right
+        objects = {p.matched for p in wrong} - self.found
         return f"Their objects without a right prediction: {len(objects)} of {len(self.counted)}."
 
 
@@ -212,7 +213,8 @@ def differs(some: int, of: int, others: int, of_others: int) -> bool:
 def _doubtful(run: Evidence) -> Iterator[Change]:
     """Sure predictions that contradict the annotations."""
     for error, (where, otherwise) in _DOUBTS.items():
-        if sure := run.wrong(error, CONFIDENT):
+        # an object that is found as what it is called is only confused
+        if sure := [p for p in run.wrong(error, CONFIDENT) if p.matched not in run.found]:
             images = Counter(p.image for p in sure).most_common(3)
             files = [Path(run.truth.imgs[image]["file_name"]).name for image, _ in images]
             yield Change(
@@ -236,7 +238,7 @@ def _background(run: Evidence) -> Iterator[Change]:
 
 def _confused(run: Evidence) -> Iterator[Change]:
     """Classes that are taken for each other, on objects whose annotations are not doubted."""
-    doubted = {p.matched for p in run.wrong("class", CONFIDENT)}
+    doubted = {p.matched for p in run.wrong("class", CONFIDENT)} - run.found
     wrong = [p for p in run.wrong("class") if p.matched not in doubted]
     found = [p for p in wrong if p.score >= run.score]
     pairs = Counter(

@@ -58,7 +58,7 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
         run: its folder.
         dataset: one of those in DATASETS.TEST; "" for the first.
         score: predictions of this score or more are in the confusion matrix; None: the score with
-            the best F1, of masks where any is right, as a prediction takes it.
+            the best F1 in these results, of masks once they are learnt.
 
     Raises:
         UserError: the run was not evaluated, or its data were moved.

@@ -9,6 +9,7 @@ from detectron2.data.datasets import load_coco_json, register_coco_instances
 
 from lambda_det.detection.data import check_datasets
 from lambda_det.detection.data.registration import has_masks
+from lambda_det.detection.data.report import NO_MASK
 from lambda_det.errors import ConfigError, DataError, UserError
 from tests.coco import annotation, put
 
@@ -158,11 +159,13 @@ def test_a_few_bad_boxes_are_warned_of_and_masks_where_they_are_learnt(
         content["annotations"].append(annotation(number, 10, [1, 1, 5, 5]))
     content["annotations"][4]["segmentation"] = [[1, 2, 3, 4]]
     content["annotations"][5]["bbox"] = [1, 1, 5, 0]
+    content["annotations"][6]["segmentation"] = []
     cfg = registered(content)
     cfg.MODEL.MASK_ON = masks
     check_datasets(cfg, train=True, test=False)
     assert "annotation 6 of image 30" in caplog.text
     assert ("annotation 5 of image 30" in caplog.text) is masks
+    assert (NO_MASK.text in caplog.text) is masks
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,13 @@ def test_a_sure_prediction_of_another_class_doubts_the_annotation_and_is_no_pair
     assert pairs.gain > sure.gain > 0
 
 
+def test_an_object_that_is_found_as_what_it_is_called_is_in_no_doubt():
+    """Also where a prediction of another class is as sure: the two are confused."""
+    entries = [*all_of(OBJECTS), predicted(1, (100, 10, 40, 40), 0.99)]
+    (change,) = of_error("class", changes(OBJECTS, entries))
+    assert "bolt and nut" in change.change
+
+
 def test_of_how_many_objects_a_row_of_loose_boxes_tells():
     """One of 13 is 7.7 points, however many predictions lie badly."""
     objects = in_rows(13, 40)
@@ -341,6 +348,7 @@ NAN = float("nan")
     [
         ((10, 20, 30, 40, 50, 60), 20),  # 40 at two thirds of the steps
         ((10, 20, 60, 50, 50, 50), NAN),  # it was better before
+        ((10, 20, 30, 40, 60, 50), NAN),
         ((80, 86, 85.8, 86.1, 86.3), None),  # by less than evaluations differ by chance
         ((80, 86, 85.1, 85.4, 87.5), None),  # only the last one is better than one before
         ((0.25, 0.25, 0.5, 0.75, 1.25), 0.75),  # it has hardly begun
