@@ -79,9 +79,19 @@ def test_a_finished_run_is_not_trained_further(finished, arguments, caplog):
     caplog.set_level("INFO")
     files = [finished / name for name in ("model_final.pth", "config.yaml")]
     before = [file.read_bytes() for file in files]
-    run(arguments("--resume", "OUTPUT_DIR", finished, *SAME, "TEST.EVAL_PERIOD", "1"))
+    run(arguments("--resume", "OUTPUT_DIR", finished, *SAME, "TEST.PATIENCE", "3"))
     assert "all of its 4 steps" in caplog.text
     assert [file.read_bytes() for file in files] == before
+
+
+def test_an_evaluation_that_is_to_come_records_what_it_is_made_with(finished, arguments, folder):
+    """Of a run that was killed in its last evaluation, and is resumed otherwise."""
+    shutil.copytree(finished, folder)
+    content = _load(folder / "model_final.pth")
+    content["trainer"]["hooks"]["Evaluation"]["pending"] = True
+    torch.save(content, folder / "model_final.pth")
+    run(arguments("--resume", "OUTPUT_DIR", folder, *SAME, "TEST.PATIENCE", "3"))
+    assert "PATIENCE: 3\n" in (folder / "config.yaml").read_text()
 
 
 @pytest.fixture
