@@ -47,13 +47,11 @@ _LARGEST_COST = 2.0  # guess: time of a step, as a multiple of the recipe's
 # A step takes a constant and a time that grows with the pixels. MobileNet-v2 on one core: 0.71 and
 # 0.99 s at 384 and 512 pixels
 _CONSTANT, _OF_PIXELS = 0.3, 0.7
-_TEST_SCALE = 1.25  # of the largest size in training: tomatoes 42.7 AP, 42.3 without; strips lose 4
 # ---- Tiles
 _LONGEST = 0.9  # guess: share of the objects that are not longer than the overlap
 # Guesses, of the side of a tile: an object at the border lacks its surroundings
 _LARGEST_OVERLAP, _LEAST_OVERLAP = 0.4, 0.125
 _WHOLE = 1.5  # guess: images are whole, and others tiles of such, if they are so much longer
-# ---- Masks
 
 SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
 TILES = ("INPUT.TILE.SIZE", "INPUT.TILE.OVERLAP")
@@ -218,12 +216,10 @@ class _Size(NamedTuple):
 
     Attributes:
         cfg: with these sizes.
-        own: the median of the shorter sides of the images.
         largest: shorter side of images that are not enlarged any further.
     """
 
     cfg: CfgNode
-    own: float
     largest: float
     choices: list[Choice]
     rows: list[Row]
@@ -234,7 +230,7 @@ def _usual_size(cfg: CfgNode, sizes: np.ndarray, asked: Asked) -> _Size:
     choices: list[Choice] = []
     rows: list[Row] = []
     if not asked.is_chosen:
-        return _Size(cfg, math.inf, math.inf, choices, rows)
+        return _Size(cfg, math.inf, choices, rows)
     cfg = cfg.clone()
     shape = sizes_by_shape(cfg, sizes) if set(SIZES).isdisjoint(asked.given) else {}
     if shape:
@@ -244,8 +240,8 @@ def _usual_size(cfg: CfgNode, sizes: np.ndarray, asked: Asked) -> _Size:
         merge(cfg, choices, ())
         longest = cfg.INPUT.MAX_SIZE_TEST / cfg.INPUT.MIN_SIZE_TEST
         rows = [("shapes of images", f"up to {longest:.3g}:1", f"as many pixels as {photograph}")]
-    own = statistics.median(sizes.min(1))
-    largest, now = LARGEST_SCALE * own, max(cfg.INPUT.MIN_SIZE_TEST, *cfg.INPUT.MIN_SIZE_TRAIN)
+    largest = LARGEST_SCALE * statistics.median(sizes.min(1))
+    now = max(cfg.INPUT.MIN_SIZE_TEST, *cfg.INPUT.MIN_SIZE_TRAIN)
     side, why = asked.size, "--size"
     if side is None and largest < now:
         side = cfg.INPUT.MIN_SIZE_TEST * largest / now
@@ -255,8 +251,8 @@ def _usual_size(cfg: CfgNode, sizes: np.ndarray, asked: Asked) -> _Size:
         choices += [Choice(key, v, why) for key, v in sized.items() if key not in asked.given]
         merge(cfg, choices, ())
     if asked.has_size:
-        largest = own = cfg.INPUT.MIN_SIZE_TEST
-    return _Size(cfg, own, largest, choices, rows)
+        largest = cfg.INPUT.MIN_SIZE_TEST
+    return _Size(cfg, largest, choices, rows)
 
 
 def sizes_by_shape(cfg: CfgNode, sizes: np.ndarray) -> dict[str, Any]:
@@ -469,10 +465,6 @@ def _for_small_objects(size: _Size, facts: Facts, asked: Asked) -> tuple[list[Ro
     after = f"{below(least, factor):.0%} below {least} pixels at {side}"
     rows.append(("", after, f"{cost}; {limit}"))
     changes = sizes_for(cfg, side) if side > base else {}
-    in_test = STRIDE * math.floor(min(_TEST_SCALE * side, size.own) / STRIDE)
-    if in_test > side and not size.rows and not cfg.RECIPE.MEMORY:  # which strips have
-        changes |= {key: v for key, v in sizes_for(cfg, in_test).items() if key.endswith("TEST")}
-        rows.append(("", f"{in_test} pixels in the test", "no step takes longer for it"))
     return rows, [Choice(key, value, "for small objects") for key, value in changes.items()]
 
 
