@@ -556,7 +556,7 @@ FAULTS = [
     _fault(
         "`lambda-det train --data DIR` chooses",
         "lambda_det/own_data/fit_input.py",
-        "        largest = own = cfg.INPUT.MIN_SIZE_TEST\n",
+        "        largest = cfg.INPUT.MIN_SIZE_TEST\n",
         "        pass\n",
         "own_data/test_fit_input.py::test_a_given_size_is_not_exceeded",
     ),

@@ -427,7 +427,7 @@ def test_a_single_part_is_trained_on_whatever_it_is_called(data):
     (data.parent / "roboflow" / "train" / "_annotations.coco.json").unlink()
     args = prepared(*words)
     assert said(args, "its one part is called val")
-    assert said(args, "20 images of train without labels")
+    assert said(args, "20 images of train that no labels name")
     assert "no part beside the training part is called val" in table(args)["evaluation"][1]
 
 
