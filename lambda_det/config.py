@@ -345,7 +345,7 @@ KEYS |= {
     "DATALOADER.NUM_WORKERS": Key(
         None, NOT_NEGATIVE, "num_workers", "dataloader.train.num_workers", on_resume=FREE
     ),
-    "OUTPUT_DIR": Key(rule=(bool, "the path of a folder"), setting="output_dir"),
+    "OUTPUT_DIR": Key(None, (bool, "the path of a folder"), "output_dir"),
     "CUDNN_BENCHMARK": Key(setting="cudnn_benchmark"),
     "SEED": Key(None, _SEED, "seed", on_resume=FIXED),
     "SOLVER.BASE_LR": Key(

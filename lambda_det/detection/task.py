@@ -45,7 +45,7 @@ from lambda_det.detection.model import (
     for_inference,
     prepare_model,
 )
-from lambda_det.detection.results import IN_LOG, METRICS, USABLE_AP50
+from lambda_det.detection.results import IN_LOG, MASKS_LEARNT, METRICS
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
@@ -381,7 +381,8 @@ def _best_scores(results: Results) -> dict[str, float]:
     best = {}
     for weights, ending in ((RAW, ""), (EMA, "_EMA")):
         # the page of the run decides so, too
-        kind = "segm" if of_first_set(f"segm{ending}/AP50") >= USABLE_AP50 else "bbox"
+        least = MASKS_LEARNT * of_first_set(f"bbox{ending}/AP50")
+        kind = "segm" if of_first_set(f"segm{ending}/AP50") > least else "bbox"
         if score := of_first_set(f"{kind}{ending}/best_score"):
             best[weights] = score
     return best

@@ -154,11 +154,7 @@ class Evaluation(HookBase):
         if self.trainer.settings.max_iter > state.get("planned", math.inf):
             self.without_progress = 0
         if self._is_out_of_patience() and self.last_step < self.trainer.max_iter:
-            logger.info(
-                "This run has stopped early already; a higher "
-                f"{self.trainer.settings.key('patience')} or a longer training continues it"
-            )
-            self.trainer.max_iter = self.last_step
+            self.trainer.max_iter = self.last_step  # it has stopped early
 
 
 def _floats(results: Mapping[str, Any]) -> Results:

@@ -142,9 +142,10 @@ def train(
                 RunFolder(folder).save_config(task.dump(), config_file)
         else:
             logger.info(
-                f"The run has all of its {trainer.start_iter} steps: nothing is trained, and its "
-                f"configuration stays; a higher {task.settings.key('max_iter')}, or more --epochs "
-                "of own data, continue it"
+                f"The run is over after {trainer.start_iter} steps: nothing is trained, and its "
+                "configuration stays; a longer training continues it "
+                f"({task.settings.key('max_iter')}, or --epochs of own data), and so does "
+                f"{task.settings.key('patience')} where it stopped early"
             )
         del checkpoint  # its tensors need not stay in memory
         return trainer.train()

@@ -80,7 +80,7 @@ def test_a_finished_run_is_not_trained_further(finished, arguments, caplog):
     files = [finished / name for name in ("model_final.pth", "config.yaml")]
     before = [file.read_bytes() for file in files]
     run(arguments("--resume", "OUTPUT_DIR", finished, *SAME, "TEST.PATIENCE", "3"))
-    assert "all of its 4 steps" in caplog.text
+    assert "over after 4 steps" in caplog.text
     assert [file.read_bytes() for file in files] == before
 
 

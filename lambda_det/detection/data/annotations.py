@@ -20,7 +20,6 @@ from lambda_det.detection.data.records import (
 from lambda_det.detection.data.report import BROKEN, IMAGE, TURNED, Kind, Report
 from lambda_det.errors import printable
 
-_SAMPLED_FILES = 32
 _FEW_FILES = 1000  # images that are opened within some seconds
 
 
@@ -37,8 +36,8 @@ def check_coco(
         json_file: the annotations.
         image_root: the folder of the images.
         files: "all" opens every image and compares its size; "sample" looks at the heads of the
-            last image and of some before it; "few" is "all" for up to 1,000 images
-            and "sample" for more; "none" looks at no image.
+            last image and of up to 1,000 before it; "few" is "all" for up to 1,000 images and
+            "sample" for more; "none" looks at no image.
         progress: show on a terminal how many images have been opened.
 
     Returns:
@@ -53,7 +52,7 @@ def check_coco(
     look, chosen = _whole_fault, report.files
     if files == "sample" or (files == "few" and report.images > _FEW_FILES):
         # from the last one on, which a copy that was not finished lacks
-        look, chosen = _head_fault, chosen[:: -(report.images // _SAMPLED_FILES + 1)]
+        look, chosen = _head_fault, chosen[:: -(report.images // _FEW_FILES + 1)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes without Python's lock
         faults = pool.map(look, chosen)
         disable = None if progress else True  # None: unless it is a terminal

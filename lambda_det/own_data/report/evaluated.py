@@ -16,7 +16,7 @@ from lambda_det.detection.data.identity import check_identity
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.registration import has_masks
 from lambda_det.detection.evaluation import ground_truth_of
-from lambda_det.detection.results import USABLE_AP50
+from lambda_det.detection.results import MASKS_LEARNT
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.own_data.report.class_results import Detections, evaluate_detections
@@ -95,8 +95,8 @@ def evaluate_run(run: Path, dataset: str = "", score: float | None = None) -> Ev
         _check_ids(entries, ground_truth, results, dataset)
         by_class = [evaluate_detections(ground_truth, entries, kind, score) for kind in iou_types]
     # masks decide once they are learnt; of classes without an object AP50 is NaN
-    ap50 = [c.values["AP50"] for c in by_class[-1].classes if c.objects]
-    if are_masks and sum(ap50) < USABLE_AP50 * len(ap50):
+    boxes, *masks = (sum(c.values["AP50"] for c in one.classes if c.objects) for one in by_class)
+    if masks and not masks[0] > MASKS_LEARNT * boxes:
         by_class.reverse()
     return Evaluated(task, dataset, weights, ground_truth, entries, by_class[-1].score, by_class)
 

@@ -79,7 +79,7 @@ p { margin: 4px 0 12px; color: var(--soft); max-width: 75ch; overflow-wrap: anyw
 .number span { color: var(--soft); font-size: 13px; }
 .figures { display: grid; gap: 12px;
            grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); }
-.figure svg { max-width: 100%; height: auto; display: block; }
+.figure svg { max-width: 100%; height: auto; display: block; overflow: visible; }
 .figure text { fill: var(--ink); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }

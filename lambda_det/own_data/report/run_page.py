@@ -18,7 +18,7 @@ from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.registration import given_name, registered_files
 from lambda_det.detection.data.tile_records import number_of_whole_images
-from lambda_det.detection.results import USABLE_AP50, columns
+from lambda_det.detection.results import MASKS_LEARNT, columns
 from lambda_det.errors import ConfigError, UserError
 from lambda_det.files import replace_text, writing_to
 from lambda_det.own_data.fit import epochs_for, takes_epochs
@@ -221,8 +221,8 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, home: Path) -
         notes = f"The training has not ended; if it was stopped, {command} continues it. "
     if evaluated.results[0].iou_type == "segm":
         notes += (
-            f"Masks have an AP50 below {USABLE_AP50}: they are learned later than boxes, those of "
-            "thin objects last. Until then boxes decide here and in what follows. "
+            f"The AP50 of masks is below {MASKS_LEARNT} of that of boxes: they are learned later, "
+            "those of thin objects last. Until then boxes decide here and in what follows. "
         )
     if evidence.has_less_than(1):
         notes += f"The run had {epochs}, by the rule for its number of images. "
