@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
-from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.checks import unlearnt_classes
 from lambda_det.detection.data.classes import refuse_others
 from lambda_det.detection.data.copies import shared_copies
-from lambda_det.detection.data.ground_truth import ground_truth
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.report import (
     DOUBTFUL,
@@ -25,11 +21,9 @@ from lambda_det.detection.data.report import (
 )
 from lambda_det.errors import DataError, counted, listed, printable, printable_text
 from lambda_det.own_data import fit
-from lambda_det.own_data.fit_input import Asked, fit_input
 from lambda_det.own_data.held_out import films
 from lambda_det.own_data.labels.conversion import as_single_class
 from lambda_det.own_data.layouts import as_coco, find_parts
-from lambda_det.own_data.start import RECIPES
 
 _HEADINGS = {
     REFUSED: "Problems that training and evaluation refuse",
@@ -75,31 +69,6 @@ def print_other_classes(report: Report, train: Report) -> bool:
             f"to train on, so that AP counts 0 for {listed(unlearnt, 5)}\n"
         )
     return False
-
-
-def print_small_objects(parts: Sequence[tuple[str, str]], report: Report) -> None:
-    """Print what a training on this machine would say of the sizes of objects, and of tiles.
-
-    Args:
-        parts: files in COCO's format with the folders of their images; the first is trained on.
-        report: of the first.
-    """
-    train, *others = (ground_truth(*part).records for part in parts)
-    if all(choice.value for choice in fit.background(report)):
-        train = [one for one in train if not all(a["iscrowd"] for a in one["annotations"])]
-    name = RECIPES["cuda" if torch.cuda.is_available() else "cpu"][0]
-    found = fit_input(
-        get_config(f"finetune/{name}.yaml"),
-        train,
-        Asked(is_chosen=True),
-        classes=report.classes,
-        others=[record for part in others for record in part],
-    )
-    for what, size, why in found.rows:
-        if what == "tiles" and size != "none":
-            print(f"{why}: lambda-det train cuts the images into tiles of {size}; or --tile N.\n")
-    for warning in found.warnings:
-        print(f"{warning}\n")
 
 
 def print_copies(parts: Mapping[str, list[str]]) -> bool:
@@ -149,8 +118,6 @@ def check_data(arguments: argparse.Namespace, folder: Path) -> int:
     # of parts that are given nothing is held out
     if not (arguments.no_images or reports[1:]) and (hint := films(reports[0].paths)):
         print(f"{printable(hint)}.\n")
-    if reports[0].usable and not reports[0].refusal():
-        print_small_objects(parts, reports[0])
     if status:
         print("Problems were found.")
     elif any(report.of(REPAIRED) for report in reports):

@@ -39,8 +39,14 @@ def content():
     [
         ({}, None, None),
         ({"bbox": {"AP": 3.0, "best_score": 0.25}, "segm": {"AP": 0.0}}, 0.25, None),
-        ({"bbox": {"best_score": 0.25}, "segm": {"AP50": 20.0, "best_score": 0.5}}, 0.5, None),
-        ({"bbox": {"best_score": 0.25}, "segm": {"AP50": 19.0, "best_score": 0.5}}, 0.25, None),
+        (
+            {"bbox": {"AP50": 10, "best_score": 0.25}, "segm": {"AP50": 8.1, "best_score": 0.5}},
+            *(0.5, None),
+        ),
+        (
+            {"bbox": {"AP50": 90, "best_score": 0.25}, "segm": {"AP50": 72, "best_score": 0.5}},
+            *(0.25, None),
+        ),
         ({"bbox_EMA": {"best_score": 0.125}, "bbox": {"best_score": 0.25}}, 0.25, 0.125),
         ({"a": {"bbox": {"best_score": 0.25}}, "b": {"bbox": {"best_score": 0.5}}}, 0.25, None),
     ],

@@ -19,7 +19,6 @@ from lambda_det.detection import DetectionTask
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.own_data import start
 from lambda_det.own_data.command_line import main as check_main
-from lambda_det.own_data.fit_input import fit_input
 from lambda_det.training.log import BufferedLog
 from tests.coco import annotation, coco_content
 from tests.detection.tiny import NARROW
@@ -233,21 +232,14 @@ def photographs(data):
         (5, 0, ["DATALOADER.FILTER_EMPTY_ANNOTATIONS", "True"], False),
     ],
 )
-def test_yolos_empty_label_files_are_background(
-    data, capsys, monkeypatch, empty, missing, given, are_taken
-):
+def test_yolos_empty_label_files_are_background(data, capsys, empty, missing, given, are_taken):
     shutil.copytree(data, data.parent / "photographs", ignore=shutil.ignore_patterns("*.xml"))
     photographs = data.parent / "photographs"
     lines = ["0 0.5 0.5 0.4 0.4\n"] * (20 - empty - missing) + [""] * empty
     make(photographs, {f"{number}.txt": line for number, line in enumerate(lines)})
     make(photographs, {"data.yaml": "names: [cell]\n"})
-    fitted = mock.Mock(wraps=fit_input)
-    monkeypatch.setattr("lambda_det.own_data.check.fit_input", fitted)
     assert check_main([str(photographs)]) == (missing > 2)
     printed = capsys.readouterr().out
-    # images, by which it says how objects are seen in a training
-    seen = len(fitted.call_args[0][1])
-    assert seen == (20 if are_taken or given else 20 - empty - missing)
     assert (f"{missing} of 20 images have no label file" in printed) is (missing > 2)
     assert (f"{empty} images with an empty label file" in printed) is (are_taken or bool(given))
     left_out = empty + missing if empty and not (are_taken or given) else 0
@@ -261,11 +253,8 @@ def test_yolos_empty_label_files_are_background(
     assert again.config.DATALOADER.FILTER_EMPTY_ANNOTATIONS is not are_taken
 
 
-def test_large_images_with_small_objects_are_cut(photographs, capsys):
+def test_large_images_with_small_objects_are_cut(photographs):
     """Keys, table, and what follows from the number of tiles and from objects in them."""
-    check_main([str(photographs), "--no-images"])
-    printed = capsys.readouterr().out
-    assert "100% of the objects have less than 12 pixels" in printed and "384 pixels" in printed
     args = prepared_of(photographs, "--val-share", "0.1")
     cfg = args.config
     assert table(args)["tiles"][0] == "384 pixels, overlap 48" and "100%" in table(args)["tiles"][1]

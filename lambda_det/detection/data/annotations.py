@@ -52,7 +52,7 @@ def check_coco(
     look, chosen = _whole_fault, report.files
     if files == "sample" or (files == "few" and report.images > _FEW_FILES):
         # from the last one on, which a copy that was not finished lacks
-        look, chosen = _head_fault, chosen[:: -(report.images // _FEW_FILES + 1)]
+        look, chosen = _head_fault, chosen[:: -((report.images - 1) // _FEW_FILES + 1)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes without Python's lock
         faults = pool.map(look, chosen)
         disable = None if progress else True  # None: unless it is a terminal

@@ -175,8 +175,15 @@ def _cut(
     record: dict[str, Any], entries: list[dict[str, Any]], crop: Tile
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The record and the predictions of a crop of an image."""
+
+    def seen(one: dict[str, Any]) -> dict[str, Any] | None:
+        mask = one.get("segmentation")
+        # an empty one is in no crop, and its box is drawn nevertheless
+        is_empty = isinstance(mask, dict) and not mask_util.area(mask)
+        return seen_in({**one, "segmentation": None} if is_empty else one, crop)
+
     annotations, predicted = (
-        [{**one, **cut} for one in objects if (cut := seen_in(one, crop))]
+        [{**one, **cut} for one in objects if (cut := seen(one))]
         for objects in (record.get("annotations", []), entries)
     )
     size = {"height": crop.y1 - crop.y0, "width": crop.x1 - crop.x0}

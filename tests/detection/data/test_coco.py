@@ -525,7 +525,8 @@ def test_images_are_opened(content, write, monkeypatch):
     assert all(word in case for word, case in zip(words, cases, strict=True))
     # The head of a broken file may be sound; what is found in images is not kept with the report
     missing, broken = {kinds.IMAGE: 2}, {kinds.BROKEN: 1}
-    samples = ((4, "few", missing | broken), (3, "few", missing), (4, "sample", missing))
+    # of a sample of two out of four it is not seen that the others are missing or wrong
+    samples = ((4, "few", missing | broken), (3, "few", {}), (4, "sample", missing))
     for few_files, files, expected in (*samples, (4, "none", {})):
         monkeypatch.setattr(annotations, "_FEW_FILES", few_files)
         assert findings(check_coco(json_file, images, files=files)) == expected

@@ -97,7 +97,7 @@ def test_the_page_of_a_run_with_masks_counts_by_masks(run, shapes, monkeypatch):
     drawn = []
     monkeypatch.setattr(run_page, "draw_confusion", lambda of: drawn.append(of.confusion) or "")
     text = _page(run)
-    assert "AP50 below 20" not in text
+    assert "AP50 of masks is below" not in text
     assert drawn[0].sum() == drawn[0].trace() == len(entries)
     counts = re.findall(r"<figcaption>[^<]*?(\d+) found, (\d+) missed, (\d+) false<", text)
     assert {tuple(count[1:]) for count in counts} == {("0", "0")}
@@ -120,7 +120,7 @@ def test_boxes_decide_while_masks_are_not_learnt(run, shapes, monkeypatch):
     assert drawn[0].sum() == drawn[0].trace() == len(entries)
     assert {" 0 missed, 0 false"} == set(re.findall(r"found,( \d+ missed, \d+ false)<", text))
     assert text.count("by their boxes, at an IoU") == 2 and "by their masks" not in text
-    assert text.count("AP50 below 20") == 1 and "score of 0.057 or more" in text
+    assert text.count("AP50 of masks is below") == 1 and "score of 0.057 or more" in text
 
 
 def found_all(content, score, **more):

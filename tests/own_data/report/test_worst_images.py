@@ -131,8 +131,8 @@ SPOT = [1510, 1210, 40, 30]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("with_mask", [False, True])
-def test_of_a_large_image_the_part_around_its_errors_is_drawn(tmp_path, with_mask):
+@pytest.mark.parametrize("masks", ["none", "of the boxes", "empty"])
+def test_of_a_large_image_the_part_around_its_errors_is_drawn(tmp_path, masks):
     """In a size in which names can be read; the masks of predictions are cut with it.
 
     The image has a bright object, and a found one far away.
@@ -145,8 +145,9 @@ def test_of_a_large_image_the_part_around_its_errors_is_drawn(tmp_path, with_mas
     picture[y : y + height, x : x + width] = 255
     cv2.imwrite(str(tmp_path / "1.png"), picture)
     results = [entry(1, 7, SPOT), entry(1, 3, [100, 100, 50, 50])]
-    for one in results if with_mask else ():
-        one["segmentation"] = runs_of(one["bbox"], (2000, 3000))
+    for one in results if masks != "none" else ():
+        box = [0, 0, 0, 0] if masks == "empty" else one["bbox"]
+        one["segmentation"] = runs_of(box, (2000, 3000))
     ((name, counts, *pictures),) = drawn(results)
     assert name == "1.png"
     assert counts == "1 found, 1 missed, 1 false; this is the part with most errors"  # of all of it
