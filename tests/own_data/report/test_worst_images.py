@@ -156,6 +156,7 @@ def test_of_a_large_image_the_part_around_its_errors_is_drawn(tmp_path, masks):
         marked = (np.abs(picture.astype(int) - 90) > 20).any(2)
         rows, columns = np.nonzero(marked)
         assert marked[250:262, 245:267].any()  # the object is in the middle
+        assert (np.ptp(picture.astype(int), axis=2) > 40).any()  # with its box in a colour
         assert rows.min() > 180 and rows.max() < 320 and columns.min() > 180
 
 
