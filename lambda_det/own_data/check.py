@@ -75,7 +75,8 @@ def print_copies(parts: Mapping[str, list[str]]) -> bool:
     """Print which images two parts share; return whether there are any."""
     pairs = shared_copies(parts)
     if pairs:
-        print(f"{counted(len(pairs), 'image')} in two parts, as the same file or as a copy:")
+        number = counted(len(pairs), "image")
+        print(f"{number} in two parts, as the same file, a copy, or the next frame of a film:")
         print(f"{listed(f'{copy} as {image}' for copy, image in pairs)}\n")
     return bool(pairs)
 

@@ -61,7 +61,10 @@ def read_data(
         rows.append(("evaluation", part, why))
     if not split.share:
         if split.group_by or split.stratify:
-            raise ConfigError("--group-by and --stratify need a --val-share.")
+            raise ConfigError(
+                "--group-by and --stratify need a --val-share, which is held out of the training "
+                "part; a part val is not used then."
+            )
         return parts, digests
     if "train" not in parts:
         raise ConfigError("--val-share needs --data or --train-json, to hold out some images.")
@@ -103,7 +106,9 @@ def _of_folder(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Pa
     test = named.get("test")
     # A test part chooses no weights: it is for the end
     used = named.get("val") or (test if args.eval_only else None)
-    if used and args.val_share is None:
+    if used and args.val_share:
+        rows.append(("evaluation", "a share", f"--val-share; {used.source} is not used"))
+    elif used:
         images = args.test_images or used.images
         parts["test"] = used.labels, images
         objects = numbered(len(read_lists(used.labels)["annotations"]))

@@ -80,8 +80,8 @@ class ResultsOnData:
             lines.append("Whether these images were trained on cannot be seen.")
         elif self.trained_on:
             lines.append(
-                f"{self.trained_on} of these {self.images} images were trained on, or are copies "
-                "of training images: the figures say little of new images."
+                f"{self.trained_on} of these {self.images} images were trained on, as the same "
+                "file, a copy, or the next frame of a film: the figures say little of new images."
             )
         return lines
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import logging
 import re
 from collections import Counter, defaultdict
@@ -12,15 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from lambda_det.detection.data.coco_format import READER, name_labels, read_lists
-from lambda_det.detection.data.copies import copies
+from lambda_det.detection.data.copies import are_frames, copies, numbered_runs
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.errors import ConfigError, DataError, counted, listed, refused
 from lambda_det.own_data.coco_files import stem_with_part, write_coco
 from lambda_det.own_data.fit_input import LEAST_BOXES
-from lambda_det.own_data.labels.objects import small_grey
 from lambda_det.training.log import show
 
 logger = logging.getLogger(__name__)
@@ -123,45 +119,14 @@ def films(files: Iterable[str]) -> str:
 
     They have names that differ by a number alone, and neighbours are far more alike than others.
     """
-    named: dict[tuple[Path, str], list[tuple[int, Path]]] = defaultdict(list)
-    paths = [*map(Path, files)]
-    for path in paths:
-        # opening a named pipe would wait for its writer
-        if (match := _NUMBERED.fullmatch(path.name)) and path.is_file():
-            named[path.parent, match[1]].append((int(match[2]), path))
-    runs = [[path for _, path in sorted(run)] for run in named.values() if len(run) > 1]
-    pairs = [pair for run in runs for pair in itertools.pairwise(run)]
-    if len(pairs) < _LEAST_PAIRS:
+    runs = numbered_runs(files, by_folder=True)
+    if not are_frames(runs):
         return ""
-    pairs = pairs[:: -(-len(pairs) // _MOST_PAIRS)]
-    try:
-        seen = np.array([[small_grey(path) for path in pair] for pair in pairs])
-    except Exception:  # an image that cannot be read is named elsewhere
-        return ""
-    far = np.roll(seen[:, 1], len(pairs) // 2, axis=0)
-    alike, others = (np.median(abs(seen[:, 0] - other).mean((1, 2))) for other in (seen[:, 1], far))
-    if alike > _FRAMES * others:
-        return ""
-    if len(runs) == 1 and 2 * len(runs[0]) > len(paths):  # a share would have all of it or nothing
-        remedy = _OF_ONE_FILM
-    else:
-        remedy = f"--group-by '{_OF_FILM}' keeps each film on one side"
     return (
         f"{sum(map(len, runs))} images look like frames of {counted(len(runs), 'film')}, such as "
-        f"{runs[0][0].name}, whose neighbours are alike. AP on images that are held out at random "
-        f"is then too good; {remedy}"
+        f"{Path(runs[0][0]).name}, whose neighbours are alike. AP on images that are held out at "
+        r"random is then too good; --group-by '^(.*?)\d+\.\w+$' keeps each film on one side"
     )
-
-
-_NUMBERED, _OF_FILM = re.compile(r"(.*?)(\d+)\.\w+"), r"^(.*?)\d+\.\w+$"
-_OF_ONE_FILM = (
-    "move the labels of its last tenth into a folder val (of YOLO also the images, which data.yaml "
-    "names)"
-)
-_LEAST_PAIRS, _MOST_PAIRS = 8, 24  # of neighbours that are compared
-# difference of neighbours, as a share of that of others: 0.07 in a real set of films, and 0.7 to 1
-# in five sets of photographs whose names are numbers
-_FRAMES = 0.5
 
 
 def _halves(
@@ -237,7 +202,8 @@ def _groups_by(expression: str, names: Sequence[str]) -> dict[str, str]:
     if len({*groups.values()}) == 1:
         raise ConfigError(
             f"--group-by '{expression}' puts all images into one group, of which no share can be "
-            f"held out. Give another expression; where they are one film, {_OF_ONE_FILM}."
+            f"held out. Give another expression; where they are one film, move the labels of its "
+            "last tenth into a folder val (of YOLO also the images, which data.yaml names)."
         )
     return groups
 

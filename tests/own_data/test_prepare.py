@@ -668,7 +668,17 @@ def test_a_run_inside_its_data_is_no_data(data, monkeypatch, capsys):
     assert {image["file_name"] for image in content["images"]} == {f"{n}.png" for n in range(20)}
     assert check_main(["."]) == 0
     printed = capsys.readouterr().out
-    assert "20 images" in printed and "last tenth" in printed
+    assert "20 images" in printed and "--group-by" in printed
+
+
+def test_a_share_of_the_training_part_leaves_a_given_part_out(data):
+    for number in range(20):
+        folder = data / ("val" if number % 5 == 0 else "train")
+        folder.mkdir(exist_ok=True)
+        for ending in ("png", "xml"):
+            (data / f"{number}.{ending}").rename(folder / f"{number}.{ending}")
+    rows = table(prepared_of(data, "--val-share", "0.5"))
+    assert rows["images"][0] == "8 of 8" and "(val) is not used" in rows["evaluation"][1]
 
 
 def test_flags_and_pairs_come_in_any_order():

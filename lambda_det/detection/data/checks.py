@@ -230,8 +230,9 @@ def _warn_of_copies(trained: Sequence[UsedData], tested: Sequence[UsedData]) -> 
         if pairs:
             cases = (copy if copy == file else f"{copy} as {file}" for copy, file in pairs)
             logger.warning(
-                f"{len(pairs)} of {len(files)} images of {one.given} are also trained on, so its "
-                f"results say little of new images: {listed(cases)}"
+                f"{len(pairs)} of {len(files)} images of {one.given} are also trained on, as the "
+                "same file, a copy, or the next frame of a film, so its results say little of new "
+                f"images: {listed(cases)}"
             )
 
 

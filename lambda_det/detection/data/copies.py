@@ -1,4 +1,4 @@
-"""Copies of one image, which make AP too high if they are on both sides of a split.
+"""Copies of one image, and frames of one film, which make AP too high on both sides of a split.
 
 They are files of the same bytes; Roboflow's variants of an image, which it calls
 NAME_jpg.rf.HASH.jpg; and files beside it with its name and another ending, or with a word for a
@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from lambda_det.detection.data.records import small_grey
 
 _END = 1024  # in this number of bytes at their ends nearly all different images differ
 _CHANGES = "|".join(
@@ -73,7 +78,63 @@ def shared_copies(parts: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
     for group in groups.values():
         earlier, *later = group.values()
         pairs += [(file, earlier[0]) for images in later for file in images]
-    return pairs
+    return pairs + _neighbours(parts)
+
+
+def _neighbours(parts: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
+    """Pairs of frames of one film that follow each other and are in two parts; [] for a few, as of
+    a film that was split in its middle.
+    """
+    number_of = {file: n for n, images in enumerate(parts.values()) for file in images}
+    runs = numbered_runs(number_of, by_folder=False)
+    runs = [run for run in runs if len({number_of[file] for file in run}) > 1]
+    pairs: dict[str, str] = {}
+    for run in runs:
+        for one, other in itertools.pairwise(run):
+            earlier, later = sorted((one, other), key=number_of.get)
+            if number_of[earlier] < number_of[later]:
+                pairs[later] = earlier
+    return [*pairs.items()] if len(pairs) >= _LEAST_PAIRS and are_frames(runs) else []
+
+
+def numbered_runs(files: Iterable[str], *, by_folder: bool) -> list[list[str]]:
+    """Files whose names differ by a number alone, in its order.
+
+    Args:
+        files: that are images.
+        by_folder: files of two folders are apart.
+    """
+    named: dict[Any, list[tuple[int, str]]] = defaultdict(list)
+    for file in files:
+        path = Path(file)
+        # opening a named pipe would wait for its writer
+        if (match := _NUMBERED.fullmatch(path.name)) and path.is_file():
+            named[by_folder and path.parent, match[1]].append((int(match[2]), file))
+    return [[file for _, file in sorted(run)] for run in named.values() if len(run) > 1]
+
+
+def are_frames(runs: Iterable[Sequence[str]]) -> bool:
+    """Whether the images of :func:`numbered_runs` look like frames of films: neighbours are far
+    more alike than others.
+    """
+    pairs = [pair for run in runs for pair in itertools.pairwise(run)]
+    if len(pairs) < _LEAST_PAIRS:
+        return False
+    pairs = pairs[:: -(-len(pairs) // _MOST_PAIRS)]
+    try:
+        seen = np.array([[small_grey(file) for file in pair] for pair in pairs])
+    except Exception:  # an image that cannot be read is named elsewhere
+        return False
+    far = np.roll(seen[:, 1], len(pairs) // 2, axis=0)
+    alike, others = (np.median(abs(seen[:, 0] - other).mean((1, 2))) for other in (seen[:, 1], far))
+    return bool(alike <= _FRAMES * others)
+
+
+_NUMBERED = re.compile(r"(.*?)(\d+)\.\w+")
+_LEAST_PAIRS, _MOST_PAIRS = 8, 24  # of neighbours that are compared
+# difference of neighbours, as a share of that of others: 0.07 in a real set of films, and 0.7 to 1
+# in five sets of photographs whose names are numbers
+_FRAMES = 0.5
 
 
 def _source(name: str) -> str:

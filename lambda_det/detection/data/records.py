@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -80,6 +81,13 @@ def upright(image: Image.Image) -> Image.Image:
     image.info.pop("transparency", None)
     turn = _TURNS.get(orientation(image))
     return image if turn is None else image.transpose(turn)
+
+
+def small_grey(file: BinaryIO | str | Path) -> np.ndarray:
+    """An image in levels of grey [64, 64]."""
+    with Image.open(file) as image:
+        image.draft("L", (64, 64))
+        return np.asarray(upright(image).convert("L").resize((64, 64)), float)
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.records import small_grey
 from lambda_det.detection.data.report import Report
 from lambda_det.detection.data.truth import around
 from lambda_det.errors import DataError
@@ -29,7 +30,6 @@ from lambda_det.own_data.labels.objects import (
     of_mask,
     polygon,
     reading,
-    small_grey,
 )
 from lambda_det.own_data.labels.xml import stated_size
 

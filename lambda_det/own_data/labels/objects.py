@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 from xml.parsers import expat
 
 import numpy as np
@@ -15,7 +15,7 @@ import pycocotools.mask
 import yaml
 from PIL import Image
 
-from lambda_det.detection.data.records import upright, upright_size
+from lambda_det.detection.data.records import upright_size
 from lambda_det.detection.data.truth import MAX_PIXELS, area_of, around, rectangle, turned_rectangle
 from lambda_det.detection.merging import clipped, runs
 from lambda_det.detection.run_masks import RunMasks
@@ -82,13 +82,6 @@ def size_of(picture: Path) -> tuple[int, int]:
     """Width and height of an image, upright as training and annotation tools show it."""
     with reading(picture, "remove or fix it"), Image.open(picture) as image:
         return upright_size(image)
-
-
-def small_grey(file: BinaryIO | Path) -> np.ndarray:
-    """An image in levels of grey [64, 64]."""
-    with Image.open(file) as image:
-        image.draft("L", (64, 64))
-        return np.asarray(upright(image).convert("L").resize((64, 64)), float)
 
 
 def area(thing: LabelledObject) -> float:

@@ -1,10 +1,12 @@
-"""Copies of one image, by the names of their files."""
+"""Copies of one image, by the names of their files, and frames of films in two parts."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from lambda_det.detection.data.copies import copies
+from lambda_det.detection.data.copies import copies, shared_copies
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,28 @@ from lambda_det.detection.data.copies import copies
 def test_copies_have_the_name_of_their_image_and_a_word_for_a_change(image, other, are_copies):
     groups = copies({name: Path(name) for name in (image, other)})
     assert (groups[image] == groups[other]) is are_copies
+
+
+@pytest.mark.parametrize(
+    ("held_out", "is_a_film", "shared"),
+    [
+        (range(1, 30, 3), True, range(1, 30, 3)),  # each third frame
+        (range(20, 30), True, []),  # the last third
+        (range(1, 30, 3), False, []),  # photographs whose names are numbers
+        (range(1, 20, 3), True, []),  # too few to tell
+    ],
+)
+def test_frames_beside_those_of_another_part_are_shared(tmp_path, held_out, is_a_film, shared):
+    random = np.random.default_rng(0)
+    scene = Image.fromarray(random.integers(0, 256, (6, 50, 3), np.uint8)).resize((400, 48))
+    parts = {"train": [], "val": []}
+    for number in range(30):
+        start = 2 * number if is_a_film else int(random.integers(300))
+        part = "val" if number in held_out else "train"
+        path = tmp_path / part / f"film_{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        scene.crop((start, 0, start + 64, 48)).save(path)
+        parts[part].append(str(path))
+    pairs = shared_copies(parts)
+    assert [Path(one).stem for one, _ in pairs] == [f"film_{number}" for number in shared]
+    assert all("val" in one and "train" in other for one, other in pairs)
