@@ -375,7 +375,7 @@ def _say_that_it_takes_time() -> None:
 
 
 _folder = functools.cache(cache.own_folder)
-_unkept: list[str] = []  # what was in the way; the first reason is said
+_unkept: list[Exception] = []  # what was in the way; the first reason is said
 
 
 @contextlib.contextmanager
@@ -383,9 +383,9 @@ def _if_it_can_be_kept() -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
-        if not _unkept:
+        _unkept.append(error)
+        if _unkept[0] is error:  # also where several threads come here at once
             _logger.warning("Kernels of the GPU are compiled for this process alone: %s", error)
-        _unkept.append(str(error))
 
 
 def _kept(name: str) -> bytes | None:
