@@ -101,7 +101,7 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
         logger.warning(
             f"--val-share {split.share:g} of {labels} holds out no image of "
             f"{_named(unseen, report.categories)}, whose AP remains unknown; give a larger share, "
-            "or a file with --test-json"
+            "--stratify, or a file with --test-json"
         )
     stem = stem_with_part(json_file)
     return write_coco(train, folder, f"{stem}_kept"), write_coco(val, folder, f"{stem}_held_out")
@@ -125,7 +125,8 @@ def films(files: Iterable[str]) -> str:
     return (
         f"{sum(map(len, runs))} images look like frames of {counted(len(runs), 'film')}, such as "
         f"{Path(runs[0][0]).name}, whose neighbours are alike. AP on images that are held out at "
-        r"random is then too good; --group-by '^(.*?)\d+\.\w+$' keeps each film on one side"
+        r"random is then too good; --group-by '^(.*?)\d+\.\w+$' keeps each film on one side, where "
+        "that leaves objects of each class"
     )
 
 

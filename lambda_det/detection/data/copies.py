@@ -104,7 +104,7 @@ def numbered_runs(files: Iterable[str], *, by_folder: bool) -> list[list[str]]:
         files: that are images.
         by_folder: files of two folders are apart.
     """
-    named: dict[Any, list[tuple[int, str]]] = defaultdict(list)
+    named = defaultdict(list)
     for file in files:
         path = Path(file)
         # opening a named pipe would wait for its writer

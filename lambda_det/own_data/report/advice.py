@@ -354,7 +354,7 @@ def _training(run: Evidence) -> Iterator[Change]:
             longer,
             min(rise, 100 - value),
             f"AP50 was best at the end; since step {since} it rose from {before:.1f} to "
-            f"{value:.1f}.",
+            f"{value:.1f}. That it rises by as much again is a guess.",
             comes_first=is_young or is_short,
         )
     elif best - value >= _LEAST_FALL and ap[-1:] != [max(ap, default=0.0)]:

@@ -380,7 +380,7 @@ def rising(*values):
 )
 def test_a_rise_is_told_with_the_step_from_which_it_counts(ap, told):
     (longer,) = changes(OBJECTS, PERFECT, rising(*ap))
-    assert longer.evidence == f"AP50 was best at the end; {told}."
+    assert told in longer.evidence
 
 
 def test_a_run_that_was_evaluated_only_late_tells_nothing():
