@@ -193,8 +193,7 @@ class Trainer(TrainerBase):
         """Save network, average and training state as they are after this step."""
         evaluated = self.evaluation.last_step == self.iter + 1
         precise = evaluated and self._statistics_loader is not None
-        is_last = self.iter + 1 >= self.max_iter
-        name = "model_final" if is_last else f"model_{self.iter:07d}"
+        name = "model_final" if self.iter + 1 >= self.max_iter else f"model_{self.iter:07d}"
         self.checkpointer.save(
             name,
             iteration=self.iter,
