@@ -111,7 +111,8 @@ def check_data(arguments: argparse.Namespace, folder: Path) -> int:
             print("No object can be trained on. Are the labels where their format has them?\n")
         status |= bool(report.of(REFUSED, UNUSABLE, DOUBTFUL)) or not report.usable
     for report in reports[1:]:
-        status |= print_other_classes(report, reports[0])
+        # whose classes a fault may have hidden
+        status |= not reports[0].refusal() and print_other_classes(report, reports[0])
     if not arguments.no_images:
         status |= print_copies({report.json_file: report.paths for report in reports})
     for _, _, why in fit.background(reports[0]):

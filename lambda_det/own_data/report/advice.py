@@ -193,7 +193,10 @@ class Evidence:
     def resting_on(self, wrong: Sequence[JudgedPrediction]) -> str:
         """On how many objects the gain of a repair rests: of few, each is worth many points."""
         objects = {p.matched for p in wrong} - self.found
-        return f"Their objects without a right prediction: {len(objects)} of {len(self.counted)}."
+        return (
+            f"{len(objects)} of {len(self.counted)} objects have no right prediction beside them; "
+            "others have one that may score less."
+        )
 
 
 def differs(some: int, of: int, others: int, of_others: int) -> bool:
@@ -255,8 +258,8 @@ def _confused(run: Evidence) -> Iterator[Change]:
             f"that look alike: {listed([pair for pair, _ in pairs.most_common()], _NAMED)}.",
             run.gain(wrong),
             f"Predictions with the name of another class: {len(found)} of a score of "
-            f"{run.score:.3g} or more, {len(wrong)} of any; none of {CONFIDENT} or more is on the "
-            f"same object. {run.resting_on(wrong)}",
+            f"{run.score:.3g} or more, {len(wrong)} of any, but for those on doubted "
+            f"annotations. {run.resting_on(wrong)}",
         )
 
 
@@ -344,7 +347,7 @@ def _training(run: Evidence) -> Iterator[Change]:
     before, since = max(early, default=(value, last))
     best = max(before, value, *late)
     rises = value == best and min(late, default=0.0) > before and len(points) > 2
-    rise = value - before if rises else 0.0
+    rise = min(value - before, 100 - value) if rises else 0.0
     is_young = rise >= _YOUNG * value > 0
     trained, held_out = _losses(run.metrics)
     losses = f"The loss is {held_out:.2g} on the held-out images, and {trained:.2g} in training."
@@ -352,10 +355,10 @@ def _training(run: Evidence) -> Iterator[Change]:
         yield Change(
             "training",
             longer,
-            min(rise, 100 - value),
+            math.nan,
             f"AP50 was best at the end; since step {since} it rose from {before:.1f} to "
-            f"{value:.1f}. That it rises by as much again is a guess.",
-            comes_first=is_young or is_short,
+            f"{value:.1f}.",
+            comes_first=True,
         )
     elif best - value >= _LEAST_FALL and ap[-1:] != [max(ap, default=0.0)]:
         yield Change(

@@ -106,6 +106,6 @@ def draw_confusion(detections: Detections) -> str:
     labels = [names[i] for i in kept]
     ticks = range(len(index))
     axes.set_xticks(ticks, [*labels, "missed"], rotation=90, fontsize=8)
-    axes.set_yticks(ticks, [*labels, "nothing there"], fontsize=8)
+    axes.set_yticks(ticks, [*labels, "false"], fontsize=8)
     axes.set(xlabel="predicted", ylabel="true")
     return to_svg(figure, "confusion of classes")
