@@ -99,8 +99,8 @@ def test_the_installed_wheel_trains_its_configurations(wheel, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    started = (empty / "run" / "log.txt").read_text()
-    assert str(site / "lambda_det" / "configs") in started  # the place of the configuration
+    recorded = (empty / "run" / "config.yaml").read_text()
+    assert str(site / "lambda_det" / "configs") in recorded  # the place of the configuration
     assert (empty / "run" / "model_final.pth").is_file()
     assert [path.name for path in empty.iterdir()] == ["run"]
 

@@ -110,7 +110,7 @@ def test_another_order_is_refused_with_nothing_written(evaluated, again, change,
     before = times()
     change(new_id=lambda number: 4 - number)
     for more in ([], ["--eval-only"]):
-        with pytest.raises(DataError, match=r"triangle.*model_final\.pth.*circle"):
+        with pytest.raises(DataError, match=r"model_final\.pth.*triangle for circle"):
             again("eval", *more)
     assert times() == before
 
