@@ -250,8 +250,6 @@ def _usual_size(cfg: CfgNode, sizes: np.ndarray, asked: Asked) -> _Size:
         sized = sizes_for(cfg, side)
         choices += [Choice(key, v, why) for key, v in sized.items() if key not in asked.given]
         merge(cfg, choices, ())
-    if asked.has_size:
-        largest = cfg.INPUT.MIN_SIZE_TEST
     return _Size(cfg, largest, choices, rows)
 
 
