@@ -216,6 +216,17 @@ CASES = {
         "! alone",
     ),
     # --------------------------------------------------------- sizes that labels state
+    "VOC whose training part has the classes of val in a file that is cut": (
+        {
+            **{"train/a.png": "", "train/b.png": "", "val/c.png": ""},
+            "train/a.xml": voc("a.png", BOX),
+            "train/b.xml": voc("b.png", BOX).replace("cup", "mug")[:-9],
+            "val/c.xml": voc("c.png", BOX).replace("cup", "mug"),
+        },
+        1,
+        "train/b.xml cannot be read",
+        "! of none of these",
+    ),
     "VOC of an image that was made smaller": (of_voc(size=(80, 60)), 1, "80x60", "40x30"),
     "LabelMe of an image that was made smaller": (of_labelme(imageWidth=80), 1, "80x30", "40x30"),
     "CVAT of an image that was made smaller": (of_cvat('"40"', '"80"'), 1, "80x30", "40x30"),

@@ -2,11 +2,13 @@
 
 import logging
 import sys
+from types import SimpleNamespace
 
 import pytest
 from tqdm import tqdm
 
 from lambda_det.errors import ConfigError, Interrupted
+from lambda_det.training.hooks import Progress
 from lambda_det.training.log import BufferedLog, show
 
 
@@ -31,8 +33,9 @@ def test_what_ends_the_run_has_a_line_of_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stderr", sys.stdout)
     with pytest.raises(Interrupted), BufferedLog(quiet=True) as log:
         log.open(str(tmp_path))
-        bar = tqdm(total=3, desc="steps", unit="step")  # which is not closed
-        bar.update()
+        hook = Progress()
+        hook.trainer = SimpleNamespace(max_iter=3, start_iter=0)
+        hook.before_train()
         raise Interrupted("why")
     print("why")  # as the command line does
     assert capsys.readouterr().out.split("\n")[-2:] == ["why", ""]
