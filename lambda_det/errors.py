@@ -399,4 +399,6 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: similar known names, or the first few."""
     known = list(known)
     near = difflib.get_close_matches(name, known, cutoff=0.5)
-    return f"; did you mean {' or '.join(near)}?" if near else f"; there are {listed(known, 5)}."
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return f"; choose from {listed(known, 5)}." if known else "."

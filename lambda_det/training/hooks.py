@@ -172,11 +172,16 @@ class RunWriter(HookBase):
     def after_step(self) -> None:
         if self._files and self._is_due():
             self._printer._max_iter = self.trainer.max_iter  # which a hook may have changed
-            self._printer.write()
-            self._write_files()
             histories = self.trainer.storage.histories()
-            for name in [name for name in histories if "validation/" in name]:
-                del histories[name]  # of this step, which the printer would repeat in each line
+            # of this step; the line of the evaluation has their sum, so the printer does without
+            tested = {
+                name: histories.pop(name) for name in list(histories) if "validation/" in name
+            }
+            self._printer.write()
+            histories.update(tested)
+            self._write_files()
+            for name in tested:
+                del histories[name]
         # Only TensorBoard's writer releases the images, and it may not be named
         if (self.trainer.iter + 1) % self.trainer.settings.log_period == 0:
             get_event_storage().clear_images()
