@@ -332,12 +332,15 @@ CASES = {
                 for part in ("Test", "Train and Validation")
                 for name, text in ((part[:2], LINE), ("classes", "cup\n"))
             },
+            "Images/Test/nothing.png": "",
+            "Annotations/Test/YOLO/nothing.txt": "",
         },
         0,
         "set (train)\n",
         "set (test)\n",
         "found by the name",
-        "! without",
+        "1 x empty label file",
+        "! without a label file",
     ),
     "YOLO with background, and a prediction of it": (
         {

@@ -188,7 +188,7 @@ def _far_labels(images: NamedImages, home: Path, report: Report) -> dict[Path, P
     root = Path(os.path.commonpath([images.folder.absolute(), home.absolute()]))
     named: dict[str, set[Path]] = {}
     for path in (*walk(images.folder), *walk(home)):
-        if looks_like_labels(path):
+        if looks_like_labels(path) or (path.suffix.lower() == ".txt" and not _head(path).strip()):
             named.setdefault(normal(path.stem), set()).add(path.absolute())
     found = {}
     for image in images.paths:
