@@ -19,7 +19,7 @@ import numpy as np
 from pycocotools.coco import COCO
 
 from lambda_det.detection.first_batch import FILE as FIRST_BATCH
-from lambda_det.errors import listed
+from lambda_det.errors import counted, listed
 from lambda_det.own_data.fit_input import LARGEST_SCALE
 from lambda_det.own_data.report.error_types import (
     LEAST_IOU,
@@ -52,7 +52,9 @@ _LEAST_FALL = 3.0  # of AP50 below the best of several such evaluations; a guess
 # Loss of the held-out images over that of training images, from which these are not alike, or few.
 # Nine runs on six sets had 0.8 to 1.5 at their ends, and one of 2.1 had 130 images for 30 epochs.
 _APART = 2.0
-_SHORT = 0.5  # share of the rule's epochs, below which a run is short
+# Share of the rule's epochs, below which a run is short: its boxes are loose themselves, and its
+# classes are not told apart
+_SHORT = 0.5
 _BEGUN = 1 / 3  # share of the rule's epochs, below which all classes are missed
 # Two shares differ if objects that are alike would show such a difference in one of so many data
 # sets. Statistics often take 0.05; but the objects of one image are missed together.
@@ -192,10 +194,10 @@ class Evidence:
 
     def resting_on(self, wrong: Sequence[JudgedPrediction]) -> str:
         """On how many objects the gain of a repair rests: of few, each is worth many points."""
-        objects = {p.matched for p in wrong} - self.found
+        objects = {p.matched for p in wrong}
         return (
-            f"{len(objects)} of {len(self.counted)} objects have no right prediction beside them; "
-            "others have one that may score less."
+            f"Of the {counted(len(objects), 'object')} in question {len(objects - self.found)} "
+            "have no right prediction; others have one that may score less."
         )
 
 
@@ -251,7 +253,7 @@ def _confused(run: Evidence) -> Iterator[Change]:
         " and ".join(sorted((run.names[p.category], run.names[run.classes[p.matched]])))
         for p in found
     )
-    if found:
+    if found and not run.has_less_than(_SHORT):
         yield Change(
             "class",
             "Add examples of classes that are taken for each other, or make one class of those "
@@ -265,7 +267,6 @@ def _confused(run: Evidence) -> Iterator[Change]:
 
 def _loose(run: Evidence) -> Iterator[Change]:
     loose = run.wrong("localisation")
-    # the boxes of a short run are loose themselves
     if loose and not run.has_less_than(_SHORT):
         yield Change(
             "localisation",
@@ -282,7 +283,7 @@ def _too_small(run: Evidence) -> Iterator[Change]:
     large, badly = run.counted - small, run.wrong("localisation")
     if run.scale >= _ENLARGED or not small:
         return
-    bad = run.missed | {p.matched for p in badly}
+    bad = run.missed | {p.matched for p in badly} - run.found
     share = f"Missed at any score or fitted badly of {len(small)} objects smaller than {SMALL} "
     share += f"pixels in the network's input: {len(bad & small) / len(small):.0%}"
     half = statistics.median(run.sides.values())

@@ -179,6 +179,14 @@ def test_objects_that_are_all_tiny_want_tiles_though_none_is_larger(seen, scale,
     assert all("12 pixels" in c.evidence and "50%" in c.evidence for c in found)
 
 
+def test_small_objects_want_a_larger_input_though_found_ones_have_loose_boxes_too():
+    """As in a young run, whose large objects are found, with a second box that lies badly."""
+    small, large = in_rows(20, 20), in_rows(20, 40, top=100)
+    loose = [predicted(1, (50 * i, 125, 40, 40), 0.3) for i in range(20)]
+    found = changes(small + large, all_of(small[:10] + large) + loose)
+    assert ["of 20 larger ones: 0%." in c.evidence for c in found if "--tile" in c.change] == [True]
+
+
 def test_a_detector_that_is_not_usable_tells_nothing_about_annotations():
     """Its sure predictions of nothing, loose boxes and wrong classes are noise."""
     noise = [*NOISE, predicted(1, (100, 12, 40, 40)), predicted(2, (20, 10, 40, 40))]
@@ -217,7 +225,7 @@ def test_a_sure_prediction_of_another_class_doubts_the_annotation_and_is_no_pair
     assert sure.evidence.endswith(" another class: 1.")
     assert pairs.change.endswith("that look alike: nut and washer.")
     assert ": 1 of a score of 0.5 or more, 3 of any," in pairs.evidence
-    assert "2 of 5 objects have no right prediction" in pairs.evidence
+    assert "Of the 3 objects in question 2 have no right prediction" in pairs.evidence
     assert pairs.gain > sure.gain > 0
 
 
@@ -235,7 +243,8 @@ def test_of_how_many_objects_a_row_of_loose_boxes_tells():
     found = changes(objects, [*all_of(objects[1:]), *loose])
     (row,) = of_error("localisation", found)
     assert row.gain == pytest.approx(100 / 13, abs=0.5)
-    assert "with an object: 3. " in row.evidence and "1 of 13 objects have no" in row.evidence
+    assert "with an object: 3. " in row.evidence
+    assert "Of the 3 objects in question 1 have no" in row.evidence
 
 
 def test_errors_have_the_words_of_the_field():
@@ -252,7 +261,9 @@ def test_errors_have_the_words_of_the_field():
     assert {change.error for change in found} == words
     # of a short run
     found = changes(objects, entries, counts=(3, 100), epochs=Epochs(3, 30))
-    assert not of_error("localisation", found)
+    assert {change.error for change in found} == {"training", "background", "class"}
+    (change,) = of_error("class", found)
+    assert "annotations" in change.change
 
 
 @pytest.mark.parametrize("epochs", [Epochs(5, 30), Epochs(28, 30), None])
