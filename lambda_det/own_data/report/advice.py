@@ -20,6 +20,7 @@ from pycocotools.coco import COCO
 
 from lambda_det.detection.first_batch import FILE as FIRST_BATCH
 from lambda_det.errors import counted, listed
+from lambda_det.modeling.specs import STRIDE
 from lambda_det.own_data.fit_input import LARGEST_SCALE
 from lambda_det.own_data.report.error_types import (
     LEAST_IOU,
@@ -43,6 +44,7 @@ CONFIDENT = 0.8  # score of predictions whose annotation may be missing, or of t
 # Scale from which a larger input shows nothing new: the recipes' largest, which they round down to
 # whole strides of the backbone
 _ENLARGED = 0.9 * LARGEST_SCALE
+_STEP = 1.5  # guess: by which a larger input is advised
 _ALL = 0.9  # share of the objects that counts as all of them, since a few may be annotated loosely
 _FEW = 100  # objects of a class in training, below which more examples are advised
 _NAMED = 5  # classes, or pairs of classes, that are named
@@ -132,6 +134,7 @@ class Evidence:
         metrics: of the run's metrics.json, for its curves, also on the page of an evaluation.
         trained: number of objects of each class in training, by its name; empty if unknown.
         scale: sides of the network's input as a share of the sides of the images or tiles.
+        tile: side of the tiles in pixels of the images; 0 where they are whole.
         epochs: of the training; None if unknown.
         folder: of the run, for commands.
         score: from which on the matrix of confusion counts predictions.
@@ -149,6 +152,7 @@ class Evidence:
     metrics: Sequence[Mapping[str, float]]
     trained: Mapping[str, int]
     scale: float = 1.0
+    tile: int = 0
     epochs: Epochs | None = None
     folder: str = "RUN"
     score: float = 0.0
@@ -296,13 +300,23 @@ def _too_small(run: Evidence) -> Iterator[Change]:
         return
     yield Change(
         "missed",
-        "Train on tiles of large images (--tile auto), on smaller tiles than now (--tile), or at a "
-        "larger size (--size): the objects are too small in the network's input.",
+        f"Train {_larger(run)}: the objects are too small in the network's input.",
         run.gain([p for p in badly if p.matched in small], run.missed & small),
         evidence,
         # what is hardly seen is not learned by a longer training either
         comes_first=not (is_blamed or run.is_usable),
     )
+
+
+def _larger(run: Evidence) -> str:
+    """How the network would see objects larger than in this run."""
+    if run.tile:
+        return f"on smaller tiles, such as --tile {run.tile // 2}"
+    side = statistics.median(min(i["height"], i["width"]) for i in run.truth.imgs.values())
+    size = int(min(_STEP * run.scale, LARGEST_SCALE) * side) // STRIDE * STRIDE
+    # smaller ones than the images' own pixels are reached by tiles alone
+    tiles = ", or on tiles, by --tile auto" if _STEP * run.scale < 1 else ""
+    return f"at a larger size, such as --size {size}{tiles}"
 
 
 def _rare_classes(run: Evidence) -> Iterator[Change]:

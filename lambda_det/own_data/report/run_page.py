@@ -205,6 +205,7 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, home: Path) -
         state.metrics,
         trained,
         scale=scale,
+        tile=components.tiling.size if components.tiling else 0,
         epochs=epochs,
         folder=str(home),
         score=evaluated.score,

@@ -184,7 +184,22 @@ def test_small_objects_want_a_larger_input_though_found_ones_have_loose_boxes_to
     small, large = in_rows(20, 20), in_rows(20, 40, top=100)
     loose = [predicted(1, (50 * i, 125, 40, 40), 0.3) for i in range(20)]
     found = changes(small + large, all_of(small[:10] + large) + loose)
-    assert ["of 20 larger ones: 0%." in c.evidence for c in found if "--tile" in c.change] == [True]
+    assert ["of 20 larger ones: 0%." in c.evidence for c in found if "--size" in c.change] == [True]
+
+
+@pytest.mark.parametrize(
+    ("scale", "tile", "advised"),
+    [
+        (0.5, 0, "--size 128, or on tiles, by --tile auto:"),
+        (0.8, 0, "--size 224:"),
+        (1.6, 0, "--size 384:"),  # no larger than twice the images
+        (1.0, 256, "--tile 128:"),
+    ],
+)
+def test_how_objects_would_be_larger_depends_on_what_the_run_had(scale, tile, advised):
+    tiny = [(1, 30 * i, 5, 8, 8) for i in range(10)]
+    (change,) = changes(tiny, all_of(tiny[:5]), scale=scale, tile=tile)
+    assert advised in change.change
 
 
 def test_a_detector_that_is_not_usable_tells_nothing_about_annotations():
