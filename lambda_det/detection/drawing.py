@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import itertools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -163,17 +164,17 @@ def draw_objects(
         keypoints=keypoints,
         assigned_colors=[_color(index) for index in classes],
     )
-    texts = [*output.ax.texts]
-    for text in texts:
+    frames = [patch for patch in output.ax.patches if isinstance(patch, Rectangle)]
+    labelled = [*zip(output.ax.texts, frames, strict=False)]  # [] without labels
+    for text in output.ax.texts:
         text.set_parse_math(False)  # names may have a $ in them
     if are_best_first:
-        frames = [patch for patch in output.ax.patches if isinstance(patch, Rectangle)]
         # Detectron2 drew them, and the labels where there are any, in the order of their areas
         order = np.argsort(-np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)).tolist()
         for place, frame in zip(order, frames, strict=True):
             frame.set_zorder(_BEST_BOX - place / len(order))
-        texts = [text for _, text in sorted(zip(order, texts, strict=False))]
-    _spread(texts)
+        labelled = [pair for _, pair in sorted(zip(order, labelled, strict=False))]
+    _put_labels(labelled)
     return np.ascontiguousarray(output.get_image()[:, :, ::-1])
 
 
@@ -243,30 +244,39 @@ def _name(class_names: Sequence[str] | None, index: int) -> str:
     return printable(class_names[index]) if len(class_names) > 1 else ""
 
 
-def _spread(labels: Sequence[Text]) -> None:
-    """Move labels up or down so that none covers one before it; one without a place is left out."""
-    taken = np.empty((0, 4))  # x0, y0, x1, y1 in pixels of the picture
-    for label in labels:
+def _put_labels(labelled: Sequence[tuple[Text, Rectangle]]) -> None:
+    """Move each label to the nearest place at its box where it neither covers a label before it
+    nor hides a box; one without such a place is left out.
+    """
+    # x0, y0, x1, y1 in pixels of the picture, with y upwards
+    boxes = np.array([box.get_window_extent().extents for _, box in labelled]).reshape(-1, 4)
+    kept, most = boxes, _HIDDEN * np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
+    for (label, _), (x0, y0, x1, y1) in zip(labelled, boxes, strict=True):
         extent = label.get_window_extent().padded(_LABEL_MARGIN)
-        for step in _LABEL_STEPS:
-            x0, y0, x1, y1 = place = extent.translated(0, step * extent.height).extents
-            covers = (taken[:, :2] < [x1, y1]).all(1) & (taken[:, 2:] > [x0, y0]).all(1)
-            if not covers.any() and (step == 0 or (y0 >= 0 and y1 <= label.figure.bbox.height)):
-                break
-        else:
+        (width, height), start = extent.size, extent.min
+        columns = (x0, x1 - width, x1, x0 - width)
+        rows = (y1 - height, y1 - 2 * height, y1, y0 - height, y0)
+        places = np.array([start, *itertools.product(columns, rows)])
+        places = places[np.argsort(np.linalg.norm(places - start, axis=1), kind="stable")]
+        places = np.clip(places, 0, np.maximum(label.figure.bbox.size - extent.size, 0))
+        ends = np.minimum(places[:, None] + extent.size, kept[:, 2:])
+        covered = np.maximum(ends - np.maximum(places[:, None], kept[:, :2]), 0).prod(2)
+        is_free = (covered <= most).all(1)
+        if not is_free.any():
             label.set_visible(False)
             continue
-        taken = np.vstack([taken, place])
-        to_data = label.get_transform().inverted()
-        x, y = label.get_transform().transform(label.get_position())
-        label.set_position(to_data.transform((x, y + step * extent.height)))
+        place = places[is_free.argmax()]
+        kept = np.vstack([kept, [*place, *(place + extent.size)]])
+        most = np.append(most, 0)
+        transform = label.get_transform()
+        position = transform.transform(label.get_position()) + place - start
+        label.set_position(transform.inverted().transform(position))
 
 
 # In matplotlib's order, where masks are 1, keypoints 2 and labels 10; other boxes are above 3
 _BEST_BOX = 4
 _LABEL_MARGIN = 1  # of the patch behind a label, in pixels
-# heights of a label by which it is moved, the nearest first
-_LABEL_STEPS = (0, 1, -1, 2, -2, 3, -3)
+_HIDDEN = 0.25  # the largest part of a box that a label hides
 
 
 class _Visualizer(Visualizer):

@@ -1,6 +1,7 @@
 import contextlib
 import csv
 import io
+import itertools
 import json
 import re
 import shutil
@@ -95,17 +96,49 @@ def test_a_smaller_image_is_that_of_a_smaller_image():
     assert differs(drawn, half, 30).mean() > 0.1
 
 
-def test_labels_do_not_cover_each_other(monkeypatch):
-    """Those of boxes at one place and near another are moved a little, or left out."""
-    drawn = []
-    real = drawing._spread
-    monkeypatch.setattr(drawing, "_spread", lambda texts: (real(texts), drawn.extend(texts)))
-    boxes = [[100, 100, 160, 160], [102, 100, 162, 160], [100, 112, 150, 150], [300, 200, 340, 240]]
-    draw_predictions(plain(300, 400, 0), instances(boxes * 4, height=300, width=400), "abc")
-    shown = [text.get_window_extent() for text in drawn if text.get_visible()]
-    assert 8 <= len(shown) < len(drawn) == 16
-    assert not any(a.overlaps(b) for place, a in enumerate(shown) for b in shown[:place])
-    assert all(text.figure.bbox.contains(*text.get_window_extent().min) for text in drawn)
+@pytest.fixture
+def put(monkeypatch):
+    """The places of the labels that a drawing shows, and of all boxes, in its pixels."""
+    labels, boxes = [], []
+
+    def put_labels(labelled, real=drawing._put_labels):
+        real(labelled)
+        boxes.extend(box.get_window_extent() for _, box in labelled)
+        labels.extend(text.get_window_extent() for text, _ in labelled if text.get_visible())
+
+    monkeypatch.setattr(drawing, "_put_labels", put_labels)
+    return labels, boxes
+
+
+def hidden(box, label):
+    """The share of a box that a label covers."""
+    sides = np.minimum(box.max, label.max) - np.maximum(box.min, label.min)
+    return np.prod(np.maximum(sides, 0)) / np.prod(box.size)
+
+
+def test_labels_cover_neither_each_other_nor_small_boxes(put):
+    """Those of boxes at one place and of a cluster are moved to another edge, or left out."""
+    labels, boxes = put
+    cluster = [[20 + 30 * x, 30 + 20 * y, 36 + 30 * x, 44 + 20 * y] for x, y in np.ndindex(3, 4)]
+    large = [[100, 100, 160, 160], [102, 100, 162, 160], [300, 200, 390, 240]]
+    objects = instances([*large * 5, *cluster], height=300, width=400)
+    draw_predictions(plain(300, 400, 0), objects, ["first", "second", "third"])
+    assert 15 <= len(labels) < len(boxes) == 27
+    assert not any(a.overlaps(b) for place, a in enumerate(labels) for b in labels[:place])
+    assert max(hidden(box, label) for box in boxes for label in labels) < 0.3
+    for label in labels:
+        assert (label.min >= 0).all() and (label.max <= [400, 300]).all()
+        assert any(box.padded(4).overlaps(label) for box in boxes)
+
+
+@pytest.mark.parametrize("size", [6, 30, 60, 290])
+def test_an_object_alone_keeps_its_name(put, size):
+    """At the edges of an image too, whatever its own size."""
+    labels, _ = put
+    for x, y in itertools.product((0, 150 - size // 2, 300 - size), (0, 300 - size)):
+        objects = instances([[x, y, x + size, y + size]], False, 300, 300)
+        draw_predictions(plain(300, 300), objects, ["a long name", "dog"])
+        assert labels.pop().width > 50
 
 
 def test_a_box_lies_above_those_of_lower_scores_and_a_label_above_all_boxes():
