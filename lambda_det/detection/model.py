@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from detectron2 import modeling
 from detectron2.config import CfgNode
 from detectron2.engine import HookBase
 from detectron2.modeling.meta_arch.dense_detector import DenseDetector
+from detectron2.modeling.proposal_generator.rpn import RPN
 from detectron2.modeling.roi_heads import (
     BaseKeypointRCNNHead,
     FastRCNNOutputLayers,
@@ -94,7 +95,8 @@ def for_inference(
 ) -> nn.Module:
     """A copy of a detector that makes the same predictions in less time.
 
-    Its batch norms are folded into convolutions. Also in bfloat16, boxes are pooled, masks are
+    Its batch norms are folded into convolutions, and proposals are chosen as
+    :func:`choose_in_order` says. Also in bfloat16, boxes are pooled, masks are
     pasted and keypoints are placed in float32, because bfloat16 has only every fourth whole number
     between 512 and 1024. The scores of an R-CNN's boxes are computed in float32 as well, because
     many would be equal.
@@ -109,6 +111,7 @@ def for_inference(
     """
     check("TEST.PRECISION", precision, PRECISION)
     model = fold_norms(model)
+    choose_in_order(model)
     if channels_last:
         use_channels_last(model)
     if precision == "float32":
@@ -126,6 +129,35 @@ def for_inference(
     autocast = torch.autocast(next(model.parameters()).device.type, torch.bfloat16)
     model.forward = autocast(model.forward)
     return model
+
+
+def choose_in_order(model: nn.Module) -> None:
+    """Let the RPN of a detector choose proposals of equal logits in the order of their places.
+
+    Where all hidden channels of an RPN are 0, many places of an object have equal logits. The
+    ``topk`` of PyTorch gives equal values in any order, so what NMS keeps of them is chance, and
+    boxes were up to 150 pixels off those of the exported file. This sorts all logits, in 0.04 s for
+    268,569 of them on one thread.
+    """
+    rpn = getattr(model, "proposal_generator", None)
+    # without heads the logits are the scores
+    if hasattr(model, "roi_heads") and isinstance(rpn, RPN):
+        rpn.predict_proposals = partial(_by_ranks, type(rpn).predict_proposals, rpn)
+
+
+def _by_ranks(
+    predict: Callable[..., T], rpn: RPN, anchors: Any, logits: Sequence[Tensor], *more: Any
+) -> T:
+    return predict(rpn, anchors, ranks(logits), *more)
+
+
+def ranks(logits: Sequence[Tensor]) -> list[Tensor]:
+    """Negative ranks of logits [B, N] of each level, from which nothing but an order is made."""
+    flat = torch.cat(list(logits), 1)
+    places = flat.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    # what is not finite is left out later
+    found = torch.where(flat.isfinite(), -places.float(), flat.float())
+    return list(found.split([each.shape[1] for each in logits], 1))
 
 
 def _without_autocast(predict: Callable[..., T]) -> Callable[..., T]:

@@ -9,17 +9,16 @@ The results are Detectron2's, unless more than ``CANDIDATES`` boxes of an image 
 the threshold, or boxes cover each other in a chain of more than ``ROUNDS``.
 
 Detectron2 calls these functions by the names of its modules, and gives no other place to put
-others. So :func:`exportable_detections` replaces ten of them, by ``unittest.mock``, which puts them
-back at the end and fails where a name no longer exists. It encloses a recording or a comparison,
-and nothing that trains or evaluates. ``tests/export/test_detector.py`` compares the results with
-those of Detectron2's own functions.
+others. So :func:`exportable_detections` replaces ten of them, and one of this package, by
+``unittest.mock``, which puts them back at the end and fails where a name no longer exists. It
+encloses a recording or a comparison, and nothing that trains or evaluates.
+``tests/export/test_detector.py`` compares the results with those of Detectron2's own functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 from unittest import mock
 
 import torch
@@ -33,6 +32,7 @@ from detectron2.structures import Boxes, ImageList, Instances
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lambda_det.detection import model
 from lambda_det.export.portable import dense
 
 DENSE = (RetinaNet, FCOS)
@@ -49,6 +49,7 @@ def exportable_detections() -> Iterator[None]:
             (anchor_generator, "_create_grid_offsets", _create_grid_offsets),
             (rpn.StandardRPNHead, "forward", _rpn_head),
             (rpn, "find_top_rpn_proposals", _find_top_rpn_proposals),
+            (model, "ranks", list),  # of logits, whose TopK has equal ones in order
             (fast_rcnn, "fast_rcnn_inference", _fast_rcnn_inference),
             (cascade_rcnn, "fast_rcnn_inference", _fast_rcnn_inference),
             *((kind, "forward_inference", _forward_inference) for kind in DENSE),
@@ -60,30 +61,7 @@ def exportable_detections() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def proposals_in_order() -> Iterator[None]:
-    """Let Detectron2 choose proposals of equal logits in the order of their places, as ONNX does.
-
-    Where all hidden channels of an RPN are 0, many places of an object have equal logits. The
-    ``topk`` of PyTorch gives equal values in any order, so what NMS keeps of them is chance. This
-    sorts all logits, in 0.04 s for 268,569 of them on one thread.
-    """
-    with mock.patch.object(rpn, "find_top_rpn_proposals", _find_in_order):
-        yield
-
-
-_find, _rpn_forward = rpn.find_top_rpn_proposals, rpn.StandardRPNHead.forward
-
-
-def _find_in_order(
-    proposals: Sequence[Tensor], logits: Sequence[Tensor], *options: Any, **named: Any
-) -> list[Instances]:
-    # ranks take the place of the logits, from which nothing else is computed
-    flat = torch.cat(list(logits), 1)
-    places = flat.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    ranks = torch.where(flat.isfinite(), -places.float(), flat.float())  # infinite are left out
-    sizes = [each.shape[1] for each in logits]
-    return _find(proposals, list(ranks.split(sizes, 1)), *options, **named)
+_rpn_forward = rpn.StandardRPNHead.forward
 
 
 def _create_grid_offsets(

@@ -12,6 +12,7 @@ from detectron2.modeling.meta_arch import GeneralizedRCNN
 from detectron2.structures import ImageList, Instances
 from torch import Tensor, nn
 
+from lambda_det.detection.model import choose_in_order
 from lambda_det.detection.registry import why_not_exported
 from lambda_det.errors import ConfigError
 from lambda_det.export.detections import DENSE
@@ -89,6 +90,7 @@ def detector_network(
     """
     check_exportable(model)
     about = {**(about or {}), "score_threshold": _limit(model, "test_score_thresh")}
+    choose_in_order(model)  # as the graph does
     copied, rgb = portable_copy(fold_norms(model)), about.get("input_format") == "RGB"
     graph, stride = DetectorGraph(copied, rgb), max(model.backbone.size_divisibility, 1)
     if fixed and any(side % stride for side in fixed):

@@ -32,7 +32,6 @@ from lambda_det.detection.task import DetectionTask
 from lambda_det.detection.tiled import WholeImages
 from lambda_det.errors import ConfigError, Stage, counted, duration
 from lambda_det.export import MOST
-from lambda_det.export.detections import proposals_in_order
 from lambda_det.export.exported import ExportedDetector
 
 Detector = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
@@ -134,8 +133,8 @@ def pairs(run: Instances, file: Instances) -> tuple[Tensor, Tensor]:
 
 
 def _detections(detector: Detector, inputs: list[dict[str, Any]]) -> list[Instances]:
-    """What a detector finds on each image, a run's with its proposals in the order of ONNX."""
-    with torch.no_grad(), proposals_in_order():
+    """What a detector finds on each image."""
+    with torch.no_grad():
         return [output["instances"].to("cpu") for output in detector(inputs)]
 
 

@@ -117,6 +117,27 @@ def _layouts(*tensors: Tensor) -> set[str]:
     return {"last" if is_last else "first" for is_last in last}
 
 
+def test_of_equal_proposals_the_same_are_taken_whatever_topk_does(monkeypatch):
+    """An RPN whose hidden channels are 0 gives the same logit at each place."""
+    cfg = tiny_config()
+    cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
+    cfg.MODEL.RPN.PRE_NMS_TOPK_TEST = 20
+    model = DetectionTask(cfg).build_model().eval()
+    torch.nn.init.constant_(model.proposal_generator.rpn_head.conv.weight, 0)
+    model, forward = for_inference(model), Tensor.topk
+
+    def backward(values: Tensor, count: int, dim: int = -1) -> tuple[Tensor, Tensor]:
+        found, index = forward(values.flip(dim), count, dim)
+        return found, values.shape[dim] - 1 - index
+
+    with torch.no_grad():
+        one = model(_images(1))[0]["instances"]
+        monkeypatch.setattr(Tensor, "topk", backward)
+        other = model(_images(1))[0]["instances"]
+    assert len(one)
+    torch.testing.assert_close(one.pred_boxes.tensor, other.pred_boxes.tensor)
+
+
 @pytest.mark.slow
 def test_keypoints_and_scores_of_bfloat16_are_not_rounded():
     cfg = tiny_config()

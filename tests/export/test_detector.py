@@ -11,11 +11,12 @@ import pytest
 import torch
 import torchvision
 from detectron2.modeling.meta_arch.fcos import FCOS, FCOSHead
-from detectron2.modeling.proposal_generator import rpn
+from detectron2.modeling.proposal_generator.rpn import find_top_rpn_proposals
 from detectron2.structures import Boxes, ImageList, pairwise_iou
 
 from lambda_det.detection import load_config
 from lambda_det.detection.data.records import as_input
+from lambda_det.detection.model import ranks
 from lambda_det.detection.prediction import Predictor
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, WeightsError
@@ -24,7 +25,6 @@ from lambda_det.export.detections import (
     _find_top_rpn_proposals,
     exportable_detections,
     not_covered,
-    proposals_in_order,
 )
 from lambda_det.export.exported import ExportedDetector
 from lambda_det.export.networks import DetectorGraph, Network, fields
@@ -90,7 +90,6 @@ def fcos(backbone) -> FCOS:
     )
 
 
-@proposals_in_order()
 def expected_of(network: Network, images: torch.Tensor, sizes: torch.Tensor) -> dict:
     """What the graph of a detector has to give, by Detectron2's own functions."""
     graph = DetectorGraph(network.original, network.module.rgb)
@@ -227,9 +226,7 @@ def test_proposals_of_equal_logits_are_chosen_as_in_the_graph(seed, monkeypatch)
         patch.setattr(torch.Tensor, "topk", topk_of_onnx)
         sizes = [torch.tensor([[90, 80]])]
         (graph,) = _find_top_rpn_proposals(boxes, logits, sizes, training=False, **choice)
-    with proposals_in_order():
-        find = rpn.find_top_rpn_proposals
-    (run,) = find(boxes, logits, [(90, 80)], training=False, **choice)
+    (run,) = find_top_rpn_proposals(boxes, ranks(logits), [(90, 80)], training=False, **choice)
     assert len(run) == 50
     torch.testing.assert_close(run.proposal_boxes.tensor, graph.proposal_boxes.tensor)
 
