@@ -86,6 +86,9 @@ CONVERT_EXAMPLES = """examples:
 
 YOLO and LabelMe have a file for each image, and YOLO one outline for an object. Crowds are written
 in COCO's format alone.
+
+The exit status is 0, 1 if labels were left out because their images are not there or cannot be
+read, and 2 if nothing was written.
 """
 
 
@@ -106,12 +109,12 @@ def convert_main(argv: list[str] | None = None) -> int:
     return exit_status(lambda: _convert(arguments))
 
 
-def _convert(arguments: argparse.Namespace) -> None:
+def _convert(arguments: argparse.Namespace) -> int:
     log_to_terminal(logging.INFO)
     refuse_missing(arguments.labels, arguments.images)
     from lambda_det.own_data.convert import convert
 
-    convert(arguments)
+    return convert(arguments)
 
 
 # -------------------------------------------------------------------------------------- evaluate

@@ -15,11 +15,14 @@ from lambda_det.detection.data.report import DOUBTFUL, REPAIRED, UNUSABLE
 from lambda_det.detection.data.written_formats import WRITTEN
 from lambda_det.errors import DataError, printable
 from lambda_det.files import refuse_existing
+from lambda_det.own_data.labels.findings import NO_IMAGE
 from lambda_det.own_data.layouts import as_coco
 
 
-def convert(arguments: argparse.Namespace) -> None:
-    """Write labels in another format, and print the file or folder.
+def convert(arguments: argparse.Namespace) -> int:
+    """Write labels in another format, print the file or folder, and return the exit status.
+
+    It is 1 where labels without an image are left out.
 
     Raises:
         ConfigError: what is to be written is there already.
@@ -39,3 +42,7 @@ def convert(arguments: argparse.Namespace) -> None:
             mark_output(output, labels)
         write_labels(coco_content(truth), arguments.format, output, images)
     print(printable(output))
+    is_short = NO_IMAGE in truth.report.findings
+    if is_short:
+        logging.error(f"{output} lacks the labels whose images are not there or cannot be read")
+    return int(is_short)

@@ -388,15 +388,18 @@ def _split(
         ids["train"] = ids.pop("")
     if len(ids) < 2:
         return dict.fromkeys(ids, content)
+    # they belong to all parts; what is refused may be of any one, which would lack it silently
+    found = content[READER]["findings"]
+    others = [finding for finding in found if finding["severity"] != REFUSED]
+    refused = [
+        {**finding, "text": f"{finding['text']}, in all parts together"}
+        for finding in found
+        if finding not in others
+    ]
     parts = {}
     for part, chosen in ids.items():
         parts[part] = part_of(content, chosen)
-        # they belong to all parts; what is refused may be of this one, which would lack it silently
-        findings = [
-            finding
-            for finding in content[READER]["findings"]
-            if part == "train" or finding["severity"] == REFUSED
-        ]
+        findings = refused + (others if part == "train" else [])
         read = {"labels": f"{root} ({part})", "findings": findings}
         parts[part][READER] = content[READER] | read
     return parts

@@ -100,8 +100,8 @@ def _places(file: Path, part: str, key: str, value: Any, homes: Iterable[Path]) 
             image.parent.relative_to(file.parent).as_posix() for image in images_below(file.parent)
         )
         raise DataError(
-            f"{file}: {part} names {listed(missing)}, which is not there; there are images in "
-            f"{listed(folders, 8)}."
+            f"{file}: {part} names {listed(missing)}, which is not there; write the folder of its "
+            f"images there, or several as [a, b], of these: {listed(folders, 8)}."
         )
     return [place for place in places.values() if place is not None]
 

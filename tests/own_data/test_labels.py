@@ -208,3 +208,9 @@ def test_the_command_writes_a_file_and_replaces_none(tmp_path, capsys):
     assert content["annotations"][0]["bbox"] == [1, 2, 10, 5]
     assert convert_main(words) == 2 and "--overwrite" in capsys.readouterr().err
     assert convert_main([*words, "--overwrite"]) == 0
+
+
+def test_the_command_says_by_its_status_that_labels_have_no_image(tmp_path):
+    make(tmp_path / "in", {"a.png": "", **{f"{n}.xml": voc(f"{n}.png", BOX) for n in "ab"}})
+    assert convert_main([str(tmp_path / "in"), str(tmp_path / "out.json")]) == 1
+    assert len(json.loads((tmp_path / "out.json").read_text())["images"]) == 1

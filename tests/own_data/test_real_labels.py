@@ -342,6 +342,30 @@ CASES = {
         "1 x empty label file",
         "! without a label file",
     ),
+    # as in feral cats of Roboflow Universe, which were cut into folders of 500 for the upload
+    "YOLO with folders images_1 and labels_1, beside labels in usual folders": (
+        {
+            "classes.txt": "cup\n",
+            **{f"train/images_{n}/{n}.png": "" for n in range(3)},
+            **{f"train/labels_{n}/{n}.txt": LINE * n for n in range(3)},
+            **{"valid/images/v.png": "", "valid/labels/v.txt": LINE},
+        },
+        1,
+        "4 images with 4 objects",
+        "1 x empty label file",
+        "! without a label file",
+        "! without an image that",
+        "! found by the name",
+    ),
+    "YOLO whose labels are both beside the names and in labels_1": (
+        {
+            **{"new/classes.txt": "cup\nkey\n", "new/old/images_1/a.txt": LINE},
+            **{"old/images_1/a.png": "", "old/labels_1/a.txt": "1" + LINE[1:]},
+        },
+        0,
+        "1 cup",
+        "0 key",
+    ),
     "YOLO with background, and a prediction of it": (
         {
             "data.yaml": YAML + "train: images\n",
@@ -638,7 +662,8 @@ CASES = {
         {"images/a.png": "", "labels/a.txt": LINE},
         2,
         "look like YOLO's labels",
-        "classes.txt",
+        "write it to",
+        "set/classes.txt",
     ),
     "a table": ({"a.csv": "a,b\n", "a.png": ""}, 2, "1 .csv"),
     # --------------------------------------------------------- data.yaml
@@ -646,7 +671,17 @@ CASES = {
         {"data.yaml": YAML + "train: imagse\nval: val\n", "val/a.png": "", "images/b.png": ""},
         2,
         "train names imagse",
+        "write the folder",
         "images, val",
+    ),
+    "some names of the classes of three parts": (
+        {
+            "classes.txt": "cup\n",
+            **of_parts("YOLO", "train", "val", "test"),
+            **{"data.yaml": "", "val/a.txt": 2 * f"7{LINE[1:]}"},
+        },
+        1,
+        "2 x labels that cannot be read, in all parts",
     ),
     "a list of lists in the place of a path": (
         {"data.yaml": YAML + "train: train\nval: [[val]]\n", "train/b.png": ""},

@@ -42,7 +42,7 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
             return name, [file for file in files if file.name == "data.yaml"] or files
     if place.is_file() and _OPENING_OF_JSON.match(decoded(place.read_bytes())):
         return COCO, [place]  # the reader of COCO's format says what is wrong with the file
-    refusal = f"{place} holds no labels of a known format ({', '.join(FORMATS)}); {_seen(there)}"
+    refusal = f"{place} holds no labels of a known format ({', '.join(FORMATS)}); {_seen(place, there)}"
     if place.is_dir() and (outputs := outputs_below(place)):
         refusal += (
             f"; {listed(outputs)}, which this program wrote, is read only where it is named itself"
@@ -129,12 +129,14 @@ def _json_keys(text: str) -> Iterator[str]:
 _OPENING, _COLON, _COMMA = (re.compile(rf"\s*{sign}\s*") for sign in ("{", ":", ","))
 
 
-def _seen(there: list[Path]) -> str:
+def _seen(place: Path, there: list[Path]) -> str:
     """What files of no known format look like, for the end of a sentence."""
     labels = list(filter(looks_like_labels, there))
     if labels:
         lists = [file for file in there if file.suffix.lower() == ".txt" and is_list_of_names(file)]
-        names = f"{listed(lists)} may be it: call it classes.txt" if lists else "add classes.txt"
+        home = place if place.is_dir() else place.parent
+        add = f"write it to {home / 'classes.txt'}, one name a line in the order of their numbers"
+        names = f"{listed(lists)} may be it: call it classes.txt" if lists else add
         return (
             f"{len(labels)} files such as {labels[0]} look like YOLO's labels, but a list of the "
             f"names of their classes is missing; {names}"

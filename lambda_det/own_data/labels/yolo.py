@@ -208,15 +208,20 @@ def _far_labels(images: NamedImages, home: Path, report: Report) -> dict[Path, P
 
 
 def _label_files(image: Path, beside_names: Path, listing: Listing) -> Iterator[Path]:
-    """The label files of an image: in labels/ for images/, beside it, and beside the names."""
-    for place in (_among_labels(image), image.absolute(), beside_names.absolute()):
-        if labels := listing(place.parent).get(normal(place.stem)):
+    """The label files of an image: in labels/ for images/, beside it, beside the names, and in
+    labels_1/ for images_1/.
+    """
+    folder = image.absolute().parent
+    exact, within = _among_labels(folder)
+    for place in (exact, folder, beside_names.absolute().parent, within):
+        if labels := listing(place).get(normal(image.stem)):
             yield labels
 
 
-def _among_labels(path: Path) -> Path:
-    """The path with labels/ in place of its last images/."""
-    return Path(re.sub("(.*/)images(?=/|$)", r"\1labels", path.absolute().as_posix()))
+def _among_labels(folder: Path) -> list[Path]:
+    """The folder with labels in place of its last images: as a whole name, and within any name."""
+    path = folder.absolute().as_posix()
+    return [Path(re.sub(old, r"\1labels", path)) for old in ("(.*/)images(?=/|$)", "(.*)images")]
 
 
 def _text_files(folder: Path) -> dict[str, Path]:
@@ -233,7 +238,7 @@ def _unused(folder: Path, home: Path, used: set[Path | None], listing: Listing) 
     for image in images_below(folder):
         used.update(_label_files(image, home / image.relative_to(folder), listing))
     below = walk(folder)
-    if (among := _among_labels(folder)) != folder.absolute() and among.is_dir():
+    for among in filter(Path.is_dir, {*_among_labels(folder)} - {folder.absolute()}):
         below += walk(among)
     for path in below:
         if path.absolute() not in used and looks_like_labels(path):
