@@ -534,8 +534,8 @@ FAULTS = [
     _fault(
         "A share of the images is held out",
         "lambda_det/own_data/held_out.py",
-        "group_of = copies({name: Path(files.get(name, name)) for name in names})",
-        "group_of = {name: name for name in names}",
+        "group_of = copies({name: Path(files.get(name, name)) for name in names}, given)",
+        "group_of = given or {name: name for name in names}",
         "own_data/test_real_labels.py::test_copies_of_one_image_are_held_out_together",
     ),
     _fault(

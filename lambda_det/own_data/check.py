@@ -9,7 +9,7 @@ from pathlib import Path
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.checks import unlearnt_classes
 from lambda_det.detection.data.classes import refuse_others
-from lambda_det.detection.data.copies import shared_copies
+from lambda_det.detection.data.copies import REMEDY, SHARED, shared_copies
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.report import (
     DOUBTFUL,
@@ -75,9 +75,8 @@ def print_copies(parts: Mapping[str, list[str]]) -> bool:
     """Print which images two parts share; return whether there are any."""
     pairs = shared_copies(parts)
     if pairs:
-        number = counted(len(pairs), "image")
-        print(f"{number} in two parts, as the same file, a copy, or the next frame of a film:")
-        print(f"{listed(f'{copy} as {image}' for copy, image in pairs)}\n")
+        print(f"{counted(len(pairs), 'image')} in two parts, {SHARED}:")
+        print(f"{listed(f'{copy} as {image}' for copy, image in pairs.items())}\n{REMEDY}\n")
     return bool(pairs)
 
 

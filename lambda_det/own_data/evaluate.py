@@ -20,7 +20,7 @@ from detectron2.evaluation.testing import flatten_results_dict
 from omegaconf import DictConfig
 from tabulate import tabulate
 
-from lambda_det.detection.data.copies import shared_copies
+from lambda_det.detection.data.copies import REMEDY, SHARED, shared_copies
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.outputs import MARK, mark_output
 from lambda_det.detection.data.registration import is_coco, registered_files
@@ -80,8 +80,8 @@ class ResultsOnData:
             lines.append("Whether these images were trained on cannot be seen.")
         elif self.trained_on:
             lines.append(
-                f"{self.trained_on} of these {self.images} images were trained on, as the same "
-                "file, a copy, or the next frame of a film: the figures say little of new images."
+                f"{self.trained_on} of these {self.images} images were trained on, {SHARED}, so "
+                f"results on these are too good. {REMEDY}"
             )
         return lines
 
@@ -235,8 +235,7 @@ def _results(
     files = [path for name in names for path in file_report(*registered_files(name)).paths]
     trained_on = None
     if trained := _trained_images(saved.config):
-        pairs = shared_copies({"train": trained, "test": files})
-        trained_on = len({file for file, _ in pairs})
+        trained_on = len(shared_copies({"train": trained, "test": files}))
     classes: Sequence[Detections] = ()
     with contextlib.suppress(UserError):  # the model predicts semantic masks, or nothing
         classes = evaluate_run(folder).results

@@ -64,7 +64,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--group-by",
         metavar="REGEX",
-        help="images whose names match it alike stay on one side, such as ^[^_]+ of a video's",
+        help="images whose names match it alike stay on one side, such as frames of a film by "
+        r"'^(.*?)\d+\.\w+$'",
     )
     data.add_argument(
         "--single-class",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lambda_det.detection.data.coco_format import READER, name_labels, read_lists
-from lambda_det.detection.data.copies import are_frames, copies, numbered_runs
+from lambda_det.detection.data.copies import FILM_GROUPS, are_frames, copies, numbered_runs
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.errors import ConfigError, DataError, counted, listed, refused
 from lambda_det.own_data.coco_files import stem_with_part, write_coco
@@ -31,8 +31,9 @@ class Split(NamedTuple):
     Attributes:
         share: of the images, above 0 and below 1: at least so many, by the hash of their names.
         group_by: a regular expression. Images stay on one side if their names have the same match
-            (the first group of an expression with groups); an image without a match is alone. By
-            default the copies of one image stay on one side.
+            (the first group of an expression with groups); an image without a match is alone. The
+            path in the labels is searched or, where no two images or all are one group by it, the
+            file's own name. Copies of one image stay on one side, whatever the expression.
         stratify: each class, and not only all images together, has its share, as far as groups
             allow.
     """
@@ -92,7 +93,7 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
     labels, held_out, objects = report.json_file, len(val["images"]), len(val["annotations"])
     show(
         f"Held out to evaluate on: {held_out} of {held_out + len(train['images'])} images of "
-        f"{labels}, by their names, with {numbered(objects)}; copies, or the groups "
+        f"{labels}, by their names, with {numbered(objects)}; copies, and groups "
         "of --group-by, stay on one side"
     )
     if not split.group_by and (hint := films(report.paths)):
@@ -125,8 +126,8 @@ def films(files: Iterable[str]) -> str:
     return (
         f"{sum(map(len, runs))} images look like frames of {counted(len(runs), 'film')}, such as "
         f"{Path(runs[0][0]).name}, whose neighbours are alike. AP on images that are held out at "
-        r"random is then too good; --group-by '^(.*?)\d+\.\w+$' keeps each film on one side, where "
-        "that leaves objects of each class"
+        f"random is then too good; {FILM_GROUPS} keeps each film on one side, where that leaves "
+        "objects of each class"
     )
 
 
@@ -164,10 +165,8 @@ def _held_out(content: Mapping[str, Any], files: Mapping[str, str], split: Split
     """The ids of the images to hold out; ``files`` are the images' by their names in the file."""
     # Names may be paths of another machine
     names = [image["file_name"] for image in content["images"]]
-    if split.group_by:
-        group_of = _groups_by(split.group_by, names)
-    else:
-        group_of = copies({name: Path(files.get(name, name)) for name in names})
+    given = _groups_by(split.group_by, names) if split.group_by else None
+    group_of = copies({name: Path(files.get(name, name)) for name in names}, given)
     groups = defaultdict(list)
     for image, name in zip(content["images"], names, strict=True):
         groups[group_of[name]].append(image["id"])
@@ -193,20 +192,19 @@ def _held_out(content: Mapping[str, Any], files: Mapping[str, str], split: Split
 def _groups_by(expression: str, names: Sequence[str]) -> dict[str, str]:
     """The group of each name: the match of the expression, or the name itself."""
     with refused(ConfigError, f"--group-by {expression!r} is no regular expression", "", re.error):
-        matches = {name: re.search(expression, name) for name in names}
-    if not any(matches.values()):
-        raise ConfigError(f"--group-by {expression!r} is in no image's name, such as {names[0]}.")
-    groups = {
-        name: (match[min(match.re.groups, 1)] or "") if match else name
-        for name, match in matches.items()
-    }
-    if len({*groups.values()}) == 1:
-        raise ConfigError(
-            f"--group-by '{expression}' puts all images into one group, of which no share can be "
-            f"held out. Give another expression; where they are one film, move the labels of its "
-            "last tenth into a folder val (of YOLO also the images, which data.yaml names)."
-        )
-    return groups
+        pattern = re.compile(expression)
+    for by_path in (True, False):
+        groups = {}
+        for name in names:
+            match = pattern.search(name if by_path else re.split(r"[/\\]", name)[-1])
+            groups[name] = (match[min(pattern.groups, 1)] or "") if match else name
+        if 1 < len({*groups.values()}) < len(groups):
+            return groups
+    raise ConfigError(
+        f"--group-by '{expression}' puts all images into one group, or each into its own, by names "
+        f"such as {names[0]}. Give another expression; where they are one film, move the labels of "
+        "its last tenth into a folder val (of YOLO also the images, which data.yaml names)."
+    )
 
 
 def _stratified(counts: Mapping[str, Counter], share: float) -> set[str]:

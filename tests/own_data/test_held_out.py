@@ -150,23 +150,30 @@ def test_the_default_share_is_one_of_groups_and_classes(share_out, content, many
     assert (split.share, len(share_out(split, many)[1])) == (0.1, 10)
 
 
-@pytest.mark.parametrize("split", [Split(0.3), Split(0.3, stratify=True)])
-def test_a_group_stays_on_one_side(share_out, split, content, many, write):
-    """Frames of ten videos; images without a number are alone."""
+@pytest.mark.parametrize("stratify", [False, True])
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ("film{}_{}.jpg", r"(film\d+)_\d"),
+        ("train/images/film{}_{}.jpg", r"^film\d+"),  # the file's own name
+        ("film{}/000{}.jpg", r"\d+"),  # the path
+        ("film{}/000{}.jpg", r"^(.*?)\d+\.\w+$"),
+    ],
+)
+def test_a_group_stays_on_one_side(share_out, form, pattern, stratify, content, many, write):
+    """Frames of nine videos; images without a match are alone."""
     for number, image in enumerate(content["images"][:90]):
-        image["file_name"] = f"film{number // 10}_{number % 10}.jpg"
-    files = write(content)
-    for pattern in ("^film\\d+", r"(film\d+)_\d"):
-        train, val = share_out(split._replace(group_by=pattern), files)
-        films = [{name.partition("_")[0] for name in part if "_" in name} for part in (train, val)]
-        assert not films[0] & films[1] and 0 < len(films[1]) < 7
+        image["file_name"] = form.format(number // 10, number % 10)
+    parts = share_out(Split(0.3, pattern, stratify), write(content))
+    train, val = ({film for name in part for film in re.findall(r"film\d", name)} for part in parts)
+    assert not train & val and 0 < len(val) < 7 and len(train | val) == 9
 
 
 @pytest.mark.parametrize(
     ("split", "words"),
     [
         (Split(0.2, group_by="(film"), "--group-by.*regular"),
-        (Split(0.2, group_by="film"), "no image's name, such as 0.jpg"),
+        (Split(0.2, group_by="film"), "each into its own, by names such as 0.jpg"),
         (Split(0.5, group_by="jpg"), "'jpg' puts all images into one group.* folder val"),
         *((share, "--val-share") for share in (-0.1, 1.0, 10.0, float("nan"))),
     ],

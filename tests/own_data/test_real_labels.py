@@ -805,6 +805,7 @@ CASES = {
         1,
         "1 image in two parts",
         "val.png as ",
+        "--group-by",
     ),
     "a part that others are a part of": (
         {
@@ -884,7 +885,7 @@ def test_copies_of_one_image_are_held_out_together(place, tmp_path):
     groups = [*roboflow, *same]
     names = [name for group in groups for name in group]
     make(tmp_path, {"a.json": coco(cups(*(place + name for name in names)))})
-    for split in (Split(0.3), Split(0.3, stratify=True)):
+    for split in (Split(0.3), Split(0.3, stratify=True), Split(0.3, group_by="^p[0-9]")):
         train, val = (
             {image["file_name"].removeprefix(place) for image in read_json(file)["images"]}
             for file in hold_out(

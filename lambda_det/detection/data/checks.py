@@ -22,7 +22,7 @@ from lambda_det.config import option
 from lambda_det.detection.data import classes
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import check_segments_mode, read_panoptic
-from lambda_det.detection.data.copies import shared_copies
+from lambda_det.detection.data.copies import REMEDY, SHARED, shared_copies
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.report import (
@@ -216,7 +216,7 @@ def check_panoptic(metadata: Any) -> None:
 
 # ---------------------------------------------------------------------- what only all of them show
 def _warn_of_copies(trained: Sequence[UsedData], tested: Sequence[UsedData]) -> None:
-    """Warn of images to evaluate on that are also trained on, as the same file or as a copy."""
+    """Warn of images to evaluate on that are also trained on, or their copies or films."""
     learnt = [path for one in trained if one.report for path in one.report.paths]
     for one in tested:
         if not (learnt and one.report):
@@ -224,15 +224,14 @@ def _warn_of_copies(trained: Sequence[UsedData], tested: Sequence[UsedData]) -> 
         files = one.report.paths
         if len(learnt) + len(files) > _MOST_COMPARED:
             known = set(learnt)
-            pairs = [(file, file) for file in files if file in known]
+            pairs = {file: file for file in files if file in known}
         else:
             pairs = shared_copies({"train": learnt, "test": files})
         if pairs:
-            cases = (copy if copy == file else f"{copy} as {file}" for copy, file in pairs)
+            cases = (copy if copy == file else f"{copy} as {file}" for copy, file in pairs.items())
             logger.warning(
-                f"{len(pairs)} of {len(files)} images of {one.given} are also trained on, as the "
-                "same file, a copy, or the next frame of a film, so its results say little of new "
-                f"images: {listed(cases)}"
+                f"{len(pairs)} of {len(files)} images of {one.given} are also trained on, {SHARED},"
+                f" so results on these are too good: {listed(cases)}. {REMEDY}"
             )
 
 

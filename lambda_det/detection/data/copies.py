@@ -1,9 +1,10 @@
 """Copies of one image, and frames of one film, which make AP too high on both sides of a split.
 
 They are files of the same bytes; Roboflow's variants of an image, which it calls
-NAME_jpg.rf.HASH.jpg; and files beside it with its name and another ending, or with a word for a
-change after or before its name, such as NAME_flip.jpg. Before a name that is only a number or very
-short, such a word is no sign of a copy: crop_3.jpg may be the third of images that are no copies.
+NAME_jpg.rf.HASH.jpg (NAME_png.rf.HASH.jpg is of another image); and files beside it with its name
+and another ending, or with a word for a change after or before its name, such as NAME_flip.jpg.
+Before a name that is only a number or very short, such a word is no sign of a copy: crop_3.jpg may
+be the third of images that are no copies.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import itertools
 import os
 import re
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -39,16 +41,24 @@ _NAME = r"(?:\d{6,}|(?=.*[^\W\d_]).{3,})"
 _CHANGED = re.compile(
     rf"(?P<a>.+?)(?:[-_ ]+{_ONE})+|(?:{_ONE}[-_ ]+)+(?P<b>{_NAME})", re.IGNORECASE
 )
-_COPY = re.compile(r"(.+?)(_(jpe?g|png|bmp|tiff?|webp))?\.rf\.[\w-]+(\.\w+)?", re.IGNORECASE)
+_COPY = re.compile(r"(.+?\.rf)\.[\w-]+(\.\w+)?", re.IGNORECASE)
+# What shared_copies finds, and what to do about it, in the words of every command
+SHARED = "as the same file, a copy, or a frame of the same film"
+FILM_GROUPS = r"--group-by '^(.*?)\d+\.\w+$'"
+REMEDY = (
+    f"Keep copies in one part; --val-share 0.1 {FILM_GROUPS} holds out whole films of the images "
+    "to train on, in place of a given part."
+)
 
 
-def copies(images: Mapping[str, Path]) -> dict[str, str]:
+def copies(images: Mapping[str, Path], groups: Mapping[str, str] | None = None) -> dict[str, str]:
     """A group for each image: its copies and itself, or itself alone.
 
     Args:
         images: by name; a missing one is identified by its name alone.
+        groups: of the images, by name, which are united where they share copies.
     """
-    groups = {name: _source(name) for name in images}
+    groups = groups or {name: _source(name) for name in images}
     same: dict[str, str] = {}  # a second group of the same images
 
     def first(group: str) -> str:
@@ -62,39 +72,47 @@ def copies(images: Mapping[str, Path]) -> dict[str, str]:
     return {name: first(group) for name, group in groups.items()}
 
 
-def shared_copies(parts: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
-    """Pairs of an image and its copy in an earlier part.
+def shared_copies(parts: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """An image of an earlier part for each image that is its copy, or a frame of the same film.
 
     Args:
         parts: the files of the images of each part of a data set, by its name.
     """
     files = [file for images in parts.values() for file in images]
     group_of = copies({file: Path(file) for file in files})
-    groups: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    shared = _shared_films(parts)
+    originals: dict[str, tuple[str, str]] = {}  # the first of each group, with its part
     for part, images in parts.items():
-        for file in dict.fromkeys(images):
-            groups[group_of[file]][part].append(file)
-    pairs = []
-    for group in groups.values():
-        earlier, *later = group.values()
-        pairs += [(file, earlier[0]) for images in later for file in images]
-    return pairs + _neighbours(parts)
+        for file in images:
+            earlier, original = originals.setdefault(group_of[file], (part, file))
+            if part != earlier:
+                shared[file] = original
+    return shared
 
 
-def _neighbours(parts: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
-    """Pairs of frames of one film that follow each other and are in two parts; [] for a few, as of
-    a film that was split in its middle.
+def _shared_films(parts: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """The nearest frame of an earlier part for each frame of a film that was mixed into parts.
+
+    Of a film that was cut into one piece for each part, only a frame beside that of an earlier
+    part counts. It is {} for a few frames.
     """
     number_of = {file: n for n, images in enumerate(parts.values()) for file in images}
     runs = numbered_runs(number_of, by_folder=False)
     runs = [run for run in runs if len({number_of[file] for file in run}) > 1]
-    pairs: dict[str, str] = {}
+    nearest: dict[str, str] = {}
     for run in runs:
-        for one, other in itertools.pairwise(run):
-            earlier, later = sorted((one, other), key=number_of.get)
-            if number_of[earlier] < number_of[later]:
-                pairs[later] = earlier
-    return [*pairs.items()] if len(pairs) >= _LEAST_PAIRS and are_frames(runs) else []
+        numbers = [number_of[file] for file in run]
+        cuts = sum(one != other for one, other in itertools.pairwise(numbers))
+        reach = len(run) if cuts >= len({*numbers}) else 1
+        for number in {*numbers} - {min(numbers)}:
+            earlier = [place for place, other in enumerate(numbers) if other < number]
+            for place in (place for place, other in enumerate(numbers) if other == number):
+                after = bisect(earlier, place)
+                beside = earlier[max(after - 1, 0) : after + 1]
+                distance, frame = min((abs(other - place), run[other]) for other in beside)
+                if distance <= reach:
+                    nearest[run[place]] = frame
+    return nearest if len(nearest) >= _LEAST_PAIRS and are_frames(runs) else {}
 
 
 def numbered_runs(files: Iterable[str], *, by_folder: bool) -> list[list[str]]:
@@ -140,15 +158,15 @@ _FRAMES = 0.5
 def _source(name: str) -> str:
     """The name without Roboflow's addition for a copy."""
     match = _COPY.fullmatch(Path(name).name)
-    return f"{match[1]}.rf" if match else name
+    return match[1] if match else name
 
 
 def _variants(images: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of an image and a variant in its folder, by their names."""
+    """Pairs of an image and a variant by their names, in its folder or of Roboflow."""
     originals: dict[str, str] = {}
     pairs = []
     for name in images:
-        place = os.path.splitext(name.replace("\\", "/"))[0]
+        place = os.path.splitext(_source(name).replace("\\", "/"))[0]
         other = originals.setdefault(place, name)
         pairs += [(other, name)] if other != name else []
     for place, name in originals.items():

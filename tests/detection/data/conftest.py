@@ -40,7 +40,9 @@ def write(tmp_path: Path) -> Callable[..., tuple[str, str]]:
         for image in content["images"]:
             shape = (*np.clip([image["height"], image["width"]], 1, 1000), 3)
             pixels = rng.integers(0, 255, shape, dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / image["file_name"])
+            file = folder / image["file_name"]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(file)
         path = tmp_path / f"{name}.json"
         path.write_text(json.dumps(content))
         return str(path), str(folder)

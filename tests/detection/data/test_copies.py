@@ -1,5 +1,6 @@
 """Copies of one image, by the names of their files, and frames of films in two parts."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,8 @@ from lambda_det.detection.data.copies import copies, shared_copies
         ("3000.jpg", "crop_3000.jpg", False),
         ("12_30.jpg", "flip_12_30.jpg", False),
         ("a1.jpg", "dark_a1.jpg", False),
+        ("a1_jpg.rf.0c.jpg", "b/a1_jpg.rf.1d.jpg", True),
+        ("a1_jpg.rf.0c.jpg", "a1_png.rf.1d.jpg", False),
     ],
 )
 def test_copies_have_the_name_of_their_image_and_a_word_for_a_change(image, other, are_copies):
@@ -38,11 +41,12 @@ def test_copies_have_the_name_of_their_image_and_a_word_for_a_change(image, othe
     [
         (range(1, 30, 3), True, range(1, 30, 3)),  # each third frame
         (range(20, 30), True, []),  # the last third
+        ([*range(6, 15), *range(20, 29)], True, [*range(6, 15), *range(20, 29)]),
         (range(1, 30, 3), False, []),  # photographs whose names are numbers
         (range(1, 20, 3), True, []),  # too few to tell
     ],
 )
-def test_frames_beside_those_of_another_part_are_shared(tmp_path, held_out, is_a_film, shared):
+def test_frames_of_a_film_in_two_parts_are_shared(tmp_path, held_out, is_a_film, shared):
     random = np.random.default_rng(0)
     scene = Image.fromarray(random.integers(0, 256, (6, 50, 3), np.uint8)).resize((400, 48))
     parts = {"train": [], "val": []}
@@ -54,5 +58,8 @@ def test_frames_beside_those_of_another_part_are_shared(tmp_path, held_out, is_a
         scene.crop((start, 0, start + 64, 48)).save(path)
         parts[part].append(str(path))
     pairs = shared_copies(parts)
-    assert [Path(one).stem for one, _ in pairs] == [f"film_{number}" for number in shared]
-    assert all("val" in one and "train" in other for one, other in pairs)
+    assert [Path(one).stem for one in pairs] == [f"film_{number}" for number in shared]
+    assert all("val" in one and "train" in other for one, other in pairs.items())
+    for one, other in pairs.items():
+        one, other = (int(re.findall(r"film_(\d+)", file)[0]) for file in (one, other))
+        assert abs(one - other) == min(abs(one - n) for n in range(30) if n not in held_out)
