@@ -211,26 +211,22 @@ def draw_legend(
     return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[:, :, 2::-1])
 
 
-def fullest_crop(
-    boxes: np.ndarray, size: tuple[int, int], side: int, *, margin: float = 0.0
-) -> Tile:
+def fullest_crop(boxes: np.ndarray, size: tuple[int, int], side: int) -> Tile:
     """The crop of a picture, around the middle of a box, that shows the middles of most boxes.
 
     Args:
         boxes: [N, 4], x0, y0, x1, y1 in pixels; without a box the crop is the middle.
         size: height and width of the picture.
         side: of the crop in pixels; less where the picture has less.
-        margin: the least size of the crop, as a multiple of the longer side of the box.
     """
     height, width = size
     if not len(boxes):
         boxes = np.array([[0, 0, width, height]])
     middles = (boxes[:, :2] + boxes[:, 2:]) / 2
+    own = np.minimum(side, [width, height])
     best, most = None, -1
-    for x0, y0, x1, y1 in boxes:
-        own = np.minimum(max(side, int(margin * max(x1 - x0, y1 - y0))), [width, height])
-        start = np.array([(x0 + x1) / 2, (y0 + y1) / 2]) - own / 2
-        start = np.clip(start, 0, [width, height] - own).astype(int)
+    for middle in middles:
+        start = np.clip(middle - own / 2, 0, [width, height] - own).astype(int)
         shown = ((middles >= start) & (middles <= start + own)).all(1).sum()
         if shown > most:
             best, most = Tile(*start.tolist(), *(start + own).tolist()), shown
@@ -282,6 +278,11 @@ _HIDDEN = 0.25  # the largest part of a box that a label hides
 class _Visualizer(Visualizer):
     """Detectron2's, with boxes that are visible on any picture and do not hide small objects."""
 
+    def __init__(self, image: np.ndarray, metadata: Metadata, scale: float) -> None:
+        super().__init__(image, metadata, scale)
+        # Detectron2 rounds it down, and to 0 where a picture is enlarged more than ten times
+        self._default_font_size = max(self._default_font_size, _FONT_SIZE / scale)
+
     def draw_box(self, box_coord: Sequence[float], edge_color: tuple[float, ...]) -> None:
         x0, y0, x1, y1 = box_coord
         thickest = max(self._default_font_size / 4, 1)
@@ -300,6 +301,7 @@ class _Visualizer(Visualizer):
         )
 
 
+_FONT_SIZE = 10  # the least of the largest label, in points of the picture
 _OF_THE_SIDE = 0.05  # width of a line, as a share of the shorter side of its box
 
 

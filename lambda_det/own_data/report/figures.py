@@ -94,7 +94,7 @@ def draw_confusion(detections: Detections) -> str:
     kept = np.sort(np.argsort(-wrong[:-1], kind="stable")[:CLASSES_CONFUSED])
     index = [*kept.tolist(), len(names)]
     shown = matrix[np.ix_(index, index)]
-    side = 1.6 + 0.42 * len(index)
+    side = 1.6 + 0.4 * len(index)
     figure, axes = new_axes(side + 0.8, side)
     axes.grid(False)
     share = shown / np.maximum(matrix[index].sum(1, keepdims=True), 1)
@@ -108,4 +108,4 @@ def draw_confusion(detections: Detections) -> str:
     axes.set_xticks(ticks, [*labels, "missed"], rotation=90, fontsize=8)
     axes.set_yticks(ticks, [*labels, "false"], fontsize=8)
     axes.set(xlabel="predicted", ylabel="true")
-    return to_svg(figure, "confusion of classes")
+    return to_svg(figure, "confusion of classes", keeps_size=True)

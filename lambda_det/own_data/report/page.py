@@ -30,7 +30,10 @@ def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def to_svg(figure: Figure, label: str) -> str:
+def to_svg(figure: Figure, label: str, *, keeps_size: bool = False) -> str:
+    """A figure within a page; with ``keeps_size`` it is moved sideways where the window is
+    narrower, and else it becomes smaller there.
+    """
     written = io.StringIO()
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # names may have a $
@@ -41,7 +44,8 @@ def to_svg(figure: Figure, label: str) -> str:
     picture = written.getvalue()
     picture = picture[picture.index("<svg") :]
     picture = picture.replace(INK, "var(--ink)")
-    return f'<div class="figure" role="img" aria-label="{html.escape(label)}">{picture}</div>'
+    kind = "figure scroll" if keeps_size else "figure"
+    return f'<div class="{kind}" role="img" aria-label="{html.escape(label)}">{picture}</div>'
 
 
 def to_figure(picture: np.ndarray, caption: str) -> str:
@@ -82,6 +86,7 @@ p { margin: 4px 0 12px; color: var(--soft); max-width: 75ch; overflow-wrap: anyw
 .figure svg { max-width: 100%; height: auto; display: block; overflow: visible; }
 .figure text { fill: var(--ink); }
 .scroll { overflow-x: auto; }
+.scroll svg { max-width: none; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line);
          white-space: nowrap; }
@@ -132,7 +137,7 @@ class Page:
 
     def figures(self, *figures: str) -> None:
         """Figures beside each other where the window is wide enough, else below each other; those
-        in SVG in their own size, or the window's where that is narrower.
+        in SVG in their own size, or as :func:`to_svg` says where the window is narrower.
         """
         self._sections.append(f'<div class="figures">{"".join(figures)}</div>')
 

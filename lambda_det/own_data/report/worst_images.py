@@ -14,6 +14,7 @@ from detectron2.data import MetadataCatalog
 from detectron2.data.catalog import Metadata
 from detectron2.structures import Boxes, BoxMode, Instances
 
+from lambda_det.detection.data.copies import are_frames, numbered_runs
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.data.registration import load_records
 from lambda_det.detection.data.tile_records import seen_in
@@ -26,10 +27,9 @@ from lambda_det.detection.tiles import Tile
 from lambda_det.errors import printable
 from lambda_det.own_data.report.evaluated import Evaluated
 
-# Of an image with a longer side than this, the crop with most errors is drawn: in the page each
-# picture has some 500 pixels, in which a whole photograph and its names cannot be seen
-_CROP = 640
 _SIDE = 512  # pixels of the longer side of a picture, so that labels are legible
+# The side of a crop, as a multiple of the longer side of an object that is wrong, and in pixels
+_CROP, _LEAST_CROP = 12, 64
 
 
 class Pair(NamedTuple):
@@ -83,17 +83,34 @@ def draw_worst(evaluated: Evaluated, limit: int) -> Iterator[Pair]:
     """Yield the images with the worst results, ``limit`` at most: of those with an error, unless
     there is none.
 
-    Of a large image the crop is drawn in which most of its errors lie. The counts are of the whole
-    image, at the score of the evaluation and an IoU of 0.5 with objects of the same class: of masks
-    where they decide that score, else of boxes.
+    The worst frame of each film comes first, and its other frames last. Of an image whose errors
+    are small in it the crop is drawn in which most of them lie. The counts are of the whole image,
+    at the score of the evaluation and an IoU of 0.5 with objects of the same class: of masks where
+    they decide that score, else of boxes.
 
     Raises:
         DataError: an image cannot be read.
     """
     judged = list(_judged(evaluated))
     wrong = [one for one in judged if any(one.counts[1:])]
-    for one in (sorted(wrong, key=lambda one: one.order) or judged)[:limit]:
+    worst = sorted(wrong, key=lambda one: one.order) or judged
+    for one in _films_apart(worst)[:limit]:
         yield _pair(one, MetadataCatalog.get(evaluated.dataset))
+
+
+def _films_apart(judged: list[_Judged]) -> list[_Judged]:
+    """Images, with those behind all others that are of a film that has an earlier one."""
+    films = numbered_runs([one.record["file_name"] for one in judged], by_folder=True)
+    if not are_frames(films):
+        return judged
+    film_of = {file: film for film, files in enumerate(films) for file in files}
+    firsts: dict[int | str, _Judged] = {}
+    others = []
+    for one in judged:
+        file = one.record["file_name"]
+        if firsts.setdefault(film_of.get(file, file), one) is not one:
+            others.append(one)
+    return [*firsts.values(), *others]
 
 
 def _judged(evaluated: Evaluated) -> Iterator[_Judged]:
@@ -156,7 +173,9 @@ def _pair(judged: _Judged, metadata: Metadata) -> Pair:
 
 
 def _worst_crop(judged: _Judged) -> Tile | None:
-    """The crop with most errors of a large image, or with predictions; None for all of it."""
+    """The crop with most errors, or objects where there is none; None for the whole image, where
+    they are large enough to be seen in it.
+    """
     record, entries = judged.record, judged.entries
     height, width = record["height"], record["width"]
     annotations = record.get("annotations", [])
@@ -165,10 +184,12 @@ def _worst_crop(judged: _Judged) -> Tile | None:
     boxes = [e["bbox"] for e, found in zip(entries, judged.found, strict=True) if found == FALSE]
     boxes += [_corners(one) for one in judged.missed]
     boxes = boxes or [entry["bbox"] for entry in entries] + [corners(a) for a in annotations]
-    if max(height, width) <= _CROP or has_points or not boxes:
+    if has_points or not boxes:
         return None
-    crop = fullest_crop(np.array(boxes), (height, width), _CROP, margin=2)
-    return None if crop == (0, 0, width, height) else crop
+    wrong = np.array(boxes)
+    side = max(_LEAST_CROP, int(_CROP * np.median((wrong[:, 2:] - wrong[:, :2]).max(1))))
+    # one that is little smaller than the image would leave out errors and show none better
+    return None if 2 * side > max(height, width) else fullest_crop(wrong, (height, width), side)
 
 
 def _cut(

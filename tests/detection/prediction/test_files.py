@@ -131,13 +131,16 @@ def test_labels_cover_neither_each_other_nor_small_boxes(put):
         assert any(box.padded(4).overlaps(label) for box in boxes)
 
 
-@pytest.mark.parametrize("size", [6, 30, 60, 290])
-def test_an_object_alone_keeps_its_name(put, size):
-    """At the edges of an image too, whatever its own size."""
+@pytest.mark.parametrize("scale", [1, 15])
+@pytest.mark.parametrize("size", [6, 30, 60, 285])
+def test_an_object_alone_keeps_its_name(put, size, scale):
+    """At the edges of a picture too, whatever its own size and however much it is enlarged."""
     labels, _ = put
-    for x, y in itertools.product((0, 150 - size // 2, 300 - size), (0, 300 - size)):
-        objects = instances([[x, y, x + size, y + size]], False, 300, 300)
-        draw_predictions(plain(300, 300), objects, ["a long name", "dog"])
+    side = 300 // scale
+    for x, y in itertools.product((0, 150 - size / 2, 300 - size), (0, 300 - size)):
+        box = np.array([x, y, x + size, y + size]) / scale
+        objects = instances([box.tolist()], False, side, side)
+        draw_predictions(plain(side, side), objects, ["a long name", "dog"], scale)
         assert labels.pop().width > 50
 
 

@@ -231,9 +231,11 @@ def test_page_is_whole_and_fetches_nothing(ground_truth):
     assert "<script" not in text and "a &lt;run&gt; &amp; more" in text
     assert CLASSES[2] not in text and "&lt;b&gt;washer&lt;/b&gt;" in text
     assert not re.search(r"url\((?!#)", text)
-    # a matrix of many classes is as narrow as a phone, and is not cut there
+    # curves become as narrow as a phone; a matrix of many classes is moved there
     (rule,) = re.findall(r"^\.figure svg \{(.*)\}$", text, re.M)
     assert "max-width: 100%; height: auto" in rule and text.count('class="figures"') == 2
+    assert text.index(rule) < text.index(".scroll svg { max-width: none; }")  # the last rule counts
+    assert ".scroll { overflow-x: auto; }" in text and text.count('class="figure scroll"') == 1
     for element in ("p", "figcaption"):  # in which there are paths
         (rule,) = re.findall(rf"^{element} \{{(.*)\}}$", text, re.M)
         assert "overflow-wrap: anywhere" in rule

@@ -18,9 +18,9 @@ from tests.coco import annotation, coco_content, predicted
 BOXES = {10: [4, 6, 20, 16], 20: [30, 10, 24, 30], 30: [8, 8, 30, 30]}
 
 
-def registered(folder, size, annotations):
+def registered(folder, size, annotations, names=None):
     """The name of a data set of grey images, of the categories 3 and 7."""
-    names = {one["image_id"]: f"{one['image_id']}.png" for one in annotations}
+    names = names or {one["image_id"]: f"{one['image_id']}.png" for one in annotations}
     for name in names.values():
         cv2.imwrite(str(folder / name), np.full((*size[::-1], 3), 90, np.uint8))
     content = coco_content(names, annotations, {3: "apple", 7: "pear"}, size)
@@ -99,6 +99,24 @@ def test_the_worst_come_first(data, results, options, expected):
     assert [pair.name for pair in drawn(results, **options)] == expected
 
 
+@pytest.mark.parametrize("is_film", [True, False])
+def test_of_a_film_one_frame_comes_before_other_images(tmp_path, is_film):
+    """Images that have numbers and are not alike are no film."""
+    names = {number: f"film_{number}.png" for number in range(1, 10)} | {10: "alone.png"}
+    annotations = [annotation(number, number, BOXES[10], category_id=3) for number in names]
+    registered(tmp_path, (64, 48), annotations, names)
+    rng = np.random.default_rng(0)
+    for name in names.values() if not is_film else ():
+        cv2.imwrite(str(tmp_path / name), rng.integers(0, 256, (48, 64, 3), np.uint8))
+    # nothing is found in the film; alone.png has the least errors
+    results = [entry(4, 7, BOXES[10]), entry(10, 3, BOXES[10]), entry(10, 3, [0, 0, 9, 9])]
+    pairs = drawn(results, limit=4)
+    films = ["film_4.png", "film_1.png", "film_2.png", "film_3.png"]
+    if is_film:
+        films = ["film_4.png", "alone.png", "film_1.png", "film_2.png"]
+    assert [pair.name for pair in pairs] == films
+
+
 @pytest.mark.parametrize(
     ("iou_types", "missed"),
     [(["bbox"], "10.png"), (["bbox", "segm"], "30.png")],
@@ -158,6 +176,30 @@ def test_of_a_large_image_the_part_around_its_errors_is_drawn(tmp_path, masks):
         assert marked[250:262, 245:267].any()  # the object is in the middle
         assert (np.ptp(picture.astype(int), axis=2) > 40).any()  # with its box in a colour
         assert rows.min() > 180 and rows.max() < 320 and columns.min() > 180
+
+
+@pytest.mark.parametrize(("side", "is_enlarged"), [(16, True), (40, False)])
+def test_small_objects_of_a_small_image_are_enlarged(tmp_path, side, is_enlarged):
+    """Two that are missed, and one far away; large ones are seen in the whole image."""
+    boxes = [[300, 200, side, side], [350, 240, side, side], [20, 20, side, side]]
+    annotations = [annotation(1 + i, 1, box, category_id=3) for i, box in enumerate(boxes)]
+    registered(tmp_path, (640, 480), annotations)
+    (pair,) = drawn([])
+    assert ("part" in pair.counts) == is_enlarged
+    rows, columns = np.nonzero((pair.truth != 90).any(2))
+    # from the first box to the second, or from the third
+    drawn_side = np.ptp(columns)
+    assert 150 < drawn_side < 230 if is_enlarged else 290 < drawn_side < 310
+    assert rows.min() > 100 if is_enlarged else rows.min() < 20
+
+
+def test_the_place_of_an_error_without_a_size_is_drawn(tmp_path):
+    registered(tmp_path, (640, 480), [annotation(1, 1, [20, 20, 200, 90], category_id=3)])
+    image = np.full((480, 640, 3), 90, np.uint8)
+    image[180:230, 280:330] = 200
+    cv2.imwrite(str(tmp_path / "1.png"), image)
+    (pair,) = drawn([entry(1, 3, [20, 20, 200, 90]), entry(1, 3, [300, 200, 0, 0])])
+    assert pair.truth.shape == (512, 512, 3) and (pair.truth == 200).mean() > 0.4
 
 
 def test_keypoints_are_drawn_on_both_sides(tmp_path):
