@@ -42,7 +42,8 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
             return name, [file for file in files if file.name == "data.yaml"] or files
     if place.is_file() and _OPENING_OF_JSON.match(decoded(place.read_bytes())):
         return COCO, [place]  # the reader of COCO's format says what is wrong with the file
-    refusal = f"{place} holds no labels of a known format ({', '.join(FORMATS)}); {_seen(place, there)}"
+    seen = _seen(place, there)
+    refusal = f"{place} holds no labels of a known format ({', '.join(FORMATS)}); {seen}"
     if place.is_dir() and (outputs := outputs_below(place)):
         refusal += (
             f"; {listed(outputs)}, which this program wrote, is read only where it is named itself"
