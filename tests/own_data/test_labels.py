@@ -210,6 +210,14 @@ def test_the_command_writes_a_file_and_replaces_none(tmp_path, capsys):
     assert convert_main([*words, "--overwrite"]) == 0
 
 
+def test_yolo_s_labels_that_are_named_come_before_those_of_the_images(tmp_path):
+    """Else what is corrected in them would change nothing."""
+    make(tmp_path, {"new/classes.txt": "cup\nkey\n", "new/a.txt": f"1{LINE[1:]}"})
+    make(tmp_path, {"images/a.png": "", "labels/a.txt": LINE})
+    ((name, _),) = boxes(read_labels(tmp_path / "new", tmp_path / "images"))
+    assert name == "key"
+
+
 def test_the_command_says_by_its_status_that_labels_have_no_image(tmp_path):
     make(tmp_path / "in", {"a.png": "", **{f"{n}.xml": voc(f"{n}.png", BOX) for n in "ab"}})
     assert convert_main([str(tmp_path / "in"), str(tmp_path / "out.json")]) == 1

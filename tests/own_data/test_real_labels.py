@@ -357,15 +357,6 @@ CASES = {
         "! without an image that",
         "! found by the name",
     ),
-    "YOLO whose labels are both beside the names and in labels_1": (
-        {
-            **{"new/classes.txt": "cup\nkey\n", "new/old/images_1/a.txt": LINE},
-            **{"old/images_1/a.png": "", "old/labels_1/a.txt": "1" + LINE[1:]},
-        },
-        0,
-        "1 cup",
-        "0 key",
-    ),
     "YOLO with background, and a prediction of it": (
         {
             "data.yaml": YAML + "train: images\n",

@@ -49,7 +49,7 @@ def read_yolo(file: Path, images: NamedImages, report: Report) -> Iterator[Label
     _find_equal_names(file, names, report)
     listing, home = functools.cache(_text_files), file.parent
     label_files = {
-        image: next(_label_files(image, home / image.relative_to(images.folder), listing), None)
+        image: next(_label_files(image, images.folder, home, listing), None)
         for image in images.paths
     }
     if not any(label_files.values()):
@@ -207,13 +207,16 @@ def _far_labels(images: NamedImages, home: Path, report: Report) -> dict[Path, P
     return found
 
 
-def _label_files(image: Path, beside_names: Path, listing: Listing) -> Iterator[Path]:
-    """The label files of an image: in labels/ for images/, beside it, beside the names, and in
-    labels_1/ for images_1/.
+def _label_files(image: Path, images: Path, home: Path, listing: Listing) -> Iterator[Path]:
+    """The label files of an image: in labels/ for images/ or labels_1/ for images_1/, beside it,
+    and beside the names.
     """
     folder = image.absolute().parent
-    exact, within = _among_labels(folder)
-    for place in (exact, folder, beside_names.absolute().parent, within):
+    beside_names = (home / image.relative_to(images)).absolute().parent
+    places = [*_among_labels(folder), folder, beside_names]
+    if not folder.is_relative_to(home.absolute()):  # as of corrected labels, which are named
+        places.insert(0, beside_names)
+    for place in places:
         if labels := listing(place).get(normal(image.stem)):
             yield labels
 
@@ -236,7 +239,7 @@ def _text_files(folder: Path) -> dict[str, Path]:
 def _unused(folder: Path, home: Path, used: set[Path | None], listing: Listing) -> Iterator[Path]:
     """The label files without an image below a folder."""
     for image in images_below(folder):
-        used.update(_label_files(image, home / image.relative_to(folder), listing))
+        used.update(_label_files(image, folder, home, listing))
     below = walk(folder)
     for among in filter(Path.is_dir, {*_among_labels(folder)} - {folder.absolute()}):
         below += walk(among)
