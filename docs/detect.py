@@ -308,7 +308,7 @@ args = parser.parse_args()
 try:
     session = onnxruntime.InferenceSession(args.detector)
 except Exception as error:  # ONNX Runtime has its own
-    sys.exit(f"{args.detector} cannot be loaded: {error}")
+    sys.exit(f"{args.detector} cannot be loaded ({error}); give an .onnx of lambda-det export.")
 about = session.get_modelmeta().custom_metadata_map
 if "classes" not in about:
     sys.exit(f"{args.detector} is no detector of lambda-det export.")

@@ -395,10 +395,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.2g} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: similar known names, or the first few."""
+def suggest(name: str, known: Iterable[str], folder: str = "") -> str:
+    """The end of a sentence about an unknown name: similar known names, or the first few, each
+    within a folder.
+    """
     known = list(known)
     near = difflib.get_close_matches(name, known, cutoff=0.5)
+    paths = [os.path.join(folder, each) for each in near or known]
     if near:
-        return f"; did you mean {' or '.join(near)}?"
-    return f"; choose from {listed(known, 5)}." if known else "."
+        return f"; did you mean {' or '.join(paths)}?"
+    return f"; choose from {listed(paths, 5)}." if paths else "."

@@ -81,7 +81,9 @@ def refuse_missing(*paths: str | Path | None) -> None:
         if "://" not in str(path) and not os.path.exists(path):
             # by names alone: all paths of one folder are alike
             there = sorted(other.name for other in Path(path).parent.glob("[!.]*"))
-            raise DataError(f"There is no file or folder {path}{suggest(Path(path).name, there)}")
+            folder = os.path.dirname(str(path).rstrip("/"))
+            ending = suggest(Path(path).name, there, folder)
+            raise DataError(f"There is no file or folder {path}{ending}")
 
 
 def expanded(path: str | os.PathLike | None) -> str | None:

@@ -39,8 +39,7 @@ class Run:
         """
         self._run = RunFolder(expanded(folder))
         self.folder = self._run.path
-        if not self._run.config_file.is_file():
-            raise DataError(f"{folder} is not the folder of a run: it has no config.yaml.")
+        self._run.refuse_no_config()
 
     def __repr__(self) -> str:
         with contextlib.suppress(WeightsError):

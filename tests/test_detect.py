@@ -57,6 +57,11 @@ def test_the_best_score_of_the_file_is_the_threshold(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == names
 
 
+def test_a_file_that_is_no_onnx_is_named_with_what_is_asked_for(monkeypatch):
+    with pytest.raises(SystemExit, match=r"d\.pth .*give an \.onnx"):
+        run(monkeypatch, "d.pth", "photo.png", about=None)  # which the stand-in cannot load
+
+
 def test_photos_of_all_modes_are_as_predictor_reads_them_or_refused(monkeypatch, tmp_path):
     """Also with a transparent colour of a palette; more than 8 bits would become white."""
     values = np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)

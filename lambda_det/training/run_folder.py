@@ -105,14 +105,32 @@ class RunFolder:
         Raises:
             DataError: it is no folder of a run.
         """
-        what = f"{self.path} is not the folder of a run"
-        advice = f"give one whose {CONFIG} is the configuration of a training or an evaluation"
+        self.refuse_no_config()
+        what = f"{self.config_file} cannot be read"
+        advice = "give the folder of a training or an evaluation"
         errors = (OSError, ValueError, yaml.YAMLError)  # bytes that are no UTF-8 are a ValueError
         with refused(DataError, what, advice, *errors):
             config = read_plain(self.config_file.read_text("utf-8"))
             if not isinstance(config, dict):
                 raise ValueError(f"{CONFIG} has no keys")
             return config
+
+    def refuse_no_config(self) -> None:
+        """
+        Raises:
+            DataError: it is the folder of neither a run nor an evaluation.
+        """
+        if not self.config_file.is_file():
+            raise DataError(
+                self._such_below(CONFIG)
+                or f"{self.path} is not the folder of a run or an evaluation: it has no {CONFIG}."
+            )
+
+    def _such_below(self, pattern: str) -> str:
+        """A sentence on the folders below that have such a file; "" where there are none."""
+        folders = sorted({file.parent for file in self.path.glob(f"*/{pattern}")})
+        named = f"{self.path} is not the folder of a run; in it there is {listed(folders, 5)}."
+        return named if folders else ""
 
     def changed_keys(self, config: str) -> Iterator[Change]:
         """Yield the keys that differ between a configuration and the saved one, if there is one.
@@ -253,7 +271,8 @@ class RunFolder:
         """
         if not (self.last or any(self.path.glob("*.pth")) or (self.path / PUSHED).is_file()):
             raise WeightsError(
-                f"{self.path} has no checkpoint: no training was started there, or it has saved "
+                self._such_below("*.pth")
+                or f"{self.path} has no checkpoint: no training was started there, or it has saved "
                 f"none yet; start one with lambda-det train --data DIR --output {self.path}."
             )
 

@@ -89,13 +89,13 @@ def read_torch(path: str | Path, *, mmap: bool = False) -> Any:
         zipped = _check_members(path)
         with _numpy_allowed():
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and zipped)
-    except OSError:
+    except (OSError, WeightsError):
         raise
     except pickle.UnpicklingError as error:
         # The message of torch advises to disable the protection
         raise WeightsError(
             f"{path} is refused: it holds more than tensors, numbers, strings and containers of "
-            "them, or is no checkpoint, and reading it could run a program."
+            "them, and reading it could run a program."
         ) from error
     except Exception as error:  # a damaged file raises errors of many types
         raise WeightsError(
@@ -112,6 +112,11 @@ def _check_members(path: str | Path) -> bool:
             # in PyTorch up to 2.5 (CVE-2025-32434).
             if tarfile.is_tarfile(path):
                 raise pickle.UnpicklingError("a tar archive")
+            file.seek(0)
+            if file.read(1) != pickle.PROTO:  # of torch.save before PyTorch 1.6
+                raise WeightsError(
+                    f"{path} is no checkpoint, or is damaged: name a run or one of its checkpoints."
+                )
             return False
         with zipfile.ZipFile(file) as archive:
             # torch.save never compresses, and a few megabytes could take all memory

@@ -211,10 +211,9 @@ def topk_of_onnx(values, count, dim):
     return values[:, :count], index[:, :count]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_proposals_of_equal_logits_are_chosen_as_in_the_graph(seed, monkeypatch):
+def test_proposals_of_equal_logits_are_chosen_as_in_the_graph(monkeypatch):
     """An RPN whose hidden channels are 0 gives the same logit at many places of an object."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     boxes, logits = [], []
     for count in (400, 90, 1):
         corners = torch.rand(1, count, 2, generator=generator) * 60

@@ -97,7 +97,7 @@ def test_a_path_that_is_not_there_is_compared_by_its_name(tmp_path, capsys):
     for name in ("dataset", "setup.py", "setup.cfg"):
         (tmp_path / name).mkdir()
     assert run(tmp_path / "datset") == 2
-    assert f"{tmp_path / 'datset'}; did you mean dataset?" in capsys.readouterr().err
+    assert f"did you mean {tmp_path / 'dataset'}?" in capsys.readouterr().err
 
 
 def test_a_registered_data_set(tmp_path, capsys):

@@ -9,9 +9,9 @@ import pytest
 
 from lambda_det.config import FIXED, FREE, on_resume
 from lambda_det.detection.task import DetectionTask
-from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.errors import ConfigError, UserError, WeightsError
 from lambda_det.files import refuse_unwritable
-from lambda_det.training.run_folder import RunFolder
+from lambda_det.training.run_folder import CONFIG, FINAL, RunFolder
 from lambda_det.training.start import check_evaluation_folder, check_run_folder
 from tests.training.tiny_detector import tiny_config
 
@@ -101,6 +101,16 @@ def test_a_run_whose_paths_are_not_utf_8_is_continued(started):
     started.SOLVER.BASE_LR = 0.5
     with pytest.raises(ConfigError, match=r"SOLVER\.BASE_LR"):
         _check(started, resume=True)
+
+
+def test_of_a_folder_that_holds_runs_these_are_named(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for name in (CONFIG, FINAL):
+        (tmp_path / "mine" / name).touch()
+    above = RunFolder(tmp_path)
+    for opening in (above.config, above.refuse_no_run):
+        with pytest.raises(UserError, match=str(tmp_path / "mine")):
+            opening()
 
 
 def test_a_file_is_no_folder(cfg, tmp_path):

@@ -16,6 +16,7 @@ from lambda_det.errors import (
     command_parser,
     counted,
     exit_status,
+    listed,
     log_to_terminal,
     printable,
 )
@@ -40,6 +41,8 @@ With tables, found.csv of all instances and found_counts.csv of each image:
 Another checkpoint, and configuration keys at the end:
   %(prog)s output/run/model_final.pth --input photo.jpg --output pictures \\
       MODEL.DEVICE cpu INPUT.MIN_SIZE_TEST 800
+
+status: 0; 1 if a file could not be read, and the others are done; 2 if nothing could be done
 """
 
 
@@ -99,7 +102,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     refuse_missing(args.source)
     from lambda_det.detection.data.label_files import place_labels
     from lambda_det.detection.data.outputs import mark_output
@@ -158,11 +161,12 @@ def run(args: argparse.Namespace) -> None:
     result = predict(predictor, images, [*collectors], with_labels=not args.no_labels)
     for collector, place in collectors.items():
         collector.save(*place)
-    instances, seen = counted(result.instances, "instance"), len(result.written)
-    print(f"{instances} on {counted(seen, 'image')} in {printable(args.output)}")
-    if 2 * result.empty > seen:
+    seen = " and ".join(counted(number, noun) for noun, number in result.seen.items())
+    print(f"{counted(result.instances, 'instance')} on {seen} in {printable(args.output)}")
+    total = result.seen.total()
+    if 2 * result.empty > total:
         print(
-            f"No instance has a score of {threshold:.3g} or more on {result.empty} of {seen}; a "
+            f"No instance has a score of {threshold:.3g} or more on {result.empty} of {total}; a "
             "lower --score-threshold shows weaker ones."
         )
     if result.empty_masks:
@@ -171,7 +175,9 @@ def run(args: argparse.Namespace) -> None:
             "learned them yet"
         )
     if result.unreadable:
-        print(f"{len(result.unreadable)} could not be read; see above", file=sys.stderr)
+        names = listed(result.unreadable, 20)
+        print(f"{len(result.unreadable)} could not be read: {names}", file=sys.stderr)
+    return int(bool(result.unreadable))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -120,12 +120,12 @@ def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
                 "images among them as JPEG or PNG."
             )
     if not files:
-        if not (given.isupper() or "=" in given):  # it is no configuration key
+        ending = ""
+        if not is_folder and (given.isupper() or "=" in given):  # it is a configuration key
+            ending = "; KEY VALUE pairs follow another option, such as --output DIR"
+        else:
             refuse_missing(given)
-        raise DataError(
-            f"There is no image or video at {given}; KEY VALUE pairs follow another option, such "
-            "as --output DIR."
-        )
+        raise DataError(f"There is no image or video at {given}{ending}.")
     return folder, files
 
 
@@ -163,7 +163,8 @@ class Outcome:
     written: list[Path] = field(default_factory=list)
     unreadable: list[Path] = field(default_factory=list)
     instances: int = 0
-    empty: int = 0  # files without one
+    seen: Counter[str] = field(default_factory=Counter)  # "image" and "frame"
+    empty: int = 0  # of these without an instance
     empty_masks: int = 0
 
 
@@ -198,6 +199,8 @@ def predict(
     def add(name: str, prediction: Prediction, source: Path | None = None) -> None:
         counts.update(prediction.counts)
         result.instances += len(prediction)
+        result.seen["frame" if image.is_video else "image"] += 1
+        result.empty += not len(prediction)
         result.empty_masks += prediction.areas.tolist().count(0)  # no box is empty
         for collector in collectors:
             collector.add(name, prediction, source)
@@ -223,7 +226,6 @@ def predict(
                         drawn.save(temporary, quality=95, compress_level=1)
                     add(image.name, prediction, image.source)
                     where = ""
-                result.empty += not counts
                 result.written.append(image.target)
                 print(f"{printable(image.name)}: {counts_in_words(counts)}{where}")
             except DataError as error:

@@ -30,7 +30,7 @@ from lambda_det.detection.run_masks import RunMasks
 from lambda_det.detection.saved_run import SavedRun, open_run, usable_score
 from lambda_det.detection.tiled import WholeImage
 from lambda_det.detection.tiles import Tiling
-from lambda_det.errors import ConfigError, UserError, naming_arguments, printable
+from lambda_det.errors import ConfigError, UserError, listed, naming_arguments, printable
 from lambda_det.files import expanded, refuse_existing, writing_to
 from lambda_det.process import keep_memory
 from lambda_det.weights.provenance import Origin
@@ -314,6 +314,7 @@ class Predictor:
                 "only those are predicted; --eval-only of the training's tool evaluates it."
             )
         model = run.detector(device, precision)
+        self._file = run.origin.file
         self.origin, self.class_names = run.origin, run.classes.get("thing_classes")
         self.best_score = run.best_score
         self.tiling = run.components.tiling
@@ -333,6 +334,7 @@ class Predictor:
 
     def _open_exported(self, path: Path, device: str | None) -> None:
         keep_memory()
+        self._file = path
         detector = resolve_name(OPENERS[path.suffix])(path, device)
         self.origin = Origin(*(detector.about.get(key) for key in ("weights", "step", "averaged")))
         self.class_names = detector.about.get("classes")
@@ -349,6 +351,10 @@ class Predictor:
         self.tiling: Tiling | None = detector.tiling
         self._batch_size = max(self._batch_size, detector.batch)
         self._detect, self._device_type = detector, "cpu"
+
+    def __repr__(self) -> str:
+        found = listed(self.class_names or ["classes without names"])
+        return f"Predictor({self._file}: {found}; from a score of {self.score_threshold:.3g})"
 
     @property
     def score_threshold(self) -> float:

@@ -27,13 +27,13 @@ def arguments(run, image, tmp_path, *more):
 
 @pytest.mark.slow
 def test_works_as_a_command_from_another_folder(run, image, tmp_path):
-    """With the last checkpoint of the run; what cannot be read is counted."""
+    """With the last checkpoint of the run; what cannot be read is named at the end."""
     (tmp_path / "broken.jpg").write_text("no image")
     words = ["-m", "lambda_det", "predict", *arguments(run, image, tmp_path)]
     words.insert(words.index(str(image)), "broken.jpg")
     done = forked.run([*words, "--score-threshold", "0"], tmp_path / "printed", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
-    texts = (str(run[1]), "photo.png: ", "5 instances on 1 image", "1 could not be read")
+    assert done.returncode == 1, done.stdout
+    texts = (str(run[1]), "photo.png: ", "5 instances on 1 image", "not be read: broken.jpg")
     for text in texts:
         assert text in done.stdout
     assert cv2.imread(str(tmp_path / "out" / "photo.png")).shape == (48, 64, 3)
@@ -108,11 +108,13 @@ def test_most_images_without_an_instance_and_empty_masks_are_said(
     run, image, tmp_path, monkeypatch, capsys, empty, is_said
 ):
     def predict_on_ten(predictor, *args, **options):
-        return files.Outcome([image] * 10, instances=9, empty=empty, empty_masks=7 * is_said)
+        seen = Counter(image=3, frame=7)
+        return files.Outcome([image], [], 9, seen, empty, empty_masks=7 * is_said)
 
     monkeypatch.setattr(files, "predict", predict_on_ten)
     assert tool.main(arguments(run, image, tmp_path, "--score-threshold", "0.247")) == 0
     printed = capsys.readouterr().out
+    assert "9 instances on 3 images and 7 frames" in printed
     assert ("a score of 0.247 or more on 6 of 10; a lower --score" in printed) is is_said
     assert ("7 of 9 masks are empty" in printed) is is_said
 

@@ -230,14 +230,14 @@ def test_a_folder_gives_the_images_of_every_format_and_names_the_rest(tmp_path, 
     planned = plan_files([tmp_path], tmp_path / "out", overwrite=False)
     assert sorted(one.name for one in planned) == sorted(images)
     assert "files of .heic, .md, .mp4, README are not read" in caplog.text
-    with pytest.raises(DataError, match=r"no image or video at .*film"):
+    with pytest.raises(DataError, match=r"no image or video at .*film") as refused:
         plan_files([tmp_path / "film"], tmp_path / "out", overwrite=False)
+    assert "KEY" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("inputs", "output", "words"),
     [
-        (["images/missing.jpg"], "out", "missing.jpg"),
         (["images/a.jgp"], "out", r"did you mean .*a\.png"),
         (["images/a.png", "MODEL.DEVICE"], "out", "KEY VALUE"),
         (["images/a.png", "train.device=cpu"], "out", "KEY VALUE"),  # of a LazyConfig
@@ -280,7 +280,7 @@ def test_every_image_gets_its_image_and_an_unreadable_one_is_named(
     result = predict(predictor, planned)
     printed = capsys.readouterr()
     assert re.search(rf"so far; file 3 of {len(planned)}, about .* left", printed.err)
-    assert result.empty == printed.out.count(": nothing")
+    assert result.empty == printed.out.count(": nothing") and result.seen == {"image": 4}
     assert [p.name for p in result.unreadable] == ["b.jpg", "empty.png"]
     assert str(images / "b.jpg") in caplog.text and str(images / "empty.png") in caplog.text
     files = sorted(p for p in output.rglob("*") if p.is_file())
@@ -346,6 +346,7 @@ def test_a_video_keeps_its_frames_rate_and_size(predictor, tmp_path):
     counts = list(csv.reader((tmp_path / "found_counts.csv").open()))[1:]
     assert [row[0] for row in counts] == [f"film.mp4/{name}.png" for name in names]
     assert sum(int(row[-1]) for row in counts) == result.instances > 0
+    assert result.seen == {"frame": 6}
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["film.mp4"]
     capture = cv2.VideoCapture(str(result.written[0]))
     assert capture.get(cv2.CAP_PROP_FPS) == pytest.approx(12.5, abs=0.01)

@@ -177,6 +177,11 @@ def test_a_result_is_an_image(predictor, image, tmp_path):
     assert Image.open(io.BytesIO(large._repr_png_())).size == (1000, 375)
 
 
+def test_a_predictor_is_shown_by_its_file_classes_and_score(run, predictor):
+    predictor.class_names = ["ring", "disc"]
+    assert repr(predictor) == f"Predictor({run[1]}: ring, disc; from a score of 0)"
+
+
 @pytest.mark.slow
 def test_several_images_and_batches(run, predictor, image):
     wide = np.ascontiguousarray(image[:20])
@@ -248,7 +253,7 @@ def test_the_best_and_averaged_weights_come_first(run, predictor, image, tmp_pat
     [
         ("empty", {}, "no checkpoint"),
         ("nowhere", {}, "nowhere"),
-        ("broken.pth", {}, r"broken\.pth"),
+        ("broken.pth", {}, r"broken\.pth is no checkpoint.*name a run"),
         ("config.yaml", {}, r"config\.yaml is a configuration"),
         ("detector.onnx", {"precision": "bfloat16"}, "leave raw and precision"),
         ("model_final.pth", {"batch_size": 0}, "0"),
