@@ -820,26 +820,6 @@ def test_what_check_says(case, tmp_path, capsys, caplog):
         assert (word.removeprefix("! ") in output) is not word.startswith("! "), output
 
 
-@pytest.mark.parametrize("named", ["a.png", "old.png"])
-@pytest.mark.parametrize(
-    ("copy", "is_other"),
-    [
-        (encoded(image("a.png"), "jpg"), False),
-        (encoded(image("another"), "jpg"), True),
-        (encoded(image("another"), "jpg")[:200], False),
-        (None, False),
-    ],
-    ids=["same", "other", "half", "none"],
-)
-def test_labelme_whose_images_were_exchanged_is_refused(copy, is_other, named, tmp_path, capsys):
-    """Its copy of the image tells, whether the image was renamed as well or not."""
-    data = copy and base64.b64encode(copy).decode()
-    root = make(tmp_path / "set", {"a.json": labelme(named, imageData=data), "a.png": ""})
-    status, output = checked(root, capsys)
-    assert ("1 x labels whose imageData" in output) == is_other == (status == 1)
-    assert not is_other or "a.json: " in output
-
-
 # --------------------------------------------------------------------------------- other matters
 @pytest.mark.posix
 def test_a_folder_counts_by_its_own_name_and_not_by_a_link(tmp_path):

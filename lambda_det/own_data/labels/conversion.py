@@ -19,14 +19,12 @@ from lambda_det.own_data.labels.findings import (
     NO_FILE,
     NO_IMAGE,
     NO_LABELS,
-    OTHER_COPY,
     OTHER_NAME,
     RENAMED,
     UNREAD,
 )
 from lambda_det.own_data.labels.formats import endings_of, format_of, recognise
 from lambda_det.own_data.labels.images import MissingImage, NamedImages, lines_of_text
-from lambda_det.own_data.labels.labelme import read_labelme, shows_another
 from lambda_det.own_data.labels.objects import LabelledImage, area, size_of
 from lambda_det.own_data.labels.table import COCO, FORMATS, LISTS
 from lambda_det.own_data.labels.yolo import read_yolo, yolo_names
@@ -105,11 +103,6 @@ def read_labels(
     else:
         classes = sorted({thing.label for thing in things})
     placed = _placed(rows, row.images == "one", pictures, report)
-    if row.read is read_labelme:
-        # few images are right where images were exchanged
-        for path, image in [*placed.items()][:: -(-len(placed) // _COMPARED)]:
-            if shows_another(image.source, path):
-                report.add(OTHER_COPY, f"{image.source}: {path}")
     # drawings of the labels have the names as well, in a folder of the part or of none
     names = {
         (part, normal(path.stem))
@@ -144,7 +137,6 @@ def read_labels(
     return content
 
 
-_COMPARED = 50  # number of files of labels whose copies of images are decoded
 # Share of the images that may have no label file, a guess: Ultralytics advises up to a tenth of
 # images of background, and of COCO's a hundredth has no file
 _MAY_LACK = 0.1

@@ -28,7 +28,6 @@ NO_CLASS = Kind(NOTED, "shape called __ignore__, which is left out")
 DIFFICULT = Kind(NOTED, "object marked as difficult, which is an object like the others")
 EMPTY_MASK = Kind(REPAIRED, "empty mask, which its rectangle replaces")
 RENAMED = Kind(REPAIRED, "labels that name another image than the one to which they belong")
-OTHER_COPY = Kind(REFUSED, "labels whose imageData shows another image than they name")
 OTHER_NAME = Kind(REFUSED, "labels that have the name of one image and name another one")
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from PIL import Image
 
 from lambda_det.detection.data.coco_format import read_json
-from lambda_det.detection.data.records import small_grey
 from lambda_det.detection.data.report import Report
 from lambda_det.detection.data.truth import around
 from lambda_det.errors import DataError
@@ -46,23 +45,6 @@ def read_labelme(file: Path, _: NamedImages, report: Report) -> Iterator[Labelle
     name = str(content.get("imagePath") or file.stem)
     size = stated_size(content.get("imageWidth"), content.get("imageHeight"))
     yield LabelledImage(file, name, objects_of(file, shapes, report, size), size)
-
-
-def shows_another(file: Path, picture: Path) -> bool:
-    """Whether the copy of an image in a file of LabelMe's is of another image.
-
-    Both are compared small and in levels of grey, because the copy may be compressed otherwise.
-    """
-    content = read_json(str(file))
-    try:
-        copy = small_grey(io.BytesIO(base64.b64decode(content.get("imageData"))))
-    except Exception:  # no copy, or none that can be read: Pillow may raise anything
-        return False
-    with reading(picture, "remove or fix it"):
-        return float(abs(copy - small_grey(picture)).mean()) > _SAME
-
-
-_SAME = 6  # mean difference in levels of grey of a copy that was compressed again
 
 
 def objects_of(
