@@ -82,7 +82,7 @@ def test_the_folder_has_a_card_and_nothing_of_this_machine(run, tmp_path):  # no
 def test_what_cannot_be_pushed_is_said(run, tmp_path, capsys):  # noqa: F811
     for folder, name, part in (
         (run, "cells", "OWNER/NAME"),
-        (tmp_path, "me/cells", "no training was started"),
+        (tmp_path, "me/cells", str(run)),
         (run, "me/cells", "no checkpoint"),
     ):
         if part == "no checkpoint":
