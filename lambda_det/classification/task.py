@@ -6,12 +6,10 @@ import argparse
 import copy
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from detectron2.config import CfgNode
-from detectron2.engine import HookBase
 from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.utils import comm
 from torch import nn
@@ -21,7 +19,6 @@ from lambda_det.classification.config import check_ranges, load_recipe
 from lambda_det.classification.data.build import Sources, build_sources
 from lambda_det.classification.data.loader import LabelledTrainLoader, build_eval_loader
 from lambda_det.classification.data.sources import check_same_classes
-from lambda_det.classification.data.subset import check_held_out, write_held_out
 from lambda_det.classification.evaluation import evaluate_accuracy
 from lambda_det.classification.model import build_classifier, model_options
 from lambda_det.classification.schedule import EpochSchedule, Plan, peak_learning_rate
@@ -170,13 +167,7 @@ class ClassificationTask(Task):
     def build_train_loader(self, *, for_statistics: bool = False) -> LabelledTrainLoader:
         return LabelledTrainLoader(self.cfg, self.sources.train, batch_size=self.plan.forward)
 
-    def build_hooks(self) -> list[HookBase]:
-        return [_HeldOutList()]
-
     # ----------------------------------------------------------------------- checks and evaluation
-    def check_data(self, *, train: bool, resumed: bool = False) -> None:
-        if resumed and self.sources.held_out is not None:
-            check_held_out(self.held_out_list, self.sources.held_out)
 
     def check_weights(self, content: Mapping[str, Any], path: str) -> None:
         self.pixels.check(wanted_pixels(content), path)
@@ -230,17 +221,3 @@ class ClassificationTask(Task):
                 for part, values in results.items()
             },
         }
-
-    @property
-    def held_out_list(self) -> Path:
-        """The file with the names of the images that are held out."""
-        return Path(self.settings.output_dir, "held_out.txt")
-
-
-class _HeldOutList(HookBase):
-    """Writes the names of the images that are held out."""
-
-    def before_train(self) -> None:
-        task = self.trainer.task
-        if task.sources.held_out is not None and comm.is_main_process():
-            write_held_out(task.held_out_list, task.sources.held_out)

@@ -266,7 +266,7 @@ class DetectionTask(Task):
         return hooks
 
     # ----------------------------------------------------------------------- checks and evaluation
-    def check_data(self, *, train: bool, resumed: bool = False) -> None:
+    def check_data(self, *, train: bool) -> None:
         self.components.check_data(train)
 
     def check_weights(self, content: Mapping[str, Any], path: str) -> None:

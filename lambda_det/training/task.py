@@ -127,13 +127,11 @@ class Task(ABC):
         return []
 
     # ------------------------------------------------------------------ checks before a run begins
-    @abstractmethod
-    def check_data(self, *, train: bool, resumed: bool = False) -> None:
+    def check_data(self, *, train: bool) -> None:  # noqa: B027
         """Refuse data that cannot be trained or evaluated on; called on the first process.
 
         Args:
             train: whether there is a training, and not only an evaluation.
-            resumed: whether it continues a run of the folder.
 
         Raises:
             ConfigError, DataError: one sentence.

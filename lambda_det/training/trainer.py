@@ -130,7 +130,7 @@ class Trainer(TrainerBase):
         self._loading: Iterator[Any] | None = None
         self._loader_state: Mapping[str, Any] | None = None
         self._load(checkpoint)
-        on_main_process(lambda: task.check_data(train=True, resumed=checkpoint is not None))
+        on_main_process(lambda: task.check_data(train=True))
         self.loader = task.build_train_loader()
         if self._loader_state and hasattr(self.loader, "load_state_dict"):
             self.loader.load_state_dict(self._loader_state)

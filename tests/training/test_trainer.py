@@ -112,9 +112,6 @@ class ToyTask(Task):
     def build_hooks(self):
         return [_AtStep(self.work)] if self.work else []
 
-    def check_data(self, *, train, resumed=False):
-        pass
-
     def evaluate(self, models, *, final):
         self.evaluated.append(set(models))
         state = [float(p.detach().sum()) for m in models.values() for p in m.parameters()]

@@ -1,16 +1,13 @@
-"""Parts of a source: subsets, held-out images, and lists of names."""
+"""Parts of a source: subsets and held-out images."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from lambda_det.classification.data.sources import Source
-from lambda_det.errors import DataError, refused
-from lambda_det.files import replace_text
 from lambda_det.training.randomness import Purpose, generator
 
 
@@ -73,33 +70,3 @@ def _shuffled_classes(source: Source, purpose: Purpose, seed: int) -> Iterator[n
     ends = np.cumsum(np.bincount(source.labels))
     for label, indices in enumerate(np.split(by_class, ends[:-1])):
         yield generator(purpose, seed, label).permutation(indices)
-
-
-def write_held_out(path: str | Path, source: Source) -> None:
-    """Write the names of the images that are held out, one a line."""
-    replace_text(path, _list_of(source))
-
-
-def check_held_out(path: str | Path, source: Source) -> None:
-    """Check that a resumed run holds out the images that it held out before.
-
-    Args:
-        path: the run's list, from :func:`write_held_out`.
-        source: the images held out now.
-
-    Raises:
-        DataError: the list cannot be read, or has other images.
-    """
-    with refused(DataError, f"The list {path} cannot be read", "", OSError):
-        text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
-    if text != _list_of(source):
-        raise DataError(
-            f"The held-out images differ from those of {path}, so the run would be evaluated on "
-            "images it has trained on: restore DATA.TRAIN, DATA.FRACTION, DATA.HELD_OUT and SEED, "
-            "or give another OUTPUT_DIR."
-        )
-
-
-def _list_of(source: Source) -> str:
-    """The names of all images, one a line."""
-    return "".join(f"{source.name(index)}\n" for index in range(len(source)))

@@ -3,12 +3,9 @@ import pytest
 
 from lambda_det.classification.data.subset import (
     Subset,
-    check_held_out,
     split_held_out,
     take_fraction,
-    write_held_out,
 )
-from lambda_det.errors import DataError
 from tests.classification.data.toy import ToySource
 
 # 1, 2, 10 and 51 images of four classes, mixed
@@ -59,24 +56,3 @@ def test_a_subset_is_the_images_of_its_indices():
     assert subset.labels.tolist() == [LABELS[40], LABELS[7]]
     assert [subset.name(index) for index in range(2)] == ["image 40", "image 7"]
     assert [int(subset.load(index)[0, 0, 0]) for index in range(2)] == [40, 7]
-
-
-def test_held_out_images_are_the_same_under_any_name(tmp_path, monkeypatch):
-    names = ["a/1.jpg", "ü \t.png", "\udcff", "\u2028", ""]
-    monkeypatch.setattr(ToySource, "name", lambda self, index: names[index])
-    path = tmp_path / "held_out.txt"
-    source = ToySource([0] * len(names))
-    with pytest.raises(DataError, match=r"held_out\.txt .*\(No such file"):
-        check_held_out(path, source)
-    write_held_out(path, source)
-    check_held_out(path, source)
-    assert [path.name for path in tmp_path.iterdir()] == ["held_out.txt"]
-
-
-@pytest.mark.parametrize("indices", [[3, 5, 6], [3], [4, 5], [5, 3]])
-def test_held_out_images_that_have_changed(tmp_path, indices):
-    source = ToySource(LABELS)
-    path = tmp_path / "held_out.txt"
-    write_held_out(path, Subset(source, np.array([3, 5])))
-    with pytest.raises(DataError, match=r"held_out\.txt.*OUTPUT_DIR"):
-        check_held_out(path, Subset(source, np.array(indices)))
