@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pkgutil import resolve_name
-from posixpath import commonpath
 from typing import Any
 
 from detectron2.engine import HookBase, hooks
@@ -40,36 +39,19 @@ class Checkpoints(HookBase):
 
 
 class LRScheduler(hooks.LRScheduler):
-    """Logs "lr", and each rate that differs from it as "lr/" with the name of its module.
+    """Logs as "lr" the rate that the optimiser was made with, if a group of parameters has it.
 
     Detectron2's hook logs the rate of most parameters, which is the backbone's tenth in a recipe
-    that trains the backbone at a tenth of the rate. Here "lr" is the rate that the optimiser was
-    made with, if a group has it. Checkpoints keep the state under the name of Detectron2's hook.
+    that trains the backbone at a tenth of the rate. Checkpoints keep the state under the name of
+    Detectron2's hook.
     """
 
     def before_train(self) -> None:
         super().before_train()
-        groups = self.trainer.optimizer.param_groups
-        rates = {group["initial_lr"]: number for number, group in reversed([*enumerate(groups)])}
-        usual = self.trainer.optimizer.defaults.get("lr")
-        if usual not in rates:
-            usual = groups[self._best_param_group_id]["initial_lr"]
-        self._groups = {"lr": rates.pop(usual)}
-        network = self.trainer.task.network(self.trainer.model)
-        names = {id(p): name for name, p in network.named_parameters()}
-        for rate, number in rates.items():
-            own = [names[id(p)] for g in groups if g["initial_lr"] == rate for p in g["params"]]
-            whose = commonpath(name.replace(".", "/") for name in own).replace("/", ".")
-            # Two rates may belong to parameters below the same module.
-            if not whose or f"lr/{whose}" in self._groups:
-                whose = f"{whose} {rate:g} at first".lstrip()
-            self._groups[f"lr/{whose}"] = number
-
-    def after_step(self) -> None:
-        for name, number in self._groups.items():
-            rate = self.trainer.optimizer.param_groups[number]["lr"]
-            self.trainer.storage.put_scalar(name, rate, smoothing_hint=False)
-        self.scheduler.step()
+        optimizer = self.trainer.optimizer
+        rates = [group["initial_lr"] for group in optimizer.param_groups]
+        if (usual := optimizer.defaults.get("lr")) in rates:
+            self._best_param_group_id = rates.index(usual)
 
 
 class Forecast(HookBase):
