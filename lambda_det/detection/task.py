@@ -229,9 +229,7 @@ class DetectionTask(Task):
     def _check_compilation(self, model: nn.Module) -> None:
         """Refuse to compile a backbone where that cannot serve."""
         settings, backbone = self.settings, getattr(model, "backbone", None)
-        if settings.compile and (
-            why := why_not(backbone, settings.device, one_size=self.components.one_size)
-        ):
+        if settings.compile and (why := why_not(backbone, one_size=self.components.one_size)):
             raise ConfigError(f"{settings.key('compile')} is True, and {why}; set it to False.")
 
     def distribute(self, model: nn.Module) -> nn.Module:

@@ -7,15 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from lambda_det.modeling import compilation
 from lambda_det.modeling.compilation import why_not
 from tests.modeling.small import small_network
-
-
-@pytest.fixture
-def compiler(monkeypatch):
-    """One that is not tried, because that takes half a minute."""
-    monkeypatch.setattr(compilation, "_fault_of_compiler", lambda device: None)
 
 
 def _hooked(network):
@@ -40,34 +33,20 @@ IN_THE_WAY = {
 @pytest.mark.parametrize(
     ("options", "change", "one_size", "words"), IN_THE_WAY.values(), ids=IN_THE_WAY
 )
-def test_what_is_in_the_way_is_said(options, change, one_size, words, compiler):
+def test_what_is_in_the_way_is_said(options, change, one_size, words):
     network = small_network(**options)
     if change is not None:
         change(network)
-    assert re.search(words, why_not(network, "cpu", one_size=one_size))
+    assert re.search(words, why_not(network, one_size=one_size))
 
 
-def test_a_model_without_a_backbone_is_named(compiler):
-    assert "backbone" in why_not(None, "cpu", one_size=True)
+def test_a_model_without_a_backbone_is_named():
+    assert "backbone" in why_not(None, one_size=True)
 
 
 @pytest.mark.parametrize("one_size", [True, None])
-def test_a_network_of_ours_can_be_compiled(one_size, compiler):
-    assert why_not(small_network(), "cpu", one_size=one_size) is None
-
-
-@pytest.mark.slow
-def test_a_missing_compiler_is_said(monkeypatch, tmp_path):
-    from torch._inductor import config
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # it may have the function
-    compilation._fault_of_compiler.cache_clear()
-    try:
-        with config.patch({"cpp.cxx": (None, "no-such-compiler")}):
-            assert "no-such-compiler" in why_not(small_network(), "cpu", one_size=True)
-    finally:
-        compilation._fault_of_compiler.cache_clear()
-        torch._dynamo.reset()
+def test_a_network_of_ours_can_be_compiled(one_size):
+    assert why_not(small_network(), one_size=one_size) is None
 
 
 @pytest.mark.skipif(
@@ -77,8 +56,10 @@ def test_a_missing_compiler_is_said(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_a_compiled_network_has_the_same_numbers_and_parameters():
     """By the compiler of this machine, forward and backward, in one graph."""
-    if why := why_not(small_network(), "cpu", one_size=True):
-        pytest.skip(why)
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.zeros(2))
+    except Exception as error:  # of Dynamo, of a compiler's process, of a Python that is too new
+        pytest.skip(f"PyTorch compiles nothing here: {error}")
     torch.manual_seed(0)
     network = small_network(scope=5)
     for name, parameter in network.named_parameters():
