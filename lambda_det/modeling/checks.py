@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
-from lambda_det.errors import ConfigError, refused
-from lambda_det.foundation import get_norm
+from lambda_det.errors import ConfigError
 from lambda_det.modeling.specs import STAGES, NetworkSpec, ResNetSpec
 
 # Keys of configurations that are not named like the option
@@ -43,17 +42,6 @@ def check_options(
             f"{name} takes no {', '.join(unknown)}; leave these out (in a configuration {keys}, at "
             "the default), or take another network."
         )
-
-
-def check_norm(norm: str | Callable[[int], nn.Module]) -> None:
-    """Refuse a norm.
-
-    Raises:
-        ConfigError: Detectron2 knows none of that name.
-    """
-    advice = "take BN, SyncBN, FrozenBN, GN, nnSyncBN, naiveSyncBN, naiveSyncBN_N, LN or '' (none)"
-    with refused(ConfigError, "Detectron2 does not know this NORM", advice, KeyError):
-        get_norm(norm, 32)
 
 
 def check_dilation(

@@ -11,7 +11,7 @@ from torchvision.models import mobilenet_v2
 
 from lambda_det.foundation import CNNBlockBase, ShapeSpec, get_norm
 from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.checks import check_norm, check_options
+from lambda_det.modeling.checks import check_options
 from lambda_det.modeling.common import Norm, StagedBackbone, conv_norm
 from lambda_det.modeling.replacements import layer_arguments
 from lambda_det.modeling.specs import MobileNetSpec
@@ -64,7 +64,6 @@ class MobileNetV2(StagedBackbone):
         dropout: float = 0.2,
         **lambda_options: Any,
     ) -> None:
-        check_norm(norm)
         check_options(MobileNetV2, spec, lambda_options)
         network = mobilenet_v2(
             norm_layer=lambda channels: get_norm(norm, channels) or nn.Identity()

@@ -15,7 +15,7 @@ from torchvision.ops import StochasticDepth
 from lambda_det.config import BELOW_1, check
 from lambda_det.errors import ConfigError
 from lambda_det.foundation import CNNBlockBase, Conv2d, ShapeSpec, get_norm
-from lambda_det.modeling.checks import check_dilation, check_norm, check_options
+from lambda_det.modeling.checks import check_dilation, check_options
 from lambda_det.modeling.common import (
     Activation,
     Norm,
@@ -343,7 +343,6 @@ class LambdaResNet(StagedBackbone):
         **lambda_options: Any,
     ) -> None:
         check_options(LambdaResNet, spec, lambda_options)
-        check_norm(norm)
         check("STOCHASTIC_DEPTH", stochastic_depth, BELOW_1)
         dilations = check_dilation(spec, dilation, multi_grid)
         if spec.kind and (mask_padding or max(*dilations.values(), *(multi_grid or ())) > 1):

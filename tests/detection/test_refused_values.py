@@ -26,6 +26,7 @@ RCNN, RETINANET = "cascade_mask_rcnn", "retinanet"
 # (head, key, value)
 OF_MODELS = [
     (RCNN, "MODEL.ROI_MASK_HEAD.POOLER_TYPE", "RoIAlign"),
+    (RCNN, "MODEL.LAMBDA_RESNET.NORM", "SynBN"),
     (RCNN, "MODEL.ROI_BOX_HEAD.NORM", "SynBN"),
     (RCNN, "MODEL.META_ARCHITECTURE", "GeneralisedRCNN"),
     (RCNN, "MODEL.BACKBONE.NAME", "build_resnet_fpn_backbon"),

@@ -78,7 +78,6 @@ def test_lambda_layers_and_squeeze_and_excitation_are_where_the_paper_has_them()
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("lambda_resnet26_slim", {"norm": "BatchNorm"}, "'BatchNorm'.*SyncBN"),
         ("lambda_resnet26_slim", {"stochastic_depth": 1.0}, "STOCHASTIC_DEPTH is 1.0"),
         ("lambda_resnet26_slim", {"out_features": ()}, "OUT_FEATURES"),
         ("lambda_resnet26_slim", {"out_features": ("res6",)}, "'res6'.*res5"),
