@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import itertools
+import json
 from pathlib import Path
 
-from lambda_det.detection.data.coco_format import read_lists
+from lambda_det.detection.data.coco_format import INSTANCES, read_lists
 from lambda_det.errors import ConfigError
 from lambda_det.files import refuse_missing
 from lambda_det.own_data.fit_input import Row
@@ -19,8 +22,11 @@ from lambda_det.own_data.layouts import as_coco, find_parts
 Parts = dict[str, tuple[str, str]]
 
 
-def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Parts:
-    """The data that flags name, with images held out where nothing to evaluate on is named.
+def read_data(
+    args: argparse.Namespace, temporary: Path, rows: list[Row]
+) -> tuple[Parts, dict[str, str]]:
+    """The data that flags name, with images held out where nothing to evaluate on is named; and the
+    digests of the parts before that.
 
     Args:
         args: of the command line.
@@ -36,9 +42,8 @@ def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Par
     if args.val_share and args.test_json:
         raise ConfigError("--val-share is for data without a --test-json; give one of them.")
     parts = read_labels(args, temporary, rows)
-    for part, (file, _) in parts.items():
-        if part != "rest":  # it decides nothing in a run, and may be broken
-            read_lists(file)  # refuses it by the name that its user knows
+    # A test part that is left alone decides nothing in a run, and may be broken
+    digests = {part: digest(file) for part, (file, _) in parts.items() if part != "rest"}
     if args.single_class:
         rows.append(("classes", "one", "--single-class"))
         parts = {
@@ -60,12 +65,25 @@ def read_data(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Par
                 "--group-by and --stratify need a --val-share, which is held out of the training "
                 "part; a part val is not used then."
             )
-        return parts
+        return parts, digests
     if "train" not in parts:
         raise ConfigError("--val-share needs --data or --train-json, to hold out some images.")
     labels, images = parts["train"]
     train, test = hold_out(labels, images, split, folder=temporary)
-    return {**parts, "train": (train, images), "test": (test, images)}
+    return {**parts, "train": (train, images), "test": (test, images)}, digests
+
+
+def digest(file: str) -> str:
+    """A digest of labels in COCO's format, wherever those lay of which they were made.
+
+    Raises:
+        DataError: they are broken.
+    """
+    content = read_lists(file)
+    lists = [content[name] for name in INSTANCES]
+    for entry in itertools.chain(*lists):
+        entry.pop("source", None)
+    return hashlib.sha256(json.dumps(lists, sort_keys=True).encode()).hexdigest()
 
 
 def read_labels(args: argparse.Namespace, temporary: Path, rows: list[Row]) -> Parts:

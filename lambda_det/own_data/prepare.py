@@ -84,7 +84,8 @@ class _Given(NamedTuple):
 def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
     """Replace the flags for own data by keys of a configuration, and the labels by files.
 
-    With ``--resume`` the data and the recipe of the run stay.
+    With ``--resume`` the data and the recipe of the run stay; a warning says that the labels of
+    ``--data`` have changed since then.
 
     Args:
         args: of a parser with :func:`lambda_det.own_data.flags.add_flags`; they are only read.
@@ -107,7 +108,7 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as place:
         temporary = Path(place)
         has_data = run is not None and bool(run.sources)
-        parts = {} if has_data else read_data(args, temporary, rows)
+        parts, digests = ({}, {}) if has_data else read_data(args, temporary, rows)
         given = _Given(args, given_keys, folder, run, parts, temporary)
         start = _start(given, config)
         flags = _keys_of_flags(given, start, begun)
@@ -121,7 +122,7 @@ def prepare(args: argparse.Namespace, config: CfgNode | None) -> Prepared:
         if has_data:
             files = run.data(args, given_keys, temporary)
         else:
-            files = write_data(args, folder, parts)
+            files = write_data(args, folder, parts, digests)
         is_temporary = Path(start.file).parent == temporary
         file = str(keep_file(start.file, folder)) if is_temporary else start.file
         keys |= files

@@ -24,7 +24,7 @@ from lambda_det.detection.data.outputs import MARK, mark_output
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.files import refuse_unwritable
 from lambda_det.own_data.coco_files import identifying_stem
-from lambda_det.own_data.data_files import Parts, read_labels
+from lambda_det.own_data.data_files import Parts, digest, read_labels
 from lambda_det.own_data.flags import PARTS
 from lambda_det.own_data.labels.conversion import as_single_class
 from lambda_det.training.log import show
@@ -38,13 +38,16 @@ FILE_KEYS = [f"DATASETS.{part.upper()}_{what}" for part in PARTS for what in ("J
 
 
 # ---------------------------------------------------------------------------------- a run begins
-def write_data(args: argparse.Namespace, folder: Path, parts: Parts) -> dict[str, str]:
+def write_data(
+    args: argparse.Namespace, folder: Path, parts: Parts, digests: Mapping[str, str]
+) -> dict[str, str]:
     """Write the parts of own data into the folder of a run that begins or is only evaluated.
 
     Args:
         args: of the command line.
         folder: of the run.
         parts: that it names.
+        digests: of its labels, by which a run that is resumed knows those that have changed.
 
     Returns:
         The keys that name the files.
@@ -66,7 +69,11 @@ def write_data(args: argparse.Namespace, folder: Path, parts: Parts) -> dict[str
         else:
             keys |= _keys_of(part, path, images)
     if not args.eval_only:
-        sources = {"single_class": bool(args.single_class), "rest": rest}
+        sources = {
+            "digests": digests,
+            "single_class": bool(args.single_class),
+            "rest": rest,
+        }
         _write(folder / FOLDER / SOURCES, json.dumps(sources, indent=1).encode())
     return keys
 
@@ -172,6 +179,8 @@ class PreparedRun:
     ) -> dict[str, str]:
         """The keys of its data, which it keeps, and of the file to evaluate on if another is named.
 
+        A warning says that the labels of today are others, where they can be read.
+
         Args:
             args: of the command line.
             given: its keys, which may say where the images are now.
@@ -184,15 +193,32 @@ class PreparedRun:
         keys = {key: given.get(key, value) for key, value in kept.items() if value}
         folder = self.file.parent
         images = listed(sorted({keys[key] for key in keys if key.endswith("IMAGES")}))
-        text = (
-            f"--resume goes on with the labels in {folder / FOLDER}, and the images in {images}; "
-            "labels that have changed since need another --output"
-        )
+        text = f"--resume goes on with the labels in {folder / FOLDER}, and the images in {images}"
         if {args.val_share, args.stratify, args.group_by, args.single_class} != {None}:
             text += "; --val-share, --stratify, --group-by and --single-class change nothing"
         show(text)
+        if not (args.data or args.train_json or args.test_json):
+            return keys
+        try:
+            today = read_labels(args, temporary, [])
+        except DataError:  # they may be gone
+            if args.test_json:
+                raise
+            return keys
+        # Of a part that was held out there is nothing to compare
+        before = self.sources.get("digests", {})
+        parts = before.keys() & today.keys() - ({"test"} if args.test_json else set())
+        labels = {}
+        with contextlib.suppress(DataError):  # those that were broken since then have changed
+            labels = {part: digest(today[part][0]) for part in parts}
+        if labels != {part: before[part] for part in parts}:
+            logger.warning(
+                f"The labels in {args.data or args.train_json} have changed since the run in "
+                f"{folder} began, which goes on with its own; another --output trains on the new "
+                "ones."
+            )
         if args.test_json:
-            file, images = read_labels(args, temporary, [])["test"]
+            file, images = today["test"]
             if self.sources.get("single_class"):
                 file = as_single_class(file, temporary)
             keys |= _keys_of("test", keep_file(file, folder), images)

@@ -481,7 +481,7 @@ def test_other_epochs_change_the_schedule_alone(run):
 
 @pytest.mark.parametrize("change", ["a box", "none", "the folder is gone"])
 def test_a_run_keeps_its_labels_and_says_so(run, data, change):
-    """Also where they are others by now; whatever was held out then stays so."""
+    """A warning names labels that are others by now; whatever was held out then stays so."""
     words, cfg = run
     if change == "a box":
         label(data, 3, side=25)
@@ -498,7 +498,31 @@ def test_a_run_keeps_its_labels_and_says_so(run, data, change):
         )
         # which would change nothing
         assert said(args, "--val-share") == said(args, "--single-class") == bool(more)
+        assert [str(data) in message for message in warned(args)] == [True] * (change == "a box")
     assert prepared(*words[2:]).config.DATASETS.TRAIN_JSON == cfg.DATASETS.TRAIN_JSON
+
+
+def test_changed_labels_to_evaluate_on_are_named(data):
+    for part in ("train", "val"):
+        shutil.copytree(data, data.parent / "parts" / part)
+    words = "--data", data.parent / "parts", "--output", data.parent / "run"
+    begun(prepared(*words))
+    assert not warned(prepared(*words, "--resume"))
+    label(data.parent / "parts/val", 3, side=25)
+    (message,) = warned(prepared(*words, "--resume"))
+    assert str(data.parent / "parts") in message
+
+
+def test_labels_of_coco_s_that_were_broken_since_are_named(run, data):
+    mine = data.parent / "mine.json"
+    content = json.loads(Path(run[1].DATASETS.TRAIN_JSON).read_text())
+    mine.write_text(json.dumps(content))
+    words = "--train-json", mine, "--train-images", data, "--output", data.parent / "another"
+    begun(prepared(*words))
+    mine.write_text(json.dumps({**content, "annotations": [5]}))
+    for more in ([], ["--test-json", data]):
+        (message,) = warned(prepared(*words, "--resume", *more))
+        assert str(mine) in message
 
 
 def test_other_images_to_evaluate_on(run, data):
