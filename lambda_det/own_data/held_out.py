@@ -7,7 +7,7 @@ import hashlib
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,7 +114,7 @@ def numbered(objects: int) -> str:
     return f"{counted(objects, 'object')}{few}"
 
 
-def films(files: Iterable[str]) -> str:
+def films(files: Sequence[str]) -> str:
     """A sentence on images that look like frames of films, of which random ones would be held out;
     "" for others.
 
@@ -123,12 +123,19 @@ def films(files: Iterable[str]) -> str:
     runs = numbered_runs(files, by_folder=True)
     if not are_frames(runs):
         return ""
+    is_one = len(runs[0]) == len(files)
+    advice = f"{FILM_GROUPS} keeps each film on one side, where that leaves objects of each class"
     return (
         f"{sum(map(len, runs))} images look like frames of {counted(len(runs), 'film')}, such as "
         f"{Path(runs[0][0]).name}, whose neighbours are alike. AP on images that are held out at "
-        f"random is then too good; {FILM_GROUPS} keeps each film on one side, where that leaves "
-        "objects of each class"
+        f"random is then too good; {_ONE_FILM if is_one else advice}"
     )
+
+
+_ONE_FILM = (
+    "move the labels of its last tenth into a folder val (of YOLO also the images, which data.yaml "
+    "names)"
+)
 
 
 def _halves(
@@ -202,8 +209,7 @@ def _groups_by(expression: str, names: Sequence[str]) -> dict[str, str]:
             return groups
     raise ConfigError(
         f"--group-by '{expression}' puts all images into one group, or each into its own, by names "
-        f"such as {names[0]}. Give another expression; where they are one film, move the labels of "
-        "its last tenth into a folder val (of YOLO also the images, which data.yaml names)."
+        f"such as {names[0]}. Give another expression; where they are one film, {_ONE_FILM}."
     )
 
 

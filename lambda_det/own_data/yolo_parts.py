@@ -57,11 +57,11 @@ def contents_of_yolo(file: Path, to_train: bool) -> dict[str, Content]:
             f"{file} names images for {' and '.join(images)}, but not for train; its keys are "
             f"{listed(content, 9)}."
         )
-    if images.get("val") == images.get("train"):  # as in examples that overfit on purpose
-        images.pop("val", None)
-    if "test" in images and images["test"] == images.get("val"):
-        logger.warning(f"{file}: test names the images of val, so there is no test part")
-        del images["test"]
+    # as in examples that overfit on purpose
+    for part, other in (("test", "val"), ("test", "train"), ("val", "train")):
+        if part in images and images[part] == images.get(other):
+            logger.warning(f"{file}: {part} names the images of {other}, so it is no part")
+            del images[part]
     contents = {}
     for part, (paths, folder) in images.items():
         labels = read_labels(file, folder, paths)

@@ -218,7 +218,7 @@ def test_a_share_that_leaves_too_little(share_out, many, content, write, caplog)
         (
             [f"fly{n:08}.png" for n in range(20)],
             True,
-            "20 images.* 1 film,.* --group-by '",
+            "20 images.* 1 film,.* last tenth",
         ),
         (
             [*(f"fly{n:08}.png" for n in range(20)), *(f"{n}_leaf.png" for n in range(20))],
@@ -250,4 +250,4 @@ def test_named_pipes_are_no_frames(tmp_path):
     pipes = [tmp_path / f"{number}.png" for number in range(20)]
     for pipe in pipes:
         os.mkfifo(pipe)
-    assert films(map(str, pipes)) == ""
+    assert films([*map(str, pipes)]) == ""
