@@ -22,10 +22,9 @@ T = TypeVar("T")
 
 # How long a collective call may take. The end of a process is noticed at once, because its
 # connections close; only a machine that loses its power or network is noticed after this time.
-# In the first step kernels are compiled, and in an evaluation the others wait for rank 0's results.
+# A loader may take ten minutes for a batch (DATALOADER.TIMEOUT), in the first step kernels are
+# compiled, and in an evaluation the others wait for rank 0's results.
 AT_LENGTH = timedelta(minutes=30)
-# In the steps: longer than the ten minutes that a loader may take for a batch (DATALOADER.TIMEOUT)
-IN_STEPS = timedelta(minutes=12)
 # The messages of gloo and NCCL, under any of torch's exception classes, when a process is gone
 _LOST = re.compile(
     r"gloo/transport|connection (was )?(closed|reset|refused)|broken pipe|remote process exited"
@@ -83,22 +82,6 @@ def run_connected(
         ) from error
     # Not after an error: this would wait for processes that are in a collective call
     dist.destroy_process_group()
-
-
-def limit_waiting(limit: timedelta) -> None:
-    """Set how long a collective call may take from now on; nothing where there is one process.
-
-    The calls of Detectron2's that gather objects keep their own limit under NCCL, where they have a
-    group of their own. In PyTorch 2.4 and 2.7 gloo keeps the limit with which it was connected, and
-    in 2.13 it does not.
-
-    Args:
-        limit: ``AT_LENGTH`` or ``IN_STEPS``.
-    """
-    if comm.get_world_size() > 1:
-        # PyTorch 2.4 has it under another name
-        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-        set_timeout(limit)
 
 
 def on_all(work: Callable[[], T]) -> T:

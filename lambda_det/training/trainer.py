@@ -16,12 +16,7 @@ from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 from torch import nn
 
-from lambda_det.distributed.connection import (
-    AT_LENGTH,
-    IN_STEPS,
-    limit_waiting,
-    on_main_process,
-)
+from lambda_det.distributed.connection import on_main_process
 from lambda_det.distributed.signals import StopRequest, catch_signals
 from lambda_det.errors import ConfigError, Interrupted, Preempted, UserError
 from lambda_det.native.calls import copied
@@ -283,17 +278,14 @@ class Trainer(TrainerBase):
                 # weights and gradients of the step before, its ``after_step`` those of this step.
                 # It may put numbers into ``storage`` and, in the same way on every process, save a
                 # checkpoint, lower ``max_iter``, ``reschedule``, set learning rates and change
-                # weights. It must
-                # leave the model in training mode, ``iter`` as it is, and the batches to the
-                # loader. Random numbers that it draws change no step, because each batch has its
-                # own seed. Its ``state_dict`` is saved and restored with the run. A loss of a
-                # head is a class of that head; for one of the whole model, wrap the model in
-                # ``Task.build_model``.
+                # weights. It must leave the model in training mode, ``iter`` as it is, and the
+                # batches to the loader. Random numbers that it draws change no step, because each
+                # batch has its own seed. Its ``state_dict`` is saved and restored with the run. A
+                # loss of a head is a class of that head; for one of the whole model, wrap the model
+                # in ``Task.build_model``.
                 while self.iter < self.max_iter:
                     self.before_step()
-                    limit_waiting(IN_STEPS if self.iter > self.start_iter else AT_LENGTH)
                     self.run_step()
-                    limit_waiting(AT_LENGTH)
                     self.after_step()
                     self.checkpointer.check()
                     if self.step.stop_signal and self.iter + 1 < self.max_iter:

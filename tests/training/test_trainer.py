@@ -16,12 +16,10 @@ from fvcore.common.param_scheduler import ExponentialParamScheduler
 from torch import nn
 from torch.nn.utils import prune, spectral_norm
 
-from lambda_det.distributed.connection import AT_LENGTH, IN_STEPS
 from lambda_det.errors import ConfigError, DiskError, Preempted, WeightsError
 from lambda_det.files import replace_file
 from lambda_det.training import checkpointer, start
 from lambda_det.training import hooks as our_hooks
-from lambda_det.training import trainer as trainer_module
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.log import BufferedLog
 from lambda_det.training.run_folder import RunFolder, RunLock
@@ -215,16 +213,6 @@ def test_statistics_depend_on_seed_and_iteration_alone(folder, accumulate):
     with EventStorage():
         trainer.evaluate()
     assert trainer._statistics_loader.begun == [(5 + STATISTICS_SEED, 2 * accumulate)]
-
-
-def test_others_are_waited_for_briefly_in_the_steps_after_the_first(folder, monkeypatch):
-    """Not in an evaluation, where they may take minutes."""
-    limits, seen = [AT_LENGTH], []
-    monkeypatch.setattr(trainer_module, "limit_waiting", limits.append)
-    monkeypatch.setattr(ToyTask, "evaluate", lambda *_, **__: seen.append(limits[-1]) or {})
-    Trainer(ToyTask(folder, lambda _: seen.append(limits[-1]), eval_period=2)).train()
-    assert limits[1:] == [AT_LENGTH, AT_LENGTH] + [IN_STEPS, AT_LENGTH] * 5
-    assert set(seen) == {AT_LENGTH} and len(seen) == 4
 
 
 @pytest.mark.parametrize(("work", "last"), [(_make_a_mistake, 1), (_ask_to_stop, 2), (None, 5)])
