@@ -26,14 +26,8 @@ IMAGENET_MEAN = (123.675, 116.28, 103.53)
 IMAGENET_STD = (58.395, 57.12, 57.375)
 PYTHON_TAG = "tag:yaml.org,2002:python/"  # of Python objects in YAML
 
-# Keys of earlier versions, of YAML and of LazyConfigs, each with a sentence on what to do. A file
-# or a command line that sets one is refused with it; what an older run recorded is read without it.
-REMOVED_KEYS: dict[str, str] = {
-    "SOLVER.COSINE_CYCLES": "The schedule has one cosine; a second one is a second training.",
-    "SOLVER.CUDA_GRAPHS": "MODEL.COMPILE True compiles the backbone in its place.",
-    "train.cuda_graphs": "train.compile=True compiles the backbone in its place.",
-    "TEST.SAMPLE": "Evaluations are on all images; a larger TEST.EVAL_PERIOD makes fewer of them.",
-}
+# Keys of earlier versions: what an older run recorded is read without them
+REMOVED_KEYS = ("SOLVER.COSINE_CYCLES", "SOLVER.CUDA_GRAPHS", "TEST.SAMPLE")
 
 
 # What a value must be: a check, and the words for it

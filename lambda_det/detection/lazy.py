@@ -17,11 +17,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode
 
-from lambda_det.config import FIXED, FREE, PYTHON_TAG, REMOVED_KEYS, SAMPLES, leaves
+from lambda_det.config import FIXED, FREE, PYTHON_TAG, SAMPLES, leaves
 from lambda_det.config import KEYS as YAML
 from lambda_det.detection.schedule import SCALED
 from lambda_det.errors import ConfigError, UserError, reason, refused, suggest
-from lambda_det.training.config_file import ConfigFile, refuse_removed
+from lambda_det.training.config_file import ConfigFile
 
 # The key of a LazyConfig for each setting: Detectron2's and detrex's names, or train.NAME
 KEYS = {name: f"train.{name}" for name in ("log_period", "precise_bn_batches")} | {
@@ -65,7 +65,6 @@ def load_lazy_config(args: argparse.Namespace, file: ConfigFile | None = None) -
         overrides = OverridesParser.create().parse_overrides(list(args.opts or []))
     for override in overrides:
         key = override.key_or_group
-        refuse_removed(key, "The command line")
         if override.is_delete():
             raise ConfigError(f"~{key} would remove a key; set it to null, or edit the file.")
         if not override.is_add():
@@ -90,19 +89,7 @@ def load_lazy_file(file: ConfigFile) -> DictConfig:
             config = OmegaConf.create(read_saved(file), flags={"allow_objects": True})
         else:
             config = LazyConfig.load(file.path)
-    _remove_old_keys(config, file)
     return config
-
-
-def _remove_old_keys(config: DictConfig, file: ConfigFile) -> None:
-    """Leave out of what a run recorded the keys that there are no longer; refuse them elsewhere."""
-    for key in REMOVED_KEYS:
-        section, _, name = key.rpartition(".")
-        node = OmegaConf.select(config, section) if section else config
-        if isinstance(node, DictConfig) and name in node:
-            if not file.is_recorded:
-                refuse_removed(key, file.path)
-            del node[name]
 
 
 @contextlib.contextmanager

@@ -172,21 +172,9 @@ def read_config(
     pairs = zip(opts[::2], opts[1::2], strict=True)
     given = [(key, value, file.path) for key, value in settings]
     given += [(key, value, "the command line") for key, value in pairs]
-    for key, _, where in given:
-        refuse_removed(key, where)
     add_keys(cfg, [(key, value) for key, value, _ in given])
     for key, value, where in given:
         _set(cfg, key, value, where)
-
-
-def refuse_removed(key: str, where: str) -> None:
-    """Refuse a key that an earlier version had.
-
-    Raises:
-        ConfigError: :data:`REMOVED_KEYS` has it, with what to do.
-    """
-    if key in REMOVED_KEYS:
-        raise ConfigError(f"{where} sets {key}, which there is no longer: {REMOVED_KEYS[key]}")
 
 
 def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
