@@ -431,7 +431,6 @@ CASES = {
             "val/v.json": via({"b.png": [("", BOX[1])]}),
         },
         1,
-        "1 x file whose shapes have no class",
         "objects of object",
         "--single-class",
     ),

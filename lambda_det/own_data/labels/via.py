@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.report import Report
-from lambda_det.own_data.labels.findings import ATTRIBUTE, NO_CLASSES
+from lambda_det.own_data.labels.findings import ATTRIBUTE
 from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.labelme import objects_of
 from lambda_det.own_data.labels.objects import LabelledImage, ellipse, reading
@@ -21,21 +22,17 @@ def read_via(file: Path, _: NamedImages, report: Report) -> Iterator[LabelledIma
             (str(entry["filename"]), _regions(entry.get("regions") or ()))
             for entry in content.get("_via_img_metadata", content).values()
         ]
-    cases: dict[str, list[str]] = {}  # by the attribute of which a class is
+    found = []  # the place of each object, and the attribute of which its class is, with that
     for name, regions in entries:
         objects = objects_of(file, regions, report, None, f"{name}, ", _shape)
         for number, region in enumerate(regions):
-            where, (attribute, label) = f"{file}: {name}, shape {number}", _class(region)
-            words = f"{label!r} is of {attribute!r}" if attribute else "it has no class"
-            cases.setdefault(attribute, []).append(f"{where}: {words}")
+            found.append((f"{file}: {name}, shape {number}", *_class(region)))
         yield LabelledImage(file, name, objects)
-    if [*cases] == [""]:
-        report.add(NO_CLASSES, str(file))
-    usual = max(cases, key=lambda attribute: len(cases[attribute]), default="")
-    cases.pop(usual, None)
-    for others in cases.values():
-        for case in others:
-            report.add(ATTRIBUTE, case)
+    usual = mode(attribute for _, attribute, _ in found) if found else ""
+    for where, attribute, label in found:
+        if attribute != usual:
+            words = f"{label!r} is of {attribute!r}" if attribute else "it has no class"
+            report.add(ATTRIBUTE, f"{where}: {words}")
 
 
 def _regions(regions: Any) -> list[Any]:
