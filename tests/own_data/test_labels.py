@@ -141,7 +141,7 @@ REFUSED = {
     ),
     "a name that is empty": (
         {"a.xml": voc("a.png", ("", (1, 1, 4, 4)))},
-        "(its name is empty)",
+        "its class has no name",
     ),
     "two files of one image": ({"x.xml": EMPTY, "y.xml": EMPTY}, "y.xml: a.png and "),
     "no image": ({"b.xml": voc("b.png")}, "b.xml: its image 'b.png'"),

@@ -34,8 +34,6 @@ def read_voc(file: Path, _: NamedImages, report: Report) -> Iterator[LabelledIma
             corners = tuple(float(node.find(f"bndbox/{side}").text) for side in _SIDES)
             degrees = node.findtext("attributes/attribute[name='rotation']/value")  # of CVAT
             label = node.findtext("name", "").strip()
-            if not label:
-                raise ValueError("its name is empty")
             thing = turned_box(label, corners, float(degrees or 0))
             if outline := _outline(node):
                 thing = thing._replace(mask=[outline])
