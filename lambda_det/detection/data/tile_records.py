@@ -15,7 +15,7 @@ from detectron2.utils.logger import log_first_n
 from lambda_det.detection.data.transforming import cropped
 from lambda_det.detection.data.truth import Decided, around, corners, runs_of
 from lambda_det.detection.tiles import Tile, Tiling
-from lambda_det.errors import ConfigError, DataError, printable
+from lambda_det.errors import ConfigError, printable
 
 # An object is learnt in each tile that shows at least this share of what the best tile shows of its
 # box. A box that overlaps an object by an IoU of less than this counts as background in Detectron2
@@ -47,14 +47,13 @@ def tile_records(
 
     Raises:
         ConfigError: the share of empty tiles is invalid, or objects have turned boxes.
-        DataError: a record lacks the size of its image.
     """
     if not 0 <= empty < float("inf"):
         raise ConfigError(f"INPUT.TILE.EMPTY is {empty}; it must be a number from 0.")
     result: list[Mapping[str, Any]] = []
     cut = 0
     for record in records:
-        tiles = _tiles_of(record, tiling)
+        tiles = tiling.tiles(record["height"], record["width"])
         if len(tiles) == 1:
             result.append(record)
             continue
@@ -96,19 +95,10 @@ def number_of_whole_images(records: Iterable[Mapping[str, Any]]) -> int:
 def tiles_to_test(record: Mapping[str, Any], tiling: Tiling) -> list[Mapping[str, Any]]:
     """The records of all tiles of an image to test on, row by row, without objects.
 
-    They have the keys of :func:`tile_records`, and raise the same error.
+    They have the keys of :func:`tile_records`.
     """
-    tiles = _tiles_of(record, tiling)
+    tiles = tiling.tiles(record["height"], record["width"])
     return [_record_of(record, tile) for tile in tiles] if tiles[1:] else [record]
-
-
-def _tiles_of(record: Mapping[str, Any], tiling: Tiling) -> list[Tile]:
-    if not {"height", "width"} <= record.keys():
-        raise DataError(
-            f"{printable(record['file_name'])}: its record has no height and width, by which "
-            "INPUT.TILE.SIZE would cut it; add them."
-        )
-    return tiling.tiles(record["height"], record["width"])
 
 
 def _number_of_objects(record: Mapping[str, Any]) -> int:
