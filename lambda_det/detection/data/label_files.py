@@ -14,6 +14,7 @@ import numpy as np
 import pycocotools.mask
 import yaml
 
+from lambda_det.detection.data.truth import rectangle
 from lambda_det.detection.data.written_formats import WRITTEN
 from lambda_det.errors import DataError, listed, refused
 from lambda_det.files import relative_path, replace_text
@@ -137,8 +138,7 @@ def _write_folder(
 
 def _outlined(one: _Object) -> _Object:
     """An object with an outline, of its box if it has none."""
-    x0, y0, x1, y1 = one.box
-    return one._replace(outline=one.outline or [[x0, y0, x1, y0, x1, y1, x0, y1]])
+    return one._replace(outline=one.outline or [rectangle(*one.box)])
 
 
 def _yolo(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:

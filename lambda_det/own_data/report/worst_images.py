@@ -18,7 +18,7 @@ from lambda_det.detection.data.copies import are_frames, numbered_runs
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.data.registration import load_records
 from lambda_det.detection.data.tile_records import seen_in
-from lambda_det.detection.data.truth import corners
+from lambda_det.detection.data.truth import around, corners
 from lambda_det.detection.drawing import draw_ground_truth, draw_predictions, fullest_crop
 from lambda_det.detection.matches import FALSE, evaluation_of, objects_found
 from lambda_det.detection.merging import runs
@@ -135,8 +135,9 @@ def _judged(evaluated: Evaluated) -> Iterator[_Judged]:
 
 def _corners(entry: dict[str, Any]) -> list[float]:
     """Of the box, or of the mask, of an entry in COCO's format."""
-    box = entry["bbox"] if "bbox" in entry else mask_util.toBbox(entry["segmentation"]).tolist()
-    return BoxMode.convert(list(map(float, box)), BoxMode.XYWH_ABS, BoxMode.XYXY_ABS)
+    if "bbox" in entry:
+        return corners({**entry, "bbox_mode": BoxMode.XYWH_ABS})
+    return [*around(entry["segmentation"])]
 
 
 def _instances(entries: list[dict[str, Any]], record: dict[str, Any]) -> Instances:
