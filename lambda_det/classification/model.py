@@ -14,7 +14,6 @@ from lambda_det.errors import ConfigError
 from lambda_det.modeling.backbones import network_options
 from lambda_det.modeling.build import Classifier, create_classifier
 from lambda_det.modeling.norm import convert_sync_norms
-from lambda_det.modeling.specs import STRIDE
 
 
 class PixelClassifier(nn.Module):
@@ -74,17 +73,12 @@ def model_options(cfg: CfgNode) -> dict[str, Any]:
         Plain values for ``create_classifier``, as a checkpoint keeps them.
 
     Raises:
-        ConfigError: there is no such model, or the images are too small.
+        ConfigError: the images are larger than the position embeddings know.
     """
     largest = cfg.MODEL.LAMBDA_RESNET.GLOBAL_CONTEXT
     for name in ("SIZE", "TEST_SIZE"):
-        size = cfg.INPUT[name] or STRIDE
-        if size < STRIDE:
-            raise ConfigError(
-                f"INPUT.{name} is {size}, too small for {cfg.MODEL.NAME}: it has a stride of "
-                f"{STRIDE}, so images need {STRIDE} pixels at least."
-            )
-        if largest and size > largest:
+        size = cfg.INPUT[name]
+        if 0 < largest < size:
             raise ConfigError(
                 f"INPUT.{name} is {size}, above MODEL.LAMBDA_RESNET.GLOBAL_CONTEXT {largest}, the "
                 "largest images that the position embeddings know; raise that, or set it to 0."

@@ -62,8 +62,7 @@ def test_the_checkpoint_is_that_of_create_classifier():
 @pytest.mark.parametrize(
     ("pairs", "word"),
     [
-        (("INPUT.SIZE", 31), "INPUT.SIZE is 31, too small"),
-        (("INPUT.TEST_SIZE", 16), "INPUT.TEST_SIZE is 16, too small"),
+        ((f"{LAYER}.GLOBAL_CONTEXT", 32, "INPUT.SIZE", 64), "INPUT.SIZE is 64"),
         ((f"{LAYER}.GLOBAL_CONTEXT", 32, "INPUT.TEST_SIZE", 64), "INPUT.TEST_SIZE is 64"),
         (("MODEL.NAME", "resnet50", f"{LAYER}.SHARE_POSITIONS", "size"), "SHARE_POSITIONS"),
         ((f"{LAYER}.GLOBAL_CONTEXT", 256, f"{LAYER}.SCOPE", 7), "scope and global_context"),
