@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambda_det.config import KEYS, POSITIVE, check
-from lambda_det.errors import ConfigError, counted
+from lambda_det.errors import counted
 from lambda_det.training import schedules
 from lambda_det.training.log import log_table, show
 from lambda_det.training.settings import Settings, check_division, read_yaml
@@ -91,14 +91,7 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
     """
     check(settings.key("max_iter"), settings.max_iter, POSITIVE)
     given = [name for name in SCALED if settings.key(name) in settings.unscaled]
-    reference, images = settings.reference_world_size, settings.images_per_step
-    by_rule = "images_per_step" not in given and images is not None
-    if reference and by_rule and images % reference:
-        raise ConfigError(
-            f"{settings.key('images_per_step')} {images} does not divide by "
-            f"{settings.key('reference_world_size')} {reference}, the processes that the file was "
-            "written for."
-        )
+    reference = settings.reference_world_size
     scaled, shares = settings, world_size * settings.accumulate
     if reference not in (0, shares):
         scaled = _scaled(settings, shares)

@@ -129,7 +129,6 @@ def test_counts_do_not_vanish_and_stay_without_a_reference():
     [
         (10, 0, 2, "IMS_PER_BATCH 10.*4 process.*: 8 images"),
         (3, 0, 1, "IMS_PER_BATCH 3.*4 images would do"),
-        (10, 4, 1, "REFERENCE_WORLD_SIZE 4"),
         (8, 0, 0, "ACCUMULATE_GRADIENTS is 0"),
     ],
 )
