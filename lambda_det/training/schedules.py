@@ -75,8 +75,6 @@ class Optimizer:
 
 
 def _sgd(groups: list[dict], solver: CfgNode) -> torch.optim.Optimizer:
-    if solver.NESTEROV and solver.MOMENTUM == 0:
-        raise ConfigError("SOLVER.NESTEROV needs a SOLVER.MOMENTUM above 0.")
     return torch.optim.SGD(groups, momentum=solver.MOMENTUM, nesterov=solver.NESTEROV, foreach=True)
 
 
@@ -141,7 +139,7 @@ def build_optimizer(
         factor_of: the factor of the learning rate of a parameter, by its name.
 
     Raises:
-        ConfigError: SOLVER.OPTIMIZER is unknown, SOLVER.NESTEROV has no momentum, or all is frozen.
+        ConfigError: SOLVER.OPTIMIZER is unknown, or all is frozen.
     """
     groups = get_default_optimizer_params(
         model,

@@ -115,7 +115,6 @@ def test_others_are_pytorchs_with_the_values_of_their_keys(pairs, kind, options)
     ("pairs", "word"),
     [
         (("SOLVER.OPTIMIZER", "sdg"), "SOLVER.OPTIMIZER"),
-        (("SOLVER.NESTEROV", True, "SOLVER.MOMENTUM", 0.0), "SOLVER.NESTEROV"),
         (("SOLVER.SCHEDULE", "poli"), "SOLVER.SCHEDULE"),
         (("SOLVER.EPOCHS", 3.0, "SOLVER.WARMUP_EPOCHS", 3.0), "SOLVER.WARMUP_EPOCHS"),
         (("SOLVER.IMS_PER_BATCH", 100), ": 96 images"),
