@@ -86,7 +86,8 @@ def __getattr__(name: str) -> object:
     except Exception as error:  # a broken PyTorch or Detectron2 raises any
         raise ImportError(
             f"lambda_det.{name} cannot be imported here: {reason(error).rstrip('.!')}. "
-            f"{_advice(error)}"
+            "`python -m lambda_det.doctor` lists what is missing and how to install it. Detectron2 "
+            "is not on PyPI; `lambda-det doctor --install` installs it."
         ) from error
 
 
@@ -124,20 +125,6 @@ def _register() -> None:
             importlib.import_module(f"{__name__}.detection.heads")
     except Exception as error:  # such as another project's part of the same name
         _refusals.append(error)
-
-
-def _advice(error: Exception) -> str:
-    """What to do about an error of the import."""
-    if "already registered" in str(error):  # as Detectron2's registries put it
-        return (
-            "Either lambda_det was imported before in this process and its modules were removed "
-            "from sys.modules since: start Python, or the notebook's kernel, anew. Or another "
-            "project has a part of this name: rename it there."
-        )
-    return (
-        "`python -m lambda_det.doctor` lists what is missing and how to install it. Detectron2 is "
-        "not on PyPI; `lambda-det doctor --install` installs it."
-    )
 
 
 settle_threads()

@@ -209,4 +209,4 @@ def test_the_import_registers_parts_of_ours_and_nothing_else():
     names, error = run(script).splitlines()
     assert "build_lambda_resnet_fpn_backbone" in names and "LambdaRes5ROIHeads" in names
     assert all("ambda" in name or "orchvision" in name for name in names.split()), names
-    assert "sys.modules" in error and "PyPI" not in error
+    assert "already registered" in error
