@@ -52,6 +52,7 @@ OF_MODELS = [
 OF_RUNS = [
     (RCNN, "SOLVER.WARMUP_METHOD", "cosine"),
     (RCNN, "INPUT.MASK_FORMAT", "poly"),
+    (RCNN, "INPUT.MIN_SIZE_TRAIN_SAMPLING", "range"),
 ]
 
 

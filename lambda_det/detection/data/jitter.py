@@ -85,11 +85,6 @@ def _crop(cfg: CfgNode) -> list[T.Augmentation]:
 
 def _resize(cfg: CfgNode) -> list[T.Augmentation]:
     inputs = cfg.INPUT
-    if inputs.MIN_SIZE_TRAIN_SAMPLING == "range" and len(inputs.MIN_SIZE_TRAIN) != 2:
-        raise ConfigError(
-            f"INPUT.MIN_SIZE_TRAIN_SAMPLING range needs two sizes, and INPUT.MIN_SIZE_TRAIN is "
-            f"{tuple(inputs.MIN_SIZE_TRAIN)}; set it to the smallest and the largest."
-        )
     if inputs.LSJ.ENABLED:
         return _jitter(cfg)[:1]
     return [
