@@ -20,7 +20,7 @@ from detectron2.config import CfgNode
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data.coco_format import name_labels, read_json
 from lambda_det.detection.data.image_folder import images_below
-from lambda_det.detection.data.outputs import MARK, mark_output
+from lambda_det.detection.data.outputs import mark_output
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.files import refuse_unwritable
 from lambda_det.own_data.coco_files import identifying_stem
@@ -109,11 +109,10 @@ def _keys_of(part: str, path: Path, images: str) -> dict[str, str]:
 
 def keep_file(file: str, folder: Path) -> Path:
     """Copy a file into the folder of the run, under a name that identifies its content."""
-    is_new = not folder.exists()
     mark_output(folder)  # before a configuration shows that it is a run's
     path = folder / FOLDER / f"{identifying_stem(file)}{Path(file).suffix}"
     if not path.exists():
-        atexit.register(_take_back, path, is_new)
+        atexit.register(_take_back, path)
     written = Path(file).read_bytes()
     if path.suffix == ".json":  # and not the recipe of an earlier run
         content = read_json(file)
@@ -123,19 +122,13 @@ def keep_file(file: str, folder: Path) -> Path:
     return path
 
 
-def _take_back(path: Path, is_new: bool) -> None:
-    """Remove a file of a run that was refused before it began, and its folder if that is empty; and
-    the run's folder, if it is new and nothing else is in it.
-    """
-    home = path.parent.parent
-    if not RunFolder(home).config_file.exists():
+def _take_back(path: Path) -> None:
+    """Remove a file of a run that was refused before it began, and its folder if that is empty."""
+    if not RunFolder(path.parent.parent).config_file.exists():
         with contextlib.suppress(OSError):  # other files are there
             path.unlink()
             (path.parent / SOURCES).unlink(missing_ok=True)
             path.parent.rmdir()
-            if is_new and os.listdir(home) == [MARK]:
-                (home / MARK).unlink()
-                home.rmdir()
 
 
 def _write(path: Path, content: bytes) -> None:

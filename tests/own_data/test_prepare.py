@@ -566,15 +566,6 @@ def test_the_labels_of_a_run_that_did_not_begin_are_taken_back(output, data, mon
         assert (folder / "data").exists() is has_begun and folder.exists()
         for name in ("config.yaml", "last_checkpoint"):
             (folder / name).unlink(missing_ok=True)
-    kept.clear()
-    new = data.parent / "new"
-    begun(prepared("--data", data, "OUTPUT_DIR", new))
-    for has_begun in (True, False):
-        for take_back, *what in reversed(kept):
-            take_back(*what)
-        assert (new / "data").exists() is new.exists() is has_begun
-        for name in ("config.yaml", "last_checkpoint"):
-            (new / name).unlink(missing_ok=True)
 
 
 OWN, BASE = ["--data", "DATA"], ["--config", "finetune/base.yaml"]
