@@ -315,7 +315,8 @@ CASES = {
     "VOC with an image that is there and not read": (
         {"a.xml": voc("a.psd", BOX), "a.psd": "x"},
         2,
-        "'a.psd' is of no format that is read",
+        "'a.psd'",
+        "JPEG, PNG",
     ),
     "YOLO with labels of other letters": (
         of_yolo() | {"B.png": "", "b.txt": LINE},

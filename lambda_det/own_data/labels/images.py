@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lambda_det.detection.data.image_folder import SUFFIXES, ImageFolder, normal
+from lambda_det.detection.data.image_folder import ImageFolder, normal
 from lambda_det.errors import DataError, listed, printable
 from lambda_det.files import read_text
 
@@ -66,16 +66,11 @@ class NamedImages(ImageFolder):
                 )
             if images:
                 return images.pop()
-        name = printable(names[0])
-        is_read = names[0].lower().endswith(SUFFIXES)
-        if not is_read and any((place / names[0]).is_file() for place in (home, self.folder)):
-            why = f"is of no format that is read ({' '.join(SUFFIXES)}); write it in one of them"
-        else:
-            why = (
-                f"is not below {self.folder}; name the folder of the images: lambda-det check "
-                "LABELS DIR, or --images DIR of other commands"
-            )
-        raise MissingImage(f"{where}: its image {name!r} {why}.")
+        raise MissingImage(
+            f"{where}: its image {printable(names[0])!r} is not below {self.folder}, as JPEG, "
+            "PNG or another image that can be read; name the folder of the images: lambda-det "
+            "check LABELS DIR, or --images DIR of other commands."
+        )
 
 
 def _nearest(images: set[Path], home: Path) -> set[Path]:
