@@ -174,8 +174,8 @@ def _pair(judged: _Judged, metadata: Metadata) -> Pair:
 
 
 def _worst_crop(judged: _Judged) -> Tile | None:
-    """The crop with most errors, or objects where there is none; None for the whole image, where
-    they are large enough to be seen in it.
+    """The crop with most errors; None for the whole image, where they are large enough to be seen
+    in it, or there is none.
     """
     record, entries = judged.record, judged.entries
     height, width = record["height"], record["width"]
@@ -184,7 +184,6 @@ def _worst_crop(judged: _Judged) -> Tile | None:
     has_points = any("keypoints" in one for one in (*annotations, *entries))
     boxes = [e["bbox"] for e, found in zip(entries, judged.found, strict=True) if found == FALSE]
     boxes += [_corners(one) for one in judged.missed]
-    boxes = boxes or [entry["bbox"] for entry in entries] + [corners(a) for a in annotations]
     if has_points or not boxes:
         return None
     wrong = np.array(boxes)
