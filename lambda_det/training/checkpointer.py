@@ -53,13 +53,7 @@ class SafeCheckpointer(DetectionCheckpointer):
         self._last: Future[None] | None = None
 
     # ------------------------------------------------------------------------------------- loading
-    def load(
-        self,
-        path: str,
-        checkpointables: list[str] | None = None,
-        *,
-        content: Mapping[str, Any] | None = None,
-    ) -> None:
+    def load(self, path: str, *, content: Mapping[str, Any] | None = None) -> None:
         """Load all tensors of the model, and the states beside it.
 
         When all is loaded from a checkpoint in the run's own folder, the folder's pointer names it
@@ -67,7 +61,6 @@ class SafeCheckpointer(DetectionCheckpointer):
 
         Args:
             path: of the file.
-            checkpointables: names of the states to load; None for all, [] for only the model.
             content: of the file, where it was already read.
 
         Raises:
@@ -75,17 +68,16 @@ class SafeCheckpointer(DetectionCheckpointer):
                 states are unchanged if it lacks a state.
         """
         self.wait()  # it may be the file that is being written
-        content = dict(read_weights(path) if content is None else content)
-        wanted = list(self.checkpointables if checkpointables is None else checkpointables)
-        if lacking := sorted(set(wanted) - content.keys()):
+        content = read_weights(path) if content is None else content
+        if lacking := sorted(set(self.checkpointables) - content.keys()):
             raise WeightsError(
                 f"{path} lacks {listed(lacking)}, the state of the training, so no run can be "
                 "resumed from it: start one with these weights in another folder."
             )
         load(self.model, path, content, complete=True, averaged=False)
-        for name in wanted:
+        for name, item in self.checkpointables.items():
             try:
-                self.checkpointables[name].load_state_dict(content.pop(name))
+                item.load_state_dict(content[name])
             except KeyError as error:
                 raise WeightsError(
                     f"{path} lacks {error} in the state of its training, which another version of "
@@ -94,7 +86,7 @@ class SafeCheckpointer(DetectionCheckpointer):
                 ) from error
         folder, name = os.path.split(os.path.abspath(path))
         is_own = self.save_to_disk and folder == os.path.abspath(self.save_dir)
-        if is_own and checkpointables is None and os.path.basename(RunFolder(folder).last) != name:
+        if is_own and os.path.basename(RunFolder(folder).last) != name:
             RunFolder(folder).point_to(name)
 
     # -------------------------------------------------------------------------------------- saving

@@ -165,7 +165,7 @@ def evaluate(
     on_main_process(lambda: check_evaluation_folder(task, path))
     task.check_weights(content, path)
     model = task.build_model()
-    SafeCheckpointer(task.network(model)).load(path, [], content=content)
+    SafeCheckpointer(task.network(model)).load(path, content=content)
     models = {RAW: model}
     if "ema" in content:
         models[EMA] = copied(model)

@@ -59,10 +59,10 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path, changes, wor
     path = _saved(tmp_path / "a.pth", model, **changes)
     _stem(model).fill_(7)
     if words is None:
-        SafeCheckpointer(model).load(path, [])
+        SafeCheckpointer(model).load(path)
         return
     with pytest.raises(WeightsError, match=words):
-        SafeCheckpointer(model).load(path, [])
+        SafeCheckpointer(model).load(path)
     assert (_stem(model) == 7).all()
 
 
@@ -94,7 +94,7 @@ def test_a_checkpoint_holds_the_model_and_the_rest(tmp_path):
     checkpointer = SafeCheckpointer(model, str(tmp_path), trainer=_State())
     checkpointer.save("model_3", iteration=3)
     checkpointer.model = other = Detector()
-    checkpointer.load(str(tmp_path / "model_3.pth"), [])  # which is still being written
+    checkpointer.load(str(tmp_path / "model_3.pth"))  # which is still being written
     assert torch.equal(_stem(other), _stem(model))
     content = torch.load(tmp_path / "model_3.pth", weights_only=True)
     assert content["trainer"] == {"step": 3} and content["iteration"] == 3
@@ -119,7 +119,6 @@ def test_the_pointer_follows_what_was_resumed(tmp_path, monkeypatch):
         checkpointer.save(f"model_{step:07d}")
     checkpointer.load("model_0000002.pth")
     assert RunFolder("./").last == "model_0000002.pth"
-    SafeCheckpointer(model, "./", **trainer).load("model_0000001.pth", [])  # evaluation
     for other in (
         SafeCheckpointer(model, **trainer),  # for a trial
         SafeCheckpointer(model, "./", save_to_disk=False, **trainer),  # in another process

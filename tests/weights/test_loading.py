@@ -209,7 +209,7 @@ def test_averaged_weights_of_a_classifier_are_preferred(tmp_path, caplog):
     load(network, path)
     _assert_same(network.state_dict(), expected)
     # what is evaluated or resumed is the model itself
-    SafeCheckpointer(same).load(path, [])
+    SafeCheckpointer(same).load(path)
     _assert_same(same.state_dict(), raw.state_dict())
 
 
@@ -234,7 +234,7 @@ def test_module_versions_are_kept(tmp_path):
     state = OrderedDict(_prefixed(target.state_dict(), "module."))
     state._metadata = OrderedDict({"": {}, "module": {}, "module.head": {"version": 2}})
     torch.save({"model": state}, tmp_path / "w.pth")
-    SafeCheckpointer(target).load(str(tmp_path / "w.pth"), [])
+    SafeCheckpointer(target).load(str(tmp_path / "w.pth"))
     assert seen == [2]
 
 
