@@ -175,9 +175,11 @@ def run(
     from lambda_det.training.log import BufferedLog
 
     end_in_import_of_main()
+    flags = []
     for flag, key in args.keys.items():
         if value := getattr(args, flag):
-            args.opts += [key, value] if key.isupper() else [f"{key}={quoted(value)}"]
+            flags += [key, value] if key.isupper() else [f"{key}={quoted(value)}"]
+    args.opts = [*flags, *args.opts]  # the last key that was typed may lack its value
     if args.progress is None:
         args.progress = sys.stderr.isatty()
     kind = task or resolve_name(args.task)
