@@ -22,7 +22,7 @@ from lambda_det.detection.data.coco_format import name_labels, read_json
 from lambda_det.detection.data.image_folder import images_below
 from lambda_det.detection.data.outputs import mark_output
 from lambda_det.errors import ConfigError, DataError, listed, refused
-from lambda_det.files import refuse_unwritable
+from lambda_det.files import refuse_unwritable, writing_to
 from lambda_det.own_data.coco_files import identifying_stem
 from lambda_det.own_data.data_files import Parts, digest, read_labels
 from lambda_det.own_data.flags import PARTS
@@ -53,7 +53,7 @@ def write_data(
         The keys that name the files.
 
     Raises:
-        DataError: they cannot be written.
+        ConfigError: they cannot be written.
     """
     if not parts:
         return {}
@@ -133,12 +133,10 @@ def _take_back(path: Path) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     """Write a file, which other processes may write at the same time."""
-    with refused(DataError, f"{path} cannot be written", "", OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as own:
-            temporary = Path(own, path.name)
-            temporary.write_bytes(content)
-            os.replace(temporary, path)
+    with writing_to(path), tempfile.TemporaryDirectory(dir=path.parent) as own:
+        temporary = Path(own, path.name)
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
 
 
 # ------------------------------------------------------------------------------------ a run goes on
