@@ -597,14 +597,6 @@ FAULTS = [
     ),
     _fault(
         "One page about a run",
-        "lambda_det/own_data/report/advice.py",
-        "    elif held_out >= _APART * trained:",
-        "    elif held_out < _APART * trained:",
-        "own_data/report/test_advice.py::"
-        "test_a_detector_that_knows_only_its_own_images_wants_others",
-    ),
-    _fault(
-        "One page about a run",
         "lambda_det/own_data/report/class_results.py",
         'matrix[row, place[prediction["category_id"]]] += 1',
         'matrix[place[prediction["category_id"]], row] += 1',

@@ -51,9 +51,6 @@ _NAMED = 5  # classes, or pairs of classes, that are named
 _YOUNG = 0.1  # share of AP50 by which the AP50 of a young run rises in the last third of its steps
 _LEAST_RISE = 1.0  # of others: evaluations of runs that learned no more differed by up to 1 point
 _LEAST_FALL = 3.0  # of AP50 below the best of several such evaluations; a guess
-# Loss of the held-out images over that of training images, from which these are not alike, or few.
-# Nine runs on six sets had 0.8 to 1.5 at their ends, and one of 2.1 had 130 images for 30 epochs.
-_APART = 2.0
 # Share of the rule's epochs, below which a run is short: its boxes are loose themselves, and its
 # classes are not told apart
 _SHORT = 0.5
@@ -62,7 +59,6 @@ _BEGUN = 1 / 3  # share of the rule's epochs, below which all classes are missed
 # sets. Statistics often take 0.05; but the objects of one image are missed together.
 _BY_CHANCE = 0.01
 _DRAWS = 100_000  # such data sets, by which that share is known to 0.03 %
-_HELD_OUT_LOSS = "validation/total_loss"
 # Where a sure prediction contradicts the annotations, by its error, and what else to think of
 _DOUBTS = {
     "background": (
@@ -364,8 +360,6 @@ def _training(run: Evidence) -> Iterator[Change]:
     rises = value == best and min(late, default=0.0) > before and len(points) > 2
     rise = min(value - before, 100 - value) if rises else 0.0
     is_young = rise >= _YOUNG * value > 0
-    trained, held_out = _losses(run.metrics)
-    losses = f"The loss is {held_out:.2g} on the held-out images, and {trained:.2g} in training."
     if rise >= _LEAST_RISE or is_young:
         yield Change(
             "training",
@@ -386,15 +380,6 @@ def _training(run: Evidence) -> Iterator[Change]:
         )
     elif is_short:
         yield Change("training", longer, math.nan, f"The run had {run.epochs}.", comes_first=True)
-    elif held_out >= _APART * trained:
-        yield Change(
-            "training",
-            "Add images to the training that are like the held-out ones: of the same places, "
-            "light and camera. Longer training teaches the detector more of its own images only.",
-            run.gain([], run.missed),
-            f"{losses} Of {len(run.counted)} objects {len(run.missed)} are missed at any score.",
-            comes_first=not run.is_usable,
-        )
     # on other data a detector may find little though it has learned its own
     elif run.metrics and not run.is_usable and value < USABLE_AP50:
         yield Change(
@@ -406,15 +391,6 @@ def _training(run: Evidence) -> Iterator[Change]:
             "about its data.",
             comes_first=True,
         )
-
-
-def _losses(metrics: Sequence[Mapping[str, float]]) -> tuple[float, float]:
-    """The median loss of the last third of the steps, and the last held-out one; NaN if unknown."""
-    tested = [line for line in metrics if _HELD_OUT_LOSS in line]
-    last = tested[-1]["iteration"] if tested else 0
-    lines = [line for line in metrics if last * 2 / 3 < line["iteration"] <= last]
-    trained = [line["total_loss"] for line in lines if "total_loss" in line] or [math.nan]
-    return statistics.median(trained), tested[-1][_HELD_OUT_LOSS] if tested else math.nan
 
 
 _OF_USABLE = (_doubtful, _background, _confused, _loose)  # what errors of a usable detector tell
