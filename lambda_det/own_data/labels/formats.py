@@ -147,5 +147,5 @@ def _seen(place: Path, there: list[Path]) -> str:
 
 def endings_of(files: Iterable[Path]) -> str:
     """How many files of each ending there are, for a message."""
-    counts = Counter(file.suffix.lower() or file.name for file in files)
+    counts = Counter(file.suffix.lower() or "without an ending" for file in files)
     return listed(f"{count} {ending}" for ending, count in counts.most_common())
