@@ -218,6 +218,13 @@ def test_yolo_s_labels_that_are_named_come_before_those_of_the_images(tmp_path):
     assert name == "key"
 
 
+def test_labels_without_an_image_are_found_in_a_folder_apart_from_the_images(tmp_path):
+    make(tmp_path, {"new/classes.txt": "cup\n", "new/a.txt": LINE, "new/lost.txt": LINE})
+    make(tmp_path, {"images/a.png": "", "labels/a.txt": LINE})
+    words = [f"{tmp_path / name}" for name in ("new", "out.json", "images")]
+    assert convert_main([*words[:2], "--images", words[2]]) == 1
+
+
 def test_the_command_says_by_its_status_that_labels_have_no_image(tmp_path):
     make(tmp_path / "in", {"a.png": "", **{f"{n}.xml": voc(f"{n}.png", BOX) for n in "ab"}})
     assert convert_main([str(tmp_path / "in"), str(tmp_path / "out.json")]) == 1

@@ -237,14 +237,16 @@ def _text_files(folder: Path) -> dict[str, Path]:
 
 
 def _unused(folder: Path, home: Path, used: set[Path | None], listing: Listing) -> Iterator[Path]:
-    """The label files without an image below a folder."""
+    """The label files without an image below a folder, and beside those that are apart from it."""
+    is_apart = not folder.absolute().is_relative_to(home.absolute())
+    beside = {labels.parent for labels in filter(None, used) if is_apart}
     for image in images_below(folder):
         used.update(_label_files(image, folder, home, listing))
-    below = walk(folder)
+    below = [*walk(folder), *(path for place in beside for path in listing(place).values())]
     for among in filter(Path.is_dir, {*_among_labels(folder)} - {folder.absolute()}):
         below += walk(among)
-    for path in below:
-        if path.absolute() not in used and looks_like_labels(path):
+    for path in dict.fromkeys(path.absolute() for path in below):
+        if path not in used and looks_like_labels(path):
             yield path
 
 
