@@ -475,8 +475,7 @@ def _finest_stride(cfg: CfgNode) -> int:
     levels = [re.fullmatch(r"(?:p|res)(\d)", name) for name in attrgetter(maps)(cfg)]
     if not all(levels):
         return 0
-    dilated = {"res5": cfg.MODEL.RESNETS.RES5_DILATION}
-    return min(2 ** int(level[1]) // dilated.get(level[0], 1) for level in levels)
+    return min(2 ** int(level[1]) for level in levels)
 
 
 def has_rpn(cfg: CfgNode) -> bool:
