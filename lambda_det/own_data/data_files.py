@@ -126,6 +126,4 @@ def _of_files(args: argparse.Namespace, temporary: Path) -> Parts:
         refuse_missing(labels)
         if labels:
             named[part] = labels, images
-        elif images and not args.data:
-            raise ConfigError(f"--{part}-images is given without --{part}-json; give both.")
     return dict(zip(named, as_coco(*named.values(), folder=temporary), strict=True))
