@@ -80,11 +80,7 @@ def of_checkpoint(content: Mapping[str, Any]) -> dict[str, Any] | None:
         content: of the file. Checkpoints of other projects do not record them.
     """
     entry = content.get(ENTRY)
-    if not isinstance(entry, Mapping):
-        return None
-    names = entry.get("thing_classes", [])
-    well_formed = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return dict(entry) if well_formed else None
+    return dict(entry) if isinstance(entry, Mapping) else None
 
 
 def check(detector: Detector, datasets: Iterable[str], run: Mapping[str, Any], source: str) -> None:

@@ -108,6 +108,6 @@ def test_a_checkpoint_holds_all_that_a_data_set_says(extra):
     assert json.loads(json.dumps(described)) == described
 
 
-@pytest.mark.parametrize("entry", [3, "coco", {"thing_classes": [1]}, {"thing_classes": 1}])
+@pytest.mark.parametrize("entry", [3, "coco"])
 def test_an_entry_of_another_kind_says_nothing(entry):
     assert classes.of_checkpoint({"model": {}, "dataset": entry}) is None
