@@ -100,17 +100,14 @@ def draw_worst(evaluated: Evaluated, limit: int) -> Iterator[Pair]:
 
 def _films_apart(judged: list[_Judged]) -> list[_Judged]:
     """Images, with those behind all others that are of a film that has an earlier one."""
-    films = numbered_runs([one.record["file_name"] for one in judged], by_folder=True)
+    files = [one.record["file_name"] for one in judged]
+    films = numbered_runs(files, by_folder=True)
     if not are_frames(films):
         return judged
-    film_of = {file: film for film, files in enumerate(films) for file in files}
-    firsts: dict[int | str, _Judged] = {}
-    others = []
-    for one in judged:
-        file = one.record["file_name"]
-        if firsts.setdefault(film_of.get(file, file), one) is not one:
-            others.append(one)
-    return [*firsts.values(), *others]
+    film_of = {file: film[0] for film in films for file in film}
+    worst = {film_of.get(file, file): file for file in reversed(files)}  # of each film
+    others = {*files} - {*worst.values()}
+    return sorted(judged, key=lambda one: one.record["file_name"] in others)
 
 
 def _judged(evaluated: Evaluated) -> Iterator[_Judged]:
