@@ -81,7 +81,6 @@ def test_what_detectron2_installs_is_trusted(tmp_path):
         (["SOLVER.MAX_ITER=3"], "without ="),
         (["SOLVER.MAX_ITER", "x"], "must be of type int"),
         (["SEED.X", "3"], "no configuration key"),
-        (["TEST.SAMPLE", "500"], "TEST.EVAL_PERIOD"),
     ],
 )
 def test_a_bad_pair_is_named(opts, words):
