@@ -190,14 +190,11 @@ def _keys_of_flags(given: _Given, start: Start, begun: float) -> dict[str, Any]:
     """
     args, given_keys, run = given.args, given.keys, given.run
     keys: dict[str, Any] = {}
-    tile = args.tile
-    if tile is not None and "INPUT.TILE.SIZE" in given_keys:
-        raise ConfigError("--tile and INPUT.TILE.SIZE both say how images are cut; give one.")
     if _keeps_tiles(given):  # they may have followed from the data
         kept = (key for key in (*TILES, *SIZES) if key not in given_keys)
         keys |= {key: attrgetter(key)(run.config) for key in kept}
-    elif isinstance(tile, int):
-        keys["INPUT.TILE.SIZE"] = tile
+    elif isinstance(args.tile, int):
+        keys["INPUT.TILE.SIZE"] = args.tile
     if args.size is not None:
         if args.size < STRIDE:
             raise ConfigError(f"--size is {args.size}; give {STRIDE} pixels or more.")

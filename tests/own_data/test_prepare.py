@@ -596,7 +596,6 @@ REFUSED = [
     ("--epochs", *OWN, "--time", "1h", "--epochs", "3"),
     ("SOLVER.MAX_ITER", *OWN, "--time", "1h", "SOLVER.MAX_ITER", "9"),
     ("TILE.SIZE is 20", *OWN, "--tile", "20"),
-    ("INPUT.TILE.SIZE", *OWN, "--tile", "40", "INPUT.TILE.SIZE", "50"),
     ("--data", *BASE, "--tile", "auto"),
     ("--tile auto", *BASE, "--eval-only", "--tile", "auto"),
     ("not a folder", *OWN, "--output", "BROKEN"),
