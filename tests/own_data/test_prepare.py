@@ -658,7 +658,7 @@ def test_a_run_inside_its_data_is_no_data(data, monkeypatch, capsys):
     assert {image["file_name"] for image in content["images"]} == {f"{n}.png" for n in range(20)}
     assert check_main(["."]) == 0
     printed = capsys.readouterr().out
-    assert "20 images" in printed and "--group-by" in printed
+    assert "20 images" in printed and "last tenth" in printed
 
 
 def test_a_share_of_the_training_part_leaves_a_given_part_out(data):
