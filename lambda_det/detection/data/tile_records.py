@@ -61,11 +61,6 @@ def tile_records(
         cut += cut_here
         result += parts
     if len(result) == len(records):
-        _say(
-            logging.INFO,
-            f"No image is larger than a tile of {tiling.size} pixels (INPUT.TILE.SIZE), so "
-            "they are trained on whole.",
-        )
         return list(records)
     is_full = np.array([_number_of_objects(record) > 0 for record in result])
     full, bare = np.flatnonzero(is_full), np.flatnonzero(~is_full)
