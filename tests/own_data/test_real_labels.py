@@ -84,6 +84,7 @@ OTHERS_OF_CVAT = (
     '<polyline label="key" points="1,1;2,2"/>'
 )
 EMPTY_MASK = base64.b64encode(encoded(Image.new("1", (11, 6)))).decode()
+POLYGON = "<object><name>x</name><polygon><pt><x>1</x><y>2</y></pt></polygon></object>"
 VIA = via(cups("a.png"))
 OUTLINE = json.dumps(
     {
@@ -298,6 +299,12 @@ CASES = {
         1,
         "2 images of formats that are not read",
         "b.heic",
+    ),
+    "the XML of LabelMe's old page": (
+        {"a.xml": f"<annotation>{POLYGON}</annotation>", "a.png": ""},
+        2,
+        "LabelMe's old page",
+        "a.xml, line 1",
     ),
     "images none of which is read": (
         {"data.yaml": YAML, "a.psd": "x", "a.txt": LINE},

@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from lambda_det.detection.data.report import Report
+from lambda_det.errors import DataError
 from lambda_det.own_data.labels.findings import DIFFICULT
 from lambda_det.own_data.labels.images import NamedImages
 from lambda_det.own_data.labels.objects import LabelledImage, reading, turned_box
@@ -24,6 +25,11 @@ def read_voc(file: Path, _: NamedImages, report: Report) -> Iterator[LabelledIma
     root, objects = read_xml(file), []
     for node in root.iter("object"):
         where = f"{file}, line {line_of(node)}"
+        if node.find("bndbox") is None and node.find("polygon/pt") is not None:
+            raise DataError(
+                f"{where}: this is the XML of LabelMe's old page in the web, which is not read; "
+                "write the points of its polygons as LabelMe's JSON."
+            )
         with reading(f"{where}: an object", "it needs a name and a bndbox of four numbers"):
             corners = tuple(float(node.find(f"bndbox/{side}").text) for side in _SIDES)
             degrees = node.findtext("attributes/attribute[name='rotation']/value")  # of CVAT
