@@ -128,8 +128,9 @@ def ap_interval(
 
     Test sets, always the same, are drawn from the images of this one with repetition, and their AP
     is computed as COCO does. The interval leaves out the lowest and the highest 2.5 % of these
-    values. With few images it is a rough figure, and it ignores that images may be alike, such as
-    the frames of one video.
+    values. A class that is in none of the images that were drawn has its AP of all images, since
+    the mean of other classes would be another measure. With few images it is a rough figure, and
+    it ignores that images may be alike, such as the frames of one video.
 
     Args:
         evaluation: with ground truth and predictions, evaluated or not.
@@ -143,13 +144,16 @@ def ap_interval(
     with_objects = np.count_nonzero(sum(one.objects for one in classes))
     if images > MOST_IMAGES or with_objects < 2:
         return None
+    recalls, classes = evaluation.params.recThrs, [one for one in classes if one.objects.any()]
+    of_all = [one.ap(np.ones(images, int), recalls) for one in classes]
     random = np.random.default_rng(0)
     values = []
     while len(values) < _REPLICATES:
         counts = np.bincount(random.integers(images, size=images), minlength=images)
-        of_classes = [one.ap(counts, evaluation.params.recThrs) for one in classes]
-        if known := [ap for ap in of_classes if ap is not None]:
-            values.append(100 * np.mean(known))
+        drawn = [one.ap(counts, recalls) for one in classes]
+        if any(ap is not None for ap in drawn):
+            kept = zip(drawn, of_all, strict=True)
+            values.append(100 * np.mean([whole if ap is None else ap for ap, whole in kept]))
     low, high = np.percentile(values, _TAILS)
     return float(low), float(high)
 

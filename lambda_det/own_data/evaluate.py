@@ -80,9 +80,10 @@ class ResultsOnData:
             lines.append("Whether these images were trained on cannot be seen.")
         elif self.trained_on:
             lines.append(
-                f"{self.trained_on} of these {self.images} images were trained on, {SHARED}, so "
-                f"results on these are too good. {REMEDY}"
+                f"{self.trained_on} of these {self.images} images are among those to train on, "
+                f"{SHARED}, so results on these are too good."
             )
+            lines += [REMEDY] if self.trained_on < self.images else []
         return lines
 
     def to_dict(self) -> dict[str, float]:

@@ -99,6 +99,20 @@ def test_more_images_make_the_interval_narrower_and_it_holds_the_ap():
     assert widths[1] < widths[0] / 2
 
 
+def test_a_class_of_one_image_does_not_widen_the_interval_where_it_is_not_drawn():
+    """Of 20 images, whose class is always found, one has a class that is never found."""
+    ground_truth = make_ground_truth(20)
+    annotations = ground_truth.dataset["annotations"]
+    usual, rare, *_ = ground_truth.cats
+    for one in annotations:
+        one["category_id"] = usual
+    keys = ("image_id", "category_id", "bbox")
+    results = [{key: one[key] for key in keys} | {"score": 0.9} for one in annotations[1:]]
+    annotations[0]["category_id"] = rare
+    ground_truth.createIndex()
+    assert _interval(evaluation(ground_truth, results)) == pytest.approx((50, 50))
+
+
 def test_no_interval_of_one_image_or_of_very_many(monkeypatch):
     one = make_ground_truth(1)
     assert _interval(evaluation(one, noisy_results(one))) is None

@@ -51,9 +51,8 @@ _NAMED = 5  # classes, or pairs of classes, that are named
 _YOUNG = 0.1  # share of AP50 by which the AP50 of a young run rises in the last third of its steps
 _LEAST_RISE = 1.0  # of others: evaluations of runs that learned no more differed by up to 1 point
 _LEAST_FALL = 3.0  # of AP50 below the best of several such evaluations; a guess
-# Share of the rule's epochs, below which a run is short: its boxes are loose themselves, and its
-# classes are not told apart
-_SHORT = 0.5
+_SHORT = 0.5  # share of the rule's epochs, below which a run is short
+_IN_SHORT_RUNS = "Train longer first, which brings tighter shapes and tells classes apart."
 _BEGUN = 1 / 3  # share of the rule's epochs, below which all classes are missed
 # Two shares differ if objects that are alike would show such a difference in one of so many data
 # sets. Statistics often take 0.05; but the objects of one image are missed together.
@@ -237,8 +236,8 @@ def _background(run: Evidence) -> Iterator[Change]:
     if unsure := [p for p in run.wrong("background") if p.score < CONFIDENT]:
         yield Change(
             "background",
-            "Add images of what is mistaken for an object; without objects they need no "
-            "annotations.",
+            "Add images of what is mistaken for an object; those without an object are trained on "
+            "with an empty label file of YOLO, else by DATALOADER.FILTER_EMPTY_ANNOTATIONS False.",
             run.gain(unsure),
             f"Predictions of lower scores where nothing is annotated: {len(unsure)}.",
         )
@@ -253,11 +252,13 @@ def _confused(run: Evidence) -> Iterator[Change]:
         " and ".join(sorted((run.names[p.category], run.names[run.classes[p.matched]])))
         for p in found
     )
-    if found and not run.has_less_than(_SHORT):
+    if found:
         yield Change(
             "class",
-            "Add examples of classes that are taken for each other, or make one class of those "
-            f"that look alike: {listed([pair for pair, _ in pairs.most_common()], _NAMED)}.",
+            _IN_SHORT_RUNS
+            if run.has_less_than(_SHORT)
+            else "Add examples of classes that are taken for each other, or make one class of "
+            f"those that look alike: {listed([pair for pair, _ in pairs.most_common()], _NAMED)}.",
             run.gain(wrong),
             f"Predictions with the name of another class: {len(found)} of a score of "
             f"{run.score:.3g} or more, {len(wrong)} of any, but for those on doubted "
@@ -266,11 +267,12 @@ def _confused(run: Evidence) -> Iterator[Change]:
 
 
 def _loose(run: Evidence) -> Iterator[Change]:
-    loose = run.wrong("localisation")
-    if loose and not run.has_less_than(_SHORT):
+    if loose := run.wrong("localisation"):
         yield Change(
             "localisation",
-            "Look at how tightly the annotations fit.",
+            _IN_SHORT_RUNS
+            if run.has_less_than(_SHORT)
+            else "Look at how tightly the annotations fit.",
             run.gain(loose),
             f"Predictions of any score with an IoU of {NEAR} to {LEAST_IOU} with an object: "
             f"{len(loose)}. {run.resting_on(loose)}",
