@@ -9,7 +9,7 @@ from pathlib import Path
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.checks import unlearnt_classes
 from lambda_det.detection.data.classes import refuse_others
-from lambda_det.detection.data.copies import REMEDY, SHARED, shared_copies
+from lambda_det.detection.data.copies import REMEDY, shared_copies
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.report import (
     DOUBTFUL,
@@ -73,9 +73,9 @@ def print_other_classes(report: Report, train: Report) -> bool:
 
 def print_copies(parts: Mapping[str, list[str]]) -> bool:
     """Print which images two parts share; return whether there are any."""
-    pairs = shared_copies(parts)
+    pairs, kinds = shared_copies(parts)
     if pairs:
-        print(f"{counted(len(pairs), 'image')} in two parts, {SHARED}:")
+        print(f"{counted(len(pairs), 'image')} in two parts, {kinds}:")
         print(f"{listed(f'{copy} as {image}' for copy, image in pairs.items())}\n{REMEDY}\n")
     return bool(pairs)
 

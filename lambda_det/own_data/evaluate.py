@@ -20,7 +20,7 @@ from detectron2.evaluation.testing import flatten_results_dict
 from omegaconf import DictConfig
 from tabulate import tabulate
 
-from lambda_det.detection.data.copies import REMEDY, SHARED, shared_copies
+from lambda_det.detection.data.copies import REMEDY, shared_copies
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.detection.data.outputs import MARK, mark_output
 from lambda_det.detection.data.registration import is_coco, registered_files
@@ -59,9 +59,11 @@ class ResultsOnData:
         data: the data of the evaluation, and the number of images; then keys that were given.
         results: by their names in metrics.json.
         own: results of the run's own evaluation after the same step; {} where there was none.
-        trained_on: how many of the images were trained on; None where this is unknown.
+        trained_on: how many of the images are among those to train on; None where this is unknown.
         images: number of all images.
         classes: results by class for boxes and, if there are any, for masks.
+        shared: how many of the images to train on are the same files or copies, and how many are
+            frames of the same films.
     """
 
     folder: Path
@@ -72,6 +74,7 @@ class ResultsOnData:
     trained_on: int | None
     images: int
     classes: Sequence[Detections]
+    shared: str = ""
 
     def sentences(self) -> list[str]:
         """The weights and the data of the evaluation, and what its figures cannot show."""
@@ -81,7 +84,7 @@ class ResultsOnData:
         elif self.trained_on:
             lines.append(
                 f"{self.trained_on} of these {self.images} images are among those to train on, "
-                f"{SHARED}, so results on these are too good."
+                f"{self.shared}, so results on these are too good."
             )
             lines += [REMEDY] if self.trained_on < self.images else []
         return lines
@@ -234,9 +237,10 @@ def _results(
     home, averaged = Path(saved.origin.file).parent, saved.origin.averaged
     names = [name for name in task.components.test_names if is_coco(name)]
     files = [path for name in names for path in file_report(*registered_files(name)).paths]
-    trained_on = None
+    trained_on, shared = None, ""
     if trained := _trained_images(saved.config):
-        trained_on = len(shared_copies({"train": trained, "test": files}))
+        pairs, shared = shared_copies({"train": trained, "test": files})
+        trained_on = len(pairs)
     classes: Sequence[Detections] = ()
     with contextlib.suppress(UserError):  # the model predicts semantic masks, or nothing
         classes = evaluate_run(folder).results
@@ -249,6 +253,7 @@ def _results(
         results=results_of(metrics, averaged),
         own=results_of(RunFolder(home).metrics(), averaged, saved.origin.step),
         trained_on=trained_on,
+        shared=shared,
         images=len(files),
         classes=classes,
     )

@@ -22,7 +22,7 @@ from lambda_det.config import option
 from lambda_det.detection.data import classes
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import check_segments_mode, read_panoptic
-from lambda_det.detection.data.copies import REMEDY, SHARED, shared_copies
+from lambda_det.detection.data.copies import REMEDY, shared_copies
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.report import (
@@ -224,14 +224,14 @@ def _warn_of_copies(trained: Sequence[UsedData], tested: Sequence[UsedData]) -> 
         files = one.report.paths
         if len(learnt) + len(files) > _MOST_COMPARED:
             known = set(learnt)
-            pairs = {file: file for file in files if file in known}
+            pairs, kinds = {file: file for file in files if file in known}, "as the same file"
         else:
-            pairs = shared_copies({"train": learnt, "test": files})
+            pairs, kinds = shared_copies({"train": learnt, "test": files})
         if pairs:
             cases = (copy if copy == file else f"{copy} as {file}" for copy, file in pairs.items())
             logger.warning(
-                f"{len(pairs)} of {len(files)} images of {one.given} are also trained on, {SHARED},"
-                f" so results on these are too good: {listed(cases)}. {REMEDY}"
+                f"{len(pairs)} of {len(files)} images of {one.given} are also trained on, {kinds}, "
+                f"so results on these are too good: {listed(cases)}. {REMEDY}"
             )
 
 

@@ -42,12 +42,10 @@ _CHANGED = re.compile(
     rf"(?P<a>.+?)(?:[-_ ]+{_ONE})+|(?:{_ONE}[-_ ]+)+(?P<b>{_NAME})", re.IGNORECASE
 )
 _COPY = re.compile(r"(.+?\.rf)\.[\w-]+(\.\w+)?", re.IGNORECASE)
-# What shared_copies finds, and what to do about it, in the words of every command
-SHARED = "as the same file, a copy, or a frame of the same film"
 FILM_GROUPS = r"--group-by '^(.*?)\d+\.\w+$'"
-REMEDY = (
-    f"Keep copies in one part; --val-share 0.1 {FILM_GROUPS} holds out whole films of the images "
-    "to train on, in place of a given part."
+REMEDY = (  # for what parts share, in the words of every command
+    f"Keep copies in one part; train with --val-share 0.1 {FILM_GROUPS} to hold out whole films of "
+    "the images to train on, in place of a given part."
 )
 
 
@@ -72,22 +70,26 @@ def copies(images: Mapping[str, Path], groups: Mapping[str, str] | None = None) 
     return {name: first(group) for name, group in groups.items()}
 
 
-def shared_copies(parts: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """An image of an earlier part for each image that is its copy, or a frame of the same film.
+def shared_copies(parts: Mapping[str, Iterable[str]]) -> tuple[dict[str, str], str]:
+    """An image of an earlier part for each image that is its copy, or a frame of the same film; and
+    how many are which.
 
     Args:
         parts: the files of the images of each part of a data set, by its name.
     """
     files = [file for images in parts.values() for file in images]
     group_of = copies({file: Path(file) for file in files})
-    shared = _shared_films(parts)
+    equal: dict[str, str] = {}
     originals: dict[str, tuple[str, str]] = {}  # the first of each group, with its part
     for part, images in parts.items():
         for file in images:
             earlier, original = originals.setdefault(group_of[file], (part, file))
             if part != earlier:
-                shared[file] = original
-    return shared
+                equal[file] = original
+    shared = _shared_films(parts) | equal
+    kinds = {"as the same file or a copy": len(equal)}
+    kinds["as frames of the same films"] = len(shared) - len(equal)
+    return shared, " and ".join(f"{number} {kind}" for kind, number in kinds.items() if number)
 
 
 def _shared_films(parts: Mapping[str, Iterable[str]]) -> dict[str, str]:
