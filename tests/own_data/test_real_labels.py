@@ -358,6 +358,16 @@ CASES = {
         "! without an image that",
         "! found by the name",
     ),
+    "YOLO with labels of two parts far from the images, of which one was lost": (
+        {
+            "data.yaml": YAML + "train: a\nval: b\n",
+            **{"a/1.png": "", "b/2.png": "", "b/3.png": ""},
+            **{f"marks/{name}.txt": LINE for name in "1234"},
+        },
+        1,
+        "1 x labels without an image",
+        "marks/4.txt",
+    ),
     "YOLO with background, and a prediction of it": (
         {
             "data.yaml": YAML + "train: images\n",
