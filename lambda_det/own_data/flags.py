@@ -150,6 +150,8 @@ def check(args: argparse.Namespace) -> None:
         )
     if args.batch is not None and args.batch < 1:
         raise ConfigError(f"--batch is {args.batch}; give 1 or more.")
+    if args.epochs is not None and not args.epochs >= 0:
+        raise ConfigError(f"--epochs is {args.epochs:g}; give a number above 0, or 0 for the rule.")
 
 
 def names_data(args: argparse.Namespace) -> bool:

@@ -93,8 +93,7 @@ def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -
     labels, held_out, objects = report.json_file, len(val["images"]), len(val["annotations"])
     show(
         f"Held out to evaluate on: {held_out} of {held_out + len(train['images'])} images of "
-        f"{labels}, by their names, with {numbered(objects)}; copies, and groups "
-        "of --group-by, stay on one side"
+        f"{labels}, by their names, with {numbered(objects)}; copies stay on one side"
     )
     if not split.group_by and (hint := films(report.paths)):
         logger.warning(f"{labels}: {hint}")

@@ -592,7 +592,7 @@ REFUSED = [
     ("--size is 8", *OWN, "--size", "8"),
     ("MAX_SIZE_TEST", *OWN, "--size", "64", "INPUT.MAX_SIZE_TEST", "600"),
     ("MIN_SIZE_TEST is 0", *OWN, "--size", "64", "INPUT.MIN_SIZE_TEST", "0"),
-    ("RECIPE.EPOCHS is nan", *OWN, "--epochs", "nan"),
+    ("--epochs is nan", *OWN, "--epochs", "nan"),
     ("--epochs", *OWN, "--time", "1h", "--epochs", "3"),
     ("SOLVER.MAX_ITER", *OWN, "--time", "1h", "SOLVER.MAX_ITER", "9"),
     ("TILE.SIZE is 20", *OWN, "--tile", "20"),

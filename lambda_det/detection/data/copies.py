@@ -87,9 +87,8 @@ def shared_copies(parts: Mapping[str, Iterable[str]]) -> tuple[dict[str, str], s
             if part != earlier:
                 equal[file] = original
     shared = _shared_films(parts) | equal
-    kinds = {"as the same file or a copy": len(equal)}
-    kinds["as frames of the same films"] = len(shared) - len(equal)
-    return shared, " and ".join(f"{number} {kind}" for kind, number in kinds.items() if number)
+    frames = f"{len(shared) - len(equal)} as frames of the same films"
+    return shared, f"{len(equal)} as the same file or a copy, {frames}"
 
 
 def _shared_films(parts: Mapping[str, Iterable[str]]) -> dict[str, str]:

@@ -31,7 +31,7 @@ from lambda_det.detection.saved_run import SavedRun, open_run, usable_score
 from lambda_det.detection.tiled import WholeImage
 from lambda_det.detection.tiles import Tiling
 from lambda_det.errors import ConfigError, UserError, listed, naming_arguments, printable
-from lambda_det.files import expanded, refuse_existing, writing_to
+from lambda_det.files import expanded, refuse_existing, refuse_missing, writing_to
 from lambda_det.process import keep_memory
 from lambda_det.weights.provenance import Origin
 
@@ -485,4 +485,5 @@ def read_bgr(image: FileName | Image.Image) -> np.ndarray:
     """
     if isinstance(image, Image.Image):
         return pixels_of(image)
-    return read_image({"file_name": expanded(image)})
+    refuse_missing(file := expanded(image))
+    return read_image({"file_name": file})

@@ -238,13 +238,13 @@ def _text_files(folder: Path) -> dict[str, Path]:
 
 def _unused(folder: Path, home: Path, used: set[Path | None], listing: Listing) -> Iterator[Path]:
     """The label files without an image below a folder, and beside those that are in use."""
-    beside = [listing(place) for place in {labels.parent for labels in filter(None, used)}]
+    beside = {labels.parent for labels in filter(None, used)}
     # a folder may have the labels of other parts as well
     images = {normal(image.stem) for place in {folder, home} for image in images_below(place)}
     for image in images_below(folder):
         used.update(_label_files(image, folder, home, listing))
-    lost = [file for files in beside for name, file in files.items() if name not in images]
-    below = [*walk(folder), *lost]
+    files = [pair for place in beside for pair in listing(place).items()]
+    below = [*walk(folder), *(file for name, file in files if name not in images)]
     for among in filter(Path.is_dir, {*_among_labels(folder)} - {folder.absolute()}):
         below += walk(among)
     for path in dict.fromkeys(path.absolute() for path in below):

@@ -48,12 +48,10 @@ _STEP = 1.5  # guess: by which a larger input is advised
 _ALL = 0.9  # share of the objects that counts as all of them, since a few may be annotated loosely
 _FEW = 100  # objects of a class in training, below which more examples are advised
 _NAMED = 5  # classes, or pairs of classes, that are named
-_YOUNG = 0.1  # share of AP50 by which the AP50 of a young run rises in the last third of its steps
-_LEAST_RISE = 1.0  # of others: evaluations of runs that learned no more differed by up to 1 point
+_LEAST_RISE = 1.0  # of AP50: evaluations of runs that learned no more differed by up to 1 point
 _LEAST_FALL = 3.0  # of AP50 below the best of several such evaluations; a guess
 _SHORT = 0.5  # share of the rule's epochs, below which a run is short
 _IN_SHORT_RUNS = "Train longer first, which brings tighter shapes and tells classes apart."
-_BEGUN = 1 / 3  # share of the rule's epochs, below which all classes are missed
 # Two shares differ if objects that are alike would show such a difference in one of so many data
 # sets. Statistics often take 0.05; but the objects of one image are missed together.
 _BY_CHANCE = 0.01
@@ -318,8 +316,8 @@ def _larger(run: Evidence) -> str:
 
 
 def _rare_classes(run: Evidence) -> Iterator[Change]:
-    """Classes with few examples, unless the run has hardly begun: it misses nearly all of them."""
-    if not run.trained or run.has_less_than(_BEGUN):
+    """Classes with few examples, unless the run is short: it misses nearly all of them."""
+    if not run.trained or run.has_less_than(_SHORT):
         return
     missed = Counter(run.classes[i] for i in run.missed)
     rare = [c for c in missed if run.trained.get(run.names[c], 0) < _FEW]
@@ -361,8 +359,7 @@ def _training(run: Evidence) -> Iterator[Change]:
     best = max(before, value, *late)
     rises = value == best and min(late, default=0.0) > before and len(points) > 2
     rise = min(value - before, 100 - value) if rises else 0.0
-    is_young = rise >= _YOUNG * value > 0
-    if rise >= _LEAST_RISE or is_young:
+    if rise >= _LEAST_RISE:
         yield Change(
             "training",
             longer,

@@ -233,7 +233,7 @@ def _add_advice(page: Page, evaluated: Evaluated, state: RunState, home: Path) -
     page.section(
         "What would bring most",
         f"{notes}AP50 would rise by this number if all errors of that kind were gone. A change "
-        "removes some of them.",
+        "removes some of them, and an object may be in two rows.",
     )
     page.table(
         ("error", "change", f"rise of {label_of(f'{iou_type}/AP50')}", "what shows it"),

@@ -58,7 +58,7 @@ def test_frames_of_a_film_in_two_parts_are_shared(tmp_path, held_out, is_a_film,
         scene.crop((start, 0, start + 64, 48)).save(path)
         parts[part].append(str(path))
     pairs, kinds = shared_copies(parts)
-    assert not shared or kinds == f"{len(shared)} as frames of the same films"
+    assert kinds.startswith("0 as") and f" {len(shared)} as frames" in kinds
     assert [Path(one).stem for one in pairs] == [f"film_{number}" for number in shared]
     assert all("val" in one and "train" in other for one, other in pairs.items())
     for one, other in pairs.items():
