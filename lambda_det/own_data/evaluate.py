@@ -84,9 +84,8 @@ class ResultsOnData:
         elif self.trained_on:
             lines.append(
                 f"{self.trained_on} of these {self.images} images are among those to train on, "
-                f"{self.shared}, so results on these are too good."
+                f"{self.shared}, so results on these are too good. {REMEDY}"
             )
-            lines += [REMEDY] if self.trained_on < self.images else []
         return lines
 
     def to_dict(self) -> dict[str, float]:
