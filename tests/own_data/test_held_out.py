@@ -113,6 +113,19 @@ def test_the_share_holds_out_an_object(share_out, many, content, write):
     assert held_out & {images[annotation["image_id"]] for annotation in content["annotations"]}
 
 
+def test_copies_stay_together_beside_groups(share_out, content, write):
+    """Mirrored images are a group, and each is a copy of one that is in none."""
+    together = {f"cat{n}{end}.jpg" for n in (20, 21) for end in ("", "_flip")}
+    names = [f"cat{n}.jpg" for n in range(12)] + sorted(together)
+    one, box = content["images"][0], content["annotations"][0]
+    content["images"] = [{**one, "id": n, "file_name": name} for n, name in enumerate(names)]
+    content["annotations"] = [{**box, "id": n + 1, "image_id": n} for n in range(len(names))]
+    files = write(content, "mirrored")
+    for share in (0.1, 0.3, 0.5, 0.9):
+        _, val = share_out(Split(share, group_by="(flip)"), files)
+        assert val & together in (set(), together)
+
+
 def test_each_class_has_its_share(share_out, many, content, write):
     """Of a class of 10 images and of one of 90, whatever their order in the file."""
     ids = [category["id"] for category in content["categories"]]
