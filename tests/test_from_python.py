@@ -49,7 +49,8 @@ def test_flags_and_keys_are_those_of_the_command(recipe, flags, keys, opts, star
         assert (args.data, args.epochs, args.batch) == (str(tmp_path), 2, 4)
         assert args.test_json is None
     assert args.resume and args.progress and not args.eval_only
-    assert "|".join(args.opts).startswith(opts) and args.opts[-1].endswith(str(tmp_path))
+    words = "|".join(args.opts)
+    assert words.endswith(f"|{opts}") and str(tmp_path) in words.removesuffix(opts)
     assert run.folder == tmp_path
 
 
@@ -58,7 +59,7 @@ def test_a_flag_of_0_and_a_path_count(started, tmp_path):
     place = tmp_path / "my data"
     lambda_det.train(tmp_path, output=tmp_path, val_share=0)
     lambda_det.train(None, LAZY, output=tmp_path, num_gpus=1, **{KEY: place})
-    assert started[0].val_share == 0 and started[1].opts[0] == f"{KEY}='{place}'"
+    assert started[0].val_share == 0 and started[1].opts[-1] == f"{KEY}='{place}'"
 
 
 @pytest.mark.parametrize("keys", [{"bach": 4}, {"batch": "many"}, {"epoch": 3}])
@@ -77,7 +78,7 @@ def test_a_tilde_is_the_home_folder(started, monkeypatch, tmp_path):
     run = lambda_det.train("~/data", images="~/images", output="~", **{"MODEL.WEIGHTS": "~/w.pth"})
     (args,) = started
     assert run.folder == tmp_path == lambda_det.Run("~").folder
-    found = [args.data, args.train_images, args.opts[1], args.opts[-1]]
+    found = [args.data, args.train_images, args.opts[-1], args.opts[1]]
     assert found == [str(tmp_path / name) for name in ("data", "images", "w.pth", "")]
     monkeypatch.setattr("lambda_det.own_data.evaluate.evaluate", lambda *_, **options: options)
     given = {name: f"~/{name}" for name in ("data", "labels", "images", "output")}
