@@ -146,7 +146,7 @@ def test_results_have_the_same_names_for_every_recipe(logged, ap, tmp_path):
 def test_a_data_set_is_checked(tmp_path, capsys):
     make_shapes(tmp_path, num_train=2, num_val=1, size=32)
     assert lambda_det.check(tmp_path / "shapes") is True
-    assert "Nothing is wrong." in capsys.readouterr().out
+    assert "No problem was found." in capsys.readouterr().out
     next((tmp_path / "shapes" / "train").iterdir()).unlink()
     assert lambda_det.check(tmp_path / "shapes") is False
     assert "does not exist" in capsys.readouterr().out

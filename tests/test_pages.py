@@ -184,7 +184,7 @@ def test_the_notebook(own_data: Path):
     script = f"{_WITHOUT_A_GRAPH}\nSOURCES = {sources!r}\n{_KERNEL}"
     (own_data / "notebook.py").write_text(script, "utf-8")
     printed = _run("python notebook.py", own_data)
-    assert "Nothing is wrong." in printed
+    assert "No problem was found." in printed
     assert "What was chosen" in printed and "Evaluation: step 2" in printed
     assert "Environment" not in printed and "Average Precision" not in printed
     assert "2/2" in printed and "'box AP50': " in printed

@@ -124,5 +124,5 @@ def check_data(arguments: argparse.Namespace, folder: Path) -> int:
     elif any(report.of(REPAIRED) for report in reports):
         print("Nothing has to be corrected; what is repaired is listed above.")
     else:
-        print("Nothing is wrong.")
+        print("No problem was found.")
     return status

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lambda_det.detection.data.coco_format import READER, name_labels, read_lists
-from lambda_det.detection.data.copies import FILM_GROUPS, are_frames, copies, numbered_runs
+from lambda_det.detection.data.copies import are_frames, copies, numbered_runs
 from lambda_det.detection.data.ground_truth import file_report
 from lambda_det.errors import ConfigError, DataError, counted, listed, refused
 from lambda_det.own_data.coco_files import stem_with_part, write_coco
@@ -123,7 +123,10 @@ def films(files: Sequence[str]) -> str:
     if not are_frames(runs):
         return ""
     is_one = len(runs[0]) == len(files)
-    advice = f"{FILM_GROUPS} keeps each film on one side, where that leaves objects of each class"
+    advice = (
+        r"--group-by '^(.*?)\d+\.\w+$' keeps each film on one side, where that leaves objects of "
+        "each class"
+    )
     return (
         f"{sum(map(len, runs))} images look like frames of {counted(len(runs), 'film')}, such as "
         f"{Path(runs[0][0]).name}, whose neighbours are alike. AP on images that are held out at "

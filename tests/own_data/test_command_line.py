@@ -24,7 +24,7 @@ def run(*arguments):
 def test_a_clean_data_set(shapes, capsys, monkeypatch):
     assert run(*shapes) == 0
     output = capsys.readouterr()
-    assert "3 images" in output.out and "circle" in output.out and "Nothing is wrong" in output.out
+    assert all(words in output.out for words in ("3 images", "circle", "No problem was found"))
     assert "refuse" not in output.out and not output.err
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert run(*shapes) == 0

@@ -42,10 +42,10 @@ _CHANGED = re.compile(
     rf"(?P<a>.+?)(?:[-_ ]+{_ONE})+|(?:{_ONE}[-_ ]+)+(?P<b>{_NAME})", re.IGNORECASE
 )
 _COPY = re.compile(r"(.+?\.rf)\.[\w-]+(\.\w+)?", re.IGNORECASE)
-FILM_GROUPS = r"--group-by '^(.*?)\d+\.\w+$'"
 REMEDY = (  # for what parts share, in the words of every command
-    f"Keep copies in one part; train with --val-share 0.1 {FILM_GROUPS} to hold out whole films of "
-    "the images to train on, in place of a given part."
+    "Keep each image with its copies, and each film, in one part: remove those of the other part, "
+    "or train with --val-share and --group-by, which hold out whole films of the images to train "
+    "on (docs/own_data.md)."
 )
 
 

@@ -234,8 +234,9 @@ def _background(run: Evidence) -> Iterator[Change]:
     if unsure := [p for p in run.wrong("background") if p.score < CONFIDENT]:
         yield Change(
             "background",
-            "Add images of what is mistaken for an object; those without an object are trained on "
-            "with an empty label file of YOLO, else by DATALOADER.FILTER_EMPTY_ANNOTATIONS False.",
+            "Where all objects are annotated, add images of what is mistaken for one; those "
+            "without an object are trained on with an empty label file of YOLO, else by "
+            "DATALOADER.FILTER_EMPTY_ANNOTATIONS False.",
             run.gain(unsure),
             f"Predictions of lower scores where nothing is annotated: {len(unsure)}.",
         )
