@@ -41,12 +41,13 @@ class _SyncBatchNorm(torch.autograd.Function):
     """Normalise with statistics over all processes; both passes hold one collective call."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, eps: float):
+    def forward(ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean, var, count = join_processes(*moments(wide))
         inv_std = torch.rsqrt(var + eps)
         y = (wide - _over_channels(mean)) * _over_channels(inv_std)
-        y = y * _over_channels(weight) + _over_channels(bias)
+        if weight is not None:
+            y = y * _over_channels(weight) + _over_channels(bias)
         ctx.save_for_backward(x, weight, mean, inv_std, count)
         ctx.mark_non_differentiable(mean, var, count)
         return y.to(x.dtype), mean, var, count
@@ -62,7 +63,10 @@ class _SyncBatchNorm(torch.autograd.Function):
         dist.all_reduce(total)
         grad_mean, projection = (total / count.clamp(min=1)).unbind()
         grad_x = grad - _over_channels(grad_mean) - normalised * _over_channels(projection)
-        grad_x = (grad_x * _over_channels(inv_std * weight)).to(x.dtype)
+        scale = inv_std if weight is None else inv_std * weight
+        grad_x = (grad_x * _over_channels(scale)).to(x.dtype)
+        if weight is None:
+            return grad_x, None, None, None
         # The parameters' gradients stay local: DistributedDataParallel takes their mean, as it does
         # for every other layer
         grad_bias, grad_weight = local.to(weight.dtype).unbind()
@@ -81,7 +85,6 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
     processes: the output is empty and part of the graph, and where no process has a value, the
     running statistics stay as they are. All processes must run forward and backward together.
 
-    It has parameters and running statistics, as all norms that Detectron2 makes by a name.
     With one process it computes as ``nn.BatchNorm2d``. It is always an instance of that class, so
     freezing and precise batch norm find it. The state dict is the same.
     """
@@ -90,11 +93,15 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        if self.training and comm.get_world_size() > 1:
+        by_batch = self.training or self.running_mean is None
+        if by_batch and comm.get_world_size() > 1:
             y, mean, var, count = _SyncBatchNorm.apply(input, self.weight, self.bias, self.eps)
-            move_running_statistics(self, mean, var, count)
+            if self.training and self.running_mean is not None:
+                move_running_statistics(self, mean, var, count)
             return y
         if input.numel() == 0:
+            if self.weight is None:
+                return input.clone()
             # Keeps the parameters in the graph: DistributedDataParallel waits for each of them
             y = input * _over_channels(self.weight) + _over_channels(self.bias)
             return y.to(input.dtype)
@@ -126,6 +133,8 @@ def convert_sync_norms(model: nn.Module, device: str | torch.device) -> nn.Modul
 
 def _like(norm: NaiveSyncBatchNorm | nn.SyncBatchNorm) -> SyncBatchNorm2d:
     """Ours with the parameters, buffers and settings of another norm."""
-    ours = SyncBatchNorm2d(norm.num_features, norm.eps, norm.momentum)
+    ours = SyncBatchNorm2d(
+        norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats
+    )
     ours._parameters, ours._buffers = norm._parameters, norm._buffers
     return ours.train(norm.training)

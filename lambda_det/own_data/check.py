@@ -104,6 +104,10 @@ def check_data(arguments: argparse.Namespace, folder: Path) -> int:
     files = "none" if arguments.no_images else "all"
     reports = [check_coco(*part, files=files, progress=True) for part in parts]
     status = int(bool(unread))
+    first, *others = reports
+    for report in others:  # of labels that were read together, whose findings the first one says
+        shown = first.findings.get
+        report.findings = {k: f for k, f in report.findings.items() if f != shown(k)}
     for report in reports:
         print_report(report)
         if not report.usable:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from lambda_det.detection.data.coco import paths_of
 from lambda_det.detection.data.coco_format import IMAGES, READER, read_lists
+from lambda_det.detection.data.copies import equal_files
 from lambda_det.detection.data.image_folder import (
     SUFFIXES,
     ImageFolder,
@@ -153,6 +154,11 @@ def _unread(place: Path, name: str, parts: Iterable[Part]) -> list[Path]:
         # Those that are there in a format that is read as well do not count
         stems -= set(labelled.values())
         left = [path for path, stem in images.items() if stem in stems]
+        # an image that is read may lie there once more, such as beside labels of both formats
+        both = {os.path.realpath(path): path for path in (*map(Path, labelled), *left)}
+        same = [group for group in equal_files(both) if not labelled.keys().isdisjoint(group)]
+        read = {name for group in same for name in group}
+        left = [path for path in left if os.path.realpath(path) not in read]
         alone = f"; {counted(len(left), 'image')} with those alone: {listed(left)}"
         logger.warning(
             f"{place}: labels of {name} are read, and not others such as "

@@ -97,7 +97,7 @@ def test_parts_of_the_run_s_data(run, part, images, trained_on):
     assert evaluated.own["bbox_EMA/AP"].value == 12.5 and "bbox/AP" not in evaluated.own
     assert {"bbox_EMA/AP", "segm_EMA/AP50"} <= evaluated.results.keys()
     assert [len(part.classes) for part in evaluated.classes] == [3, 3]
-    for words in ("trained on", "--group-by"):
+    for words in ("among those to train on", "--group-by"):
         assert (words in str(evaluated)) == bool(trained_on)
 
 

@@ -294,6 +294,16 @@ CASES = {
         "1 image with those alone",
         "b.png",
     ),
+    "COCO, and the same image with labels of YOLO": (
+        {
+            "train.json": coco(cups("a.png")),
+            **{"a.png": "", "again/b.png": encoded(image("a.png")), "again/b.txt": LINE},
+        },
+        0,
+        "and not others",
+        "! with those alone: ",
+        "No problem was found",
+    ),
     "images of telephones and cameras": (
         of_yolo() | {"a.dng": "x", "b.heic": "x", "c.nef": "x"},
         1,
@@ -828,6 +838,11 @@ def test_what_check_says(case, tmp_path, capsys, caplog):
     assert found == status, output
     for word in words:
         assert (word.removeprefix("! ") in output) is not word.startswith("! "), output
+
+
+def test_what_all_parts_share_is_said_once(tmp_path, capsys):
+    place = make(tmp_path, CASES["some names of the classes of three parts"][0])
+    assert checked(place, capsys)[1].count("labels that cannot be read") == 1
 
 
 # --------------------------------------------------------------------------------- other matters

@@ -64,7 +64,7 @@ def copies(images: Mapping[str, Path], groups: Mapping[str, str] | None = None) 
             group = same[group]
         return group
 
-    for equal in [*_equal_files(images), *_variants(images)]:
+    for equal in [*equal_files(images), *_variants(images)]:
         kept, *others = sorted({first(groups[name]) for name in equal})
         same.update(dict.fromkeys(others, kept))
     return {name: first(group) for name, group in groups.items()}
@@ -178,7 +178,7 @@ def _variants(images: Iterable[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _equal_files(images: Mapping[str, Path]) -> list[list[str]]:
+def equal_files(images: Mapping[str, Path]) -> list[list[str]]:
     """Groups of files with the same bytes; of those of one size and with one end all is read."""
     groups = [list(images)]
     for feature in (os.path.getsize, _end, _digest):

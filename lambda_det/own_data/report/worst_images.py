@@ -14,7 +14,6 @@ from detectron2.data import MetadataCatalog
 from detectron2.data.catalog import Metadata
 from detectron2.structures import Boxes, BoxMode, Instances
 
-from lambda_det.detection.data.copies import are_frames, numbered_runs
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.data.registration import load_records
 from lambda_det.detection.data.tile_records import seen_in
@@ -83,10 +82,9 @@ def draw_worst(evaluated: Evaluated, limit: int) -> Iterator[Pair]:
     """Yield the images with the worst results, ``limit`` at most: of those with an error, unless
     there is none.
 
-    The worst frame of each film comes first, and its other frames last. Of an image whose errors
-    are small in it the crop is drawn in which most of them lie. The counts are of the whole image,
-    at the score of the evaluation and an IoU of 0.5 with objects of the same class: of masks where
-    they decide that score, else of boxes.
+    Of an image whose errors are small in it the crop is drawn in which most of them lie. The counts
+    are of the whole image, at the score of the evaluation and an IoU of 0.5 with objects of the
+    same class: of masks where they decide that score, else of boxes.
 
     Raises:
         DataError: an image cannot be read.
@@ -94,20 +92,8 @@ def draw_worst(evaluated: Evaluated, limit: int) -> Iterator[Pair]:
     judged = list(_judged(evaluated))
     wrong = [one for one in judged if any(one.counts[1:])]
     worst = sorted(wrong, key=lambda one: one.order) or judged
-    for one in _films_apart(worst)[:limit]:
+    for one in worst[:limit]:
         yield _pair(one, MetadataCatalog.get(evaluated.dataset))
-
-
-def _films_apart(judged: list[_Judged]) -> list[_Judged]:
-    """Images, with those behind all others that are of a film that has an earlier one."""
-    files = [one.record["file_name"] for one in judged]
-    films = numbered_runs(files, by_folder=True)
-    if not are_frames(films):
-        return judged
-    film_of = {file: film[0] for film in films for file in film}
-    worst = {film_of.get(file, file): file for file in reversed(files)}  # of each film
-    others = {*files} - {*worst.values()}
-    return sorted(judged, key=lambda one: one.record["file_name"] in others)
 
 
 def _judged(evaluated: Evaluated) -> Iterator[_Judged]:

@@ -99,24 +99,6 @@ def test_the_worst_come_first(data, results, options, expected):
     assert [pair.name for pair in drawn(results, **options)] == expected
 
 
-@pytest.mark.parametrize("is_film", [True, False])
-def test_of_a_film_one_frame_comes_before_other_images(tmp_path, is_film):
-    """Images that have numbers and are not alike are no film."""
-    names = {number: f"film_{number}.png" for number in range(1, 10)} | {10: "alone.png"}
-    annotations = [annotation(number, number, BOXES[10], category_id=3) for number in names]
-    registered(tmp_path, (64, 48), annotations, names)
-    rng = np.random.default_rng(0)
-    for name in names.values() if not is_film else ():
-        cv2.imwrite(str(tmp_path / name), rng.integers(0, 256, (48, 64, 3), np.uint8))
-    # nothing is found in the film; alone.png has the least errors
-    results = [entry(4, 7, BOXES[10]), entry(10, 3, BOXES[10]), entry(10, 3, [0, 0, 9, 9])]
-    pairs = drawn(results, limit=4)
-    films = ["film_4.png", "film_1.png", "film_2.png", "film_3.png"]
-    if is_film:
-        films = ["film_4.png", "alone.png", "film_1.png", "film_2.png"]
-    assert [pair.name for pair in pairs] == films
-
-
 @pytest.mark.parametrize(
     ("iou_types", "missed"),
     [(["bbox"], "10.png"), (["bbox", "segm"], "30.png")],
