@@ -106,8 +106,11 @@ def check_data(arguments: argparse.Namespace, folder: Path) -> int:
     status = int(bool(unread))
     first, *others = reports
     for report in others:  # of labels that were read together, whose findings the first one says
-        shown = first.findings.get
-        report.findings = {k: f for k, f in report.findings.items() if f != shown(k)}
+        report.findings = {
+            kind: finding
+            for kind, finding in report.findings.items()
+            if finding != first.findings.get(kind)
+        }
     for report in reports:
         print_report(report)
         if not report.usable:

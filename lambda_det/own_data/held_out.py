@@ -122,7 +122,8 @@ def films(files: Sequence[str]) -> str:
     runs = numbered_runs(files, by_folder=True)
     if not are_frames(runs):
         return ""
-    is_one = len(runs[0]) == len(files)
+    # a share would have all of it or nothing
+    is_one = len(runs) == 1 and 2 * len(runs[0]) > len(files)
     advice = (
         r"--group-by '^(.*?)\d+\.\w+$' keeps each film on one side, where that leaves objects of "
         "each class"

@@ -156,8 +156,12 @@ def _unread(place: Path, name: str, parts: Iterable[Part]) -> list[Path]:
         left = [path for path, stem in images.items() if stem in stems]
         # an image that is read may lie there once more, such as beside labels of both formats
         both = {os.path.realpath(path): path for path in (*map(Path, labelled), *left)}
-        same = [group for group in equal_files(both) if not labelled.keys().isdisjoint(group)]
-        read = {name for group in same for name in group}
+        read = {
+            name
+            for same in equal_files(both)
+            if not labelled.keys().isdisjoint(same)
+            for name in same
+        }
         left = [path for path in left if os.path.realpath(path) not in read]
         alone = f"; {counted(len(left), 'image')} with those alone: {listed(left)}"
         logger.warning(

@@ -238,6 +238,7 @@ def test_a_share_that_leaves_too_little(share_out, many, content, write, caplog)
             True,
             "20 images.* 1 film,.* --group-by '",
         ),
+        ([*(f"fly{n:08}.png" for n in range(20)), "leaf.png"], True, "1 film,.* last tenth"),
         ([f"fly{n:08}.png" for n in range(20)], False, ""),
         ([f"{run}.png" for run in "abcdefghijklmnopqrst"], True, ""),
     ],

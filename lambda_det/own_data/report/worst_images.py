@@ -91,8 +91,7 @@ def draw_worst(evaluated: Evaluated, limit: int) -> Iterator[Pair]:
     """
     judged = list(_judged(evaluated))
     wrong = [one for one in judged if any(one.counts[1:])]
-    worst = sorted(wrong, key=lambda one: one.order) or judged
-    for one in worst[:limit]:
+    for one in (sorted(wrong, key=lambda one: one.order) or judged)[:limit]:
         yield _pair(one, MetadataCatalog.get(evaluated.dataset))
 
 
